@@ -1,4 +1,4 @@
-"""Fleet: every run a Prometheus knows, which of them lose time, and who loses it."""
+"""Fleet dashboard: all runs in a Prometheus, the time each loses, and the ranks and nodes that cost most."""
 
 from typing import Final
 
@@ -32,7 +32,7 @@ RUNS_SHOWN: Final = 20
 OFFENDERS_SHOWN: Final = 20
 NODES_SHOWN: Final = 10
 VERSIONS_SHOWN: Final = 10
-"""As many as can be taken in: a collector may know 64 runs, and of them 16,384 ranks on 2,048 nodes."""
+"""Lines that fit a panel: a collector may know 64 runs with 16,384 ranks on 2,048 nodes."""
 
 LOST_OF_RANKS: Final = 'sum by (run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
 OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
@@ -51,8 +51,8 @@ TO_NODE: Final = link_to(NODE, "The node", run="__data.fields.Run", node="__data
 
 
 def build() -> Dashboard:
-    """The dashboard."""
-    page = dashboard(FLEET, "rankscope / Fleet", "All runs: which lose time, how much, and because of whom.")
+    """Return the dashboard."""
+    page = dashboard(FLEET, "rankscope / Fleet", "All runs: lost time, and the ranks and nodes that caused it.")
     rows = (
         ("Now", _now()),
         ("Runs", _runs()),
@@ -68,40 +68,40 @@ def _now() -> list[Placed]:
     return [
         number(
             "Runs reporting",
-            "Runs of which at least one rank reports.",
+            "Runs with at least one reporting rank.",
             NUMBER,
             'count(rankscope_ranks{state="reporting"} > 0)',
         ),
         number(
             "Ranks reporting",
-            "Ranks of all runs whose agent reports.",
+            "Reporting ranks of all runs.",
             NUMBER,
             'sum(rankscope_ranks{state="reporting"})',
         ),
         number(
             "Ranks missing",
-            "Ranks of runs that go on of which nothing is heard; of each run 64 are counted at most.",
+            "Silent, failed or never reported ranks of active runs; at most 64 a run are counted.",
             NUMBER,
             "count(rankscope_rank_missing) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
             "Findings",
-            "What detection holds for true, of all runs.",
+            "Open findings of all runs.",
             NUMBER,
             "count(rankscope_finding_open) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
             "Worst goodput",
-            "Of the run with the smallest part of the last hour in productive steps.",
+            "Of the run with the smallest share of the last hour in productive steps.",
             RATIO,
             f"min({GOODPUT})",
             colours=GOODPUT_COLOURS,
         ),
         number(
             "Lost so far",
-            "GPU time that the runs shown have lost to slow ranks since they began.",
+            "GPU time lost to slow ranks since the runs began.",
             GPU_HOURS,
             "(sum(rankscope_lost_gpu_seconds_total) or vector(0)) / 3600",
             decimals=1,
@@ -113,8 +113,8 @@ def _runs() -> list[Placed]:
     return [
         listing(
             "Runs",
-            "One line a run. Goodput is the part of the run's time in steps, less what slow ranks cost; slower is its "
-            "step over what it would be without the straggler.",
+            "One line a run. Goodput is the share of the run's time in steps, less the time lost to slow ranks; slower "
+            "is its step duration over the duration without the straggler.",
             {
                 "run": Column("Run", link=TO_RUN),
                 "world_size": Column("World size"),
@@ -144,7 +144,7 @@ def _runs() -> list[Placed]:
         ),
         areas(
             "GPUs lost, by cause",
-            "How many GPUs' worth of time all runs together lose to slow ranks at each moment.",
+            "GPU-seconds a second that all runs together lose to slow ranks.",
             GPUS,
             Query(f"sum by (cause) ({rate('lost_gpu_seconds_total')})", "{{cause}}"),
         ),
@@ -156,7 +156,7 @@ def _offenders() -> list[Placed]:
     return [
         listing(
             "Ranks",
-            f"The {OFFENDERS_SHOWN} ranks that have cost their runs the most GPU time, all ranks together.",
+            f"The {OFFENDERS_SHOWN} ranks that have cost their runs the most GPU time.",
             {
                 "run": Column("Run", link=TO_RUN),
                 "rank": Column("Rank", link=TO_RANK),
@@ -193,7 +193,7 @@ def _health() -> list[Placed]:
     return [
         number(
             "Errors of collectors",
-            "In the time shown; the other runs were not affected.",
+            "Errors in the selected time range; other runs were not affected.",
             NUMBER,
             "sum(increase(rankscope_collector_errors_total[$__range]))",
             colours=too_high(red=1),
@@ -201,38 +201,38 @@ def _health() -> list[Placed]:
         ),
         number(
             "Errors of agents",
-            "In the time shown; training was not affected.",
+            "Errors in the selected time range; training was not affected.",
             NUMBER,
             "sum(increase(rankscope_agent_errors_total[$__range]))",
             colours=too_high(yellow=1),
             decimals=0,
         ),
         number(
-            "Series left out",
-            "Of the pages of metrics, because they would have more than they may.",
+            "Series dropped",
+            "Series missing on the pages of metrics because of series_max or the limit of series a rank.",
             NUMBER,
             "sum(rankscope_series_dropped)",
             colours=too_high(red=1),
         ),
         number(
-            "Stores that cannot be written",
-            "Collectors whose file of incidents and history cannot be written to.",
+            "Stores not writable",
+            "Collectors that cannot write their store of incidents and history.",
             NUMBER,
             "count(rankscope_store_writable == 0) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
             "Stores lost",
-            "How often a store was removed, replaced, truncated or damaged under a running collector.",
+            "Times the file of a store was removed, replaced, truncated or damaged while its collector ran.",
             NUMBER,
             "sum(rankscope_store_lost_total) or vector(0)",
             colours=too_high(red=1),
             decimals=0,
         ),
-        number("Stores hold", "What the collectors' files hold.", BYTES, "sum(rankscope_store_used_bytes)"),
+        number("Store size", "Data in the stores of the collectors.", BYTES, "sum(rankscope_store_used_bytes)"),
         number(
-            "History dropped",
-            "Lines of history that gave way in the time shown while a store could not be written to.",
+            "History rows dropped",
+            "History rows dropped in the selected time range while a store was not writable.",
             NUMBER,
             "sum(increase(rankscope_history_rows_dropped_total[$__range]))",
             colours=too_high(red=1),
@@ -245,14 +245,14 @@ def _agents() -> list[Placed]:
     return [
         areas(
             "Agents by version",
-            "Ranks that report; more than one version of the agent in a run is a mistake.",
+            "Reporting ranks; a run should have one version of the agent.",
             NUMBER,
             Query(f"topk({VERSIONS_SHOWN}, sum by (version) (rankscope_agents))", "{{version}}"),
             width=THIRD,
         ),
         lines(
-            "What the agents cost",
-            f"Part of the time of training, of the {RUNS_SHOWN} runs' ranks that pay most.",
+            "Overhead of agents",
+            f"Share of the training process's time, of the rank with most in each of the {RUNS_SHOWN} runs with most.",
             RATIO,
             Query(
                 f"topk({RUNS_SHOWN}, max by (run) ({recorded('run:agent_overhead_ratio:top5')}))",
@@ -263,7 +263,7 @@ def _agents() -> list[Placed]:
         ),
         lines(
             "Step records lost",
-            "Of all ranks, by reason; docs/delivery.md says what each means.",
+            "Step records of all ranks, by reason; docs/delivery.md explains the reasons.",
             PER_S,
             Query(f"sum by (reason) ({rate('step_records_lost_total')})", "{{reason}}"),
             Query(f"sum({rate('reports_dropped_total')})", "reports dropped"),
@@ -276,22 +276,23 @@ def _collectors() -> list[Placed]:
     return [
         lines(
             "Frames received",
-            "By all collectors.",
+            "Frames received by all collectors.",
             PER_S,
             Query(f"sum({rate('frames_received_total')})", "received"),
             Query(f"sum({rate('relay_batches_total')})", "batches from relays"),
             width=THIRD,
         ),
         lines(
-            "Not reading",
-            "The longest that a collector read nothing while messages may have waited, in the last 30 to 60 s.",
+            "Longest ingest stall",
+            "Longest time in the last 30 to 60 s in which a collector read nothing while messages may have been "
+            "waiting.",
             SECONDS,
             Query("max(rankscope_ingest_stall_max_seconds)", "longest"),
             width=THIRD,
         ),
         lines(
             "Refused",
-            "Frames that were none, peers that may not report, and requests turned away, by reason.",
+            "Frames that could not be decoded, peers that may not report, and HTTP requests, by reason.",
             PER_S,
             Query(f"sum by (reason) ({rate('frames_refused_total')})", "frames: {{reason}}"),
             Query(f"sum by (reason) ({rate('peers_refused_total')})", "peers: {{reason}}"),
@@ -300,31 +301,31 @@ def _collectors() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "Not passed on",
-            "Frames that relays dropped, which their ranks send again, and answers of collectors that were not read.",
+            "Undelivered",
+            "Frames that relays dropped, which their ranks resend, and replies of collectors that could not be sent.",
             PER_S,
             Query(f"sum by (reason) ({rate('relay_frames_dropped_total')})", "by relays: {{reason}}"),
-            Query(f"sum by (reason) ({rate('replies_failed_total')})", "answers: {{reason}}"),
+            Query(f"sum by (reason) ({rate('replies_failed_total')})", "replies: {{reason}}"),
             width=THIRD,
         ),
         areas(
             "Collectors by version",
-            "Those that are scraped; they understand the agents of their own release.",
+            "Collectors that are scraped; each supports the agents of its own release.",
             NUMBER,
             Query(f"topk({VERSIONS_SHOWN}, sum by (version) (rankscope_collector_info))", "{{version}}"),
             width=THIRD,
         ),
         lines(
             "Connections",
-            "Of ranks, relays and sidecars, and those of relays that have said Hello and can be reached.",
+            "Open connections of ranks, relays and sidecars, and reachable relays.",
             NUMBER,
             Query("sum(rankscope_connections)", "all"),
             Query("sum(rankscope_relays)", "relays"),
             width=THIRD,
         ),
         lines(
-            "Runs let go",
-            "Runs that had ended and made room for others.",
+            "Runs evicted",
+            "Ended runs removed from memory to make room for others.",
             PER_S,
             Query(f"sum({rate('runs_evicted_total')})", "runs"),
             width=THIRD,

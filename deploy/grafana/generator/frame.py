@@ -1,4 +1,4 @@
-"""What all dashboards have in common: their names, variables, links to each other, and the grid panels stand on."""
+"""Names, variables, links and the grid that all dashboards share."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeVar
@@ -27,17 +27,17 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.dashboard import DashboardLink as DashboardLinkModel
 
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-"""The one chosen at the top of the page, so that the dashboards fit any Grafana that has a Prometheus."""
+"""The data source chosen at the top of the page, so that the dashboards fit any Grafana with a Prometheus."""
 TAG: Final = "rankscope"
-"""By it the dashboards find each other."""
+"""Tag by which the dashboards link to each other."""
 FLEET, RUN, RANK, NODE = "rankscope-fleet", "rankscope-run", "rankscope-rank", "rankscope-node"
-"""The dashboards' uids: their addresses are /d/UID."""
+"""Uids of the dashboards; their addresses are /d/UID."""
 
 GRID_COLUMNS: Final = 24
 """The width of a page in Grafana's units."""
 
 OF_RUN: Final = 'run="$run"'
-"""The series of the chosen run."""
+"""Selects the series of the chosen run."""
 OF_RANK: Final = 'run="$run",rank="$rank"'
 OF_NODE: Final = 'run="$run",node="$node",rank=~"$rank"'
 
@@ -54,22 +54,22 @@ class Placed(NamedTuple):
 
 
 class Built(Builder[T]):
-    """A part that is complete, where the library wants one that is to be built."""
+    """A finished part, where the library expects a builder."""
 
     def __init__(self, part: T) -> None:
         self._part = part
 
     def build(self) -> T:
-        """The part itself."""
+        """Return the part itself."""
         return self._part
 
 
 Link = Built[DashboardLinkModel]
-"""To another dashboard, or to all."""
+"""A link to another dashboard, or to all."""
 
 
 def dashboard(uid: str, title: str, description: str, *variables: QueryVariable) -> Dashboard:
-    """One without panels, with the data source and these variables to choose, and links to the others."""
+    """Return a dashboard without panels: the data source and these variables to choose, and links to the others."""
     others = (
         DashboardLink("rankscope")
         .type(DashboardLinkType.DASHBOARDS)
@@ -87,53 +87,53 @@ def dashboard(uid: str, title: str, description: str, *variables: QueryVariable)
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
-        .link(_in_sight(others))
-        .with_variable(_with_its_own_fields(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
+        .link(_outside_menu(others))
+        .with_variable(_without_foreign_fields(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
     )
     for variable in variables:
-        page.with_variable(_with_its_own_fields(variable))
+        page.with_variable(_without_foreign_fields(variable))
     return page
 
 
-def _in_sight(link: DashboardLink) -> Link:
-    """The library puts every link into a menu."""
+def _outside_menu(link: DashboardLink) -> Link:
+    """Return the link outside the menu, into which the library puts every link."""
     built = link.build()
     built.placement = None  # type: ignore[assignment] # it may be None, and then is not written
     return Built(built)
 
 
-def _with_its_own_fields(variable: Builder[VariableModel]) -> Built[VariableModel]:
-    """The library gives every variable the fields of those that are intervals, and one that is new, at its default."""
+def _without_foreign_fields(variable: Builder[VariableModel]) -> Built[VariableModel]:
+    """Return the variable without the fields of intervals and of newer releases, which the library always writes."""
     built = variable.build()
     built.auto = built.auto_count = built.auto_min = built.allow_custom_value = None
     return Built(built)
 
 
 def run_variable() -> QueryVariable:
-    """One run."""
+    """Return the variable for one run."""
     return _variable("run", "label_values(rankscope_run_info, run)", VariableSort.ALPHABETICAL_ASC)
 
 
 def node_variable() -> QueryVariable:
-    """One node of the run."""
+    """Return the variable for one node of the run."""
     query = f"label_values(rankscope_rank_info{{{OF_RUN}}}, node)"
     return _variable("node", query, VariableSort.NATURAL_ASC)
 
 
 def rank_variable() -> QueryVariable:
-    """One rank of the run."""
+    """Return the variable for one rank of the run."""
     return _variable("rank", f"label_values(rankscope_rank_info{{{OF_RUN}}}, rank)", VariableSort.NUMERICAL_ASC)
 
 
 def ranks_of_node_variable() -> QueryVariable:
-    """Some ranks of the node, or all. All are one expression, not the names of all."""
+    """Return the variable for some or all ranks of the node. All is one expression, not a list of names."""
     query = f'label_values(rankscope_rank_info{{{OF_RUN},node="$node"}}, rank)'
     found = _variable("rank", query, VariableSort.NUMERICAL_ASC)
     return found.multi(multi=True).include_all(include_all=True).all_value(".+")
 
 
 def _variable(name: str, query: str, sort: VariableSort) -> QueryVariable:
-    # The form that Grafana's own editor writes: 1 stands for a query of the values of a label.
+    # The form that Grafana's editor writes; qryType 1 is a query of label values.
     asked: dict[str, object] = {"query": query, "qryType": 1, "refId": "PrometheusVariableQueryEditor-VariableQuery"}
     return (
         QueryVariable(name)
@@ -146,7 +146,7 @@ def _variable(name: str, query: str, sort: VariableSort) -> QueryVariable:
 
 
 def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> Built[AnnotationQueryModel]:
-    """A band over every graph for as long as the expression gives a series; its labels fill `title` and `text`."""
+    """Return a band over every graph while the expression has a series; its labels fill `title` and `text`."""
     target = Dataquery().expr(expr).range().ref_id("Anno").datasource(DATA_SOURCE)
     found = (
         AnnotationQuery()
@@ -164,18 +164,19 @@ def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> B
 
 
 def link_to(uid: str, title: str, **variables: str) -> Link:
-    """A link of a value to another dashboard, in the same time. What the variables are set to is the name of one of
-    Grafana's own, such as a label of the value.
+    """Return a link from a value to another dashboard, with the same time range.
+
+    `variables` maps a variable of the dashboard to a Grafana variable, such as a label of the value.
     """
     chosen = [f"var-{name}=${{{value}:percentencode}}" for name, value in variables.items()]
     query = "&".join(["${datasource:queryparam}", *chosen, "${__url_time_range}"])
-    return _in_sight(DashboardLink(title).url(f"/d/{uid}?{query}"))
+    return _outside_menu(DashboardLink(title).url(f"/d/{uid}?{query}"))
 
 
 def lay_out(page: Dashboard, rows: Iterable[tuple[str, Iterable[Placed]]]) -> Dashboard:
-    """Put rows of panels onto the page, each panel beside the last one or, where there is no room, below it.
+    """Place rows of panels on the page, left to right, then downwards.
 
-    Panels have numbers in the order they stand, so that a link to one stays good as long as none is put before it.
+    Panels are numbered in their order, so a link to one stays valid as long as none is inserted before it.
     """
     number = top = 0
     for title, panels in rows:

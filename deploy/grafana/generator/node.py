@@ -1,4 +1,4 @@
-"""Node and GPU: the GPUs of one node, each a line."""
+"""Node and GPU dashboard: the GPUs of one node, one line each."""
 
 from typing import Final
 
@@ -46,7 +46,7 @@ from deploy.grafana.generator.panels import (
 TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
 TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
 ON_NODE: Final = f"and on (run, rank) {series('rank_info', OF_NODE)}"
-"""After series that know their rank and not their node."""
+"""Appended to series without the label node."""
 OF_RANKS: Final = 'run="$run",rank=~"$rank"'
 MEMORY: Final = f"{series('gpu_memory_used_bytes', OF_NODE)} / {series('gpu_memory_total_bytes', OF_NODE)}"
 UNCORRECTED: Final = f'{OF_NODE},kind="uncorrected"'
@@ -54,11 +54,11 @@ SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SL
 
 
 def build() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     page = dashboard(
         NODE,
         "rankscope / Node and GPU",
-        "One node: its GPUs' clocks, power, heat, memory, links, errors.",
+        "One node: clocks, power, temperature, memory, links and errors of its GPUs.",
         run_variable(),
         node_variable(),
         ranks_of_node_variable(),
@@ -78,7 +78,7 @@ def _now() -> list[Placed]:
     return [
         number(
             "Throttled GPUs",
-            "Held down by heat, power or a fault.",
+            "GPUs whose clocks are limited by heat, power or a fault.",
             NUMBER,
             f"sum({series('gpu_throttled', OF_NODE)})",
             colours=too_high(yellow=1),
@@ -89,7 +89,7 @@ def _now() -> list[Placed]:
         number("Power", "Of all GPUs together.", WATTS, f"sum({series('gpu_power_watts', OF_NODE)})"),
         number(
             "Fullest memory",
-            "Of the GPU with the least room.",
+            "Memory in use of the fullest GPU.",
             RATIO,
             f"max({MEMORY})",
             colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
@@ -97,14 +97,14 @@ def _now() -> list[Placed]:
         ),
         number(
             "Xid errors",
-            "Since the agents first saw the GPUs.",
+            "Xid errors since the agents started to watch the GPUs.",
             NUMBER,
             f"sum({series('gpu_xid_errors_total', OF_NODE)})",
             colours=too_high(red=1),
         ),
         number(
             "Uncorrected ECC errors",
-            "Since the driver was loaded.",
+            "Uncorrected errors since the driver was loaded.",
             NUMBER,
             f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
             colours=too_high(red=1),
@@ -128,7 +128,7 @@ def _table() -> list[Placed]:
                     " * on (run, rank) group_left () max by (run, rank) (rankscope_rank_up)",
                 ),
                 "slower": Column(
-                    "Slower than its peers",
+                    "Slowdown",
                     f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}",
                     TIMES,
                     SLOWDOWN_COLOURS,
@@ -151,7 +151,7 @@ def _table() -> list[Placed]:
 
 
 def each(title: str, description: str, unit: str, name: str, *, most: float | None = None) -> Placed:
-    """A gauge of every GPU of the node."""
+    """Return a panel with a gauge of every GPU of the node."""
     return lines(
         title,
         description,
@@ -165,11 +165,11 @@ def each(title: str, description: str, unit: str, name: str, *, most: float | No
 
 def _clocks() -> list[Placed]:
     return [
-        each("SM clock", "Clock of the multiprocessors.", HERTZ, "gpu_sm_clock_hertz"),
+        each("SM clock", "SM clock of each GPU.", HERTZ, "gpu_sm_clock_hertz"),
         lines(
-            "Slower clock than the run's",
-            "Part by which the SM clock is below the median of the run. Of a GPU that is held down, the dashed line is "
-            "where an alert begins.",
+            "Clock below the run's median",
+            "How far the SM clock is below the median of the run. For a throttled GPU, an alert fires above the dashed "
+            "line.",
             RATIO,
             Query(
                 f"1 - {series('gpu_sm_clock_hertz', OF_NODE)} / on (run) group_left () "
@@ -180,11 +180,11 @@ def _clocks() -> list[Placed]:
             link=TO_RANK_OF_LINE,
             width=THIRD,
         ),
-        each("Memory clock", "Clock of the GPU's memory.", HERTZ, "gpu_memory_clock_hertz"),
-        each("Temperature", "Of the GPU.", CELSIUS, "gpu_temperature_celsius"),
+        each("Memory clock", "Memory clock of each GPU.", HERTZ, "gpu_memory_clock_hertz"),
+        each("Temperature", "Temperature of each GPU.", CELSIUS, "gpu_temperature_celsius"),
         lines(
             "Power",
-            "What each GPU draws, and the lowest limit among them.",
+            "Power draw of each GPU, and the lowest limit.",
             WATTS,
             Query(series("gpu_power_watts", OF_NODE), "rank {{rank}}"),
             Query(f"min({series('gpu_power_limit_watts', OF_NODE)})", "limit"),
@@ -193,7 +193,7 @@ def _clocks() -> list[Placed]:
         ),
         states(
             "Throttled",
-            "While the GPU's clocks are held down by heat, power or a fault.",
+            "Times at which heat, power or a fault limits the GPU's clocks.",
             {0: ("free", GREEN), 1: ("throttled", RED)},
             Query(series("gpu_throttled", OF_NODE), "rank {{rank}}"),
             width=THIRD,
@@ -203,18 +203,30 @@ def _clocks() -> list[Placed]:
 
 def _work() -> list[Placed]:
     return [
-        each("Utilisation", "Part of the time in which any kernel ran.", RATIO, "gpu_utilization_ratio", most=1),
-        each("Busy multiprocessors", "Hopper and newer.", RATIO, "gpu_sm_active_ratio", most=1),
+        each("Utilisation", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio", most=1),
         each(
-            "Occupancy", "Active warps over those there is room for; Hopper and newer.", RATIO, "gpu_sm_occupancy_ratio"
+            "Busy multiprocessors",
+            "Share of the multiprocessors; Hopper and newer.",
+            RATIO,
+            "gpu_sm_active_ratio",
+            most=1,
+        ),
+        each("Occupancy", "Active warps over the maximum; Hopper and newer.", RATIO, "gpu_sm_occupancy_ratio"),
+        each(
+            "Tensor cores",
+            "Share of the time in which they were active; Hopper and newer.",
+            RATIO,
+            "gpu_tensor_active_ratio",
         ),
         each(
-            "Tensor cores", "Part of the time in which they worked; Hopper and newer.", RATIO, "gpu_tensor_active_ratio"
+            "Memory bandwidth",
+            "Bandwidth in use over the maximum; Hopper and newer.",
+            RATIO,
+            "gpu_dram_bandwidth_ratio",
         ),
-        each("Memory bandwidth", "In use, over what there is; Hopper and newer.", RATIO, "gpu_dram_bandwidth_ratio"),
         lines(
-            "Slower than its peers",
-            "Own time of each rank over that of the ranks that do the same work.",
+            "Slowdown",
+            "Compute time of each rank excluding waits over that of its peer ranks.",
             TIMES,
             Query(f"{series('rank_slowdown_ratio', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
             colours=SLOWDOWN_COLOURS,
@@ -228,7 +240,7 @@ def _memory() -> list[Placed]:
     return [
         lines(
             "Memory in use",
-            "By all processes on the GPU, over what there is.",
+            "Memory used by all processes on the GPU over its total.",
             RATIO,
             Query(MEMORY, "rank {{rank}}"),
             colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
@@ -238,7 +250,7 @@ def _memory() -> list[Placed]:
         ),
         lines(
             "Reserved by torch",
-            "What torch's allocator has taken from the driver.",
+            "Memory that torch's allocator has reserved from the driver.",
             BYTES,
             Query(f"{series('torch_memory_reserved_bytes', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
             link=TO_RANK_OF_LINE,
@@ -246,7 +258,7 @@ def _memory() -> list[Placed]:
         ),
         lines(
             "Retries of the allocator",
-            "A second. Each stops the GPU until the cache is empty.",
+            "Retries a second. Each stalls the GPU until the cache is empty.",
             NUMBER,
             Query(f"{rate('torch_memory_retries_total', OF_RANKS)} {ON_NODE}", "rank {{rank}}"),
             link=TO_RANK_OF_LINE,
@@ -273,7 +285,7 @@ def _errors() -> list[Placed]:
     return [
         lines(
             "ECC errors",
-            "Bit errors since the driver was loaded.",
+            "ECC errors since the driver was loaded.",
             NUMBER,
             Query(series("gpu_ecc_errors_total", OF_NODE), "rank {{rank}} {{kind}}"),
             link=TO_RANK_OF_LINE,
@@ -281,7 +293,7 @@ def _errors() -> list[Placed]:
         ),
         lines(
             "Remapped rows",
-            "Rows of memory that were replaced for good.",
+            "Rows of memory that were replaced permanently.",
             NUMBER,
             Query(series("gpu_remapped_rows", OF_NODE), "rank {{rank}} {{kind}}"),
             link=TO_RANK_OF_LINE,
@@ -289,7 +301,7 @@ def _errors() -> list[Placed]:
         ),
         lines(
             "Xid errors",
-            "Since the agent first saw the GPU.",
+            "Xid errors since the agent started to watch the GPU.",
             NUMBER,
             Query(series("gpu_xid_errors_total", OF_NODE), "rank {{rank}}"),
             link=TO_RANK_OF_LINE,
@@ -297,7 +309,7 @@ def _errors() -> list[Placed]:
         ),
         states(
             "Remapping",
-            "Pending: a row of memory is replaced at the next reset of the GPU. Failed: the GPU is to be exchanged.",
+            "Pending: a row of memory is replaced at the next reset of the GPU. Failed: exchange the GPU.",
             {0: ("sound", GREEN), 1: ("pending", YELLOW), 2: ("failed", RED)},
             Query(
                 f"clamp_max({series('gpu_row_remapping_pending', OF_NODE)}"

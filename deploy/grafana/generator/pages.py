@@ -1,4 +1,4 @@
-"""Every dashboard by the name of its file."""
+"""Render every dashboard to the text of its file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from deploy.grafana.generator import fleet, node, rank, run
 
 FOLDER: Final = Path(__file__).parents[1] / "dashboards"
-"""Where Grafana finds them."""
+"""Folder that Grafana reads."""
 
 
 def render_all() -> Mapping[str, str]:
-    """The text of each file."""
+    """Return the text of each file, by name."""
     pages = {"fleet": fleet, "run": run, "rank": rank, "node": node}
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {f"{name}.json": encoder.encode(page.build().build()) + "\n" for name, page in pages.items()}

@@ -1,4 +1,4 @@
-"""How a panel of each kind looks. What it asks is said by whoever places it."""
+"""Builders of each kind of panel. The caller gives the queries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -53,53 +53,53 @@ HERTZ: Final = "hertz"
 WATTS: Final = "watt"
 CELSIUS: Final = "celsius"
 PER_S: Final = "cps"
-"""A count per second, with K and M, and never as m/s."""
+"""A count per second, with K and M, never as m/s."""
 GPU_HOURS: Final = "suffix:GPU h"
 GPUS: Final = "suffix:GPUs"
 
 GREEN, YELLOW, RED, BLUE = "green", "yellow", "red", "blue"
 FILL_OF_LINES: Final = 8
 FILL_OF_AREAS: Final = 70
-"""Opacity in %: so faint that lines behind each other are seen, and so full that areas are told apart."""
+"""Opacity in %: faint for overlapping lines, full enough to distinguish areas."""
 
 HALF, THIRD, WHOLE = GRID_COLUMNS // 2, GRID_COLUMNS // 3, GRID_COLUMNS
-"""Widths."""
+"""Widths in columns of the grid."""
 SMALL, USUAL, LARGE = 4, 8, 11
-"""Heights in Grafana's units of 30 pixels: a number, a graph with a legend of four lines, a table of a dozen."""
+"""Heights in Grafana's units of 30 pixels: a number, a graph with four lines of legend, a table of a dozen lines."""
 SIXTH: Final = GRID_COLUMNS // 6
 
 ROWS_MAX: Final = 24
-"""Rows of a picture, and lines of a table, that can be told apart. All ranks of a large run cannot."""
+"""Rows of a status panel and lines of a table that can be distinguished; a large run has more ranks."""
 
 POINTS_MAX: Final = 120
-"""Moments that a panel asks for, however long the time shown: two a minute of an hour. Queries over 16,384 ranks take
-Prometheus half as long as with Grafana's one point a pixel, where the dearest took 8 s (README.md)."""
+"""Data points a panel requests, for any time range: two a minute of an hour. Queries over 16,384 ranks take half as
+long as with one point a pixel, Grafana's default."""
 
 Colours = Sequence[tuple[float | None, str]]
-"""From which value on which colour; the first one has no value."""
+"""Values from which each colour applies; the first one has no value."""
 
 
 class Query(NamedTuple):
-    """An expression and what its series are called: `{{label}}` stands for a label's value."""
+    """An expression and the name of its series; `{{label}}` stands for a label's value."""
 
     expr: str
     legend: str = ""
 
 
 def too_high(yellow: float | None = None, red: float | None = None) -> Colours:
-    """Green, from `yellow` on yellow, from `red` on red."""
+    """Return colours: green, from `yellow` on yellow, from `red` on red."""
     found: list[tuple[float | None, str]] = [(None, GREEN)]
     found += [(value, colour) for value, colour in ((yellow, YELLOW), (red, RED)) if value is not None]
     return found
 
 
 def too_low(*, red: float, yellow: float) -> Colours:
-    """Red below `red`, yellow below `yellow`, green from there on."""
+    """Return colours: red below `red`, yellow below `yellow`, green above."""
     return [(None, RED), (red, YELLOW), (yellow, GREEN)]
 
 
 PLAIN: Final[Colours] = [(None, BLUE)]
-"""Of a number that is neither good nor bad."""
+"""Colour of a number that is neither good nor bad."""
 
 
 def lines(
@@ -112,7 +112,7 @@ def lines(
     most: float | None = None,
     width: int = HALF,
 ) -> Placed:
-    """Lines over time from 0 on; where there are colours, the limits are drawn as dashed lines."""
+    """Return a graph of lines from 0 on; thresholds of the colours are dashed lines."""
     panel = _graph(title, description, unit, queries).fill_opacity(FILL_OF_LINES).line_width(1).min(0)
     if most is not None:
         panel.max(most)
@@ -127,7 +127,7 @@ def lines(
 def areas(
     title: str, description: str, unit: str, *queries: Query, parts_of_whole: bool = False, width: int = HALF
 ) -> Placed:
-    """Areas on top of each other; as parts of a whole they fill the graph from 0 to 1."""
+    """Return a graph of stacked areas; parts of a whole fill it from 0 to 1."""
     panel = _graph(title, description, unit, queries).fill_opacity(FILL_OF_AREAS).line_width(0).min(0)
     if parts_of_whole:
         panel.max(1)
@@ -169,7 +169,7 @@ def number(
     link: Link | None = None,
     width: int = SIXTH,
 ) -> Placed:
-    """One number of this moment, and behind it how it went."""
+    """Return a panel with the current value, and its course in the background."""
     panel = (
         stat.Panel()
         .title(title)
@@ -192,7 +192,7 @@ def number(
 
 
 def words(title: str, description: str, query: Query, *, link: Link | None = None, width: int = SIXTH) -> Placed:
-    """What the series is called, not its value: for what labels say."""
+    """Return a panel with the name of the series, not its value: for information in labels."""
     panel = (
         stat.Panel()
         .title(title)
@@ -211,7 +211,7 @@ def words(title: str, description: str, query: Query, *, link: Link | None = Non
 
 
 def heat_map(title: str, description: str, query: Query, *, width: int = HALF) -> Placed:
-    """How many are in which bucket, over time. The series are the buckets, each called by its number."""
+    """Return a heat map of counts by bucket over time. The series are the buckets, each named by its number."""
     panel = (
         heatmap.Panel()
         .title(title)
@@ -232,7 +232,7 @@ def heat_map(title: str, description: str, query: Query, *, width: int = HALF) -
 def cells(
     title: str, description: str, unit: str, query: Query, *, colours: Colours, link: Link, width: int = HALF
 ) -> Placed:
-    """A row for each series, a cell for each moment, coloured by its value."""
+    """Return a panel with a row for each series and a cell for each time, coloured by its value."""
     panel = (
         statushistory.Panel()
         .title(title)
@@ -254,7 +254,7 @@ def cells(
 def states(
     title: str, description: str, names: Mapping[int, tuple[str, str]], *queries: Query, width: int = HALF
 ) -> Placed:
-    """A bar for each series that changes its colour; `names` says what a value is called and its colour."""
+    """Return a bar for each series, coloured by its value; `names` maps a value to its name and colour."""
     mapped = {str(value): ValueMappingResult(text=text, color=colour) for value, (text, colour) in names.items()}
     mappings: list[ValueMapping] = [ValueMap(mapped)]
     panel = (
@@ -274,7 +274,7 @@ def states(
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, the expression of its values, their unit and colours. `expr` None: a label.
+    """A column of a table: heading, expression of its values, unit and colours. `expr` None: a label.
 
     Without a heading it is not shown: its expression says which lines there are.
     """
@@ -296,7 +296,7 @@ def listing(
     first: str,
     width: int = WHOLE,
 ) -> Placed:
-    """A table with a line for every value of the labels `keys`, largest values of the column `first` on top.
+    """Return a table with a line for every value of the labels `keys`, sorted by the column `first`, largest on top.
 
     `columns` are in their order: a label by its name, or any name with an expression, of which the query is one. Only
     the first expression has to give the labels that are no keys. What else the series are labelled with, such as the
@@ -332,7 +332,7 @@ def _sort_by(heading: str) -> DataTransformerConfig:
 
 
 def _pick_columns(fields: Mapping[str, Column]) -> tuple[DataTransformerConfig, DataTransformerConfig]:
-    """Only these fields, in this order, under their headings."""
+    """Return the transformation that keeps these fields, in this order, under their headings."""
     headings = {
         "indexByName": {field: place for place, field in enumerate(fields)},
         "renameByName": {field: column.heading for field, column in fields.items()},
@@ -363,7 +363,7 @@ def _thresholds(colours: Colours) -> ThresholdsConfig:
 
 
 def _ref(number: int) -> str:
-    """A, B, C ...: what Grafana calls the queries of a panel."""
+    """Return the names A, B, C ... that Grafana gives the queries of a panel."""
     return chr(ord("A") + number)
 
 

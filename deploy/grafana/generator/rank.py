@@ -1,4 +1,4 @@
-"""Rank: everything about one rank, beside the median of its run."""
+"""Rank dashboard: all metrics of one rank, beside the median of its run."""
 
 from typing import Final
 
@@ -48,11 +48,11 @@ INFO: Final = series("rank_info", OF_RANK)
 
 
 def build() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     page = dashboard(
         RANK,
         "rankscope / Rank",
-        "One rank: all that is measured of it, beside its run.",
+        "One rank: all of its metrics, beside its run.",
         run_variable(),
         rank_variable(),
     )
@@ -81,8 +81,8 @@ def _now() -> list[Placed]:
         words("Node", "Where it runs.", Query(f"max by (node) ({INFO})", "{{node}}"), link=TO_NODE),
         words("GPU", "Model of its GPU.", Query(f"max by (gpu_model) ({INFO})", "{{gpu_model}}")),
         number(
-            "Slower than its peers",
-            "Own time over that of the ranks that do the same work; 1 is equal.",
+            "Slowdown",
+            "Compute time excluding waits over that of the peer ranks; 1 is equal.",
             TIMES,
             series("rank_slowdown_ratio", OF_RANK),
             colours=SLOWDOWN_COLOURS,
@@ -90,18 +90,18 @@ def _now() -> list[Placed]:
         ),
         words(
             "Cause",
-            "Why detection holds it for slow; nothing where it does not.",
+            "Cause of the open straggler finding, if there is one.",
             Query(series("straggler", OF_RANK), "{{cause}}"),
         ),
         number(
-            "Waiting caused a step",
-            "Waiting of all ranks in a step that this one caused and did not merely pass on.",
+            "Caused wait a step",
+            "Waiting of all ranks that originated at this rank, per step.",
             SECONDS,
             series("rank_caused_wait_seconds", OF_RANK),
         ),
         number(
             "Lost so far",
-            "GPU time that the run has lost because of this rank.",
+            "GPU time the run has lost because of this rank.",
             GPU_HOURS,
             f"(sum({series('lost_gpu_seconds_total', OF_RANK)}) or vector(0)) / 3600",
             decimals=2,
@@ -110,7 +110,7 @@ def _now() -> list[Placed]:
 
 
 def beside_median(title: str, description: str, unit: str, name: str) -> Placed:
-    """A gauge of the rank, and its median over the run."""
+    """Return a panel with a gauge of the rank and its median over the run."""
     return lines(
         title,
         description,
@@ -122,7 +122,7 @@ def beside_median(title: str, description: str, unit: str, name: str) -> Placed:
 
 
 def rate_beside_median(title: str, description: str, unit: str, name: str) -> Placed:
-    """What a counter of the rank grows by in a second, and the median of that over the run."""
+    """Return a panel with the rate of a counter of the rank and the median of that rate over the run."""
     return lines(
         title,
         description,
@@ -136,8 +136,8 @@ def rate_beside_median(title: str, description: str, unit: str, name: str) -> Pl
 def _steps() -> list[Placed]:
     return [
         lines(
-            "Slower than its peers",
-            "Own time over that of the ranks that do the same work, and the most and the median of its run.",
+            "Slowdown",
+            "Compute time excluding waits over that of the peer ranks, with the maximum and median of the run.",
             TIMES,
             Query(series("rank_slowdown_ratio", OF_RANK), OF_THIS),
             Query(f"max({series('rank_slowdown_ratio', OF_RUN)})", "slowest of the run"),
@@ -147,16 +147,16 @@ def _steps() -> list[Placed]:
         ),
         beside_median("Step", "Median of the last steps.", SECONDS, "step_median_seconds"),
         beside_median(
-            "Waiting caused a step",
-            "Waiting of all ranks in a step that this one caused.",
+            "Caused wait a step",
+            "Waiting of all ranks caused by this rank, per step.",
             SECONDS,
             "rank_caused_wait_seconds",
         ),
-        areas("Phases of its steps", "Mean, by the host's clock.", SECONDS, _phases()),
-        areas("Phases of all ranks' steps", "Mean, to compare.", SECONDS, phases_of_run()),
+        areas("Phases of its steps", "Mean duration by the host's clock.", SECONDS, _phases()),
+        areas("Phases of all ranks' steps", "Mean duration over all ranks, for comparison.", SECONDS, phases_of_run()),
         lines(
             "Phases on the device",
-            "Mean of the steps that were timed on the device.",
+            "Mean duration in the steps that were timed on the device.",
             SECONDS,
             Query(
                 f"sum by (phase) ({rate('device_phase_seconds_total', OF_RANK)})"
@@ -167,14 +167,14 @@ def _steps() -> list[Placed]:
         ),
         lines(
             "Samples a second",
-            "What this rank trains, where it knows what a batch holds.",
+            "Samples of this rank, where the batch size is known.",
             PER_S,
             Query(rate("samples_total", OF_RANK), "samples"),
             width=THIRD,
         ),
         lines(
             "Tokens a second",
-            "What this rank trains, padding included.",
+            "Tokens of this rank, padding included.",
             PER_S,
             Query(rate("tokens_total", OF_RANK), "tokens"),
             width=THIRD,
@@ -202,41 +202,41 @@ def _device() -> list[Placed]:
     return [
         areas(
             "Where its device's time goes",
-            "Of its profiled windows, over ten minutes.",
+            "Share of its profiler windows, over ten minutes.",
             RATIO,
             *shares_of_rank(),
             parts_of_whole=True,
         ),
         areas(
             "Where all devices' time goes",
-            "Of all ranks' profiled windows, to compare.",
+            "Share of all ranks' profiler windows, for comparison.",
             RATIO,
             *shares_of_run(),
             parts_of_whole=True,
         ),
         lines(
             "Collectives",
-            "Part of its steps spent waiting for later members of a group, and moving data. A straggler waits less "
-            "than the others.",
+            "Share of its steps spent waiting for later members of a group, and transferring data. A straggler waits "
+            "less than the others.",
             RATIO,
             wait,
             transfer,
         ),
         lines(
             "Bus bandwidth",
-            "Of its last matched collectives, as nccl-tests defines it.",
+            "Bus bandwidth of its last matched collectives, as defined by nccl-tests.",
             BYTES_PER_S,
             Query(series("collective_bus_bandwidth_bytes_per_second", OF_RANK), "{{op}} in {{group}}"),
         ),
         lines(
             "Data in collectives",
-            "As nccl-tests counts it.",
+            "Bytes a second, counted as in nccl-tests.",
             BYTES_PER_S,
             Query(f"sum by (op) ({rate('collective_bytes_total', OF_RANK)})", "{{op}}"),
         ),
         lines(
-            "Calls of collectives",
-            "A second.",
+            "Collective calls",
+            "Calls a second.",
             PER_S,
             Query(f"sum by (op) ({rate('collectives_total', OF_RANK)})", "{{op}}"),
         ),
@@ -245,37 +245,37 @@ def _device() -> list[Placed]:
 
 def _gpu() -> list[Placed]:
     return [
-        beside_median("SM clock", "Clock of the multiprocessors.", HERTZ, "gpu_sm_clock_hertz"),
-        beside_median("Memory clock", "Clock of the GPU's memory.", HERTZ, "gpu_memory_clock_hertz"),
+        beside_median("SM clock", "SM clock of its GPU.", HERTZ, "gpu_sm_clock_hertz"),
+        beside_median("Memory clock", "Memory clock of its GPU.", HERTZ, "gpu_memory_clock_hertz"),
         lines(
             "Power",
-            "What it draws, its limit, and the median of the run.",
+            "Power draw, its limit, and the median draw of the run.",
             WATTS,
             Query(series("gpu_power_watts", OF_RANK), OF_THIS),
             Query(series("gpu_power_limit_watts", OF_RANK), "its limit"),
             Query(f"quantile(0.5, {series('gpu_power_watts', OF_RUN)})", OF_MEDIAN),
             width=THIRD,
         ),
-        beside_median("Temperature", "Of the GPU.", CELSIUS, "gpu_temperature_celsius"),
-        beside_median("Utilisation", "Part of the time in which any kernel ran.", RATIO, "gpu_utilization_ratio"),
-        beside_median("Tensor cores", "Part of the time in which they worked.", RATIO, "gpu_tensor_active_ratio"),
+        beside_median("Temperature", "Temperature of its GPU.", CELSIUS, "gpu_temperature_celsius"),
+        beside_median("Utilisation", "Share of the time in which a kernel ran.", RATIO, "gpu_utilization_ratio"),
+        beside_median("Tensor cores", "Share of the time in which they were active.", RATIO, "gpu_tensor_active_ratio"),
         lines(
             "NVLink",
-            "All links of the GPU.",
+            "Bytes a second over all links of the GPU.",
             BYTES_PER_S,
             Query(rate("gpu_nvlink_bytes_total", OF_RANK), "{{direction}}"),
             width=THIRD,
         ),
         lines(
             "PCIe",
-            "The GPU's bus.",
+            "Bytes a second over the PCIe bus of the GPU.",
             BYTES_PER_S,
             Query(rate("gpu_pcie_bytes_total", OF_RANK), "{{direction}}"),
             width=THIRD,
         ),
         lines(
-            "Throttled and faulty",
-            "1 while the clocks are held down; errors count from the agent's first sight or the driver's start.",
+            "Throttling and faults",
+            "1 while the clocks are limited; errors count since the agent or the driver started.",
             NUMBER,
             Query(series("gpu_throttled", OF_RANK), "throttled"),
             Query(series("gpu_xid_errors_total", OF_RANK), "Xid errors"),
@@ -289,8 +289,8 @@ def _memory() -> list[Placed]:
     return [
         lines(
             "GPU memory by torch's allocator",
-            "Taken from the driver (reserved), of it handed out (allocated), and free in pieces that cannot be given "
-            "back (fragments); beside all that the GPU has.",
+            "Reserved from the driver, allocated to tensors, and free in partly used blocks that cannot be returned "
+            "(fragments); beside the memory of the GPU.",
             BYTES,
             Query(series("torch_memory_reserved_bytes", OF_RANK), "reserved"),
             Query(series("torch_memory_active_bytes", OF_RANK), "active"),
@@ -299,8 +299,8 @@ def _memory() -> list[Placed]:
             Query(series("gpu_memory_total_bytes", OF_RANK), "of the GPU"),
         ),
         lines(
-            "Calls of the driver for memory",
-            "A steady training makes none; a retry stops the GPU.",
+            "Driver memory calls",
+            "Steady training makes none; a retry stalls the GPU.",
             PER_S,
             Query(rate("torch_memory_device_allocs_total", OF_RANK), "taken"),
             Query(rate("torch_memory_device_frees_total", OF_RANK), "given back"),
@@ -312,14 +312,16 @@ def _memory() -> list[Placed]:
 
 def _process() -> list[Placed]:
     return [
-        rate_beside_median("CPU", "Cores that the training process keeps busy.", NUMBER, "process_cpu_seconds_total"),
-        beside_median("Resident memory", "Of the training process.", BYTES, "process_resident_memory_bytes"),
+        rate_beside_median("CPU", "CPU cores used by the training process.", NUMBER, "process_cpu_seconds_total"),
+        beside_median(
+            "Resident memory", "Resident memory of the training process.", BYTES, "process_resident_memory_bytes"
+        ),
         rate_beside_median(
-            "Garbage collection", "Part of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
+            "Garbage collection", "Share of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
         ),
         lines(
-            "What the agent costs",
-            "Its own time over the time of training so far, and the most of the run.",
+            "Agent overhead",
+            "Agent time over training time so far, and the maximum of the run.",
             RATIO,
             Query(series("agent_overhead_ratio", OF_RANK), OF_THIS),
             Query(f"max({series('agent_overhead_ratio', OF_RUN)})", "most of the run"),
@@ -327,15 +329,15 @@ def _process() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "What the agent costs, by part",
-            "CPU seconds a second of each part; docs/cost.md says what they are.",
+            "Agent overhead by part",
+            "CPU seconds a second of each part; docs/cost.md explains the parts.",
             RATIO,
             Query(rate("agent_part_seconds_total", OF_RANK), "{{part}}"),
             width=THIRD,
         ),
         lines(
-            "Lost on the way",
-            "Step records and reports of this rank that were lost; docs/delivery.md.",
+            "Lost records and reports",
+            "Step records and reports of this rank that were lost; docs/delivery.md explains the reasons.",
             PER_S,
             Query(rate("step_records_lost_total", OF_RANK), "steps: {{reason}}"),
             Query(rate("reports_dropped_total", OF_RANK), "reports dropped"),
@@ -344,23 +346,23 @@ def _process() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "Silence",
-            "Time since its last report.",
+            "Time since last report",
+            "Time since the last report of the rank arrived.",
             SECONDS,
             Query(f"time() - {series('rank_last_report_timestamp_seconds', OF_RANK)}", OF_THIS),
             width=THIRD,
         ),
         lines(
-            "What gives way",
-            "1 while the agent does without a part to stay within its budget.",
+            "Disabled parts of the agent",
+            "1 while the agent has disabled a part to stay within its overhead budget.",
             NUMBER,
             Query(series("agent_part_dropped", OF_RANK), "{{part}}"),
             most=1,
             width=THIRD,
         ),
         lines(
-            "Distance of windows",
-            "How many times further apart profiler windows are, because of their cost, than they would be.",
+            "Profiler window interval",
+            "Interval between profiler windows over the configured one; above 1 to limit their cost.",
             TIMES,
             Query(series("agent_window_interval_ratio", OF_RANK), "{{kind}}"),
             width=THIRD,

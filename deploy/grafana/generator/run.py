@@ -1,4 +1,4 @@
-"""Run: where the time of one run goes, whether that has changed, and which of its ranks is the reason."""
+"""Run dashboard: the time of one run by what it was spent on, its changes, and the ranks that cause them."""
 
 from typing import Final
 
@@ -53,9 +53,9 @@ SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SL
 
 
 def build() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     page = dashboard(
-        RUN, "rankscope / Run", "One run: where its time goes, and which ranks hold it up.", run_variable()
+        RUN, "rankscope / Run", "One run: where its time goes, and which ranks slow it down.", run_variable()
     )
     page.annotation(
         annotation(
@@ -70,7 +70,7 @@ def build() -> Dashboard:
         annotation(
             "Stalled ranks",
             f"count by (run) ({series('rank_stalled', OF_RUN)} == 1)",
-            title="Ranks stand still",
+            title="Ranks stalled",
             text="run {{run}}",
             colour=RED,
         )
@@ -79,7 +79,7 @@ def build() -> Dashboard:
         annotation(
             "Ended ranks",
             f"count by (reason) ({series('rank_end_info', OF_RUN)})",
-            title="Ranks have ended",
+            title="Ranks ended",
             text="{{reason}}",
             colour="purple",
         )
@@ -100,15 +100,15 @@ def _now() -> list[Placed]:
     return [
         number(
             "Goodput of the last hour",
-            "Part of the run's time in steps, without what slow ranks cost.",
+            "Share of the run's time in steps, less the time lost to slow ranks.",
             RATIO,
             recorded("run:goodput:ratio_rate1h", OF_RUN),
             colours=too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD),
             decimals=1,
         ),
         number(
-            "Slower than it could be",
-            "The run's step over what it would be without its straggler.",
+            "Run slowdown",
+            "Step duration of the run over the duration without its straggler.",
             TIMES,
             series("run_slowdown_ratio", OF_RUN),
             colours=SLOWDOWN_COLOURS,
@@ -117,21 +117,21 @@ def _now() -> list[Placed]:
         number("Step", "Mean duration of a step.", SECONDS, STEP_OF_RUN),
         number(
             "Ranks missing",
-            "Ranks of the run that failed, are silent or were never heard of.",
+            "Ranks of the run that failed, are silent or have never reported.",
             NUMBER,
             f"sum({series('ranks', MISSING)})",
             colours=too_high(red=1),
         ),
         number(
             "Findings",
-            "What detection holds for true.",
+            "Open findings of the run.",
             NUMBER,
             f"count({series('finding_open', OF_RUN)}) or vector(0)",
             colours=too_high(red=1),
         ),
         number(
             "Lost so far",
-            "GPU time that the run has lost to slow ranks.",
+            "GPU time the run has lost to slow ranks.",
             GPU_HOURS,
             f"(sum({series('lost_gpu_seconds_total', OF_RUN)}) or vector(0)) / 3600",
             decimals=2,
@@ -158,15 +158,15 @@ def _steps() -> list[Placed]:
         ),
         areas(
             "Where the device's time goes",
-            "Of the profiled windows of all ranks, over ten minutes. Overlap is communication hidden behind compute, "
-            "exposed is communication with nothing computed meanwhile. The parts sum to the whole.",
+            "Share of the profiler windows of all ranks, over ten minutes. Overlap is communication hidden behind "
+            "compute, exposed is communication during which nothing is computed. The shares sum to 1.",
             RATIO,
             *shares_of_run(),
             parts_of_whole=True,
         ),
         areas(
             "Where the run's time goes",
-            "Part of the wall time in steps, starting, between steps (evaluation, checkpoints), stalled, restarting.",
+            "Share of the wall time in steps, startup, between steps (evaluation, checkpoints), stalled, restart.",
             RATIO,
             Query(
                 f"sum by (kind) ({rate('run_seconds_total', OF_RUN)})"
@@ -182,28 +182,28 @@ def _throughput() -> list[Placed]:
     return [
         lines(
             "Steps a second",
-            "All ranks make the same ones.",
+            "Steps of the run; all ranks make the same steps.",
             PER_S,
             Query(f"1 / {STEP_OF_RUN}", "steps"),
             width=THIRD,
         ),
         lines(
             "Samples a second",
-            "Of all ranks together, where they know what a batch holds.",
+            "Samples of all ranks together, where the batch size is known.",
             PER_S,
             Query(recorded("run:samples:rate5m", OF_RUN), "samples"),
             width=THIRD,
         ),
         lines(
             "Tokens a second",
-            "Of all ranks together, padding included, where they know what a batch holds.",
+            "Tokens of all ranks together, padding included, where the batch size is known.",
             PER_S,
             Query(recorded("run:tokens:rate5m", OF_RUN), "tokens"),
             width=THIRD,
         ),
         lines(
             "Waiting for data",
-            "Part of the steps in the data phase, of all ranks; from the dashed line on the run is bound by its data.",
+            "Share of the steps of all ranks in the data phase; above the dashed line the run is data-bound.",
             RATIO,
             Query(recorded("run:step_phase:ratio_rate5m", DATA_PHASE), "data"),
             colours=too_high(yellow=thresholds.DATA),
@@ -211,7 +211,7 @@ def _throughput() -> list[Placed]:
         ),
         lines(
             "Idle devices",
-            "Part of the profiled windows in which devices did nothing: of all ranks, and of the one in the middle.",
+            "Share of the profiler windows in which devices were idle: all ranks together, and the median rank.",
             RATIO,
             Query(f"1 - {recorded('run:device_busy:ratio_rate10m', OF_RUN)}", "of all"),
             Query(f"quantile(0.5, {series('idle_ratio', OF_RUN)})", "in the middle"),
@@ -220,7 +220,7 @@ def _throughput() -> list[Placed]:
         ),
         areas(
             "GPUs lost, by cause",
-            "How many GPUs' worth of time the run loses to slow ranks at each moment.",
+            "GPU-seconds a second that the run loses to slow ranks.",
             GPUS,
             Query(f"sum by (cause) ({rate('lost_gpu_seconds_total', OF_RUN)})", "{{cause}}"),
             width=THIRD,
@@ -234,7 +234,7 @@ def _communication() -> list[Placed]:
     return [
         lines(
             "Waiting in collectives",
-            "Part of the steps of all ranks spent waiting for later members of the group.",
+            "Share of the steps of all ranks spent waiting for later members of the group.",
             RATIO,
             Query(
                 f"sum by (op) ({rate('collective_wait_seconds_total', OF_RUN)}) / on () group_left () {step_seconds}",
@@ -244,7 +244,7 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Transfer in collectives",
-            "Part of the steps of all ranks in which the data itself was moved.",
+            "Share of the steps of all ranks in which data was transferred.",
             RATIO,
             Query(
                 f"sum by (op) ({rate('collective_transfer_seconds_total', OF_RUN)})"
@@ -255,7 +255,7 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Bus bandwidth",
-            "As nccl-tests defines it, of the last matched collectives: the rank in the middle, and the slowest one.",
+            "As defined by nccl-tests, of the last matched collectives: the median rank and the slowest one.",
             BYTES_PER_S,
             Query(f"quantile by (op) (0.5, {bandwidth})", "{{op}}"),
             Query(f"min by (op) ({bandwidth})", "{{op}}, slowest"),
@@ -263,8 +263,8 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Overlap",
-            "Part of the communication that was hidden behind compute: of all ranks, and of the rank in the middle. "
-            "Below the dashed line communication is as good as serialised.",
+            "Share of the communication that was hidden behind compute: all ranks together, and the median rank. "
+            "Below the dashed line communication counts as serialised.",
             RATIO,
             Query(recorded("run:device_overlap:ratio_rate10m", OF_RUN), "of all"),
             Query(f"quantile(0.5, {series('overlap_ratio', OF_RUN)})", "in the middle"),
@@ -273,8 +273,8 @@ def _communication() -> list[Placed]:
         ),
         lines(
             "Exposed communication",
-            "Part of the profiled windows in which only communication ran, waiting included: of all ranks, and of the "
-            "rank in the middle.",
+            "Share of the profiler windows in which only communication ran, waiting included: all ranks together, "
+            "and the median rank.",
             RATIO,
             Query(recorded("run:device_exposed_communication:ratio_rate10m", OF_RUN), "of all"),
             Query(f"quantile(0.5, {series('exposed_communication_ratio', OF_RUN)})", "in the middle"),
@@ -287,7 +287,7 @@ def _gpus() -> list[Placed]:
     return [
         lines(
             "Utilisation",
-            "Part of the last moments in which any kernel ran, waiting kernels of NCCL included.",
+            "Share of the last sample period in which a kernel ran, waiting kernels of NCCL included.",
             RATIO,
             Query(recorded("run:gpu_utilization_ratio:avg", OF_RUN), "mean"),
             Query(f"min({recorded('node:gpu_utilization_ratio:avg', OF_RUN)})", "lowest node"),
@@ -297,7 +297,7 @@ def _gpus() -> list[Placed]:
         ),
         lines(
             "Memory in use",
-            "Of the five fullest GPUs at each moment.",
+            "Memory of the five fullest GPUs at each time.",
             RATIO,
             Query(recorded("run:gpu_memory:ratio_top5", OF_RUN), "rank {{rank}}"),
             colours=too_high(red=thresholds.MEMORY_NEARLY_FULL),
@@ -306,7 +306,7 @@ def _gpus() -> list[Placed]:
         ),
         lines(
             "SM clock",
-            "Of the GPU in the middle, and the slowest one.",
+            "SM clock of the median GPU and of the slowest one.",
             HERTZ,
             Query(recorded("run:gpu_sm_clock_hertz:median", OF_RUN), "in the middle"),
             Query(f"min({recorded('node:gpu_sm_clock_hertz:min', OF_RUN)})", "slowest"),
@@ -319,36 +319,38 @@ def _gpu_signs() -> list[Placed]:
     return [
         number(
             "Throttled GPUs",
-            "Held down by heat, power or a fault.",
+            "GPUs whose clocks are limited by heat, power or a fault.",
             NUMBER,
             f"sum({recorded('node:gpu_throttled:sum', OF_RUN)})",
             colours=too_high(yellow=1),
         ),
         number(
             "Hottest GPU",
-            "Temperature.",
+            "Temperature of the hottest GPU.",
             CELSIUS,
             f"max({recorded('node:gpu_temperature_celsius:max', OF_RUN)})",
             decimals=0,
         ),
-        number("Power", "Of all GPUs together.", WATTS, f"sum({recorded('node:gpu_power_watts:sum', OF_RUN)})"),
+        number(
+            "Power", "Power draw of all GPUs together.", WATTS, f"sum({recorded('node:gpu_power_watts:sum', OF_RUN)})"
+        ),
         number(
             "Xid errors",
-            "Since the agents first saw their GPUs.",
+            "Xid errors since the agents started to watch their GPUs.",
             NUMBER,
             f"sum({series('gpu_xid_errors_total', OF_RUN)})",
             colours=too_high(red=1),
         ),
         number(
             "Uncorrected ECC errors",
-            "Since the GPUs' drivers were loaded.",
+            "Uncorrected errors since the drivers of the GPUs were loaded.",
             NUMBER,
             f"sum({series('gpu_ecc_errors_total', UNCORRECTED)})",
             colours=too_high(red=1),
         ),
         number(
             "Allocator retries",
-            "Times torch emptied its cache because the driver had no memory left, in 15 minutes, on the worst rank.",
+            "Times torch emptied its cache because an allocation failed, in 15 minutes, on the worst rank.",
             NUMBER,
             f"max(increase({series('torch_memory_retries_total', OF_RUN)}[15m]))",
             colours=too_high(yellow=thresholds.RETRIES),

@@ -1,4 +1,4 @@
-"""The part of the dashboard of a run that is about its ranks: what was found, who is missing, who is how slow."""
+"""Rows of the run dashboard about ranks: findings, missing ranks, and the slowdown of each rank."""
 
 from typing import Final
 
@@ -23,9 +23,9 @@ from deploy.grafana.generator.panels import (
 )
 
 BUCKET: Final = 0.05
-"""Height of a row of the heat map: detection calls a rank slow from about here on."""
+"""Height of a row of the heat map, about the smallest slowdown that detection reports."""
 BUCKETS: Final = (0.8, 3)
-"""Ranks outside are counted in the outermost rows."""
+"""Ranks outside this range are counted in the outermost rows."""
 
 SLOWDOWN: Final = series("rank_slowdown_ratio", OF_RUN)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
@@ -38,11 +38,11 @@ TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
 
 
 def verdicts() -> list[Placed]:
-    """What was found, and who is missing."""
+    """Return the panels of findings and of missing ranks."""
     return [
         listing(
             "Findings",
-            "What detection holds for true at this moment. The whole sentence: rankscope status.",
+            "Open findings. `rankscope status` prints them in full.",
             {
                 "open": Column("", series("finding_open", OF_RUN)),
                 "kind": Column("Finding"),
@@ -60,14 +60,15 @@ def verdicts() -> list[Placed]:
         areas(
             "Ranks by state",
             "Ranks by state. failed: the rank ended badly; silent: its reports stopped; never_reported: no report has "
-            "arrived; stalled: the rank reports that nothing happens in it.",
+            "arrived; stalled: the rank makes no progress.",
             NUMBER,
             Query(series("ranks", OF_RUN), "{{state}}"),
             width=HALF,
         ),
         listing(
             "Missing ranks",
-            "Of which nothing is heard while others of the run report; of a large run the first 64.",
+            "Ranks that failed, are silent or have never reported while others of the run report; at most the first "
+            "64.",
             {
                 "rank": Column("Rank", link=TO_RANK),
                 "node": Column("Node", link=TO_NODE),
@@ -80,7 +81,7 @@ def verdicts() -> list[Placed]:
         ),
         lines(
             "Stalled ranks and missing nodes",
-            "Ranks in which nothing happens, and nodes all of whose ranks failed or are silent while others report.",
+            "Stalled ranks, and nodes whose ranks all failed or are silent while others report.",
             NUMBER,
             Query(f"sum({series('rank_stalled', OF_RUN)})", "stalled ranks"),
             Query(f"count({series('node_missing', OF_RUN)}) or vector(0)", "missing nodes"),
@@ -90,18 +91,18 @@ def verdicts() -> list[Placed]:
 
 
 def slowness() -> list[Placed]:
-    """Who is how slow."""
+    """Return the panels of the slowdown of ranks."""
     lowest, highest = BUCKETS
     return [
         heat_map(
-            "How many ranks are how slow",
-            "Own time of a rank over that of the ranks that do the same work; 1 is equal. A row holds the ranks "
+            "Distribution of rank slowdown",
+            "Compute time of a rank excluding waits over that of its peer ranks; 1 is equal. A row holds the ranks "
             "nearest to it. One rank far above the band is a straggler, a wide band is unequal work.",
             Query(f'count_values("slowdown", clamp(round({SLOWDOWN}, {BUCKET}), {lowest}, {highest}))', "{{slowdown}}"),
         ),
         cells(
             "The slowest ranks over time",
-            f"The {ROWS_MAX} ranks that were slowest at some moment of the time shown.",
+            f"The {ROWS_MAX} ranks with the largest slowdown in the selected time range.",
             TIMES,
             Query(worst(ROWS_MAX, SLOWDOWN, "rank"), "{{rank}}"),
             colours=SLOWDOWN_COLOURS,
@@ -109,14 +110,14 @@ def slowness() -> list[Placed]:
         ),
         listing(
             "The slowest ranks now",
-            "Own time over that of the ranks that do the same work; and the waiting of all ranks in a step that the "
-            "rank caused and did not merely pass on.",
+            "Compute time excluding waits over that of the peer ranks; and the waiting of all ranks that originated "
+            "at the rank, per step.",
             {
                 "rank": Column("Rank", link=TO_RANK),
                 "node": Column("Node", link=TO_NODE),
                 "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
                 "waits": Column(
-                    "Waiting caused a step",
+                    "Caused wait a step",
                     f"{series('rank_caused_wait_seconds', OF_RUN)} and on (rank) {SLOWEST}",
                     SECONDS,
                 ),
@@ -131,8 +132,8 @@ def slowness() -> list[Placed]:
             width=HALF,
         ),
         lines(
-            "Waiting caused",
-            "Waiting of all ranks in a step by the rank that caused it; the ten that caused most at some moment.",
+            "Caused wait",
+            "Waiting of all ranks per step, by the rank that caused it; the ten that caused the most.",
             SECONDS,
             Query(worst(10, series("rank_caused_wait_seconds", OF_RUN), "rank"), "rank {{rank}}"),
             link=TO_RANK_OF_LINE,

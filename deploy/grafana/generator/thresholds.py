@@ -1,5 +1,6 @@
-"""From where on a number is yellow or red. What detection judges has detection's own limits, and what an alert is about
-that alert's: `OF_ALERTS` says which, and a test holds them together.
+"""Thresholds from which a number is yellow or red: those of detection or of the alert about it (`OF_ALERTS`).
+
+A test compares them.
 """
 
 from collections.abc import Mapping
@@ -9,9 +10,9 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.run_rules import thresholds
 
 SLOWDOWN: Final = CollectorConfig().slowdown_ratio_min
-"""Smallest effect called slow."""
+"""Smallest slowdown that detection reports."""
 SLOWDOWN_LARGE: Final = 1.2
-"""A fifth slower: in synchronous training the whole job is, then."""
+"""A fifth slower, and with it the whole synchronous run."""
 DATA: Final = thresholds.DATA_RATIO_MIN
 EXPOSED: Final = thresholds.EXPOSED_RATIO_MIN
 IDLE: Final = thresholds.IDLE_RATIO_MIN
@@ -19,7 +20,7 @@ OVERLAP: Final = thresholds.OVERLAP_RATIO_MAX
 
 GOODPUT_LOW: Final = 0.7
 GOODPUT_GOOD: Final = 0.9
-"""A tenth of the time is what a start and its checkpoints take of a day."""
+"""A tenth of a day goes into startup and checkpoints."""
 UTILIZATION_LOW: Final = 0.5
 MEMORY_NEARLY_FULL: Final = 0.98
 OVERHEAD: Final = 0.006
@@ -34,4 +35,4 @@ OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeGpuThrottled": (CLOCK_SLOWER,),
     "RankscopeAllocatorRetries": (RETRIES,),
 }
-"""Alerts by name, with the limits in their expressions. All other alerts are about what is there or not."""
+"""Alerts by name, with the thresholds in their expressions. Other alerts have none."""
