@@ -361,7 +361,7 @@ class AgentThread:
         observed = self._watchdog.observe(now_ns, steps)
         if self._probes.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
-            windows += self._collect(lambda: self._timed.take(steps, wall_minus_host_ns))
+            windows += self._collect(lambda: self._timed.add_steps(steps, wall_minus_host_ns))
         groups = self._read_groups()
         interval = Interval(
             steps=steps,

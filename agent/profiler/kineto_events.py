@@ -1,9 +1,8 @@
-"""What a finished session tells where torch cannot list Kineto's activities: before 2.13, through torch's own events.
+"""Read a finished session through torch's events where torch cannot list Kineto's activities: before 2.13.
 
-Of what ran on the host torch tells by events what its activities tell: so an event is given the activity's methods, and
-whoever reads a window reads both alike. Of a device it does not: an event has neither its kind nor what was said of the
-collective that it moves. The file that torch writes of the session has all of it, and is what such a window is read
-from, in the process that breaks it down.
+An event of the host has all that its activity has, so it is wrapped with the activity's methods and both are read
+alike. An event of a device has neither its kind nor the metadata of its collective. The trace file that torch writes of
+the session has both, so windows of a device are read from it, in the process that computes the breakdown.
 """
 
 import json
@@ -14,24 +13,24 @@ from typing import Any, Final
 from rankscope.measure.errors import UnavailableError
 
 USER_SCOPE: Final = 7
-"""`RecordScope.USER_SCOPE` as an event tells it."""
+"""The value of `RecordScope.USER_SCOPE` in events."""
 MEMORY: Final = "/dev/shm"  # noqa: S108 - a private folder is made in it
 OF_DEVICE: Final = "of a device"
-"""The kind of an activity of which an event does not tell more."""
+"""The type of all activities on a device: events do not have it."""
 _CALLS: Final = (
     "name", "scope", "device_type", "start_ns", "duration_ns", "device_resource_id", "shapes", "dtypes",
 )  # fmt: skip
 
 
 def check_events(autograd: Any) -> None:
-    """Raises UnavailableError naming what this torch's events lack."""
+    """Raise UnavailableError if this torch's events lack a method, naming it."""
     missing = [name for name in _CALLS if not hasattr(autograd._KinetoEvent, name)]
     if missing:
         raise UnavailableError(f"this torch has no profiler that windows could use: events have no {missing[0]}")
 
 
 class HostActivity:
-    """An event with those of the activity's methods that are asked of work on the host."""
+    """An event with the methods of an activity that are used for work on the host."""
 
     __slots__ = ("_event", "_host")
 
@@ -40,46 +39,46 @@ class HostActivity:
         self._host = host
 
     def type(self) -> str:
-        """The activity's kind as Kineto spells it, or OF_DEVICE."""
+        """Return the activity's type as Kineto spells it, or OF_DEVICE."""
         if self._event.device_type() != self._host:
             return OF_DEVICE
         return "user_annotation" if self._event.scope() == USER_SCOPE else "cpu_op"
 
     def name(self) -> str:
-        """What ran."""
+        """Return the name of the operator or range."""
         name: str = self._event.name()
         return name
 
     def timestamp(self) -> int:
-        """Its start by the wall clock, in ns."""
+        """Return its start by the wall clock (ns)."""
         start_ns: int = self._event.start_ns()
         return start_ns
 
     def duration(self) -> int:
-        """In ns."""
+        """Return its duration (ns)."""
         duration_ns: int = self._event.duration_ns()
         return duration_ns
 
     def resource_id(self) -> int:
-        """The thread, by the kernel's number."""
+        """Return the kernel's number of its thread."""
         thread: int = self._event.device_resource_id()
         return thread
 
     def metadata_json(self) -> str:
-        """The inside of a JSON object with the types and shapes of the inputs, if they were recorded."""
+        """Return the members of a JSON object with the types and shapes of the inputs; empty if not recorded."""
         dims, types = self._event.shapes(), self._event.dtypes()
         return f'"Input Dims": {json.dumps(dims)}, "Input type": {json.dumps(types)}' if dims else ""
 
 
 class SessionEvents:
-    """The result of a session of such a torch."""
+    """The result of a session in a torch before 2.13."""
 
     def __init__(self, result: Any, host: Any) -> None:
         self._result = result
         self._host = host
 
     def trace_activities(self) -> list[HostActivity]:
-        """Everything that was recorded, of which only what ran on the host tells what it is."""
+        """Return all that was recorded; only activities on the host have a type."""
         return [HostActivity(event, self._host) for event in self._result.events()]
 
     def save(self, path: str) -> None:
@@ -88,7 +87,7 @@ class SessionEvents:
 
 
 def read_saved(result: Any) -> bytes:
-    """The trace file of a session of any torch, by way of memory. Raises OSError when it cannot be written."""
+    """Return the trace file of a session, written to memory where possible. Raises OSError if it cannot be written."""
     with tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None) as folder:
         path = os.path.join(folder, "window.json")
         result.save(path)

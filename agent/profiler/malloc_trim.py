@@ -1,12 +1,10 @@
-"""What windows leave free in the heap, for the kernel to have back.
+"""Return the memory that profiler windows freed in the heap to the kernel, by malloc_trim.
 
-While a session of torch's profiler lasts each of its events keeps some bytes, and they lie where a buffer of training
-was before, so that the next buffer needs new memory. Once the window has been read its bytes are free, but malloc holds
-what lies between what is used, and training does not find the large pieces that it had. With FSDP2 on a CPU, whose
-buffers come and go in each layer, a rank with steps of 190 ms held 21 to 45 MiB more than without the agent; since this
-is given back it holds 7 more (`tests/benchmarks/results/overhead.md`).
+Each event of a profiler session keeps some bytes where a buffer of training was before, so that the next buffer needs
+new memory. When the window has been read these bytes are free, but malloc keeps the fragments. With FSDP2 on a CPU a
+rank held 21 to 45 MiB more than without the agent, and 7 with this (`tests/benchmarks/results/overhead.md`).
 
-Training is put off while that lasts only where it asks malloc for memory, some ms; it is counted as the windows' cost.
+Training waits only where it calls malloc meanwhile, some ms; the time counts as the windows' cost.
 """
 
 import contextlib
@@ -18,18 +16,18 @@ from typing import Final
 from rankscope.measure.units import NS_PER_MS
 
 GROWTH_BYTES_MIN: Final = 16 * 2**20
-"""Less than this is left alone: windows come and go with 2 to 8 MiB of their own."""
+"""Less growth is ignored: each window needs 2 to 8 MiB itself."""
 TRIMS_IN_A_ROW_MAX: Final = 2
-"""In a row. The first may have come after the next window had begun; what is resident after two is training's."""
+"""The first trim may come after the next window has begun; memory still resident after two belongs to training."""
 TRIM_NS_MAX: Final = 30 * NS_PER_MS
-"""CPU time. Where it took longer the heap is so large that it is not what windows have left: it is done no more."""
+"""CPU time. A trim that took longer is the last: the heap is too large for its growth to come from windows."""
 
 
 class MallocTrim:
-    """Gives back what windows have left, when the process has become larger from window to window.
+    """Trim the heap when the process has grown from window to window.
 
-    Compared is what is resident when windows begin, always at the boundary of a step, where training holds the same.
-    What stays resident though all has been given back is training's own.
+    It compares the resident memory at the begin of windows, always a step boundary, where training holds the same.
+    Memory that stays resident after trims belongs to training.
     """
 
     def __init__(self, trim: Callable[[], None] | None, read_cpu_ns: Callable[[], int] = time.thread_time_ns) -> None:
@@ -39,7 +37,9 @@ class MallocTrim:
         self._tries = 0
 
     def after_window(self, resident_before_bytes: int | None) -> None:
-        """A window has been read and let go of; at its begin that much was resident, None: not known."""
+        """Trim if needed, after a window was read and freed; `resident_before_bytes` is from its begin, None: not
+        known.
+        """
         if resident_before_bytes is None or self._trim is None:
             return
         if self._usual_bytes is None or self._tries == TRIMS_IN_A_ROW_MAX:
@@ -56,8 +56,8 @@ class MallocTrim:
 
 
 def find_malloc_trim() -> Callable[[], None] | None:
-    """glibc's malloc_trim(3) for all heaps, without Python's lock; None with another C library. With another malloc in
-    its place, as jemalloc, it finds nothing and takes no time.
+    """Return glibc's malloc_trim(3) for all heaps, called without the GIL; None with another C library. With another
+    malloc, such as jemalloc, it does nothing and takes no time.
     """
     with contextlib.suppress(AttributeError, OSError):
         trim = ctypes.CDLL(None).malloc_trim

@@ -1,4 +1,4 @@
-"""What torch.distributed knows without being asked twice: how far each process group is, and who is in it."""
+"""Read the process groups of torch.distributed: their members, and their progress from the flight recorder."""
 
 import sys
 import weakref
@@ -27,8 +27,8 @@ class FlightEntry(NamedTuple):
 
 
 class TimedEntry(NamedTuple):
-    """A collective of a device in torch's flight recorder. `duration_ns` is its kernel's; None where that is not known
-    (yet: then it is not over either, as far as the recorder knows). `bytes` as nccl-tests counts.
+    """A collective of a device in torch's flight recorder. `duration_ns` is that of its kernel, None: not known (yet:
+    then it is not over either, as far as the recorder knows). `bytes` as nccl-tests counts.
     """
 
     group_name: str
@@ -41,24 +41,24 @@ class TimedEntry(NamedTuple):
 
 
 TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
-"""With it torch records an event more for each collective, and its recorder knows durations."""
+"""With it torch records one more CUDA event for each collective, and its recorder knows durations."""
 _TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
 
 
 DEVICE_NUMBERS_FROM = 1 << 32
-"""What is added to the group numbers of the recorder of NCCL: each recorder counts its groups from 0."""
+"""Added to the group numbers of the recorder of NCCL: each recorder counts its groups from 0."""
 UNRECORDED_NUMBERS_FROM = 1 << 31
-"""And to those of groups that are in no recorder."""
+"""Added to the numbers of groups that are in no recorder."""
 
 
 class GroupProgress:
-    """Reads torch's flight recorders. The status alone costs 4 us and no CUDA call; the entries 15 to 30 us each, with
-    the GIL held, and they query the events of what has not ended: never while a graph is being captured.
+    """Read torch's flight recorders. The status alone costs 4 us and no CUDA call; the entries cost 15 to 30 us each,
+    with the GIL held, and query the events of unfinished collectives: never while a graph is being captured.
 
-    NCCL has a recorder of its own up to torch 2.13, and shares one with the others in later ones: then both functions
-    give the same, which counts once. Where nothing is recorded of what the host does, as in older ones, its groups are
-    asked, which count alike (tried from 2.8 to 2.13) but do not tell what each was. `groups` are the process groups as
-    they were when one was first seen at work: a short job has destroyed them again before the agent thread asks.
+    NCCL has a recorder of its own up to torch 2.13 and shares one with the other backends later: then both functions
+    return the same entries, which count once. Where collectives of the host are not recorded, as in older versions,
+    the sequence numbers of its groups are read instead, without the operations. `groups` are the process groups as of
+    the first collective: a short run destroys them before the agent thread reads them.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class GroupProgress:
 
     @property
     def communicates_on_host(self) -> bool:
-        """Whether a process group has been seen at work of which all communication is done by the host itself."""
+        """Whether a process group that is in use communicates on the host only."""
         return any(_is_on_host(group.backend) for group in self.groups.values())
 
     @property
     def times_collectives(self) -> bool:
-        """Whether the flight recorder knows the durations of all collectives: the user had torch time them, and none
-        is done by the host, whose windows tell its own.
+        """Whether the flight recorder knows the durations of all collectives: torch was configured to time them, and
+        none is done by the host, whose collectives are in the windows.
         """
         return self._is_timing and bool(self.groups) and not self.communicates_on_host
 
     def read_enqueued(self) -> dict[int, int]:
-        """The sequence number of the last collective enqueued in each process group, by torch's group number."""
+        """Return the sequence number of the last collective enqueued in each process group, by torch's group number."""
         enqueued = _read_status(self._dump) or self._process_groups.count_on_host()
         of_nccl = _read_status(self._dump_of_nccl)
         if of_nccl != enqueued:
@@ -107,12 +107,12 @@ class GroupProgress:
         return enqueued
 
     def find_groups(self) -> dict[str, GroupInfo]:
-        """The process groups by torch's own name: those there are, and those that were seen at work and are no more."""
+        """Return the process groups by torch's name: the present ones, and those that were in use and are destroyed."""
         return {**self.groups, **self._process_groups.read()}
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
-        """Every collective still in the recorders, each oldest first, and (name, description) of each group by number.
-        Nothing of recorders while a graph is being captured.
+        """Return every collective still in the recorders, oldest first, and (name, description) of each group by
+        number. Without the recorders' while a graph is being captured.
         """
         entries, names = self._captures.run_between(self._read_entries) or ([], {})
         return entries, {**self._process_groups.unrecorded, **names}
@@ -136,7 +136,7 @@ class GroupProgress:
         return entries, names
 
     def read_timed_entries(self) -> list[TimedEntry]:
-        """The collectives of devices still in the recorder, oldest first. None while a graph is being captured."""
+        """Return the collectives of devices in the recorder, oldest first; empty while a graph is being captured."""
         return self._captures.run_between(self._read_timed_entries) or []
 
     def _read_timed_entries(self) -> list[TimedEntry]:
@@ -174,31 +174,31 @@ def _to_timed_entry(entry: Mapping[str, Any]) -> TimedEntry:
 
 
 def _is_on_host(backend: str) -> bool:
-    """Of one backend for each kind of device (`cpu:gloo,cuda:nccl`) those of devices do the work of training."""
+    """Return whether all backends of a group are host ones. `backend` is one name, or `cpu:gloo,cuda:nccl`."""
     return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
 
 
 class ProcessGroups:
-    """The process groups this rank is a member of. Each is described once: to sort and name the members of a group of
-    16,384 ranks takes 1 to 2 ms, and every second it is asked who they are. From any thread.
+    """The process groups of this rank. Each is described once, since sorting and naming 16,384 members takes 1 to 2 ms.
+    May be used from any thread.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._numbers: dict[str, int] = {}
         self.unrecorded: dict[int, tuple[str, str]] = {}
-        """The name and description of each group that has been counted here, by its number."""
+        """The name and description of each group counted here, by its number."""
         self._described: dict[int, tuple[weakref.ref[Any], GroupInfo]] = {}
-        """By the address of torch's object, which another one may have after it: hence the reference, which keeps no
-        group alive that the script has destroyed."""
+        """By the address of torch's object. An address may be reused, hence the reference, which is weak so that it
+        keeps no destroyed group alive."""
 
     def read(self) -> dict[str, GroupInfo]:
-        """Those there are now, by torch's own name. Empty before init_process_group."""
+        """Return the present groups by torch's name. Empty before init_process_group."""
         return {str(group.group_name): described for group, described in self._find()}
 
     def count_on_host(self) -> dict[int, int]:
-        """How many operations were enqueued in each group that communicates on the host alone, by a number of its own.
-        Groups that were never used are left out.
+        """Return how many operations were enqueued in each group that communicates on the host only, by a number of
+        ours. Groups never used are left out.
         """
         counts = {}
         for group, described in self._find():
@@ -235,12 +235,12 @@ class ProcessGroups:
 def _count_enqueued_of(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())
-    except RuntimeError:  # a backend that does not count
+    except RuntimeError:  # a backend without sequence numbers
         return 0
 
 
 def count_enqueued(before: Mapping[int, int], after: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """Per group number the first and last sequence enqueued in between, groups without any left out.
+    """Return the first and last sequence enqueued in between by group number; groups without any are left out.
 
     >>> count_enqueued({0: 10, 1: 4}, {0: 14, 1: 4, 2: 1})
     {0: (11, 14), 2: (1, 1)}

@@ -1,6 +1,6 @@
-"""A full window -> the breakdown of its steps and the device's collectives, in a process of its own.
+"""Reduce a full window to the breakdown of its steps and the device's collectives, in a process of its own.
 
-What it is given are packed columns, or the file of a device's window where torch tells of it only there.
+The input is packed columns, or the trace file of a device's window where torch has its data only there.
 
     training process                                    python -I -S -c BOOT: nice, no torch, no site packages but two
     packed columns of the window --- stdin (memfd) ---> to_trace -> RankView -> break_down     (as for trace files)
@@ -10,12 +10,12 @@ How a step is bounded
 ---------------------
 On the CPU a step lasts from its start to its end by the host clock. A GPU runs behind the host: when the host begins a
 step, the device may still have the one before in its queue, and work that was queued before the window began is not
-recorded at all. By the host clock the first step would seem idle, and the last one would lack what runs when the window
-ends. So the device's own step is taken: it begins with the first work that calls of the step launched, and lasts until
-the first work of the next step. Such steps hold the work in the order of the queue, sum to the device's time without a
-gap, and are as long as the host's on the average. The last step of a window only says where the one before ends, which
-is why windows of a GPU have one step more than is reported. A step of which a kernel was launched and did not run
-within the window (still in the queue, captured into a graph instead, or lost by the profiler) is cut: not reported.
+recorded at all. By the host clock the first step would seem idle, and the last one would lack the work that runs when
+the window ends. So the step is bounded by the device's clock: it begins with the first work that calls of the step
+launched, and lasts until the first work of the next step. Such steps hold the work in the order of the queue, sum to
+the device's time without a gap, and are on average as long as the host's. The last step of a window only bounds the one
+before, so windows of a GPU have one step more than is reported. A step with a kernel that was launched and did not run
+within the window (still in the queue, captured into a graph, or lost by the profiler) is cut: not reported.
 """
 
 import os
@@ -38,18 +38,17 @@ from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.window_columns import WindowColumns, to_trace
 
 NICENESS = 10
-"""A tenth of the weight of training, so that it takes from an idle core first. With the weight of nice 19, a 70th, a
-reduction of 0.13 s would take 9 s on a machine that computes on all its cores."""
+"""A tenth of the weight of training, so that idle cores are used first. With nice 19, a 70th, a reduction of 0.13 s
+would take 9 s on a machine with all cores busy."""
 TIME_LIMIT_S = 60
-"""A window of the most events allowed, 200,000, takes about a second of CPU."""
+"""A window with the most events allowed, 200,000, takes about a second of CPU."""
 
 _LAUNCHES_A_KERNEL = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch")
-"""Calls after which a kernel runs. Of copies and sets without one there are innocent ones: of zero bytes, for example
-(h100_bert_small: 22 of cudaMemsetAsync)."""
+"""Calls that run a kernel. Copies and sets are not among them: those of zero bytes run none."""
 
 
 class StepBounds(msgspec.Struct, frozen=True, array_like=True):
-    """A step by the host clock."""
+    """The bounds of a step by the host clock."""
 
     step: int
     start_host_ns: int
@@ -57,8 +56,8 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A full window of at least one step: its events in columns or, where there is one, in the trace file that torch
-    `saved` of it. Their times are `wall_minus_host_ns` ahead of the host clock.
+    """A full window of at least one step: its events in columns, or in the trace file that torch `saved`. Their times
+    are `wall_minus_host_ns` ahead of the host clock.
     """
 
     columns: WindowColumns
@@ -69,8 +68,8 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A collective by the time of its kernels, in the step that launched it; in `exposed_ns` of it no kernel computed.
-    None: the window does not tell.
+    """A collective by the time of its kernels, in the step that launched it; no kernel computed during `exposed_ns`.
+    None: not in the window's data.
     """
 
     step: int
@@ -84,7 +83,7 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a full window tells that began with `first_step`. `steps_cut` counts the steps of which work is missing."""
+    """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing."""
 
     first_step: int
     breakdowns: tuple[WindowBreakdown, ...] = ()
@@ -94,7 +93,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Window(NamedTuple):
-    """A step with the bounds it is broken down in."""
+    """A step with the bounds of its breakdown."""
 
     step: int
     start_ns: int
@@ -102,7 +101,7 @@ class _Window(NamedTuple):
 
 
 def reduce_window(request: WindowRequest) -> WindowAnswer:
-    """The breakdown of each whole step and the collectives that ran on a device, by the host clock."""
+    """Return the breakdown of each whole step and the collectives of a device, by the host clock."""
     view = RankView(read_events(request))
     first_step = request.steps[0].step
     if not request.on_device:
@@ -121,7 +120,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
 
 
 def read_events(request: WindowRequest) -> KinetoTrace:
-    """The window's events by the host clock. Raises TraceError where what was saved is no trace."""
+    """Return the window's events by the host clock. Raises TraceError if the saved file is no trace."""
     if not request.saved:
         return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
     trace = read_trace([request.saved])
@@ -155,7 +154,7 @@ def _break_down(view: RankView, windows: Sequence[_Window]) -> tuple[WindowBreak
 
 
 def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_Window]:
-    """The steps but the last by the device's own time, those left out that are cut."""
+    """Return the steps without the last, bounded by the device's clock; those that are cut are left out."""
     begins_ns = [_find_first_work(view, step) for step in steps]
     lost_ns = _find_lost_launches(view)
     found = []
@@ -167,14 +166,14 @@ def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_W
 
 
 def _find_first_work(view: RankView, step: StepBounds) -> int | None:
-    """When the device began what calls of the step launched; None when they launched nothing."""
+    """Return when the device began the work that the step launched; None when it launched nothing."""
     places, call_ns = view.work_by_call
     first, last = np.searchsorted(call_ns, [step.start_host_ns, step.end_host_ns], side="left")
     return int(view.work.start_ns[places[first:last]].min()) if first < last else None
 
 
 def _find_lost_launches(view: RankView) -> Ints:
-    """When each call began that launched a kernel which did not run, ascending."""
+    """Return the begins of calls whose kernel did not run, ascending."""
     calls = view.trace.rows(*LAUNCHES)
     launches = view.trace.names_like(lambda name: _LAUNCHES_A_KERNEL.search(name) is not None)
     calls = calls[launches[view.events.name[calls]]]
@@ -185,10 +184,10 @@ def _find_lost_launches(view: RankView) -> Ints:
 def _find_device_collectives(
     view: RankView, steps: Sequence[StepBounds], whole: set[int]
 ) -> tuple[DeviceCollective, ...]:
-    """The collectives that whole steps launched. What ran as several kernels counts from the first to the last."""
+    """Return the collectives launched by whole steps. One of several kernels lasts from the first to the last."""
     mine = view.work.is_communication
     call = view.launch[mine]
-    # Without its call a kernel belongs to the step during which it ran.
+    # A kernel without its call belongs to the step during which it ran.
     call_ns = np.where(call != NONE, view.events.start_ns[call], view.work.start_ns[mine])
     found: dict[tuple[object, ...], DeviceCollective] = {}
     for index, (one, launched_ns) in enumerate(zip(find_collectives(view), call_ns.tolist(), strict=True)):
@@ -226,14 +225,14 @@ BOOT = (
     "sys.modules['rankscope'] = home; sys.path += sys.argv[2:]; "
     "from rankscope.agent.profiler.reduce_window import main; main()"
 )
-"""The namespace package is put together by hand: without `site`, which takes two thirds of the interpreter's start, an
-editable install is not found. The folders are named alike in a wheel and in the sources."""
+"""The namespace package is built by hand: without `site`, which takes two thirds of the interpreter's start, an
+editable install is not found. The folders have the same names in a wheel and in the sources."""
 ENVIRONMENT: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Nothing here multiplies matrices; a pool of threads made on import takes a third of the whole CPU time."""
+"""No thread pools: nothing here multiplies matrices, and making them takes a third of the whole CPU time."""
 
 
 def command_line() -> list[str]:
-    """What starts this file's `main` in a new interpreter, quickly."""
+    """Return the command that starts this file's `main` in a new interpreter, quickly."""
     packages = _folder_of(_folder_of(_folder_of(os.path.abspath(__file__))))
     beside = {_folder_of(_folder_of(str(module.__file__))) for module in (msgspec, np)}
     return [sys.executable, "-I", "-S", "-c", BOOT, packages, *sorted(beside)]
@@ -244,9 +243,9 @@ def _folder_of(path: str) -> str:
 
 
 def main() -> None:
-    """Read a request from stdin and write the answer to stdout. Ends itself when that takes too long."""
+    """Read a request from stdin and write the answer to stdout. A time limit ends the process."""
     os.nice(NICENESS)
-    signal.alarm(TIME_LIMIT_S)  # what started it may be gone
+    signal.alarm(TIME_LIMIT_S)  # its parent may be gone
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WindowRequest)
     sys.stdout.buffer.write(msgspec.msgpack.encode(reduce_window(request)))
     sys.stdout.buffer.flush()

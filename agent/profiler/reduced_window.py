@@ -1,4 +1,4 @@
-"""What a window tells, once it has been read. Apart from what reads it, which takes long to import."""
+"""The results of a profiler window, without the code that reads it, which takes long to import."""
 
 from typing import Final, NamedTuple
 
@@ -6,7 +6,7 @@ from rankscope.measure.records import CollectiveRecord, WindowBreakdown
 
 
 class ReducedWindow(NamedTuple):
-    """What a window tells. `covered_steps` are the first and last step all of whose collectives are in it, if any."""
+    """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any."""
 
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]

@@ -1,14 +1,8 @@
-"""The process that reduces full windows: one at a time, started when there is one to reduce, gone when it is done.
+"""Run the reduction of full windows in a child process: one at a time, started for a window and gone after it.
 
-Measured on windows of 9,000 operators in two steps (torch 2.13, CPU build, two cores shared with others; medians of
-15, ns an event with the GIL held): ending the window 1,700 (2,400 where the profiler also makes Python's event
-objects), the list of activities 490, five attributes of each 1,000, letting go of the list 290. Saving the result to
-a file instead takes 1,830, in one go, and writes 300 bytes an event for a child to parse: the longest that another
-thread was kept waiting was 57 ms, and 20 ms with reading in short batches. So attributes are read. The reduction
-takes 270 more; in a child it takes no GIL, 0.3 ms to start it, and 0.13 s of CPU on another core and with less
-weight, most of it the import of numpy. From the profiler's result to the request for the child it is 4,000 in all,
-where breaking the window down in the training process took 4,500 (side by side in one run, 15 windows of two ranks,
-when the machine was busier than above).
+The attributes of activities are read here, in short batches, and not from a file that the profiler saves: saving holds
+the GIL in one go, and other threads waited up to 57 ms for it instead of 20. The reduction itself needs the GIL as
+well, so it runs in a child, which takes 0.3 ms to start and 0.13 s of CPU on another core, at a lower weight.
 """
 
 import contextlib
@@ -35,14 +29,14 @@ from rankscope.measure.errors import TraceError
 from rankscope.measure.units import s_to_ns
 
 WAITING_MAX = 2
-"""Windows that wait for the one being reduced; each of the most events allowed takes 7 MB, as a file at least 60."""
+"""Windows that wait for the one being reduced; with the most events allowed each takes 7 MB, as a file 60 or more."""
 PENDING_ANSWERS_MAX = WAITING_MAX + 1
-"""Windows whose answer may still come."""
+"""Windows whose answer is pending."""
 
 
 IN_PLACE_EVENTS_MAX = 10_000
-"""A window of fewer is reduced on the agent's own thread: 0.6 ms for a thousand events (medians of 15), where a child
-takes 130 ms of another core before its first. On a machine that computes on all its cores that is training's time."""
+"""A window of fewer events is reduced on the agent thread: it takes 0.6 ms for a thousand events, a child 130 ms of
+another core before the first, which is training's time on a machine with all cores busy."""
 
 
 PART: Final = "breaking a window down"
@@ -62,16 +56,16 @@ class Child(Protocol):
     """A running child; `SpawnedChild` is the real one."""
 
     def poll(self) -> Ended | None:
-        """How it ended; None while it runs."""
+        """Return how it ended; None while it runs."""
         ...
 
     def kill(self) -> None:
-        """End it, and wait until it has."""
+        """End it, and wait for its end."""
         ...
 
 
 class SpawnedChild:
-    """A child with its input and output in files without a name: nothing blocks, and nothing is left of them."""
+    """A child with its input and output in nameless files, so that nothing blocks and no file stays behind."""
 
     def __init__(self, command: Sequence[str], request: bytes, environment: Mapping[str, str]) -> None:
         with open_nameless("rankscope-window") as given:
@@ -90,16 +84,16 @@ class SpawnedChild:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._process.pid
 
     def poll(self) -> Ended | None:
-        """How it ended; None while it runs."""
+        """Return how it ended; None while it runs."""
         cpu_s = 0.0
         try:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         except ChildProcessError:
-            # The script waits for any child, or has all of them waited for: then the answer alone tells how it went.
+            # The script has waited for any child, or ignores them all: then only the answer shows how it ended.
             self._process.returncode = 0
         else:
             if pid == 0:
@@ -113,21 +107,19 @@ class SpawnedChild:
             return Ended(self._process.returncode, s_to_ns(cpu_s), self._answer.read(), errors)
 
     def kill(self) -> None:
-        """End it, and wait until it has."""
+        """End it, and wait for its end."""
         with self._answer, self._errors:
             self._process.kill()
             self._process.wait()
 
 
 def spawn(request: bytes) -> Child:
-    """The child that reduces this encoded request. Raises OSError when it cannot be started."""
+    """Start the child that reduces this encoded request. Raises OSError when it cannot be started."""
     return SpawnedChild(command_line(), request, {**os.environ, **ENVIRONMENT})
 
 
 class ReductionProcesses:
-    """Takes requests, gives answers, in order. What fails is counted in `failed` by reason; `cpu_ns` is what the
-    children have cost.
-    """
+    """Answer requests in order. `failed` counts failures by reason; `cpu_ns` is the CPU time of the children."""
 
     def __init__(
         self,
@@ -146,7 +138,7 @@ class ReductionProcesses:
         self.cpu_ns = 0
 
     def submit(self, request: WindowRequest) -> None:
-        """Reduce this, when the ones before are done."""
+        """Reduce this request after those before it."""
         is_small = not request.saved and len(request.columns) <= self._in_place_events_max
         if is_small and self._running is None and not self._waiting:
             self._ready.append(reduce_window(request))
@@ -158,14 +150,14 @@ class ReductionProcesses:
         self._start_next()
 
     def collect(self) -> list[WindowAnswer]:
-        """The answers that have come since. Never waits."""
+        """Return the answers since the last call. Never waits."""
         answers, self._ready = self._ready, []
         answer = self._poll()
         self._start_next()
         return answers + ([answer] if answer is not None else [])
 
     def finish(self) -> list[WindowAnswer]:
-        """Answers to everything submitted, made here and now: training is over, nobody is kept waiting."""
+        """Return the answers to all requests, computed here: training has ended, and waits for nothing."""
         answers, self._ready = self._ready, []
         answer = self._poll()
         requests = list(self._waiting)
@@ -191,7 +183,7 @@ class ReductionProcesses:
         request = self._waiting.popleft()
         try:
             child = self._spawn(msgspec.msgpack.encode(request))
-        except (OSError, AttributeError, TypeError, ValueError) as error:  # no room, or no interpreter that is known
+        except (OSError, AttributeError, TypeError, ValueError) as error:  # no memory, or no known interpreter
             self._fail(explain(PART, error))
         else:
             self._running = child, request, self._monotonic_ns()
@@ -216,12 +208,12 @@ class ReductionProcesses:
         self._fail(find_last_error(errors) or f"its process ended with exit code {ended.exit_code}", errors)
         return None
 
-    def _fail(self, why: str, child_said: str = "") -> None:
-        """Count a window that is lost, and say the first."""
+    def _fail(self, why: str, child_errors: str = "") -> None:
+        """Count a lost window, and warn about the first."""
         self._count("reduction_failed")
         if self.failed["reduction_failed"] == 1:
-            if child_said and is_debugging():
-                log_line(f"the process that breaks windows down wrote:\n{child_said.rstrip()}")
+            if child_errors and is_debugging():
+                log_line(f"the process that breaks windows down wrote:\n{child_errors.rstrip()}")
             log_line(f"a profiler window could not be broken down ({why}); training is not affected, this is counted")
 
     def _count(self, reason: str) -> None:

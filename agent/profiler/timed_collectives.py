@@ -1,9 +1,8 @@
-"""Collectives of a device between its windows, where torch's flight recorder times them (TORCH_NCCL_ENABLE_TIMING=1).
+"""Read a device's collectives between windows from the flight recorder, if it times them (TORCH_NCCL_ENABLE_TIMING=1).
 
-The recorder keeps its last entries (2,000 by default), and to read them holds the GIL for 15 to 30 us each. So they are
-read seldom, and what was read covers the last steps before: those of which the recorder still has the first collective
-and already the duration of every one. A collective's start is when it was enqueued, since the recorder does not say
-when its kernel began.
+The recorder keeps its last entries (2,000 by default), and reading one holds the GIL for 15 to 30 us. So they are read
+seldom, and cover the last steps before: those whose first collective is still in the recorder and whose collectives all
+have a duration. A collective's start is when it was enqueued, since the recorder has no begin of its kernel.
 """
 
 from bisect import bisect_left
@@ -18,13 +17,13 @@ from rankscope.measure.units import NS_PER_S
 
 INTERVAL_NS = 20 * NS_PER_S
 COST_SHARE_MAX = 0.0025
-"""As each kind of window has by default."""
+"""As each kind of window may cost by default."""
 STEPS_MAX = 1024
-"""Steps remembered until the recorder is read. Those before are not covered."""
+"""Steps kept until the recorder is read. Earlier ones are not covered."""
 
 
 class TimedCollectives:
-    """Places the recorder's entries in the steps they were enqueued in. `unplaced` counts those of unknown groups."""
+    """Assign the recorder's entries to the steps they were enqueued in. `unplaced` counts entries of unknown groups."""
 
     def __init__(
         self,
@@ -42,8 +41,8 @@ class TimedCollectives:
         self._next_ns = 0
         self.unplaced = 0
 
-    def take(self, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> list[ReducedWindow]:
-        """The collectives of the steps that can be told by now, these new ones included; mostly none."""
+    def add_steps(self, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> list[ReducedWindow]:
+        """Add finished steps, and return the collectives of those that are known by now; mostly none."""
         self._steps.extend(steps)
         now_ns = self._monotonic_ns()
         if now_ns < self._next_ns or not self._steps:
@@ -55,12 +54,12 @@ class TimedCollectives:
         return self._place(entries, wall_minus_host_ns)
 
     def _place(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[ReducedWindow]:
-        whole = self._take_whole_steps(entries, wall_minus_host_ns)
+        whole = self._pop_whole_steps(entries, wall_minus_host_ns)
         groups = self._read_groups() if whole else {}
         created_ns = [entry.created_wall_ns - wall_minus_host_ns for entry in entries]
         found: dict[int, list[CollectiveRecord]] = {}
         for step in whole:
-            first, last = (bisect_left(created_ns, moment) for moment in (step.start_host_ns, step.end_host_ns))
+            first, last = (bisect_left(created_ns, bound_ns) for bound_ns in (step.start_host_ns, step.end_host_ns))
             records = [
                 _to_record(step.step, entry, groups, enqueued_ns)
                 for entry, enqueued_ns in zip(entries[first:last], created_ns[first:last], strict=True)
@@ -71,16 +70,16 @@ class TimedCollectives:
                 self.unplaced += len(records)
         return _join(found)
 
-    def _take_whole_steps(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[StepRecord]:
-        """The steps of which the recorder has all collectives, taken off those remembered with all before them."""
+    def _pop_whole_steps(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[StepRecord]:
+        """Remove and return the steps all of whose collectives are in the recorder; earlier ones are dropped."""
         if not entries:
             return []
         known_from_ns = entries[0].created_wall_ns - wall_minus_host_ns
-        under_way = next((entry.created_wall_ns for entry in entries if not entry.is_over), None)
+        unfinished_ns = next((entry.created_wall_ns for entry in entries if not entry.is_over), None)
         whole = []
         while self._steps:
             step = self._steps[0]
-            if under_way is not None and step.end_host_ns > under_way - wall_minus_host_ns:
+            if unfinished_ns is not None and step.end_host_ns > unfinished_ns - wall_minus_host_ns:
                 break
             self._steps.popleft()
             if step.start_host_ns >= known_from_ns:
@@ -106,7 +105,7 @@ def _to_record(
 
 
 def _join(found: Mapping[int, list[CollectiveRecord]]) -> list[ReducedWindow]:
-    """Steps in a row together."""
+    """Join consecutive steps into one result."""
     steps = sorted(found)
     cuts = [0, *(i for i, (one, other) in enumerate(pairwise(steps), start=1) if other != one + 1), len(steps)]
     return [

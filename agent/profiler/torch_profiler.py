@@ -1,22 +1,20 @@
-"""Kineto, started and stopped without torch.profiler: 0.4 ms instead of 1 ms to start, and only the scopes asked for.
+"""Start and stop Kineto without torch.profiler: 0.4 ms instead of 1 ms to start, and only the scopes that are needed.
 
-All of it is private to torch, and differs between its versions (docs/torch.md says which were tried; what concerns
-devices was read in its sources and in Kineto's), so `TorchProfiler.find` looks for every piece first and says what is
-missing. Start and stop must be called on the same thread, the training thread, at a step boundary.
+The functions are private to torch and differ between its versions (docs/torch.md lists those tried), so
+`TorchProfiler.find` checks for each of them first and names what is missing. Start and stop must be called on the same
+thread, the training thread, at a step boundary.
 
 What a window records
 ---------------------
-- A light one the user's ranges with shapes, 5 to 11 events a step: a backend on the CPU marks each collective so.
-- A full one on the CPU every operator, thousands a step, at 1.7 us each when it ends.
-- A full one once a device is in use: kernels, copies and the calls that launched them, and no operators, unless the
-  process communicates. Then operators too, since `record_param_comms`, which says what a collective is, is one of them
-  (scope FUNCTION; there is none narrower). That doubles the events: 12,777 operators beside 12,514 kernels, copies and
-  calls in the three steps of a100_nccl_2ranks_r0, so 7 ms a step when the window ends, and most are not read after it.
-  The alternative, to guess group and sequence from the order of the `nccl:` ranges, fails with the first that is lost.
-  Backward nodes, 1,569 there, are left out.
+- A light one: the user's ranges with shapes, 5 to 11 events a step. A backend on the CPU marks each collective by one.
+- A full one on the CPU: every operator, thousands a step, at 1.7 us each when it ends.
+- A full one once a device is in use: kernels, copies and the calls that launched them. Operators only if the process
+  communicates, since `record_param_comms`, which describes a collective, is one of them (scope FUNCTION; there is none
+  narrower). That doubles the events, 7 ms a step when the window ends. To infer group and sequence from the order of
+  the `nccl:` ranges would fail with the first lost range. Backward nodes are left out.
 
-`_disable_profiler` does not synchronise the device, unlike torch.profiler: Kineto takes over what CUPTI has finished,
-and leaves out what still runs.
+`_disable_profiler` does not synchronise the device, unlike torch.profiler: Kineto records what CUPTI has finished, and
+leaves out what still runs.
 """
 
 import os
@@ -29,19 +27,18 @@ from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
 
-# Two lines per window go to the job's stderr otherwise; levels 0 to 5 do not silence them. A user's own choice stays.
 KINETO_QUIET = ("KINETO_LOG_LEVEL", "99")
+"""Silences the two lines that each window writes to stderr; levels 0 to 5 do not. A value set by the user stays."""
 DEVICES = ("cuda", "xpu")
-"""Kinds of devices whose windows are read alike; ROCm's are `cuda` to torch."""
+"""Kinds of devices whose windows are read in the same way; torch calls ROCm's `cuda`."""
 
 TEARDOWN = "TEARDOWN_CUPTI"
-"""Set to 1 it makes Kineto leave CUPTI after each session, and coming back crashes jobs with CUDA graphs (torch's own
-profiler switches it off for them)."""
+"""Set to 1 it makes Kineto detach CUPTI after each session; attaching again crashes runs with CUDA graphs."""
 
 
 class DeviceKind(NamedTuple):
-    """A kind of device that this torch was built for: whether the script uses it by now, whether it can be recorded
-    (asked only once it is in use), and Kineto's name for it.
+    """A kind of device that this torch was built for: whether the script uses it, whether it can be recorded (called
+    only once it is in use), and Kineto's name for it.
     """
 
     is_in_use: Callable[[], bool]
@@ -50,9 +47,9 @@ class DeviceKind(NamedTuple):
 
 
 class TorchProfiler:
-    """One profiler session at a time, of ours.
+    """Our profiler session, one at a time.
 
-    Stricter than torch, where a stop without a session gives an empty result and a warning on stderr.
+    Stricter than torch, where a stop without a session returns an empty result and warns on stderr.
     """
 
     def __init__(
@@ -74,14 +71,14 @@ class TorchProfiler:
         if not self._lists_activities:
             check_events(autograd)
         self._with_shapes = self._configure(record_shapes=True)
-        self._plain = self._configure(record_shapes=False)
+        self._without_shapes = self._configure(record_shapes=False)
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
 
     @classmethod
     def find(cls, ranges: OpenRanges | None = None) -> "TorchProfiler":
-        """The profiler of the user's torch; `ranges` is told of its sessions. Raises UnavailableError naming what this
-        torch lacks.
+        """Return the profiler of the user's torch; `ranges` is notified of its sessions. Raises UnavailableError naming
+        what this torch lacks.
         """
         os.environ.setdefault(*KINETO_QUIET)
         try:
@@ -94,7 +91,7 @@ class TorchProfiler:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
 
     def is_busy(self) -> bool:
-        """Whether any profiler, the user's or another tool's, is on in this thread."""
+        """Return whether any profiler, ours, the user's or another tool's, is on in this thread."""
         return bool(self._autograd._profiler_enabled())
 
     @property
@@ -104,26 +101,26 @@ class TorchProfiler:
 
     @property
     def is_first_of_device(self) -> bool:
-        """Whether a full session begun now would be the first to record the device that is in use. Its begin may take
-        seconds, while CUPTI attaches and rewrites kernels: what it records is not how training runs.
+        """Whether a full session begun now would be the first to record the device in use. Its begin may take seconds,
+        while CUPTI attaches and rewrites kernels, so its times are not those of training.
         """
         return not self._find_activities() <= self._activities_seen
 
     @property
     def misses_device(self) -> bool:
-        """Whether a device is in use that cannot be recorded: what a full session tells of the host would then pass for
-        the work of training.
+        """Whether a device is in use that cannot be recorded: a full session would then show only the host's work as
+        that of training.
         """
         return any(device.is_in_use() and not device.can_be_recorded() for device in self._devices)
 
     def start(self, *, full: bool) -> None:
-        """Record user ranges with shapes, or everything a breakdown needs, without shapes.
+        """Begin to record the user's ranges with shapes, or, for a full window, all of a breakdown without shapes.
 
-        Raises RuntimeError when a session of ours or anybody's is on.
+        Raises RuntimeError when a session is on, ours or another.
         """
         if self._thread is not None or self.is_busy():
             raise RuntimeError("a profiler is on already; there can be one at a time")
-        configuration = self._plain if full else self._with_shapes
+        configuration = self._without_shapes if full else self._with_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         self._autograd._prepare_profiler(configuration, activities)
@@ -135,8 +132,8 @@ class TorchProfiler:
         self._activities_seen |= on_device
 
     def stop(self) -> Any:
-        """End the session; the result's `trace_activities()` may be read from another thread. Where this torch cannot
-        list them, it is a `SessionEvents`.
+        """End the session and return its result, whose `trace_activities()` may be read on another thread. A torch that
+        cannot list activities gets a `SessionEvents`.
 
         Raises RuntimeError when there is none, or another thread began it.
         """
@@ -167,7 +164,9 @@ class TorchProfiler:
         return c.ProfilerConfig(c.ProfilerState.KINETO, record_shapes, False, False, False, False, experimental)
 
     def _leave_events_out(self) -> Any:
-        """Torch's own events, which nobody looks at then, are a third of what ending a window takes."""
+        """Return a configuration without torch's own events, a third of the cost of ending a window, which are not
+        read.
+        """
         try:
             return self._c_profiler._ExperimentalConfig(trace_only=True)
         except TypeError:
@@ -175,7 +174,7 @@ class TorchProfiler:
 
 
 def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
-    """The kinds of devices that this torch was built for. Nothing is initialised by asking."""
+    """Return the kinds of devices that this torch was built for. Initialises nothing."""
     torch = sys.modules["torch"]
     found = []
     for name in DEVICES:
@@ -199,12 +198,12 @@ def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:
 
 
 def communicates() -> bool:
-    """Whether the script has process groups."""
+    """Return whether the script has process groups."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether this thread's CUDA stream is being captured. Nothing is initialised by asking."""
+    """Return whether this thread's CUDA stream is being captured. Initialises nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())

@@ -1,20 +1,18 @@
-"""Which steps begin profiler windows: step numbers that every rank computes for itself, and how time and cost set their
-distance.
+"""Choose the steps at which profiler windows begin, from step time and cost, on each rank alone.
 
-Nobody talks: a rank whose windows cost more has them at fewer of the same steps
---------------------------------------------------------------------------------
-Windows begin at multiples of a power of two of steps after the warm-up. The power follows from the step time and from
-what a window has cost; it changes only when it would be too small, or more than ROOM too large. So two ranks with
-different costs or step times have the same power, or powers of which one divides the other: the rarer windows are a
-subset of the more frequent ones. Of a young job there are full windows at the powers of two from
-FULL_FIRST_INTERVAL_STEPS on, as far as they are paid for: whether they are is asked for all windows up to that step
-together, as if each had been taken, so that it does not depend on which were.
+A rank whose windows cost more has them at fewer of the same steps
+------------------------------------------------------------------
+Windows begin at multiples of a power of two of steps after the warm-up. The power follows from the step time and the
+cost of a window; it changes only when it would be too small, or more than HYSTERESIS times too large. So of two ranks
+with different costs or step times the windows of one are a subset of the other's. Early in a run there are full windows
+at the powers of two from FULL_FIRST_INTERVAL_STEPS on, as far as the budget pays for all of them up to that step
+together, whether or not each was taken, so that ranks agree.
 
-Light windows follow each other without a gap while they are paid for. When they are not, they keep their length and
-begin less often: a longer one would cost more. What one records stays in the heap until it ends, between the buffers of
-the training, which then have to be made elsewhere: so one has no more steps than have LIGHT_EVENTS_MAX events.
+Light windows follow each other without a gap while the budget pays for them. Otherwise they keep their length and begin
+less often, since a longer one would cost more. The records of a window stay in the heap until it ends, between the
+buffers of the training, which then need new memory: so a light window has at most LIGHT_EVENTS_MAX events.
 
-`Allowance` bounds all this: no window begins that would overdraw the agent's account (`governor.py`).
+`Allowance` bounds all this: no window begins that would exceed the agent's budget (`governor.py`).
 """
 
 from typing import NamedTuple
@@ -24,35 +22,33 @@ from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS, nearest_power, p
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 FULL_FIRST_INTERVAL_STEPS = 32
-"""Where the second full window of a young job may be; the next ones at 64, 128 ... until the interval aimed at is
-reached."""
+"""Where the second full window of a run may be; the next ones at 64, 128 ... until the intended interval is reached."""
 LIGHT_FIRST_INTERVAL_STEPS = 8
 """Until the step time is known a light window begins after 8, 16, 32, 64 ... steps."""
 LIGHT_LENGTH_STEPS_MAX = 4096
 """Until the step time is known: should it never be, a window must not fill the memory."""
 FULL_COST_ASSUMED_NS = 60 * NS_PER_MS
-"""Until one has been paid for: two steps of 3,000 operators at 10 us. At the default budget one of them is within the
-first head start, two are not."""
+"""Until the first was measured: two steps of 3,000 operators at 10 us. The head start of the default budget pays for
+one of them, not for two."""
 LIGHT_COST_ASSUMED_NS = NS_PER_MS
-"""Of a light window whatever it sees: 1.1 ms of its begin and end, on two cores. Each step is 0.19 to 0.26 ms more with
-FSDP2 (45 events), 0.03 to 0.04 with DDP (6)."""
+"""The cost of a light window without its events: 1.1 ms of its begin and end. Each step adds 0.03 ms (DDP, 6 events) to
+0.26 ms (FSDP2, 45 events)."""
 INTERVAL_NS_MAX = 3600 * NS_PER_S
-"""Full windows that would have to be further apart are not taken: no one would wait for the next."""
+"""Full windows that would have to be further apart are not taken."""
 LIGHT_EVENTS_MAX = 512
-"""FSDP2 on a CPU, 75 events and 3 MiB of buffers a step, was left with 64 and 80 MiB more by 20 s with windows of 16
-steps, with 35 and 55 by such of 8, and with 10 to 24 by such of 4 (30 to 57 by 40 s). DDP has 7 events a step and keeps
-its buffers."""
+"""Bounds the memory that windows fragment. FSDP2 on a CPU, with 75 events and 3 MiB of buffers a step, held 64 to 80
+MiB more after 20 s with windows of 16 steps, and 10 to 24 with windows of 4."""
 
 
 class _LightCost(NamedTuple):
-    """What a light window costs at all, and for each step in it."""
+    """The cost of a light window: a fixed part, and a part per step."""
 
-    at_all_ns: float
-    a_step_ns: float
+    fixed_ns: float
+    step_ns: float
 
 
 class WindowPlan:
-    """Which step begins which window. Pure: step numbers and times in, decisions out."""
+    """Decide which step begins which window. Pure: step numbers and times in, decisions out."""
 
     def __init__(
         self,
@@ -82,36 +78,34 @@ class WindowPlan:
         """How many times further apart full windows are than without regard to cost, and light ones."""
         self.light_stretch_ratio = 1.0
 
-    # -- what is learnt -----------------------------------------------------------------------------------------------
+    # -- inputs -------------------------------------------------------------------------------------------------------
 
     def allow(self, allowance: Allowance) -> None:
-        """From now on windows may spend this."""
+        """Set what windows may spend from now on."""
         self._allowance = allowance
 
     def learn_step(self, step_ns: int) -> None:
-        """The present step time. Until it is known windows begin at powers of two of steps."""
+        """Set the present step time. Until it is known windows begin at powers of two of steps."""
         self._step_ns = max(1, step_ns)
         self._set_intervals()
 
     def learn_full(self, cost_ns: int) -> None:
-        """What a full window has cost all threads together."""
+        """Record the cost of a full window, of all threads together."""
         self._full_cost_ns = max(cost_ns, (self._full_cost_ns or 0) * 3 // 4)
         self._set_intervals()
 
     def learn_light(self, cost_ns: int, steps: int, events_a_step: float | None) -> None:
-        """What a light window of so many steps has cost all threads together, and what it has recorded of each."""
+        """Record the cost of a light window of `steps`, of all threads together, and its events per step."""
         if events_a_step is not None:
             self._light_events_a_step = max(events_a_step, self._light_events_a_step * 3 / 4)
-        at_all_ns = min(cost_ns, LIGHT_COST_ASSUMED_NS)
-        a_step_ns = (cost_ns - at_all_ns) / max(1, steps)
+        fixed_ns = min(cost_ns, LIGHT_COST_ASSUMED_NS)
+        per_step_ns = (cost_ns - fixed_ns) / max(1, steps)
         before = self._light_cost or _LightCost(0.0, 0.0)
-        self._light_cost = _LightCost(
-            max(at_all_ns, before.at_all_ns * 3 / 4), max(a_step_ns, before.a_step_ns * 3 / 4)
-        )
+        self._light_cost = _LightCost(max(fixed_ns, before.fixed_ns * 3 / 4), max(per_step_ns, before.step_ns * 3 / 4))
         self._set_intervals()
 
     def learn_too_large(self, *, full: bool) -> None:
-        """A window had more events than may be read: all it cost was for nothing, so the next one is shorter."""
+        """Shorten the next window: one had more events than may be read, so its cost was wasted."""
         if full:
             self.full_window_steps //= 2
         else:
@@ -123,36 +117,36 @@ class WindowPlan:
             self._set_full(self._step_ns)
 
     def _set_light(self, step_ns: int) -> None:
-        wished = self._collective_window_ns / step_ns
-        self._light_steps_timed = nearest_power(wished, self._light_steps_timed)
+        wanted = self._collective_window_ns / step_ns
+        self._light_steps_timed = nearest_power(wanted, self._light_steps_timed)
         self.light_window_steps = min(self._light_steps_timed, self._light_steps_max)
         share = 1.0 if FULL_WINDOWS in self._allowance.dropped else 0.5
-        paid_ns = _interval_paying(self._expected_light_ns, share * self._allowance.windows_ratio)
-        paid = paid_ns / step_ns
-        if paid <= self.light_window_steps:
+        affordable_ns = _affordable_interval_ns(self._expected_light_ns, share * self._allowance.windows_ratio)
+        affordable = affordable_ns / step_ns
+        if affordable <= self.light_window_steps:
             self.light_interval_steps = self.light_window_steps
         else:
-            self.light_interval_steps = nearest_power(paid, self.light_interval_steps)
+            self.light_interval_steps = nearest_power(affordable, self.light_interval_steps)
         self.light_stretch_ratio = self.light_interval_steps / self.light_window_steps
 
     def _set_full(self, step_ns: int) -> None:
-        wished = max(self._full_window_interval_ns / step_ns, 2 * self.full_window_steps)
-        paid_ns = _interval_paying(self._expected_full_ns, self._full_ratio)
-        self._full_is_too_rare = paid_ns > INTERVAL_NS_MAX
-        self.full_interval_steps = nearest_power(max(wished, paid_ns / step_ns), self.full_interval_steps)
-        self.full_stretch_ratio = max(1.0, self.full_interval_steps / power_at_least(wished))
+        wanted = max(self._full_window_interval_ns / step_ns, 2 * self.full_window_steps)
+        affordable_ns = _affordable_interval_ns(self._expected_full_ns, self._full_ratio)
+        self._full_is_too_rare = affordable_ns > INTERVAL_NS_MAX
+        self.full_interval_steps = nearest_power(max(wanted, affordable_ns / step_ns), self.full_interval_steps)
+        self.full_stretch_ratio = max(1.0, self.full_interval_steps / power_at_least(wanted))
 
-    # -- what is decided ----------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The kinds of window that are not taken at all, here or by the governor."""
+        """The kinds of window that are off, by this plan or by the governor."""
         full_is_off = self._full_is_too_rare or not self.full_window_steps
-        own = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
-        return own | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
+        planned = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
+        return planned | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
 
     def find_next(self, step: int) -> int:
-        """A step after this one before which no window begins or ends that has not begun yet."""
+        """Return a step after this one before which no planned window begins or ends."""
         since = step - self._warmup_steps
         if since < 0:
             return self._warmup_steps
@@ -168,19 +162,19 @@ class WindowPlan:
         return self._warmup_steps + min(found)
 
     def begins_full(self, step: int) -> bool:
-        """Whether a full window begins with this step."""
+        """Return whether a full window begins with this step."""
         since = step - self._warmup_steps
         if since < 0 or not self._is_full_step(since) or FULL_WINDOWS in self.dropped:
             return False
-        return self._is_paid(self._expected_full_ns) and (since == 0 or self._are_all_paid(since))
+        return self._is_affordable(self._expected_full_ns) and (since == 0 or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
-        """Whether the light window is handed over at this step and a new one begun."""
+        """Return whether a light window begins with this step, and the one before ends."""
         since = step - self._warmup_steps
         return since >= 0 and self._is_light_step(since) and self._light_is_allowed
 
     def is_light(self, step: int) -> bool:
-        """Whether a light window may go on over this step."""
+        """Return whether a light window may continue over this step."""
         since = step - self._warmup_steps
         if LIGHT_WINDOWS in self._allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
             return False
@@ -192,16 +186,16 @@ class WindowPlan:
 
     @property
     def _expected_light_ns(self) -> int:
-        """What the next light window will cost: one that is shorter than those before will cost less."""
+        """The expected cost of the next light window, by its length."""
         if self._light_cost is None:
             return LIGHT_COST_ASSUMED_NS
         is_unknown = self.light_window_steps == UNKNOWN_STEPS
         steps = LIGHT_FIRST_INTERVAL_STEPS if is_unknown else self.light_window_steps
-        return round(self._light_cost.at_all_ns + steps * self._light_cost.a_step_ns)
+        return round(self._light_cost.fixed_ns + steps * self._light_cost.step_ns)
 
     @property
     def _light_steps_max(self) -> int:
-        """The power of two of steps whose events are not too many."""
+        """The largest power of two of steps with at most LIGHT_EVENTS_MAX events."""
         if not self._light_events_a_step:
             return UNKNOWN_STEPS
         return 1 << max(0, int(LIGHT_EVENTS_MAX / self._light_events_a_step).bit_length() - 1)
@@ -212,7 +206,7 @@ class WindowPlan:
 
     @property
     def _light_is_allowed(self) -> bool:
-        return LIGHT_WINDOWS not in self._allowance.dropped and self._is_paid(self._expected_light_ns)
+        return LIGHT_WINDOWS not in self._allowance.dropped and self._is_affordable(self._expected_light_ns)
 
     def _is_full_step(self, since: int) -> bool:
         if since & (self.full_interval_steps - 1) == 0:
@@ -225,19 +219,19 @@ class WindowPlan:
             return is_power or since % LIGHT_LENGTH_STEPS_MAX == 0
         return since & (self.light_interval_steps - 1) == 0
 
-    def _is_paid(self, cost_ns: int) -> bool:
+    def _is_affordable(self, cost_ns: int) -> bool:
         return cost_ns <= self._allowance.budget_left_ns
 
-    def _are_all_paid(self, since: int) -> bool:
-        """Whether the full windows' share of the time so far pays for all of them up to this step."""
+    def _are_all_affordable(self, since: int) -> bool:
+        """Return whether the full windows' share of the time so far pays for all of them up to this step."""
         interval = self.full_interval_steps
-        young = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
-        count = 1 + young + since // interval
+        early = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
+        count = 1 + early + since // interval
         return count * self._expected_full_ns <= self._full_ratio * (self._allowance.elapsed_ns + HEAD_START_NS)
 
 
-def _interval_paying(cost_ns: int, ratio: float) -> float:
-    """The interval of which the cost is that ratio."""
+def _affordable_interval_ns(cost_ns: int, ratio: float) -> float:
+    """Return the interval of which the cost is this ratio."""
     return cost_ns / ratio if ratio > 0 else float(UNKNOWN_STEPS)
 
 

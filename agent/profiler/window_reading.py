@@ -1,7 +1,7 @@
-"""Reads a window's activities off the profiler's result: the communication on the host, a full window's columns.
+"""Read a window's activities from the profiler's result: the communication on the host, a full window's columns.
 
-Each call into Kineto takes 0.15 to 0.25 us with the GIL held. So what is not needed is passed over by its type, the
-others are read in short batches with the GIL let go in between, and the memory of each batch is given back with it.
+Each call into Kineto takes 0.15 to 0.25 us with the GIL held. So activities that are not needed are skipped by their
+type, and the others are read in short batches; after each its memory is freed and the GIL released.
 """
 
 from array import array
@@ -16,15 +16,15 @@ from rankscope.measure.window_columns import WindowColumns
 BATCH_EVENTS = 250
 """0.5 to 0.8 ms with the GIL held."""
 LAUNCHED_BY_COLLECTIVES = "record_param_comms"
-"""The operator with which torch says what a collective is; kernels of communication are linked to it."""
+"""The operator that describes a collective; kernels of communication are linked to it."""
 _ON_CPU = frozenset({Category.CPU_OP})
 _ON_DEVICE = frozenset({*DEVICE_WORK, *LAUNCHES})
-"""With a device at work operators tell nothing more."""
+"""Operators are not needed when a device is in use."""
 _MAY_BE_RANGES = frozenset({Category.ANNOTATION, Category.CPU_OP})
 
 
 class HostRange(NamedTuple):
-    """A communication that a backend on the CPU did itself, by the host clock."""
+    """A communication by a backend on the CPU, by the host clock."""
 
     name: str
     start_host_ns: int
@@ -34,7 +34,7 @@ class HostRange(NamedTuple):
 
 
 class ReadWindow(NamedTuple):
-    """What was read: the communication on the host by start, and the columns of a full window, by the wall clock."""
+    """The communication on the host, sorted by start, and the columns of a full window, by the wall clock."""
 
     ranges: list[HostRange]
     columns: WindowColumns | None
@@ -55,22 +55,22 @@ class _Reader:
     def __init__(self, window: RawWindow) -> None:
         self._window = window
         self._wanted = (_ON_DEVICE if window.on_device else _ON_CPU) if window.full else frozenset()
-        self._looked_at = self._wanted | ({Category.ANNOTATION} if window.full else _MAY_BE_RANGES)
-        self._kinds: dict[str, Category] = {}
+        self._used_types = self._wanted | ({Category.ANNOTATION} if window.full else _MAY_BE_RANGES)
+        self._category_of_type: dict[str, Category] = {}
         self._ranges: list[HostRange] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
-        self._declared_fields: dict[int, str] = {}
+        self._collective_metadata: dict[int, str] = {}
         self._category, self._name, self._lane = array("b"), array("i"), array("i")
         self._start_ns, self._duration_ns, self._correlation = array("q"), array("q"), array("q")
 
     def read(self, activity: Any) -> None:
-        """Take over what is needed of one activity."""
+        """Read one activity, if it is needed."""
         spelling = activity.type()
-        kind = self._kinds.get(spelling)
+        kind = self._category_of_type.get(spelling)
         if kind is None:
-            kind = self._kinds[spelling] = find_category(spelling)
-        if kind not in self._looked_at:
+            kind = self._category_of_type[spelling] = find_category(spelling)
+        if kind not in self._used_types:
             return
         name = activity.name()
         if self._window.full and (kind in self._wanted or is_backend_range(name)):
@@ -88,7 +88,7 @@ class _Reader:
         if kind is Category.KERNEL:
             launcher = activity.linked_activity()
             if launcher is not None and launcher.name() == LAUNCHED_BY_COLLECTIVES:
-                self._declared_fields[len(self._start_ns)] = launcher.metadata_json()
+                self._collective_metadata[len(self._start_ns)] = launcher.metadata_json()
         self._category.append(kind)
         self._name.append(self._names.setdefault(name, len(self._names)))
         self._lane.append(self._lanes.setdefault(lane, len(self._lanes)))
@@ -109,6 +109,6 @@ class _Reader:
             start_ns=self._start_ns.tobytes(),
             duration_ns=self._duration_ns.tobytes(),
             correlation=self._correlation.tobytes(),
-            metadata=self._declared_fields,
+            metadata=self._collective_metadata,
         )
         return ReadWindow(ranges, columns)

@@ -1,7 +1,7 @@
-"""A finished profiler window -> collectives with group and sequence, and the breakdown of each step.
+"""Reduce a finished profiler window to collectives with group and sequence, and a breakdown of each step.
 
-Runs on the agent thread. What a light window tells is placed here; a full one is read here (`window_reading.py`) and
-broken down in a process of its own (`reduction_process.py`), so that what it tells comes a little later.
+Runs on the agent thread. A light window is reduced here; a full one is read here (`window_reading.py`) and broken down
+in a process of its own (`reduction_process.py`), so that its results come a little later.
 """
 
 import json
@@ -29,7 +29,7 @@ STEPS_CUT = "steps_cut"
 
 
 class GroupSource:
-    """Where groups and sequences are looked up: `process_groups.py` for the real ones."""
+    """The source of groups and sequences: `process_groups.py` outside of tests."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class GroupSource:
         self.read_entries = read_entries
 
 
-class _Host(NamedTuple):
-    """What the host itself communicated in a window: the ranges that are there, the first and last sequence that each
-    group enqueued by its number, how many of these operations are not there, and the steps known to have all of theirs.
+class _HostCommunication(NamedTuple):
+    """The communication of the host in a window: the recorded ranges, the first and last sequence that each group
+    enqueued by its number, how many of these operations have no range, and the steps known to be complete.
     """
 
     communication: Sequence[HostRange]
@@ -52,9 +52,9 @@ class _Host(NamedTuple):
 
 
 class WindowReduction:
-    """Reduces one rank's windows, one after the other, and remembers which thread works for which process group.
+    """Reduce the windows of one rank, one after the other, and keep which thread works for which process group.
 
-    A window of more than `events_max` events is skipped and counted: a part of it would pass for idle time.
+    A window of more than `events_max` events is skipped and counted: unread events would count as idle time.
     """
 
     def __init__(
@@ -72,28 +72,28 @@ class WindowReduction:
         self._group_of_thread: dict[int, int] = {}
         self._torch_name_of_group: dict[int, str] = {}
         self._known_groups: dict[str, GroupInfo] = {}
-        self._of_host: dict[int, list[CollectiveRecord] | None] = {}
+        self._host_collectives: dict[int, list[CollectiveRecord] | None] = {}
         self._skipped: dict[str, int] = {}
         self.light_events_a_step: float | None = None
-        """What the last light window has recorded, whatever it was of; None before the first."""
+        """The activities per step in the last light window, of any kind; None before the first."""
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many windows, steps and collectives were not used, by reason."""
+        """The windows, steps and collectives not used, by reason."""
         return {**self._skipped, **self._children.failed}
 
     @property
     def windows_too_large(self) -> int:
-        """How many windows had more events than may be read."""
+        """The number of windows with more events than may be read."""
         return self._skipped.get(TOO_LARGE, 0)
 
     @property
     def child_cpu_ns(self) -> int:
-        """The CPU time of the processes that have broken windows down."""
+        """The CPU time of the child processes."""
         return self._children.cpu_ns
 
     def reduce(self, window: RawWindow) -> ReducedWindow:
-        """What can be told of the window at once; the breakdown of a full one comes with `collect`."""
+        """Return the results that are known at once; the breakdown of a full window comes with `collect`."""
         if not window.steps:
             return EMPTY_WINDOW
         found = window.result.trace_activities()
@@ -103,24 +103,24 @@ class WindowReduction:
             self._count(TOO_LARGE)
             return EMPTY_WINDOW
         read = read_window(window, found, self._yield_gil)
-        host = _look_at_host(window, read.ranges)
+        host = _match_host(window, read.ranges)
         if host.lost:
             self._count(LOST, host.lost)
         if read.columns is not None and not self._submit(window, read.columns, host.whole):
             return EMPTY_WINDOW
         placed = self._place(window, host)
         if window.on_device:
-            # All collectives of a step are told together, when it is known which steps are whole.
+            # All collectives of a step are returned together, when it is known which steps are complete.
             bounds = window.steps[0].step, window.steps[-1].step
-            self._of_host[bounds[0]] = placed.collectives if placed.covered_steps == bounds else None
-            while len(self._of_host) > PENDING_ANSWERS_MAX:
-                del self._of_host[min(self._of_host)]
+            self._host_collectives[bounds[0]] = placed.collectives if placed.covered_steps == bounds else None
+            while len(self._host_collectives) > PENDING_ANSWERS_MAX:
+                del self._host_collectives[min(self._host_collectives)]
             return EMPTY_WINDOW
         return placed
 
     def _submit(self, window: RawWindow, columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
-        """Have a full window broken down; whether that can be. A step on the host that lacks a communication would pass
-        for one without; a device's is told by its kernels.
+        """Submit a full window for its breakdown; return False if its data cannot be written. On the host a step that
+        lacks a communication is left out, since it would count as one without; a device's has its kernels.
         """
         if not window.on_device and len(whole) < len(window.steps):
             self._count(STEPS_CUT, len(window.steps) - len(whole))
@@ -134,27 +134,29 @@ class WindowReduction:
         return True
 
     def collect(self) -> list[ReducedWindow]:
-        """What the full windows tell that have been broken down since. Never waits."""
-        return [self._take(answer) for answer in self._children.collect()]
+        """Return the results of full windows since the last call. Never waits."""
+        return [self._to_reduced_window(answer) for answer in self._children.collect()]
 
     def finish(self) -> list[ReducedWindow]:
-        """What the full windows tell that have not been collected; those not broken down yet are now, right here."""
-        return [self._take(answer) for answer in self._children.finish()]
+        """Return the results of all full windows not collected yet; those not broken down yet are computed here."""
+        return [self._to_reduced_window(answer) for answer in self._children.finish()]
 
     def _count(self, reason: str, count: int = 1) -> None:
         self._skipped[reason] = self._skipped.get(reason, 0) + count
 
     # -- on a device --------------------------------------------------------------------------------------------------
 
-    def _take(self, answer: WindowAnswer) -> ReducedWindow:
+    def _to_reduced_window(self, answer: WindowAnswer) -> ReducedWindow:
         if answer.steps_cut:
             self._count(STEPS_CUT, answer.steps_cut)
         breakdowns = list(answer.breakdowns)
         if not answer.on_device:
             return ReducedWindow([], breakdowns, None)
-        of_host = self._of_host.get(answer.first_step)
-        # Answers come in the windows' order: those of earlier windows that are not here have failed.
-        self._of_host = {first: found for first, found in self._of_host.items() if first > answer.first_step}
+        of_host = self._host_collectives.get(answer.first_step)
+        # Answers come in the order of the windows: those of earlier ones that are missing have failed.
+        self._host_collectives = {
+            first: found for first, found in self._host_collectives.items() if first > answer.first_step
+        }
         of_device = self._name_groups(answer.collectives)
         if of_host is None or of_device is None:
             return ReducedWindow([], breakdowns, None)
@@ -164,8 +166,8 @@ class WindowReduction:
         return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if in_a_row else None)
 
     def _name_groups(self, found: Sequence[DeviceCollective]) -> list[CollectiveRecord] | None:
-        """As `_place`: None when some cannot be given their group. What is point to point is not waited for on every
-        member, so that one without a group is only left out.
+        """Return the collectives with their groups; None when one has none. Point-to-point operations are not waited
+        for by every member, so that one without a group is only left out.
         """
         self._known_groups.update(self._source.read_groups() if found else {})
         records = []
@@ -191,22 +193,22 @@ class WindowReduction:
         return records
 
     def _find_group_of(self, found: DeviceCollective) -> GroupInfo | None:
-        """By torch's own name of it. A replayed graph does not tell: with one group there is no doubt."""
+        """Return the group by torch's name. A replayed graph has no name: then a single group is the one."""
         if found.group_name is None and len(self._known_groups) == 1:
             return next(iter(self._known_groups.values()))
         return self._known_groups.get(found.group_name or "")
 
     # -- groups and sequences -----------------------------------------------------------------------------------------
 
-    def _place(self, window: RawWindow, host: _Host) -> ReducedWindow:
-        """The collectives that began within the window's steps. Nothing when one cannot be given its group, since then
-        no step is known to have been seen whole.
+    def _place(self, window: RawWindow, host: _HostCommunication) -> ReducedWindow:
+        """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since
+        then no step is known to be complete.
         """
         counted = [found for found in host.communication if _op(found) not in POINT_TO_POINT_OPS]
         self._learn_threads(counted, host.enqueued)
         groups = self._find_groups(host.enqueued)
-        strangers = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
-        if strangers:
+        unknown = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
+        if unknown:
             self._count("collectives_unplaced", len(counted))
             return EMPTY_WINDOW
         whole = [record.step for record in host.whole]
@@ -223,7 +225,7 @@ class WindowReduction:
         return ReducedWindow(records, [], (whole[0], whole[-1]) if whole else None)
 
     def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
-        """Each process group has worker threads of its own, which stay. Learnt once, the cheap status is enough."""
+        """Learn the worker threads of each process group, which stay. Known once, the cheap status is enough."""
         if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
             return
         if len(enqueued) == 1:
@@ -234,14 +236,14 @@ class WindowReduction:
         if [entry.op for entry in wanted] != [_op(found) for found in counted]:
             return
         pairs = {(found.thread, entry.group_number) for found, entry in zip(counted, wanted, strict=True)}
-        # Two groups' operations may begin in another order than they were enqueued in: then a thread has two groups.
+        # Operations of two groups may begin in another order than they were enqueued: then a thread has two groups.
         learnt = dict(pairs)
         if len(learnt) == len(pairs) and all(self._group_of_thread.get(t, g) == g for t, g in pairs):
             self._group_of_thread.update(learnt)
 
     def _find_groups(self, enqueued: Mapping[int, tuple[int, int]]) -> dict[int, GroupInfo]:
-        """The process group behind each of torch's group numbers. Remembered: the last windows are reduced when the
-        script has destroyed its groups already.
+        """Return the process group of each of torch's group numbers. Kept, since the last windows are reduced after the
+        script has destroyed its groups.
         """
         self._known_groups.update(self._source.read_groups())
         if len(self._known_groups) == 1 and len(enqueued) == 1:
@@ -258,8 +260,8 @@ class WindowReduction:
 
 
 def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
-    """What the child is given: the columns, or the file of a device's window where torch tells it only there. Raises
-    OSError when that cannot be written.
+    """Return the input of the child: the columns, or the trace file of a device's window where torch has its data only
+    there. Raises OSError when that cannot be written.
     """
     is_in_file = window.on_device and isinstance(window.result, SessionEvents)
     return WindowRequest(
@@ -276,26 +278,26 @@ def _within(sequence: int, bounds: tuple[int, int]) -> bool:
 
 
 def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int) -> int | None:
-    """The step in which a moment lies; None outside all steps, as in an evaluation."""
+    """Return the step at this host time; None outside all steps, as in an evaluation."""
     position = bisect_right(starts_ns, host_ns) - 1
     return steps[position].step if position >= 0 and host_ns < steps[position].end_host_ns else None
 
 
-def _look_at_host(window: RawWindow, communication: Sequence[HostRange]) -> _Host:
+def _match_host(window: RawWindow, communication: Sequence[HostRange]) -> _HostCommunication:
     counted = count_enqueued(window.enqueued_before, window.enqueued_after)
     enqueued = {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
     lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
     whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
-    return _Host(communication, enqueued, lost, whole)
+    return _HostCommunication(communication, enqueued, lost, whole)
 
 
 def _find_steps_before(
     steps: Sequence[StepRecord], communication: Sequence[HostRange], lost: int
 ) -> Sequence[StepRecord]:
-    """The steps before the first one that lacks an operation, when so many are lost.
+    """Return the steps before the first one that lacks an operation, when `lost` are missing.
 
-    Up to torch 2.12 gloo ends its range after it has let training go on, so that the last range of a window is missing
-    in one of ten. Where the missing ones just make all steps alike it is known which steps lack them.
+    Up to torch 2.12 gloo ends its range after training has proceeded, so that the last range of one in ten windows is
+    missing. If adding the missing ones makes all steps alike, it is known which steps lack them.
     """
     starts_ns = [step.start_host_ns for step in steps]
     steps_of = [_step_at(steps, starts_ns, found.start_host_ns) for found in communication]
@@ -327,7 +329,7 @@ def _to_record(step: int, found: HostRange, group: GroupInfo, sequence: int | No
 
 
 def parse_bytes(metadata: str) -> int | None:
-    """The size of an operation's inputs from Kineto's metadata, None when it does not tell.
+    """Return the bytes of an operation's inputs from Kineto's metadata, None when it has none.
 
     >>> parse_bytes('"Input type": ["float"], "Input Dims": [[131584]]')
     526336

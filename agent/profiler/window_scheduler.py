@@ -1,7 +1,8 @@
-"""Profiler windows: nearly always a light one that sees collectives, now and then a full one that sees operators.
+"""Start and stop profiler windows: nearly always a light one, with collectives, and sometimes a full one, with
+operators.
 
-Windows begin and end at step boundaries, on step numbers that every rank computes for itself: the ranks pay at the
-same steps, so nobody waits for a neighbour's window, and the windows hold the same collectives everywhere.
+Windows begin and end at step boundaries, on step numbers that every rank computes alone: all ranks have the cost at the
+same steps, so none waits for another's window, and the windows have the same collectives on every rank.
 """
 
 import threading
@@ -17,13 +18,13 @@ from rankscope.measure.records import StepRecord
 
 PART = "windows"
 USER_PROFILER_WAIT_S = 2.0
-"""How long the user's profiler, beginning on another thread, may be held up until a step boundary has ended ours."""
+"""Time for which the user's profiler, starting on another thread, is delayed until a step boundary has ended ours."""
 
 
 class Profiler(Protocol):
-    """What windows need of a profiler; `torch_profiler.TorchProfiler` is the real one.
+    """A profiler for windows, as `torch_profiler.TorchProfiler`.
 
-    One session at a time, ended on the thread that began it: anything else is a RuntimeError and changes nothing.
+    One session at a time, ended on the thread that began it: anything else raises RuntimeError and changes nothing.
     """
 
     @property
@@ -42,7 +43,7 @@ class Profiler(Protocol):
         ...
 
     def is_busy(self) -> bool:
-        """Whether anybody's profiler is on in this thread."""
+        """Return whether any profiler is on in this thread."""
         ...
 
     def start(self, *, full: bool) -> None:
@@ -55,13 +56,13 @@ class Profiler(Protocol):
 
 
 class RawWindow(NamedTuple):
-    """A finished window as the training thread hands it over.
+    """A finished window, from the training thread.
 
-    `wall_minus_host_ns` takes Kineto's wall-clock times to the host clock, `enqueued_before` and `enqueued_after` are
-    the last sequence numbers of each process group at its begin and end, `training_cost_ns` the CPU time that
-    beginning and ending it took the training thread. With `on_device` a full window holds what a device did, and one
-    step more than is to be reported: the last only says where the one before ends. `resident_before_bytes` is what the
-    process had in memory at its begin, None: not known.
+    `wall_minus_host_ns` converts Kineto's wall-clock times to the host clock. `enqueued_before` and `enqueued_after`
+    are the last sequence numbers of each process group at its begin and end. `training_cost_ns` is the CPU time of
+    beginning and ending it on the training thread. With `on_device` a full window has a device's work, and one step
+    more than is reported: the last only bounds the one before. `resident_before_bytes` is the resident memory of the
+    process at its begin, None: not known.
     """
 
     full: bool
@@ -76,15 +77,14 @@ class RawWindow(NamedTuple):
 
 
 class WindowScheduler:
-    """Starts and stops windows on the training thread, as the plan says. Finished ones go to `on_window`.
+    """Start and stop windows on the training thread, by the plan. Finished ones go to `on_window`.
 
-    A window during which the user's own profiler began is thrown away and counted in `skipped`; none is started while
-    it runs. So is the first one of a device, which lasts one step and is taken as soon as the device is in use: while
-    `is_capturing` says that a CUDA graph is being captured none begins or ends.
+    A window during which the user's profiler began is discarded and counted in `skipped`; none starts while it runs.
+    The first window of a device, which lasts one step and starts as soon as the device is in use, is discarded as well.
+    No window begins or ends while `is_capturing` returns that a CUDA graph is being captured.
 
-    A full window is left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
-    while `light_is_useful` says that they would tell nothing: where all communication is on a device, the ranges of its
-    backend only span the enqueueing.
+    Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
+    unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
     """
 
     def __init__(
@@ -125,56 +125,56 @@ class WindowScheduler:
         self._user_profilers = 0
         self._is_idle = threading.Event()
         self._is_idle.set()
-        self._beginning = threading.RLock()  # a signal handler of the script may begin a profiler right inside
+        self._beginning = threading.RLock()  # a signal handler of the script may start a profiler right inside
         self._full_in_run_ns = 0
         self.skipped: dict[str, int] = {}
         self.full_spent_ns = 0
-        """CPU time that beginning and ending full windows took so far; all else is the light ones'."""
+        """CPU time of beginning and ending full windows so far; the rest is that of light ones."""
         self.light_spent_ns = 0
 
     def on_steps(self, steps: Steps) -> None:
-        """A step has ended, or several in a row; called before `on_boundary`."""
+        """Add a finished step, or consecutive ones; called before `on_boundary`."""
         if self._running is not None:
             self._steps.append(steps)
             self._step_count += count_steps(steps)
 
     def on_boundary(self, step: int) -> None:
-        """A step begins."""
+        """Begin or end a window at the begin of this step, if that is due."""
         try:
             if self._guard.is_off(PART):
                 if self._running is not None and not self._is_capturing():
                     self.close()
                 return
             is_due = self._is_due(step)
-        except Exception as error:  # noqa: BLE001 - as in _run, without reading its clock
+        except Exception as error:  # noqa: BLE001 - as in _run, without reading the clock
             self._guard.record(PART, error)
             return
         if is_due:
             self._run(self._advance, step)
 
     def find_next(self, step: int) -> int:
-        """The first step after this one at whose begin there may be something to do."""
+        """Return the first step after this one at which a window may begin or end."""
         is_soon = self._running or self._user_profilers or (self._full_wanted and self._profiler.is_first_of_device)
         return step + 1 if is_soon else self._plan.find_next(step)
 
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
-        """The user's profiler is about to begin, or has ended, on any thread. Returns when ours is off."""
+        """Handle the begin or the end of the user's profiler, on any thread. Returns when ours is off."""
         with self._beginning:  # a window of ours that is just beginning must be seen
             self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
             ours_is_on = begins and self._running is not None
         if ours_is_on and get_ident() == self._thread:
             self._discard("user_profiler")
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
-            # Once theirs has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13). So
-            # it stays on, and as the profiler is busy for good there are no more windows.
+            # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
+            # So it stays on, and there are no more windows.
             self._running = None
             self._count_skip("user_profiler")
 
     def close(self) -> None:
-        """End the running window, if this is its thread, and hand it over. Never raises.
+        """End the running window, if this is its thread, and pass it on. Never raises.
 
-        For moments that no window may span: an evaluation, a fork (the child would go on recording, into memory that
-        nobody frees) and the end of the process (which would crash).
+        For what no window may span: an evaluation, a fork (the child would continue to record, into memory that is
+        never freed) and the end of the process (which would crash).
         """
         if self._running is not None and get_ident() == self._thread:
             if self._is_first_of_device:
@@ -193,7 +193,7 @@ class WindowScheduler:
         self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
 
     def _is_due(self, step: int) -> bool:
-        """Whether there may be anything to do. Mostly not: then the meter's clock, 5 us amid training, is not read."""
+        """Return whether a window may begin or end: mostly not, and then the CPU clock, 5 us, is not read."""
         return (
             self._plan.begins_light(step)
             or self._plan.begins_full(step)
@@ -225,8 +225,8 @@ class WindowScheduler:
             self._begin(full=begins_full)
 
     def _has_run_its_length(self, step: int) -> bool:
-        """Whether the running window, if any, has all the steps it was meant to have. The first one of a device ends
-        after a step; its others have one more than is told of.
+        """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
+        of a device one more than is reported.
         """
         if self._running:
             wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device

@@ -1,20 +1,20 @@
-"""Device times of the phases of a step, from CUDA events at the moments at which the host clock is read.
+"""Measure the device times of a step's phases with CUDA events, recorded where the hooks read the host clock.
 
-    host      moment ------ forward ------ moment ------ backward ------ moment          StepTimer: charges, by host ns
-    stream    event 0                      event 1                       event 2         here: one event per moment
+    host      hook event --- forward ----- hook event --- backward ----- hook event      StepTimer: charges, by host ns
+    stream    event 0                      event 1                       event 2         here: one CUDA event for each
     device    ---------- forward ---------|----------- backward ---------|               elapsed_time(0, i), later
 
-An event is a mark in the current stream; the device notes the time when it gets there, so what is measured is the time
-between two marks by the device's clock: its work on that stream and the gaps in it. Other streams (communication) are
-seen only as far as this one waits for them. Nothing here ever waits for the device: `record()` and `query()` only, and
-`elapsed_time()` of events that are known to be over. The record of a timed step waits for its device times, those
-behind it wait with it, `RECORDS_WAITING_MAX` at most.
+A CUDA event is a mark in the current stream; the device stores the time when it reaches it. So the time between two
+marks is the device's work on that stream and the gaps in it. Other streams (communication) count only as far as this
+one waits for them. Nothing here ever waits for the device: only `record()`, `query()`, and `elapsed_time()` of events
+that are known to be complete. The record of a timed step is held back until its device times are known, and the records
+after it with it, `RECORDS_WAITING_MAX` at most.
 
-While a CUDA graph is captured a query, on whatever stream, would kill the capture, and an event recorded into it would
-never tell a time. So a step within which a capture is seen goes without device times, and what waits is asked later.
-`GraphCaptures` knows of them.
+While a CUDA graph is being captured a query, on any stream, would invalidate the capture, and an event recorded into it
+would never have a time. So a step within which `GraphCaptures` reports one has no device times, and held records are
+queried later.
 
-An event costs one to three microseconds, so not every step is timed: TimingPlan says which, the same on every rank.
+An event costs one to three microseconds, so not every step is timed: TimingPlan selects them, the same on every rank.
 """
 
 from collections import deque
@@ -33,17 +33,16 @@ from rankscope.measure.units import NS_PER_MS
 PART = "device_times"
 
 EVENTS_MAX = 512
-"""HookEvents there may be at once: a timed step of 64 micro batches has about 260 moments, and two may be on their
-way."""
+"""CUDA events in existence at once: a timed step of 64 micro batches has about 260, and two steps may be in flight."""
 
 RECORDS_WAITING_MAX = 8
-"""Records that may wait for device times. The host is seldom more than two steps ahead of the device."""
+"""Records held back for device times. The host is seldom more than two steps ahead of the device."""
 
 QUERY_INTERVAL_NS = 50 * NS_PER_MS
-"""Between two steps it is asked again that often: a record of a long step must not wait for the end of the next."""
+"""Time between queries within a step: the record of a long step must not wait for the end of the next one."""
 
 INTERVAL_STEPS_FIRST = 16
-"""Until the step time is known."""
+"""Used until the step time is known."""
 
 INTERVAL_STEPS_MAX = 4096
 
@@ -57,10 +56,10 @@ ERROR = "error"
 
 
 class TimingPlan:
-    """Which steps are timed on the device. Pure: step numbers and times in, decisions out.
+    """Choose the steps that are timed on the device. Pure: step numbers and times in, decisions out.
 
-    Every 2^n-th step from `warmup_steps` on, n as small as the cost allows: over all steps the events may cost
-    `overhead_ratio_max` of the time. Ranks that disagree about n still have every step of the rarer one in common.
+    These are every 2^n-th step from `warmup_steps` on, with the smallest n at which the events cost at most
+    `overhead_ratio_max` of the time of all steps. Ranks with different n have all steps of the larger n in common.
     """
 
     def __init__(self, *, warmup_steps: int, overhead_ratio_max: float) -> None:
@@ -71,17 +70,17 @@ class TimingPlan:
         self.interval_steps = INTERVAL_STEPS_FIRST
 
     def learn_step(self, step_ns: int) -> None:
-        """The present step time."""
+        """Set the present step time."""
         self._step_ns = step_ns
         self._choose()
 
     def learn_cost(self, cost_ns: int) -> None:
-        """What timing one step has cost. A cost that was seen once is forgotten by a quarter with every timed step."""
+        """Record the cost of timing one step. An earlier higher cost decays by a quarter with every timed step."""
         self._cost_ns = max(cost_ns, self._cost_ns * 3 // 4)
         self._choose()
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is to be timed.
+        """Return whether this step is to be timed.
 
         >>> plan = TimingPlan(warmup_steps=4, overhead_ratio_max=0.001)
         >>> plan.learn_cost(25_000)
@@ -93,12 +92,12 @@ class TimingPlan:
         return since >= 0 and since % self.interval_steps == 0
 
     def find_next(self, step: int) -> int:
-        """The first step after this one that is to be timed."""
+        """Return the first step after this one that is to be timed."""
         since = max(-1, step - self._warmup_steps)
         return self._warmup_steps + (since // self.interval_steps + 1) * self.interval_steps
 
     def _choose(self) -> None:
-        """The smallest sufficient power of two; a shorter interval only with room to spare, so that it stands still."""
+        """Set the smallest sufficient power of two; shorten the interval only with a margin, so that it is stable."""
         allowed_ns = self._overhead_ratio_max * self._step_ns
         if allowed_ns <= 0 or self._cost_ns <= 0:
             return
@@ -111,7 +110,7 @@ class TimingPlan:
 
 
 class _Timing(msgspec.Struct):
-    """A step that is timed: its events by the host ns of their moments, and what StepTimer charged, in order."""
+    """A step that is timed: its CUDA events by host ns, and the charges of StepTimer, in order."""
 
     step: int
     thread: int
@@ -125,17 +124,17 @@ class _Timing(msgspec.Struct):
 
     @property
     def marks_cost_ns(self) -> int:
-        """What its marks have cost; one that blocked, or whose thread was put aside, counts as the middle one does."""
+        """The cost of its marks, each at the median, since one may have blocked or lost its core."""
         return sorted(self.costs_ns)[(len(self.costs_ns) - 1) // 2] * len(self.costs_ns)
 
 
 class DeviceTimers:
-    """Times steps on the device, on the training thread; `on_record` gets every record it was given, in order.
+    """Time steps on the device, on the training thread. `on_record` gets every record passed in, in order.
 
-    `cuda` is torch.cuda or what stands in for it. No error leaves this class: the first one is counted and ends it, for
-    a wrong call of CUDA must not be made twice. `skipped` counts the steps that were to be timed and were not, by
-    reason. `spent_ns` is an estimate: a mark that blocks because the device's queue is full is counted as the others
-    are, since the training's own next launch would have blocked in its place.
+    `cuda` is torch.cuda or a stand-in. No error leaves this class: the first one is counted and ends all timing, since
+    a wrong call of CUDA must not be repeated. `skipped` counts the steps that were due and not timed, by reason.
+    `spent_ns` is an estimate: a mark that blocks because the device's queue is full counts like the others, since the
+    next launch of the training would have blocked instead.
     """
 
     def __init__(
@@ -162,76 +161,76 @@ class DeviceTimers:
         self._free: dict[int, list[Any]] = {}
         self._timing: _Timing | None = None
         self._waiting: deque[tuple[StepRecord, _Timing | None]] = deque()
-        self._asked_ns = 0
+        self._queried_ns = 0
         self._is_off = False
         self.skipped: dict[str, int] = {}
         self.spent_ns = 0
 
     @property
     def records_waiting(self) -> int:
-        """How many records wait for device times, and those behind them."""
+        """The number of records held back, for device times or behind such a record."""
         return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no step is being timed and no record waits, so that a record may be given on another thread."""
+        """Whether no step is being timed and no record held back, so that `on_record` may be called on any thread."""
         return self._timing is None and not self._waiting
 
     def find_next(self, step: int) -> int:
-        """The first step after this one whose begin, or whose end, must be seen at its moment."""
+        """Return the first step after this one whose begin must be processed inline, or this one's end."""
         return step + 1 if self._timing is not None else self.plan.find_next(step)
 
-    # -- what StepTimer and the hooks tell ----------------------------------------------------------------------------
+    # -- called by StepTimer and the hooks ----------------------------------------------------------------------------
 
     def read_event_ns(self) -> int:
-        """The time of a moment by the host clock; within a step that is timed the stream is marked, too."""
+        """Return the time of a hook event by the host clock; within a timed step also mark the stream."""
         now_ns = self._read_clock_ns()
         if self._timing is not None:
             self._mark(self._timing, now_ns)
-        elif self._waiting and now_ns - self._asked_ns >= QUERY_INTERVAL_NS:
-            self._settle(now_ns)
+        elif self._waiting and now_ns - self._queried_ns >= QUERY_INTERVAL_NS:
+            self._release_records(now_ns)
         return now_ns
 
     def on_boundary(self, step: int) -> None:
-        """A step begins at this very moment."""
+        """Begin to time this step, which begins now, if it is due."""
         if self._is_off or not self.plan.is_due(step):
             return
         try:
-            if self._cuda.is_initialized():  # asking anything else would start CUDA
+            if self._cuda.is_initialized():  # any other call would initialise CUDA
                 self._begin(step)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._fail(error)
 
     def on_charge(self, now_ns: int, phase: str) -> None:
-        """StepTimer has charged the time from the moment before up to that of `now_ns` to the phase."""
+        """Record that StepTimer has charged the time up to `now_ns` to the phase."""
         if self._timing is not None:
             self._timing.charges.append((now_ns, phase))
 
     def on_pause(self) -> None:
-        """The step that had begun is none: an evaluation begins."""
+        """Discard the step that had begun: an evaluation begins."""
         timing, self._timing = self._timing, None
         if timing is not None:
             self._release(timing)
 
     def on_record(self, record: StepRecord) -> None:
-        """A step has ended. Its record goes on at once unless it, or one before it, waits for its device times."""
+        """Pass the record of a finished step on, or hold it back for its device times or behind such a record."""
         timing = self._timing
         if timing is not None and timing.step == record.step:
             self._timing = None
-            timing = self._close_step(timing, record)
+            timing = self._finish_timing(timing, record)
         else:
             timing = None
         if timing is None and not self._waiting:
             self._on_record(record)
             return
         self._waiting.append((record, timing))
-        self._settle(self._read_clock_ns())
+        self._release_records(self._read_clock_ns())
 
     def close(self) -> None:
-        """Nothing more is timed, and what waits goes on: with its device times where they are known by now."""
+        """End all timing and release the held records, with their device times where they are known by now."""
         self.on_pause()
         if self._waiting:
-            self._settle(self._read_clock_ns())
+            self._release_records(self._read_clock_ns())
         self._is_off = True
         self._flush(NOT_READY)
 
@@ -268,11 +267,11 @@ class DeviceTimers:
         if self._captures.is_open():
             return CAPTURE
         if self._cuda.current_stream() != timing.stream:
-            return STREAM_CHANGED  # times of two streams do not follow one another
+            return STREAM_CHANGED  # times of two streams are not comparable
         return None
 
     def _record(self, timing: _Timing) -> Any:
-        """A mark in the step's stream; None when no event is left."""
+        """Record and return an event in the step's stream; None when the pool is empty."""
         free = self._free.setdefault(timing.stream.device_index, [])  # an event belongs to the device it was used on
         if free:
             event = free.pop()
@@ -285,42 +284,42 @@ class DeviceTimers:
         event.record(timing.stream)
         return event
 
-    def _close_step(self, timing: _Timing, record: StepRecord) -> _Timing | None:
-        """The timing of the step that has ended, cut to its end; None when it is given up."""
+    def _finish_timing(self, timing: _Timing, record: StepRecord) -> _Timing | None:
+        """Return the timing of the finished step, cut to its end; None when the step is skipped."""
         self.spent_ns += timing.marks_cost_ns
         timing.charges = [charge for charge in timing.charges if charge[0] <= record.end_host_ns]
         if timing.skip is None and not all(now_ns in timing.events for now_ns, _ in timing.charges):
             timing.skip = NO_EVENT
         if timing.skip is not None:
-            self._give_up(timing, timing.skip)
+            self._skip(timing, timing.skip)
             return None
         timing.last = timing.events[timing.charges[-1][0]] if timing.charges else timing.start
         return timing
 
-    # -- records that wait --------------------------------------------------------------------------------------------
+    # -- held records -------------------------------------------------------------------------------------------------
 
-    def _settle(self, now_ns: int) -> None:
-        """Let go on what need not wait any more."""
-        self._asked_ns = now_ns
+    def _release_records(self, now_ns: int) -> None:
+        """Pass on the records that need not be held back any more."""
+        self._queried_ns = now_ns
         try:
             while self._waiting:
                 record, timing = self._waiting[0]
                 if timing is not None:
-                    obstacle = self._find_wait(timing)
+                    obstacle = self._find_delay(timing)
                     if obstacle is None:
                         record = self._resolve(record, timing)
                     elif len(self._waiting) <= self._records_waiting_max:
                         break
                     else:
-                        self._give_up(timing, obstacle)
+                        self._skip(timing, obstacle)
                 self._waiting.popleft()
                 self._on_record(record)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
         self.spent_ns += self._read_clock_ns() - now_ns
 
-    def _find_wait(self, timing: _Timing) -> str | None:
-        """Why the device times cannot be read now; None when they can."""
+    def _find_delay(self, timing: _Timing) -> str | None:
+        """Return why the device times cannot be read now; None when they can."""
         if get_ident() != timing.thread:
             return OTHER_THREAD
         if self._captures.is_open():
@@ -328,12 +327,12 @@ class DeviceTimers:
         return None if timing.last.query() else NOT_READY
 
     def _resolve(self, record: StepRecord, timing: _Timing) -> StepRecord:
-        """The record with its device times. Each charge ends where the next begins, so that they sum to the step."""
+        """Return the record with its device times. Each charge ends where the next begins, so they sum to the step."""
         begin_ns = self._read_clock_ns()
         phases_ns = dict.fromkeys(record.phases_ns, 0)
         at_ns = 0
-        for moment_ns, phase in timing.charges:
-            until_ns = round(timing.start.elapsed_time(timing.events[moment_ns]) * NS_PER_MS)
+        for charged_ns, phase in timing.charges:
+            until_ns = round(timing.start.elapsed_time(timing.events[charged_ns]) * NS_PER_MS)
             phases_ns[phase] = phases_ns.get(phase, 0) + until_ns - at_ns
             at_ns = until_ns
         self._release(timing)
@@ -344,15 +343,15 @@ class DeviceTimers:
         while self._waiting:
             record, timing = self._waiting.popleft()
             if timing is not None:
-                self._give_up(timing, reason)
+                self._skip(timing, reason)
             self._on_record(record)
 
-    def _give_up(self, timing: _Timing, reason: str) -> None:
+    def _skip(self, timing: _Timing, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
         self._release(timing)
 
     def _release(self, timing: _Timing) -> None:
-        """Its events may be used again, also those the device has not come to: recording them anew forgets that."""
+        """Return its events to the pool, also those not complete yet: recording them anew resets them."""
         if timing.stream is not None:
             free = self._free.setdefault(timing.stream.device_index, [])
             free.extend(timing.events.values())
@@ -369,7 +368,7 @@ class DeviceTimers:
 
 
 def find_cuda() -> Any:
-    """torch.cuda where torch is built for GPUs and has what is needed, else None. Does not start CUDA."""
+    """Return torch.cuda if torch is built for GPUs and has what is needed, else None. Does not initialise CUDA."""
     import torch  # noqa: PLC0415 - the user's torch, imported by now
 
     needed = ("Event", "CUDAGraph", "current_stream", "is_current_stream_capturing", "is_initialized")

@@ -1,9 +1,8 @@
-"""Whether a CUDA graph is being captured, on any thread.
+"""Detect whether a CUDA graph is being captured, on any thread.
 
-While one is, most CUDA calls of other threads, and some of the capturing one, invalidate it (capture mode `global`, the
-default): a training job would fail because of us. So windows neither begin nor end then, and nobody reads what makes
-torch query events. The capturing thread's own state can be asked for, those of other threads not: so the begin and end
-of every capture are watched.
+Meanwhile most CUDA calls of other threads, and some of the capturing one, invalidate the capture (mode `global`, the
+default): training would fail because of us. So no window begins or ends then, and nothing is read that makes torch
+query events. CUDA reports captures only for the calling thread, so the begin and end of every capture are hooked.
 """
 
 import functools
@@ -15,9 +14,9 @@ Value = TypeVar("Value")
 
 
 class GraphCaptures:
-    """Counts the captures that are open. `capture_begin` and `capture_end` of torch.cuda.CUDAGraph are wrapped by it.
+    """Count the open captures, by wrappers of torch.cuda.CUDAGraph's `capture_begin` and `capture_end`.
 
-    `is_current_stream_capturing` tells of captures begun without them, on this thread's stream.
+    `is_current_stream_capturing` reports captures begun without these, on this thread's stream.
     """
 
     def __init__(self, is_current_stream_capturing: Callable[[], bool] = lambda: False) -> None:
@@ -26,18 +25,18 @@ class GraphCaptures:
         self._open = 0
 
     def is_open(self) -> bool:
-        """Whether a graph is being captured, as far as can be seen from this thread."""
+        """Return whether a graph is being captured, as far as this thread can see."""
         return self._open > 0 or self._is_current_stream_capturing()
 
     def run_between(self, action: Callable[[], Value]) -> Value | None:
-        """What the action returns; None, without running it, while a graph is being captured. A capture that wants to
-        begin meanwhile waits, so the action must be short.
+        """Run the action and return its result; None, without running it, while a graph is being captured. A capture
+        cannot begin before the action returns, so it must be short.
         """
         with self._lock:
             return None if self.is_open() else action()
 
     def wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`CUDAGraph.capture_begin`, watched."""
+        """Return `CUDAGraph.capture_begin`, counted."""
 
         @functools.wraps(original)
         def capture_begin(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +50,7 @@ class GraphCaptures:
         return capture_begin
 
     def wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`CUDAGraph.capture_end`, watched. A capture that fails to end is over as well."""
+        """Return `CUDAGraph.capture_end`, counted. A capture that fails to end is over as well."""
 
         @functools.wraps(original)
         def capture_end(*args: Any, **kwargs: Any) -> Any:
@@ -64,4 +63,4 @@ class GraphCaptures:
 
     def _change(self, by: int) -> None:
         with self._lock:
-            self._open = max(0, self._open + by)  # one that was open before it was watched may end
+            self._open = max(0, self._open + by)  # one that began before the hooks were installed may end

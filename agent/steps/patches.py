@@ -1,4 +1,4 @@
-"""A function of torch's replaced by one of ours around it, for a time, and put back without harm to anybody else's."""
+"""Wrap a function of torch's for a time, and restore it without removing wrappers of others."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,8 +8,8 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Patch:
-    """`owner.name`, wrapped. What somebody has put around ours since stays, and ours with it: taking theirs away would
-    be worse.
+    """A wrapper around `owner.name`. When another tool has wrapped ours since, both stay: removing theirs would be
+    worse.
     """
 
     def __init__(self, owner: Any, name: str, wrap: Wrap) -> None:
@@ -21,7 +21,7 @@ class Patch:
         self._is_on = False
 
     def apply(self) -> None:
-        """Begin. Does nothing while it is on, or still inside somebody's."""
+        """Install the wrapper. Does nothing while it is installed, or still inside another tool's wrapper."""
         if self._is_on:
             return
         present = getattr(self._owner, self._name)
@@ -32,18 +32,18 @@ class Patch:
         self._is_on = True
 
     def revert(self) -> None:
-        """End."""
+        """Restore the original, unless another tool has wrapped ours."""
         if self._is_on and getattr(self._owner, self._name) is self._replacement:
             setattr(self._owner, self._name, self._original)
             self._is_on = False
 
 
 def hide_from_compiler(function: Any, *, callees_too: bool = False) -> None:
-    """Keep torch.compile from tracing a function of ours when a compiled training step calls it: it would warn the user
-    about the thread and the clock that are asked for, and compile a dozen frames of ours.
+    """Keep torch.compile from tracing a function of ours that a compiled training step calls: it would warn the user
+    about its reads of the thread's id and the clock, and compile a dozen frames of ours.
 
-    These are what torch.compiler.disable uses, without the seconds that importing torch._dynamo takes. A torch that has
-    them not warns once, and works.
+    This does what torch.compiler.disable does, without importing torch._dynamo, which takes seconds. A torch without
+    these functions warns once, and works.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         function._torchdynamo_disable = True

@@ -1,10 +1,10 @@
-"""Intervals of steps that are powers of two, so that ranks which compute them for themselves agree or nest."""
+"""Choose intervals of steps that are powers of two, so that those of ranks that compute them alone agree or nest."""
 
-ROOM = 3.125
-"""A power stays until it is this much too large, so that a step time near a limit does not make two ranks disagree for
-long. At least 2, that there is always one in the room; 1.5625 times that is what the step time may swing by."""
+HYSTERESIS = 3.125
+"""A power of two is kept until it is this many times too large, so that ranks with step times near a limit do not
+disagree for long. At least 2, so that one always fits; the step time may vary by 1.5625, half of this."""
 UNKNOWN_STEPS = 1 << 62
-"""An interval no job reaches."""
+"""An interval that no run reaches."""
 
 
 def power_at_least(count: float) -> int:
@@ -16,10 +16,10 @@ def power_at_least(count: float) -> int:
 
 
 def nearest_power(wanted: float, present: int) -> int:
-    """The power of two nearest to the present one that is at least what is wanted and at most ROOM times that.
+    """Return the power of two nearest to `present` that is at least `wanted` and at most HYSTERESIS times that.
 
-    Of two ranks that want different intervals the one that wants the longer never gets the shorter, whatever each had
-    before in that order: raising `wanted` or `present` never lowers the result.
+    Monotonic: raising `wanted` or `present` never lowers the result, so a rank that wants a longer interval than
+    another never gets a shorter one.
     """
-    smallest, largest = power_at_least(wanted), power_at_least(ROOM * wanted / 2)
+    smallest, largest = power_at_least(wanted), power_at_least(HYSTERESIS * wanted / 2)
     return smallest if present == UNKNOWN_STEPS else min(max(present, smallest), largest)

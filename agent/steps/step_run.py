@@ -1,6 +1,6 @@
-"""Plain steps that followed each other, kept as the times of their moments until somebody wants their records.
+"""Keep consecutive simple steps as the times of their events, and build their records on demand.
 
-To make the records takes longer than to see that the steps are plain, so it is left to the agent thread.
+Building records takes longer than matching simple steps, so it is left to the agent thread.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +10,12 @@ from rankscope.agent.steps.batch_size import BatchSize
 from rankscope.measure.records import StepRecord
 
 EVENTS_PER_STEP: Final = 6
-"""Of a plain step, after the one at which it begins."""
+"""Hook events of a simple step, after the one at which it begins."""
 
 
 class StepRun:
-    """Steps numbered on from `first_step`. `times_ns` are the begin of the first and then EVENTS_PER_STEP of each, in
-    the order of `simple_steps.py`; `sizes` what the batch of each held.
+    """Consecutive steps from `first_step` on. `times_ns` are the begin of the first and then EVENTS_PER_STEP of each,
+    in the order of `simple_steps.py`; `sizes` those of their batches.
     """
 
     __slots__ = ("_records", "first_step", "sizes", "times_ns")
@@ -27,21 +27,21 @@ class StepRun:
         self._records: list[StepRecord] | None = None
 
     def __len__(self) -> int:
-        """How many steps."""
+        """Return the number of steps."""
         return len(self.sizes)
 
     @property
     def end_host_ns(self) -> int:
-        """When the last one ended."""
+        """The end of the last step."""
         return self.times_ns[-1]
 
     def to_records(self) -> list[StepRecord]:
-        """The steps; made when they are first asked for."""
+        """Return the records of the steps, built at the first call."""
         if self._records is None:
-            self._records = self._make_records()
+            self._records = self._build_records()
         return self._records
 
-    def _make_records(self) -> list[StepRecord]:
+    def _build_records(self) -> list[StepRecord]:
         begins_ns, *events_ns = (self.times_ns[place:-1:EVENTS_PER_STEP] for place in range(EVENTS_PER_STEP))
         ends_ns = self.times_ns[EVENTS_PER_STEP::EVENTS_PER_STEP]
         return [
@@ -73,7 +73,7 @@ class StepRun:
 
 
 def emit_each(on_record: Callable[[StepRecord], None]) -> Callable[[StepRun], None]:
-    """What tells `on_record` of each step of a run."""
+    """Return a function that calls `on_record` for each step of a run."""
 
     def on_run(run: StepRun) -> None:
         for record in run.to_records():
@@ -83,23 +83,23 @@ def emit_each(on_record: Callable[[StepRecord], None]) -> Callable[[StepRun], No
 
 
 Steps = StepRecord | StepRun
-"""One step, or several in a row."""
+"""One step, or consecutive ones."""
 
 
 def count_steps(steps: Steps) -> int:
-    """How many steps it stands for."""
+    """Return the number of steps."""
     return len(steps) if isinstance(steps, StepRun) else 1
 
 
 class LazyRecords(Sequence[StepRecord]):
-    """The records of all these steps, in order, made when the first is asked for."""
+    """The records of all these steps, in order, built at the first access."""
 
     def __init__(self, steps: Sequence[Steps] = ()) -> None:
         self._steps = steps
         self._records: list[StepRecord] | None = None
 
     def __len__(self) -> int:
-        """How many steps; makes none."""
+        """Return the number of steps, without building records."""
         return sum(map(count_steps, self._steps))
 
     @overload
@@ -107,14 +107,14 @@ class LazyRecords(Sequence[StepRecord]):
     @overload
     def __getitem__(self, place: slice) -> list[StepRecord]: ...
     def __getitem__(self, place: int | slice) -> StepRecord | list[StepRecord]:
-        """As in a list."""
-        return self._made()[place]
+        """Return a record, or a list of them."""
+        return self._build()[place]
 
     def __iter__(self) -> Iterator[StepRecord]:
-        """As in a list."""
-        return iter(self._made())
+        """Iterate over the records."""
+        return iter(self._build())
 
-    def _made(self) -> list[StepRecord]:
+    def _build(self) -> list[StepRecord]:
         if self._records is None:
             records: list[StepRecord] = []
             for steps in self._steps:

@@ -1,8 +1,7 @@
-"""A loop that trains without torch.optim has no steps that anybody could see: say so, once. Pure.
+"""Warn once when a loop trains without torch.optim, so that no steps are counted. Pure.
 
-Not before it is certain enough. Gradient accumulation makes 64 to 512 backwards before its first optimizer step, so
-neither a few backwards nor a few minutes mean anything. Twice the largest of these numbers does, or a quarter of an
-hour, which no step takes; and at the end of the script nothing can come any more.
+Gradient accumulation makes 64 to 512 backwards before its first optimizer step. So the warning comes after twice the
+largest of these numbers, after a quarter of an hour, which no step takes, or at the end of the script.
 """
 
 from typing import Final
@@ -12,12 +11,12 @@ from rankscope.measure.units import NS_PER_S
 
 BACKWARDS_CERTAIN: Final = 1024
 BACKWARDS_MIN: Final = 20
-"""Fewer are a test of the model, or the first steps of something that is about to be changed."""
+"""Fewer backwards are a test of the model, and give no warning."""
 PATIENCE_NS: Final = 900 * NS_PER_S
 
 
 class SteplessNotice:
-    """What to say to the person who trains. Only the first rank of a node says it."""
+    """The warning to the user. Only the first rank of a node gives it."""
 
     def __init__(self, identity: RankIdentity) -> None:
         self._identity = identity
@@ -25,9 +24,10 @@ class SteplessNotice:
         self._since_ns: int | None = None
 
     def find(self, now_ns: int, backwards: int, *, last: bool = False) -> str:
-        """Return what is to be said now, else nothing. `backwards` were made, and no step; 0: there was a step.
+        """Return the warning if it is due now, else an empty string. `backwards`: made without a step; 0: there was a
+        step.
 
-        `last`: the script is over.
+        `last`: the script has ended.
         """
         if self._is_done or backwards < BACKWARDS_MIN:
             return ""

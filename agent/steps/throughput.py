@@ -1,13 +1,13 @@
-"""How fast one rank trains, by its own clock: the numbers of Paddle's benchmark block, exact and bounded in memory.
+"""Compute how fast one rank trains, by its own clock, as Paddle's benchmark block does, exactly and in bounded memory.
 
-    reader_cost    the data phase of a step: how long it waited for its batches
+    reader_cost    the data phase of a step: its wait for batches
     batch_cost     the step
     reader_ratio   all of reader_cost over all of batch_cost
-    ips            one over batch_cost: steps per second; times what the step held: samples and tokens per second
+    ips            1 / batch_cost: steps per second; times the step's size: samples and tokens per second
 
-An average is over time, not over steps: 12 steps in 3 s are 4 a second, however they were spread. What is between steps
-(evaluations) is in none of them. Samples and tokens are this rank's own, their speeds over the steps where they are
-known. The first steps, which compile and allocate, are left out.
+An average is over time, not over steps: 12 steps in 3 s are 4 per second, however long each was. The time between steps
+(evaluations) is in no number. Samples and tokens are those of this rank, their speeds over the steps where they are
+known. The warm-up steps are left out.
 """
 
 from collections import deque
@@ -20,14 +20,14 @@ from rankscope.agent.steps.step_run import LazyRecords, Steps, count_steps
 from rankscope.measure.units import format_duration, ns_to_s, s_to_ns
 
 RANGE_STEPS_MAX = 1000
-"""The longest range of last steps that can be asked for: 1000 rows of four numbers are about 100 kB."""
+"""The longest range of last steps that can be requested: 1000 rows of four numbers are about 100 kB."""
 SUMMARY_RANGE_STEPS = 100
 PENDING_MAX = 256
-"""Steps that wait until they are added up together: 0.3 ms at a time, on whichever thread finds the last of them."""
+"""Steps that are collected before they are added up, 0.3 ms at a time, on the thread that adds the last of them."""
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of a range of steps the average, and the largest and smallest value of one step."""
+    """The average of a range of steps, and the largest and smallest value of a single step."""
 
     average: float
     largest: float
@@ -35,7 +35,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast this rank trained over a range of steps. None: not known of any of these steps."""
+    """The speed of this rank over a range of steps. None: not known for any of these steps."""
 
     steps: int
     duration_s: float
@@ -48,10 +48,9 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputMeter:
-    """Adds up the steps of one rank as they come. One thread adds; it should be the one that asks, too.
+    """Add up the steps of one rank. One thread adds; `find` should be called on it, too.
 
-    Amid training to add up a step takes 6 us, since our code has left the caches by then; many in one go, number by
-    number, 1.2 us each.
+    Adding up a single step takes 6 us during training, in batches 1.2 us each.
     """
 
     def __init__(self, warmup_steps: int) -> None:
@@ -63,18 +62,18 @@ class ThroughputMeter:
 
     @property
     def warmup_steps(self) -> int:
-        """How many steps are left out."""
+        """The number of first steps that are left out."""
         return self._warmup_steps
 
     def add(self, steps: Steps) -> None:
-        """A step has ended, or several in a row."""
+        """Add a finished step, or consecutive ones."""
         self._pending.append(steps)
         self._pending_steps += count_steps(steps)
         if self._pending_steps >= PENDING_MAX:
             self._add_up()
 
     def find(self, last_steps: int | None = None) -> Throughput | None:
-        """Over the whole run, or over so many last steps, at most RANGE_STEPS_MAX; None before the first step."""
+        """Return the throughput of the run, or of its last steps, at most RANGE_STEPS_MAX; None before the first."""
         self._add_up()
         if last_steps is None:
             return self._run.to_throughput()
@@ -94,7 +93,7 @@ class ThroughputMeter:
 
 
 _Row = tuple[int, int, int | None, int | None]
-"""Of one step: its duration, its data phase (ns), its samples, its tokens."""
+"""One step: its duration (ns), its data phase (ns), its samples, its tokens."""
 
 
 class _Cost(msgspec.Struct):
@@ -145,7 +144,7 @@ class _Speed(msgspec.Struct):
 
 
 class _Sums(msgspec.Struct):
-    """What a range of steps adds up to."""
+    """The sums over a range of steps."""
 
     steps: int = 0
     reader: _Cost = msgspec.field(default_factory=_Cost)
@@ -182,7 +181,7 @@ class _Sums(msgspec.Struct):
 
 
 def describe_throughput(meter: ThroughputMeter, *, rank: int, world_size: int) -> str:
-    """The block for people that a rank prints at its end; empty before the first step that counts."""
+    """Return the summary that a rank prints at its end; empty before the first step that counts."""
     run, latest = meter.find(), meter.find(SUMMARY_RANGE_STEPS)
     if run is None or latest is None:
         return ""

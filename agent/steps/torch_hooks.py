@@ -1,10 +1,9 @@
-"""The one file that patches torch. Everything is found at run time and put back by `remove()`.
+"""Install the hooks into torch that write hook events; `remove()` restores torch.
 
-A moment costs the training thread far more inside a training than in a bare loop: torch's own code has pushed ours out
-of the caches by then (`tests/benchmarks/results/moments.md`). So a hook touches as little as it can: it looks which
-thread it is on, reads the clock and writes into a list, without a call of our own. The state machine goes through the
-list later (`event_buffer.py`). Module hooks are not used: a global one costs 2 to 5 us per module call and makes
-torch.compile warn.
+A hook event costs the training thread far more during training than in a bare loop, since torch has evicted our code
+from the caches (`tests/benchmarks/results/moments.md`). So a hook only checks its thread, reads the clock and writes to
+a list, without a call of ours. The state machine processes the list later (`event_buffer.py`). Module hooks are not
+used: a global one costs 2 to 5 us per module call and makes torch.compile warn.
 """
 
 import functools
@@ -25,19 +24,19 @@ from rankscope.agent.steps.step_timer import StepTimer
 
 NO_ARGUMENTS = ()
 GRADIENTS_ON, GRADIENTS_OFF = (True,), (False,)
-"""What a moment is written down with; made once, since making one amid training costs."""
+"""Arguments of events; made once, since making one during training costs time."""
 IN_BACKWARD = (0,)
-"""The optimizer that all those are taken for that hooks step inside a backward, one for each parameter; no id is 0."""
+"""Stands for all optimizers that hooks step inside a backward, one for each parameter; no object has id 0."""
 
 Hook = Callable[..., Any]
 OptimizerHook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 class TorchHooks:
-    """Feeds a StepTimer from torch, and tells `on_user_profiler` when the user's own profiler begins and ends.
+    """Write torch's events for a StepTimer, and call `on_user_profiler` when the user's profiler begins and ends.
 
-    Only moments of one thread count: the main one, or the one that is first seen to step an optimizer. With
-    `device_timers` these read the time of each moment, and are shown the captures of CUDA graphs.
+    Only events of the training thread count: the main one, or the first one that steps an optimizer. With
+    `device_timers` these read the time of each event; `captures` counts the captures of CUDA graphs.
     """
 
     def __init__(
@@ -64,16 +63,18 @@ class TorchHooks:
 
     @property
     def event_count(self) -> int:
-        """How many moments were seen."""
+        """The number of events so far."""
         return self.buffer.event_count
 
     @property
     def backwards_without_end(self) -> int:
-        """How many backwards were seen in a loop in which nothing has ended a step; 0 once something has."""
+        """The number of backwards in a loop that has not ended a step; 0 once it has."""
         return self._timer.backwards_without_end
 
     def install(self) -> None:
-        """Patch torch. Raises what torch's absence or another shape of it raises; what was patched is put back."""
+        """Patch torch. Raises the error of a torch that is missing or lacks a function, after restoring what was
+        patched.
+        """
         import torch  # noqa: PLC0415 - the user's torch, imported by now
         import torch.utils.data.dataloader as loader  # noqa: PLC0415
 
@@ -97,30 +98,30 @@ class TorchHooks:
             raise
 
     def remove(self) -> None:
-        """Put torch back as it was. A hook that somebody has wrapped since stays in place and is silent."""
+        """Restore torch. A hook that another tool has wrapped since stays in place and does nothing."""
         self._ignore_all_threads()
         while self._undo:
             self._undo.pop()()
 
     @staticmethod
     def gradients_are_on() -> bool:
-        """Whether this thread would record a backward now."""
+        """Return whether gradients are enabled on this thread."""
         import torch  # noqa: PLC0415
 
         return bool(torch.is_grad_enabled())
 
     def pause(self) -> None:
-        """See nothing until `resume`: an evaluation runs."""
+        """Ignore all events until `resume`, during an evaluation."""
         self.catch_up()
         self._thread_paused = (self.buffer.thread, self.buffer.thread_is_confirmed)
         self._ignore_all_threads()
 
     def resume(self) -> None:
-        """See again."""
+        """Write events again."""
         self.buffer.thread, self.buffer.thread_is_confirmed = self._thread_paused
 
     def catch_up(self) -> None:
-        """Let the StepTimer have the moments that were only written down. To be called by the training thread."""
+        """Pass all buffered events to the StepTimer. Only the training thread may call it."""
         with self.buffer.flushed():
             pass
 
@@ -130,7 +131,7 @@ class TorchHooks:
     def _claim_thread(self) -> None:
         self.buffer.thread, self.buffer.thread_is_confirmed = get_ident(), True
 
-    # -- what is patched ----------------------------------------------------------------------------------------------
+    # -- the hooks ----------------------------------------------------------------------------------------------------
 
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers  # noqa: PLC0415
@@ -189,7 +190,7 @@ class TorchHooks:
         return backward
 
     def _end_step_of_backward(self, now_ns: int) -> None:
-        """Hooks have stepped optimizers inside the backward that ended at that moment."""
+        """Write the optimizer step of the hooks inside the backward that ended at `now_ns`."""
         buffer, events = self.buffer, self.buffer.events
         buffer.stepped_in_backward, buffer.thread_is_confirmed = False, True
         buffer.entries.extend((events.optimizer_begin, now_ns, IN_BACKWARD, events.optimizer_end, now_ns, NO_ARGUMENTS))
@@ -206,7 +207,7 @@ class TorchHooks:
         read_size, is_grad_enabled = BatchReader(torch).read, torch.is_grad_enabled
 
         @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for the loader's own
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - it replaces the loader's
             if get_ident() != buffer.thread:
                 return original(iterator)
             if not is_grad_enabled():
@@ -230,7 +231,7 @@ class TorchHooks:
         return __next__
 
     def _wrap_scaler_step(self, original: Hook) -> Hook:
-        """GradScaler.step does not call the optimizer when it found inf: the boundary must not be lost with it."""
+        """Write the events of an optimizer step also where GradScaler.step leaves it out because of inf."""
         buffer = self.buffer
         before, after = self._optimizer_hooks
 
@@ -249,7 +250,7 @@ class TorchHooks:
         return step
 
     def _watch_user_profiler(self, torch: Any) -> None:
-        """Two profilers at once lose data or crash (SIGSEGV): ours must be off before the user's is prepared."""
+        """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV)."""
         profile = torch.autograd.profiler.profile
 
         def wrap_prepare(original: Hook) -> Hook:
@@ -266,7 +267,7 @@ class TorchHooks:
                 try:
                     return original(profiler, *args)
                 finally:
-                    if profiler.enabled:  # one that is not was never prepared
+                    if profiler.enabled:  # otherwise it was never prepared
                         self._notify_user_profiler(begins=False)
 
             return __exit__
@@ -311,7 +312,7 @@ class TorchHooks:
 
 
 def make_in_autograd_check() -> Callable[[], bool]:
-    """Return a function that says whether the thread that calls it is at work for a backward, as its hooks are."""
+    """Return a function that returns whether the calling thread runs a backward, as hooks of it do."""
     import torch  # noqa: PLC0415
 
     find_task = getattr(torch._C, "_current_graph_task_id", None)  # torch keeps it private; absent before 2.1
@@ -319,6 +320,6 @@ def make_in_autograd_check() -> Callable[[], bool]:
 
 
 def torch_version() -> str:
-    """The version of the torch that is imported, empty when none is."""
+    """Return the version of the imported torch, empty when none is."""
     torch = sys.modules.get("torch")
     return str(getattr(torch, "__version__", ""))

@@ -44,8 +44,8 @@ class Rank:
         self._cpu_ns += self.cost_ns
         return list(self.entries)
 
-    def take(self, *numbers: int) -> list[ReducedWindow]:
-        return self.timed.take(steps(*numbers), WALL)
+    def add_steps(self, *numbers: int) -> list[ReducedWindow]:
+        return self.timed.add_steps(steps(*numbers), WALL)
 
 
 def covered(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
@@ -53,7 +53,7 @@ def covered(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
 
 
 def test_a_timed_collective_is_told_in_the_step_that_enqueued_it() -> None:
-    (found,) = Rank([entry(5_000), entry(6_300, 70)]).take(5, 6)
+    (found,) = Rank([entry(5_000), entry(6_300, 70)]).add_steps(5, 6)
     assert found.collectives[1] == CollectiveRecord(
         step=6, group="default_pg", op="all_reduce", start_host_ns=6_300, duration_ns=70, sequence=6_300, bytes=4_000
     )
@@ -61,52 +61,52 @@ def test_a_timed_collective_is_told_in_the_step_that_enqueued_it() -> None:
 
 
 def test_steps_that_began_before_the_recorders_first_entry_are_not_covered() -> None:
-    assert covered(Rank([entry(5_300), entry(6_300), entry(7_300)]).take(4, 5, 6, 7)) == [(6, 7)]
+    assert covered(Rank([entry(5_300), entry(6_300), entry(7_300)]).add_steps(4, 5, 6, 7)) == [(6, 7)]
 
 
 def test_steps_with_a_collective_under_way_are_told_when_it_is_over() -> None:
     rank = Rank([entry(5_000), entry(6_300), entry(6_400, None, is_over=False)])
-    assert covered(rank.take(5, 6)) == [(5, 5)]
+    assert covered(rank.add_steps(5, 6)) == [(5, 5)]
     rank.entries = [entry(5_000), entry(6_300), entry(6_400), entry(7_100)]
     rank.now_ns += INTERVAL_NS
-    (found,) = rank.take(7)
+    (found,) = rank.add_steps(7)
     assert (found.covered_steps, [record.step for record in found.collectives]) == ((6, 7), [6, 6, 7])
 
 
 def test_a_step_is_told_once() -> None:
     rank = Rank([entry(5_000)])
-    assert covered(rank.take(5)) == [(5, 5)]
+    assert covered(rank.add_steps(5)) == [(5, 5)]
     rank.now_ns += INTERVAL_NS
-    assert rank.take() == []
+    assert rank.add_steps() == []
 
 
 def test_a_step_without_communication_is_covered() -> None:
-    assert covered(Rank([entry(5_000)]).take(5, 6)) == [(5, 6)]
+    assert covered(Rank([entry(5_000)]).add_steps(5, 6)) == [(5, 6)]
 
 
 def test_a_collective_that_torch_did_not_time_costs_its_own_step_only() -> None:
     rank = Rank([entry(5_000), entry(6_300, None), entry(7_300)])
-    assert covered(rank.take(5, 6, 7)) == [(5, 5), (7, 7)]
+    assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
     assert rank.timed.unplaced == 1
 
 
 def test_a_collective_of_an_unknown_group_costs_its_own_step_only() -> None:
     rank = Rank([entry(5_000), entry(5_100, group="9"), entry(6_300)])
-    assert (covered(rank.take(5, 6)), rank.timed.unplaced) == ([(6, 6)], 2)
+    assert (covered(rank.add_steps(5, 6)), rank.timed.unplaced) == ([(6, 6)], 2)
 
 
 def test_an_empty_recorder_covers_nothing_and_the_steps_wait() -> None:
     rank = Rank()
-    assert rank.take(5) == []
+    assert rank.add_steps(5) == []
     rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS
-    assert covered(rank.take()) == [(5, 5)]
+    assert covered(rank.add_steps()) == [(5, 5)]
 
 
 def test_the_recorder_is_read_once_an_interval() -> None:
     rank = Rank([entry(5_000)])
     for now_ns in (0, INTERVAL_NS - 1, INTERVAL_NS, INTERVAL_NS + 1):
         rank.now_ns = now_ns
-        rank.take(5)
+        rank.add_steps(5)
     assert rank.reads == 2
 
 
@@ -114,17 +114,17 @@ def test_a_recorder_that_costs_more_is_read_less_often() -> None:
     rank = Rank([entry(5_000)], cost_ns=INTERVAL_NS // 100)  # at the share allowed: once in four intervals
     interval_ns = round(rank.cost_ns / COST_SHARE_MAX)
     for rank.now_ns in (0, interval_ns - 1, interval_ns):
-        rank.take(5)
+        rank.add_steps(5)
     assert rank.reads == 2
 
 
 def test_without_a_step_nothing_is_read() -> None:
     rank = Rank([entry(5_000)])
-    rank.take()
+    rank.add_steps()
     assert rank.reads == 0
 
 
 def test_of_more_steps_than_are_remembered_the_oldest_are_not_covered() -> None:
     rank = Rank([entry(0)])
-    (found,) = rank.take(*range(STEPS_MAX + 3))
+    (found,) = rank.add_steps(*range(STEPS_MAX + 3))
     assert found.covered_steps == (3, STEPS_MAX + 2)
