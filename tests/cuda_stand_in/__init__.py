@@ -24,7 +24,7 @@ class Stream:
 
 
 class StandInEvent:
-    """As torch.cuda.Event; made by `StandInCuda.Event`."""
+    """Like torch.cuda.Event; made by `StandInCuda.Event`."""
 
     def __init__(self, cuda: "StandInCuda", *, enable_timing: bool) -> None:
         assert enable_timing, "an event without timing tells no time"
@@ -67,7 +67,7 @@ class StandInEvent:
 
 
 class StandInGraph:
-    """As torch.cuda.CUDAGraph; made by `StandInCuda.CUDAGraph`. Captures the current stream."""
+    """Like torch.cuda.CUDAGraph; made by `StandInCuda.CUDAGraph`. Captures the current stream."""
 
     def __init__(self, cuda: "StandInCuda") -> None:
         self._cuda = cuda
@@ -89,7 +89,7 @@ class StandInGraph:
 
 
 class StandInCuda:
-    """As the module torch.cuda. `work` is what a kernel would be; the host's clock moves by a tick when it is read.
+    """Like the module torch.cuda. `work` is what a kernel would be; the host's clock moves by a tick when it is read.
 
     `record_ns` is what recording an event takes the host.
     """
@@ -115,7 +115,7 @@ class StandInCuda:
         self._now_ns = now_ns
 
     def read_clock_ns(self) -> int:
-        """The host's clock, which no two moments have the same time of."""
+        """Return the host's clock, which never returns the same time twice."""
         self.now_ns += 1
         return self.now_ns
 

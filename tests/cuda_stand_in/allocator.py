@@ -14,7 +14,7 @@ EVENTS = (
 
 
 class StandInAllocator:
-    """The part of torch.cuda that tells of memory, for one device. Whatever would reset or start something fails."""
+    """The memory functions of torch.cuda, for one device. Those that would reset or start something fail."""
 
     def __init__(self, device_index: int = 0, backend: str = "native") -> None:
         self._device_index = device_index
@@ -36,6 +36,6 @@ class StandInAllocator:
         return self.stats
 
     def reset_peak_memory_stats(self, _device: int) -> None:
-        raise AssertionError("the peaks belong to whoever trains")
+        raise AssertionError("the peaks belong to the training script")
 
     reset_accumulated_memory_stats = reset_peak_memory_stats

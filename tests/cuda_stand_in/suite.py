@@ -1,4 +1,4 @@
-"""What DeviceTimers must do on any device: run on the stand-in by tests/unit/agent/steps/test_device_timers.py, on a
+"""Tests of DeviceTimers for any device: run on the stand-in by tests/unit/agent/steps/test_device_timers.py, on a
 real GPU by tests/gpu/test_device_timers.py.
 """
 
@@ -16,11 +16,11 @@ from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 
 FIRST_ANNOUNCED = 2
-"""Of steps 0 and 1 it is known only later where they began: which optimizers make a cycle is not known yet."""
+"""The begins of steps 0 and 1 are known only later: the cycle of optimizers is not known yet."""
 
 
 class Gpu(Protocol):
-    """A device and its host, real or not. `slack_ns` is what one time may be off."""
+    """A device and its host, real or not. `slack_ns` is the tolerance of a time."""
 
     cuda: Any
     slack_ns: int
@@ -43,7 +43,7 @@ class Gpu(Protocol):
 
 
 class FixedPlan(TimingPlan):
-    """Times every so many steps, whatever that costs."""
+    """A plan with a fixed interval, at any cost."""
 
     def __init__(self, interval_steps: int, warmup_steps: int = FIRST_ANNOUNCED) -> None:
         super().__init__(warmup_steps=warmup_steps, overhead_ratio_max=1.0)
@@ -141,7 +141,7 @@ class DeviceTimersSuite:
         expected_ms = {"data": 0, "forward": 30, "backward": 50, "optimizer": 20, "other": 0}
         assert phases_ns == pytest.approx({k: v * NS_PER_MS for k, v in expected_ms.items()}, abs=gpu.slack_ns)
 
-    def test_step_on_the_device_is_as_long_as_a_host_sees_that_waits_for_it(self, gpu: Gpu) -> None:
+    def test_device_step_is_as_long_as_a_synchronizing_host_measures(self, gpu: Gpu) -> None:
         loop = Loop(gpu).warm_up()
         begin_ns = gpu.read_clock_ns()
         loop.step(forward_ms=40, optimizer_ms=40, forward=gpu.finish)
@@ -152,7 +152,7 @@ class DeviceTimersSuite:
             duration_ns, abs=2 * gpu.slack_ns
         )
 
-    def test_record_waits_for_its_device_times_and_the_training_does_not(self, gpu: Gpu) -> None:
+    def test_record_waits_for_device_times_but_training_does_not(self, gpu: Gpu) -> None:
         loop = Loop(gpu).warm_up()
         begin_ns = gpu.read_clock_ns()
         loop.step(backward_ms=400)
@@ -163,7 +163,7 @@ class DeviceTimersSuite:
         loop.step()
         assert [record.step for record in loop.records] == [0, 1, 2, 3]
 
-    def test_capture_of_a_graph_is_left_alone_and_its_step_goes_without_device_times(self, gpu: Gpu) -> None:
+    def test_captured_step_has_no_device_times(self, gpu: Gpu) -> None:
         loop = Loop(gpu).warm_up()
 
         def capture() -> None:
@@ -178,7 +178,7 @@ class DeviceTimersSuite:
         assert loop.timers.skipped == {"capture": 1}
         assert [records[step].device_phases_ns is None for step in (2, 3)] == [True, False]
 
-    def test_record_that_waits_is_not_asked_for_while_a_graph_is_captured(self, gpu: Gpu) -> None:
+    def test_held_record_is_not_queried_during_a_capture(self, gpu: Gpu) -> None:
         loop = Loop(gpu, interval_steps=4).warm_up()
         loop.step(forward_ms=60)
         loop.step()

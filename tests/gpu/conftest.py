@@ -1,11 +1,11 @@
-"""Tests on a real GPU. Elsewhere they are skipped, and say why."""
+"""Tests on a real GPU. Elsewhere they are skipped, with the reason."""
 
 import pytest
 import torch
 
 
 def find_reason_to_skip() -> str | None:
-    """Why these tests cannot run here; None where they can."""
+    """Return why these tests cannot run here; None where they can."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without a GPU"
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of a GPU: a witness beside NVML's Python binding, from the same driver."""
+"""Read a GPU by `nvidia-smi`, to compare it with NVML's Python binding."""
 
 import shutil
 import subprocess
@@ -11,12 +11,12 @@ ANSWER_S_MAX = 60.0
 
 
 def find_nvidia_smi() -> str | None:
-    """Where it is; None when there is none."""
+    """Return the path of nvidia-smi; None when there is none."""
     return shutil.which("nvidia-smi")
 
 
 def parse_answer(text: str) -> dict[str, float | str | None]:
-    """One line of `--format=csv,noheader,nounits` by column; None for what the GPU does not tell.
+    """One line of `--format=csv,noheader,nounits` by column; None for values that the GPU does not have.
 
     >>> line = "GPU-1, NVIDIA H200, 570.1, 143771, 512, 75.90, 700.00, 28, 345, [N/A], 0"
     >>> [parse_answer(line)[name] for name in ("name", "memory.total", "clocks.mem")]

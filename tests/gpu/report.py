@@ -1,10 +1,10 @@
-"""What the agent sees and costs on this machine's GPU, in one table: python -m tests.gpu.report [--out FILE]
+"""Measure the agent's results and cost on this machine's GPU, in one table: python -m tests.gpu.report [--out FILE]
 
 Everything is measured in one run, in turns, and each number is a median: what a window costs to begin, to end, to read
-and to save, what device events, memory statistics and a sample of NVML cost; what NVML says beside nvidia-smi; how long
+and to save, what device events, memory statistics and a sample of NVML cost; NVML compared with nvidia-smi; how long
 the work of a window is by its kernels beside CUDA events around it; and whether NCCL lets two ranks share the GPU.
 
-Without a CUDA device it says so and ends with 0.
+Without a CUDA device it prints that and ends with 0.
 """
 
 import argparse
@@ -41,11 +41,11 @@ NCCL_RANKS = 2
 NCCL_SCRIPT = Path(__file__).parent / "scripts" / "nccl_on_one_gpu.py"
 
 Row = tuple[str, str]
-"""What was asked, and the answer."""
+"""The measured quantity, and its value."""
 
 
 def measure_us(action: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median time of a call in us, the first one left out."""
+    """Return the median time of a call in us, without the first."""
     action()
     taken_ns = []
     for _ in range(repeats):
@@ -76,7 +76,7 @@ class Training:
 
 
 def measure_windows(training: Training, *, full: bool) -> list[Row]:
-    """The cost of windows of STEPS_PER_WINDOW steps to the training thread, and what is in them."""
+    """Return the cost of windows of STEPS_PER_WINDOW steps to the training thread, and their contents."""
     profiler = TorchProfiler.find()
     windows = [time_window(profiler, training, full=full) for _ in range(1 + FEW_REPEATS)]
     kept = windows[1:]  # the first one attaches CUPTI
@@ -89,7 +89,7 @@ def measure_windows(training: Training, *, full: bool) -> list[Row]:
 
 
 def time_window(profiler: TorchProfiler, training: Training, *, full: bool) -> dict[str, float]:
-    """us of each thing that is done with one window, and how many events it has."""
+    """Return the us of each operation on one window, and its number of events."""
     torch.cuda.synchronize()
     took = {"start": time_us(lambda: profiler.start(full=full))[0]}
     for _ in range(STEPS_PER_WINDOW):
@@ -103,7 +103,7 @@ def time_window(profiler: TorchProfiler, training: Training, *, full: bool) -> d
 
 
 def time_us(action: Callable[[], Any]) -> tuple[float, Any]:
-    """How long one call took, and what it returned."""
+    """Return the time of one call, and its result."""
     begin_ns = perf_counter_ns()
     result = action()
     return (perf_counter_ns() - begin_ns) / 1000, result
@@ -128,7 +128,7 @@ def describe_us(values_us: list[float], events: int) -> str:
 
 
 def compare_window_with_events(training: Training) -> list[Row]:
-    """The same steps by the kernels of a window and by CUDA events around them."""
+    """Return the same steps by the kernels of a window and by CUDA events around them."""
     profiler = TorchProfiler.find()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -154,7 +154,7 @@ def compare_window_with_events(training: Training) -> list[Row]:
 
 
 def measure_calls() -> list[Row]:
-    """What the calls of the always-on parts cost."""
+    """Return the cost of calls of the always-on parts."""
     event = torch.cuda.Event(enable_timing=True)
     sampler = NvmlSampler(SystemClock(), observe_device().uuid)
     calls: dict[str, Callable[[], object]] = {
@@ -169,7 +169,7 @@ def measure_calls() -> list[Row]:
 
 
 def compare_nvml() -> list[Row]:
-    """One sample of the agent beside one answer of nvidia-smi, the GPU idle."""
+    """Return one sample of the agent and one of nvidia-smi, of an idle GPU."""
     if find_nvidia_smi() is None:
         return [("nvidia-smi", "not on PATH")]
     torch.cuda.synchronize()
@@ -190,15 +190,15 @@ def compare_nvml() -> list[Row]:
 
 
 def try_nccl() -> list[Row]:
-    """Two ranks on one GPU, without the agent."""
+    """Run two ranks on one GPU, without the agent."""
     ended = run(torchrun(NCCL_RANKS, str(NCCL_SCRIPT)))
-    said = "; ".join(ended.stdout.split("\n")[:4]).strip("; ")
-    text = said if ended.exit_code == 0 else f"ended with {ended.exit_code}: {ended.stderr[-500:]}"
+    summary = "; ".join(ended.stdout.split("\n")[:4]).strip("; ")
+    text = summary if ended.exit_code == 0 else f"ended with {ended.exit_code}: {ended.stderr[-500:]}"
     return [(f"NCCL, {NCCL_RANKS} ranks on this GPU through sockets", text.replace("|", "/").replace("\n", " "))]
 
 
 def render(head: str, rows: list[Row]) -> str:
-    """The result file."""
+    """Return the text of the result file."""
     properties = torch.cuda.get_device_properties(0)
     gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():

@@ -1,4 +1,4 @@
-"""Device times on a real GPU, one that nobody else uses: the suite of the stand-in, and what only a GPU can tell."""
+"""Device times on a real, otherwise idle GPU: the suite of the stand-in, and tests that need a GPU."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class RealGpu:
     """The GPU of this machine as a device of the suite; its work spins for a number of cycles measured beforehand."""
 
     slack_ns = 5 * NS_PER_MS
-    """Clocks change under load, and a graph or a stream made for the first time takes its time."""
+    """Clocks change under load, and the first graph or stream takes longer."""
 
     def __init__(self) -> None:
         self.cuda = torch.cuda
@@ -70,7 +70,7 @@ class TestOnTheGpu(DeviceTimersSuite):
 
 
 class Watched:
-    """The hooks and timers as the session joins them, on the real CUDA."""
+    """The hooks and timers as the session combines them, on the real CUDA."""
 
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
@@ -129,7 +129,7 @@ def timed(records: list[StepRecord]) -> list[StepRecord]:
 
 
 def train_twice(run: Any, watched: Watched) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights after the same training without and with the hooks."""
+    """Return the weights after the same training without and with the hooks."""
     watched.hooks.remove()
     without = run(Training())
     again = Watched()
@@ -142,7 +142,7 @@ def train_twice(run: Any, watched: Watched) -> tuple[list[Tensor], list[Tensor]]
     return without, with_hooks
 
 
-def test_device_step_is_the_wall_time_of_a_training_that_keeps_the_device_busy(watched: Watched) -> None:
+def test_device_step_is_the_wall_time_of_a_busy_device(watched: Watched) -> None:
     training = Training()
     layers = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda()
     training.model, training.batch = layers, torch.randn(4096, 4096, device="cuda")
@@ -161,7 +161,7 @@ def test_device_step_is_the_wall_time_of_a_training_that_keeps_the_device_busy(w
     assert sum(chosen) / len(chosen) == pytest.approx(wall_ns / STEPS, rel=0.1)
 
 
-def test_capture_and_replay_of_a_whole_step_give_the_same_weights(watched: Watched) -> None:
+def test_captured_and_replayed_step_gives_the_same_weights(watched: Watched) -> None:
     def run(training: Training) -> list[Tensor]:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Real NCCL under the agent: several ranks on one GPU, or one where NCCL will not have that."""
+"""Real NCCL under the agent: several ranks on one GPU, or one where NCCL refuses that."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def train(ranks: int) -> tuple[Ended, list[Life]]:
 
 @pytest.fixture(scope="module")
 def job() -> tuple[int, Ended, list[Life]]:
-    """How many ranks NCCL took, how their job ended, and what it reported."""
+    """Return the number of ranks that NCCL accepted, how they ended, and their reports."""
     ended, lives = train(RANKS)
     if "refused" in ended.stdout:
         ended, lives = train(1)
@@ -32,12 +32,12 @@ def job() -> tuple[int, Ended, list[Life]]:
 
 
 def find_numbers(ended: Ended, word: str) -> list[int]:
-    """The numbers that the ranks printed after a word, one line each."""
+    """Return the numbers that the ranks printed after a word, one line each."""
     lines = [line.split() for line in ended.stdout.splitlines()]
     return [int(line[1]) for line in lines if len(line) == 2 and line[0] == word]
 
 
-def test_the_job_ends_as_it_would_without_the_agent(job: tuple[int, Ended, list[Life]]) -> None:
+def test_run_ends_as_without_the_agent(job: tuple[int, Ended, list[Life]]) -> None:
     ranks, ended, _ = job
     assert ended.exit_code == 0, ended.stderr
     assert find_numbers(ended, "sum") == [ranks] * ranks
@@ -51,7 +51,7 @@ def test_ranks_that_share_a_gpu_run_kernels_of_nccl(job: tuple[int, Ended, list[
     assert min(find_numbers(ended, "kernels")) > 0
 
 
-def test_the_user_s_profiler_is_not_disturbed_and_steps_are_all_reported(job: tuple[int, Ended, list[Life]]) -> None:
+def test_users_profiler_works_and_all_steps_are_reported(job: tuple[int, Ended, list[Life]]) -> None:
     ranks, _, lives = job
     assert len(lives) == ranks
     for life in lives:

@@ -1,4 +1,4 @@
-"""The GPU as the agent samples it, against `nvidia-smi` at the same moment."""
+"""The agent's samples of a GPU, compared with `nvidia-smi` at the same time."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.gpu.training_device import observe_device
 
 MIB = 2**20
 AGREE_S_MAX = 30.0
-"""Two programs never read at one moment; they are asked until they agree, or this long."""
+"""Two programs never read at the same time; the reads are repeated until they agree, or for this long."""
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ Comparison = Callable[[DeviceSample, Answer], bool]
 
 
 def is_near(ours: float | None, theirs: float | str | None, tolerance: float) -> bool:
-    """Whether both say the same, also when neither knows."""
+    """Return whether both values agree, or both are missing."""
     if ours is None or not isinstance(theirs, float):
         return ours is None and theirs is None
     return abs(ours - theirs) <= tolerance
@@ -53,11 +53,11 @@ COMPARISONS: dict[str, Comparison] = {
         None if ours.utilization_ratio is None else 100 * ours.utilization_ratio, theirs["utilization.gpu"], 10
     ),
 }
-"""Which differences are those of two moments: tolerances in nvidia-smi's units."""
+"""Tolerances for the time between two reads, in nvidia-smi's units."""
 
 
 def keep_busy() -> None:
-    """About a quarter of a second of work, on a GPU of any size."""
+    """Run about a quarter of a second of work, on a GPU of any size."""
     matrix = torch.ones(4096, 4096, device="cuda", dtype=torch.bfloat16)
     end_s = time.monotonic() + 0.25
     while time.monotonic() < end_s:
@@ -96,7 +96,7 @@ def test_nvml_and_nvidia_smi_agree_while_the_gpu_works(sampler: NvmlSampler, nam
         assert time.monotonic() < end_s, f"{name}: {ours} against {theirs}"
 
 
-def test_what_a_present_day_gpu_tells_is_there_and_the_rest_says_why(sampler: NvmlSampler) -> None:
+def test_current_gpu_has_its_values_and_reasons_for_others(sampler: NvmlSampler) -> None:
     sample = sample_one(sampler)
     assert sample.memory_total_bytes is not None
     assert sample.temperature_celsius is not None

@@ -1,4 +1,4 @@
-"""Torch's allocator on a real GPU: what the sample says of it is what was allocated."""
+"""Torch's allocator on a real GPU: the sample has what was allocated."""
 
 import threading
 
@@ -42,13 +42,13 @@ def test_tensor_is_seen_to_come_and_go(sampler: TorchMemorySampler) -> None:
     assert after.allocated_peak_bytes >= before.allocated_bytes + 64 * MIB
 
 
-def test_every_field_is_told(sampler: TorchMemorySampler) -> None:
+def test_every_field_has_a_value(sampler: TorchMemorySampler) -> None:
     sample = read(sampler)
     assert sample.absent == {}
     assert [field for field in PATHS if getattr(sample, field) is None] == []
 
 
-def test_memory_that_is_given_back_counts_as_asked_for_and_freed(sampler: TorchMemorySampler) -> None:
+def test_freed_memory_counts_as_requested_and_freed(sampler: TorchMemorySampler) -> None:
     before = read(sampler)
     tensor = torch.empty(2048 * MIB, dtype=torch.uint8, device="cuda")
     del tensor
@@ -62,7 +62,7 @@ def test_memory_that_is_given_back_counts_as_asked_for_and_freed(sampler: TorchM
     assert after.device_frees > before.device_frees
 
 
-def test_it_can_be_asked_from_another_thread_while_a_graph_is_captured(sampler: TorchMemorySampler) -> None:
+def test_memory_can_be_read_during_a_capture(sampler: TorchMemorySampler) -> None:
     samples: list[AllocatorSample] = []
     vector = torch.ones(1024, device="cuda")
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Full windows on real GPUs: the truth of what they tell, NCCL's collectives, and that they harm nothing.
+"""Full windows on real GPUs: their accuracy, NCCL's collectives, and that they do no harm.
 
 Written against torch 2.11 to 2.13. The jobs run as users start theirs, with everything of the agent on.
 """
@@ -58,7 +58,7 @@ def check_parts(windows: Sequence[WindowBreakdown]) -> None:
 
 
 @needs_gpu
-def test_a_live_window_is_what_torchs_own_file_of_the_same_steps_says() -> None:
+def test_window_agrees_with_torchs_file_of_the_same_steps() -> None:
     window = record_window("cuda", 4)
     assert window.live.has_device
     assert window.file.has_device
@@ -99,7 +99,7 @@ def test_the_time_of_a_kernel_is_what_cudas_own_events_measure() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("how", ["plain", "compiled", "graph"])
-def test_a_job_learns_the_same_with_windows_and_without(how: str) -> None:
+def test_weights_are_the_same_with_and_without_windows(how: str) -> None:
     plain = run(python(SCRIPT, how), ALONE)
     watched, (life,) = watch(1, how)
     assert (plain.exit_code, watched.exit_code, watched.left) == (0, 0, ()), watched.stderr
@@ -111,7 +111,7 @@ def test_a_job_learns_the_same_with_windows_and_without(how: str) -> None:
 
 
 @needs_gpu
-def test_where_nothing_communicates_on_the_host_light_windows_are_left_out() -> None:
+def test_no_light_windows_without_host_communication() -> None:
     _, (life,) = watch(1, "plain")
     assert life.collectives == []
     assert life.covered_steps == {window.first_step for window in life.breakdowns}
@@ -121,10 +121,10 @@ def test_where_nothing_communicates_on_the_host_light_windows_are_left_out() -> 
 
 
 @needs_two_gpus
-def test_the_collectives_of_nccl_are_told_with_group_sequence_and_bytes_alike_on_both_ranks() -> None:
+def test_nccl_collectives_are_the_same_on_both_ranks() -> None:
     ended, lives = watch(2, "nccl")
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
-    told = []
+    sequences = []
     for life in lives:
         assert life.losses.errors == {}
         assert "collectives_unplaced" not in life.losses.windows_skipped
@@ -133,6 +133,6 @@ def test_the_collectives_of_nccl_are_told_with_group_sequence_and_bytes_alike_on
         assert sorted(record.step for record in life.collectives) == sorted(life.covered_steps)
         assert all(record.duration_ns > 0 for record in life.collectives)
         assert all(window.communication_ns > 0 for window in life.breakdowns)
-        told.append({record.step: record.sequence for record in life.collectives})
-    assert None not in told[0].values()
-    assert {told[0][step] == told[1][step] for step in told[0].keys() & told[1].keys()} == {True}
+        sequences.append({record.step: record.sequence for record in life.collectives})
+    assert None not in sequences[0].values()
+    assert {sequences[0][step] == sequences[1][step] for step in sequences[0].keys() & sequences[1].keys()} == {True}

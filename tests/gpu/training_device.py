@@ -1,10 +1,10 @@
-"""The GPU of this process, found as the agent finds it."""
+"""Find the GPU of this process, as the agent does."""
 
 from rankscope.agent.sample.torch_device import TrainingDevice
 
 
 def observe_device() -> TrainingDevice:
-    """The GPU that this thread's torch computes on; CUDA has to be in use."""
+    """Return the GPU that this thread's torch computes on; CUDA must be in use."""
     device = TrainingDevice()
     device.observe()
     return device

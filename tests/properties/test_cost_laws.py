@@ -163,9 +163,7 @@ class Rank:
 
 @few_examples
 @given(costs, st.floats(0, 0.5), st.integers(0, 2**32))
-def test_what_the_agent_costs_stays_within_its_budget_but_for_the_window_that_surprises(
-    costs: Costs, swing: float, seed: int
-) -> None:
+def test_cost_stays_in_budget_but_for_a_surprising_window(costs: Costs, swing: float, seed: int) -> None:
     swinging = Costs(**{**costs.__dict__, "swing": swing})
     rank = Rank(swinging, Random(seed)).train()
     # That a window costs more than the last ones of its kind is known afterwards, and then paid off.
@@ -174,9 +172,7 @@ def test_what_the_agent_costs_stays_within_its_budget_but_for_the_window_that_su
 
 @few_examples
 @given(costs, st.floats(1.0, 20.0))
-def test_an_agent_whose_floor_is_above_the_budget_takes_no_window_once_the_head_start_is_spent(
-    costs: Costs, times: float
-) -> None:
+def test_no_window_if_the_base_cost_exceeds_the_budget(costs: Costs, times: float) -> None:
     rank = Rank(Costs(**{**costs.__dict__, "base_ratio": times * BUDGET})).train()
     # What the windows had was there to be spent when they began.
     windows_ns = rank.spent_ns[FULL_WINDOWS] + rank.spent_ns[LIGHT_WINDOWS]
@@ -202,7 +198,7 @@ def draw_costs(chance: Random, swing: float) -> Costs:
 
 
 @pytest.mark.parametrize("swing", [0.0, 0.2])
-def test_ranks_with_different_costs_have_most_of_the_rarer_windows_in_common(swing: float) -> None:
+def test_ranks_with_different_costs_share_most_rarer_windows(swing: float) -> None:
     # No law of each pair: a window that the one begins the other's account may not be able to pay. So of many.
     chance = Random(20)
     wanted = found = 0
@@ -218,7 +214,7 @@ def test_ranks_with_different_costs_have_most_of_the_rarer_windows_in_common(swi
 
 @few_examples
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 40)), min_size=1, max_size=40))
-def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, int]]) -> None:
+def test_parts_do_not_flap_with_any_other_cost(stretches: list[tuple[float, int]]) -> None:
     governor = Governor(BUDGET)
     base_ns = elapsed_ns = 0
     changed_at_ns: list[int] = []
@@ -238,7 +234,7 @@ def test_parts_do_not_flap_whatever_the_rest_costs(stretches: list[tuple[float, 
 
 
 @given(st.integers(NS_PER_MS, NS_PER_S), st.lists(st.floats(1, 1.5), min_size=2, max_size=50))
-def test_step_times_that_swing_by_half_change_no_distance_twice(step_ns: int, swings: list[float]) -> None:
+def test_step_times_varying_by_half_change_no_interval_twice(step_ns: int, swings: list[float]) -> None:
     plan = Rank(Costs(step_ns=step_ns, full_ns=1, light_ns=1, light_step_ns=0, base_ratio=0)).plan
     distances = []
     for swing in swings:

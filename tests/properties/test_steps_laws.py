@@ -1,4 +1,4 @@
-"""Laws of the step timer: whatever moments come, in whatever order, what it publishes adds up."""
+"""Laws of the step timer: its records add up for any events in any order."""
 
 import itertools
 from collections.abc import Callable
@@ -39,15 +39,15 @@ class Script:
         """The step that had begun last is given up; its number will be used again."""
         self.boundaries = [(step, at_ns) for step, at_ns in self.boundaries if step < len(self.records)]
 
-    def play(self, moments: list[tuple[int, str]]) -> "Script":
-        """Let each moment come the given number of ticks after the one before."""
-        for ticks, name in moments:
+    def play(self, events: list[tuple[int, str]]) -> "Script":
+        """Play events, each the given number of ticks after the one before."""
+        for ticks, name in events:
             self.now_ns += ticks
-            MOMENTS[name](self.timer, self.now_ns)
+            EVENTS[name](self.timer, self.now_ns)
         return self
 
 
-MOMENTS: dict[str, Callable[[StepTimer, int], None]] = {
+EVENTS: dict[str, Callable[[StepTimer, int], None]] = {
     "data_begin": lambda timer, now_ns: timer.data_begin(now_ns),
     "data_begin of an evaluation": lambda timer, now_ns: timer.data_begin(now_ns, training=False),
     "data_end": lambda timer, now_ns: timer.data_end(now_ns),
@@ -95,55 +95,53 @@ def scripts_of(parts: list[list[str]], parts_max: int) -> st.SearchStrategy[list
     return st.lists(st.sampled_from(parts), max_size=parts_max).map(lambda found: list(itertools.chain(*found)))
 
 
-# The moments are drawn apart from the times, of which a short list goes round: few choices, so that many differ.
-names = st.one_of(
-    scripts_of([[name] for name in sorted(MOMENTS)], 60), scripts_of(PLAUSIBLE, 25), scripts_of(EPOCHS, 8)
-)
+# The events are drawn apart from the times, a short list of which is cycled: few choices, so that many differ.
+names = st.one_of(scripts_of([[name] for name in sorted(EVENTS)], 60), scripts_of(PLAUSIBLE, 25), scripts_of(EPOCHS, 8))
 times = st.lists(st.integers(0, 50), min_size=1, max_size=5)
 scripts = st.builds(lambda names, ticks: list(zip(itertools.cycle(ticks), names, strict=False)), names, times)
 
 
-def records_of(moments: list[tuple[int, str]]) -> list[StepRecord]:
-    script = Script().play(moments)
+def records_of(events: list[tuple[int, str]]) -> list[StepRecord]:
+    script = Script().play(events)
     script.timer.finish()
     return script.records
 
 
 @given(scripts)
 @settings(max_examples=400)
-def test_phases_of_every_step_sum_to_its_duration(moments: list[tuple[int, str]]) -> None:
-    for record in records_of(moments):
+def test_phases_of_every_step_sum_to_its_duration(events: list[tuple[int, str]]) -> None:
+    for record in records_of(events):
         assert sum(record.phases_ns.values()) == record.duration_ns
 
 
 @given(scripts)
-def test_no_time_is_negative(moments: list[tuple[int, str]]) -> None:
-    for record in records_of(moments):
+def test_no_time_is_negative(events: list[tuple[int, str]]) -> None:
+    for record in records_of(events):
         assert min(record.duration_ns, record.cpu_ns or 0, *record.phases_ns.values()) >= 0
 
 
 @given(scripts)
 @settings(max_examples=200)
-def test_steps_are_numbered_without_a_hole_and_do_not_overlap(moments: list[tuple[int, str]]) -> None:
-    records = records_of(moments)
+def test_steps_are_numbered_without_a_hole_and_do_not_overlap(events: list[tuple[int, str]]) -> None:
+    records = records_of(events)
     assert [record.step for record in records] == list(range(len(records)))
     for earlier, later in itertools.pairwise(records):
         assert later.start_host_ns >= earlier.end_host_ns
 
 
 @given(scripts)
-def test_every_step_has_the_five_phases_and_no_more_of_the_users_own_than_allowed(
-    moments: list[tuple[int, str]],
+def test_steps_have_five_phases_and_bounded_user_phases(
+    events: list[tuple[int, str]],
 ) -> None:
-    records = records_of(moments)
+    records = records_of(events)
     assert all(set(PHASES) <= set(record.phases_ns) for record in records)
     assert len({name for record in records for name in record.phases_ns} - set(PHASES)) <= PHASES_MAX
 
 
 @given(scripts)
 @settings(max_examples=200)
-def test_a_boundary_that_no_pause_undid_is_announced_once_where_its_step_begins(moments: list[tuple[int, str]]) -> None:
-    script = Script().play(moments)
+def test_boundary_without_pause_is_announced_once(events: list[tuple[int, str]]) -> None:
+    script = Script().play(events)
     script.timer.finish()
     starts_ns = {record.step: record.start_host_ns for record in script.records}
     announced = [step for step, _ in script.boundaries]

@@ -1,4 +1,4 @@
-"""Ranks of one NCCL job that share the first GPU: each says it is a machine of its own, and they talk through sockets.
+"""Ranks of one NCCL run that share the first GPU: each claims its own host id, and they communicate through sockets.
 
 NCCL refuses two ranks on one GPU of one machine ("Duplicate GPU detected"). Prints `refused` and ends well when it does
 so all the same; else how many NCCL kernels one step had and the sum that the ranks have reduced.

@@ -1,4 +1,4 @@
-"""A small job on GPUs: plain, compiled, its steps captured as a CUDA graph in the midst, or with NCCL among ranks.
+"""A small run on GPUs: plain, compiled, with a CUDA graph captured from its steps, or with NCCL among ranks.
 
 Every rank prints its losses; so that two runs can be compared nothing depends on time.
 """
@@ -15,7 +15,7 @@ WIDTH = 256
 BATCH = 64
 STEPS = 60
 CAPTURE_AT = 20
-"""Amid the windows of a young job."""
+"""During the windows of an early run."""
 
 
 class Job:

@@ -1,4 +1,4 @@
-"""torch before 2.13: its profiler's results have events and a file, and no list of Kineto's activities."""
+"""Stand-ins for torch before 2.13, whose profiler's results have events and a file, but no list of activities."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"}
 
 
 def find_older_profiler() -> TorchProfiler:
-    """The real profiler of this torch, asked as that of an older one."""
+    """The real profiler of this torch, used like that of an older one."""
     parts = {name: getattr(_autograd, name) for name in dir(_autograd) if not name.startswith("__")}
     autograd = SimpleNamespace(**{**parts, "_ProfilerResult": object})
     return TorchProfiler(autograd, _profiler, None, find_devices(autograd, _profiler), communicates)
@@ -27,7 +27,7 @@ def find_older_profiler() -> TorchProfiler:
 
 @dataclass
 class _Event:
-    """An activity as torch's own event tells it."""
+    """An activity as torch's own event."""
 
     activity: TracedActivity
 
@@ -58,7 +58,7 @@ class _Event:
 
 @dataclass
 class _Result:
-    """A session's result; with `is_cut` the place for its file is full."""
+    """A session's result; with `is_cut` its file does not fit on the disk."""
 
     activities: Sequence[TracedActivity]
     is_cut: bool
@@ -72,7 +72,7 @@ class _Result:
 
 
 def _to_json(activity: TracedActivity) -> str:
-    """As Kineto writes it, with times in us; what a collective is stands with the kernel."""
+    """Return the event as Kineto writes it, with times in us and the metadata of a collective at its kernel."""
     arguments = [f'"correlation": {activity.correlation}', f'"stream": {activity.lane}']
     if activity.linked is not None:
         arguments.append(activity.linked.metadata)
@@ -86,5 +86,5 @@ def _to_json(activity: TracedActivity) -> str:
 
 
 def to_session_events(activities: Sequence[TracedActivity], *, is_cut: bool = False) -> Any:
-    """What the agent gets of a session with these activities."""
+    """Return the session's result for the agent, with these activities."""
     return SessionEvents(_Result(activities, is_cut), HOST)

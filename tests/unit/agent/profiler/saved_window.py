@@ -1,4 +1,4 @@
-"""A real window of this process, read both ways: live, and from the file that torch writes of the same session."""
+"""Read a real window of this process both ways: by its activities, and from the trace file of the same session."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from rankscope.measure.records import StepRecord
 
 
 class SavedWindow(NamedTuple):
-    """The request as the agent makes it, and the views of both, on the file's clock."""
+    """The request that the agent makes, and the views of both, on the file's clock."""
 
     request: WindowRequest
     live: RankView
@@ -52,7 +52,7 @@ def record_window(
     before_step: Callable[[], None] = lambda: None,
     find_profiler: Callable[[], TorchProfiler] = TorchProfiler.find,
 ) -> SavedWindow:
-    """Train that many steps within a full session of the agent's own profiler. `before_step` is part of each."""
+    """Train `steps` steps within a full session of the agent's profiler. `before_step` is part of each."""
     training, profiler = Training(device), find_profiler()
     for _ in range(3):
         training.step()
@@ -62,16 +62,16 @@ def record_window(
         training.step()
         profiler.stop()
     profiler.start(full=True)
-    moments_ns = [time.monotonic_ns()]
+    bounds_ns = [time.monotonic_ns()]
     for _ in range(steps):
         before_step()
         training.step()
-        moments_ns.append(time.monotonic_ns())
+        bounds_ns.append(time.monotonic_ns())
     result = profiler.stop()
     wall_minus_host_ns = time.time_ns() - time.monotonic_ns()
     records = tuple(
         StepRecord(step=step, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns={})
-        for step, (begin_ns, end_ns) in enumerate(pairwise(moments_ns))
+        for step, (begin_ns, end_ns) in enumerate(pairwise(bounds_ns))
     )
     window = RawWindow(True, records, result, wall_minus_host_ns, {}, {}, 0, on_device)
     columns = read_window(window, result.trace_activities(), lambda: None).columns

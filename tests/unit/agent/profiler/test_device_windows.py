@@ -1,4 +1,4 @@
-"""WindowReduction with windows of a device: whose collectives they are, and which steps are covered.
+"""WindowReduction with windows of a device: the groups of collectives, and the covered steps.
 
 Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Group "0" is the world, "17" two ranks.
 """
@@ -27,7 +27,7 @@ NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 class Result:
-    """What the profiler gives at a window's end."""
+    """The profiler's result at a window's end."""
 
     def __init__(self, activities: Sequence[TracedActivity]) -> None:
         self._activities = activities
@@ -43,11 +43,11 @@ def kernel(
     called: int, name: str = "gemm", *, group: str | None = None, op: str = "all_gather"
 ) -> list[TracedActivity]:
     """A call at this tick and the kernel that it launched, 100 ticks later, for 50 ticks."""
-    told = (
+    metadata = (
         f'"Collective name": "{op}", "In msg nelems": 10, "Out msg nelems": 40, "Group size": 4, "dtype": "Float", '
         f'"Process Group Name": "{group}", "Seq": {called}'
     )
-    operator = None if group is None else TracedActivity(PARAM_COMMS, "cpu_op", 0, 0, MAIN, metadata=told)
+    operator = None if group is None else TracedActivity(PARAM_COMMS, "cpu_op", 0, 0, MAIN, metadata=metadata)
     return [
         TracedActivity("cudaLaunchKernel", "cuda_runtime", called + WALL, 1, MAIN, correlation=called),
         TracedActivity(name, "kernel", called + 100 + WALL, 50, STREAM, correlation=called, linked=operator),
@@ -84,7 +84,7 @@ def reduce(
 
 
 @by_any_torch
-def test_a_collective_of_a_device_has_its_groups_label_its_sequence_and_the_gathered_size(result_of: Any) -> None:
+def test_device_collective_has_group_label_sequence_and_size(result_of: Any) -> None:
     reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="17")], result_of=result_of)
     assert reduced.collectives == [
         CollectiveRecord(
@@ -107,22 +107,20 @@ def test_steps_of_a_device_without_communication_are_covered(result_of: Any) -> 
     assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 6, 7], (5, 7))
 
 
-def test_a_collective_of_a_group_that_nobody_knows_is_counted_and_covers_no_step() -> None:
+def test_device_collective_of_unknown_group_covers_no_step() -> None:
     reduced, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL, group="99")])
     assert (reduced.collectives, reduced.covered_steps, len(reduced.breakdowns)) == ([], None, 3)
     assert skipped == {"collectives_unplaced": 1}
 
 
 @pytest.mark.parametrize(("groups", "labels"), [({"0": WORLD}, ["default_pg"]), (GROUPS, [])])
-def test_a_collective_that_names_no_group_is_the_only_ones_or_nobodys(
-    groups: dict[str, GroupInfo], labels: list[str]
-) -> None:
+def test_nameless_collective_belongs_to_the_only_group_or_none(groups: dict[str, GroupInfo], labels: list[str]) -> None:
     reduced, _ = reduce([*STEPS_5_TO_7, *kernel(6_300, NCCL)], groups)
     assert [(found.group, found.sequence) for found in reduced.collectives] == [(label, None) for label in labels]
 
 
 @pytest.mark.parametrize("op", ["send", "recv 0<-1"])
-def test_what_goes_from_one_rank_to_another_covers_its_step_whether_its_group_is_known_or_not(op: str) -> None:
+def test_point_to_point_covers_its_step_with_any_group(op: str) -> None:
     unknown, skipped = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="99", op=op)])
     assert (unknown.collectives, unknown.covered_steps, skipped) == ([], (5, 7), {})
     known, _ = reduce([*STEPS_5_TO_7, *kernel(6_300, "ncclDevKernel_SendRecv", group="17", op=op)])
@@ -133,7 +131,7 @@ GLOO = GroupInfo(label="beside", description="beside", ranks=(0, 1, 2, 3), backe
 
 
 @by_any_torch
-def test_what_the_host_communicated_in_whole_steps_is_told_together_with_the_device(result_of: Any) -> None:
+def test_host_and_device_collectives_are_returned_together(result_of: Any) -> None:
     on_host = [TracedActivity("gloo:all_reduce", "user_annotation", start + WALL, 20, 300) for start in (6_200, 8_200)]
     activities = [*STEPS_5_TO_7, *on_host, *kernel(6_300, NCCL, group="17")]
     groups = {"17": TENSOR, "9": GLOO}
@@ -142,14 +140,14 @@ def test_what_the_host_communicated_in_whole_steps_is_told_together_with_the_dev
     assert (reduced.covered_steps, skipped) == ((5, 7), {})
 
 
-def test_where_the_hosts_share_cannot_be_placed_no_step_is_covered() -> None:
+def test_unplaced_host_collectives_cover_no_step() -> None:
     on_host = TracedActivity("gloo:all_reduce", "user_annotation", 6_200 + WALL, 20, 300)
     reduced, skipped = reduce([*STEPS_5_TO_7, on_host], {}, enqueued={0: 1})
     assert (reduced.collectives, reduced.covered_steps, skipped) == ([], None, {"collectives_unplaced": 1})
 
 
 @by_any_torch
-def test_a_window_with_a_hole_covers_no_range_of_steps_and_counts_what_is_cut(result_of: Any) -> None:
+def test_window_with_a_cut_step_covers_no_range(result_of: Any) -> None:
     lost = TracedActivity("cudaLaunchKernel", "cuda_runtime", 6_500 + WALL, 1, MAIN, correlation=99)
     reduced, skipped = reduce([*STEPS_5_TO_7, lost], result_of=result_of)
     assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 7], None)

@@ -1,4 +1,4 @@
-"""What a session tells on torch before 2.13, beside what it tells since."""
+"""SessionEvents: sessions of torch before 2.13 compared with those of later versions."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ from rankscope.agent.profiler.window_reduction import parse_bytes
 from tests.unit.agent.profiler.older_torch import find_older_profiler
 
 distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
-told = []
+found = []
 for find in (TorchProfiler.find, find_older_profiler):
     profiler = find()
     profiler.start(full=False)
@@ -38,7 +38,7 @@ for find in (TorchProfiler.find, find_older_profiler):
     distributed.barrier()
     found = sorted(profiler.stop().trace_activities(), key=lambda activity: activity.timestamp())
     threads = set(map(int, os.listdir("/proc/self/task")))
-    told.append({
+    found.append({
         "names": [activity.name() for activity in found],
         "bytes": [parse_bytes(activity.metadata_json()) for activity in found],
         "kinds": sorted({activity.type() for activity in found}),
@@ -46,18 +46,18 @@ for find in (TorchProfiler.find, find_older_profiler):
         "strange_threads": sorted({activity.resource_id() for activity in found} - threads),
     })
 recorded = GroupProgress(1).read_enqueued()
-print(json.dumps([*told, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
+print(json.dumps([*found, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
 os._exit(0)  # without waiting for gloo's threads (agent/shutdown/gloo_drain.py)
 """
 
 
-def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_torch(tmp_path: Path) -> None:
+def test_light_session_has_all_of_a_collective_on_any_torch(tmp_path: Path) -> None:
     # In a process of its own: torch's flight recorder would remember the group.
     command = [sys.executable, "-c", SESSIONS_WITH_COLLECTIVES, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
-    told = ended.stdout.splitlines()[-1]  # some versions of gloo have something to say before
-    since, before, recorded, counted = json.loads(told)
+    line = ended.stdout.splitlines()[-1]  # some versions of gloo print before it
+    since, before, recorded, counted = json.loads(line)
     assert since.pop("shortest_ns") > 0
     assert before.pop("shortest_ns") > 0
     assert since == before
@@ -70,30 +70,28 @@ def test_a_light_session_tells_a_collectives_name_size_time_and_thread_on_any_to
     assert recorded == counted == [6], "three in each session"
 
 
-def test_of_what_ran_on_a_device_an_event_does_not_tell_its_kind() -> None:
+def test_device_events_have_no_type() -> None:
     event = SimpleNamespace(device_type=lambda: DEVICE, scope=lambda: 0)
     assert HostActivity(event, HOST).type() == OF_DEVICE
 
 
-def test_the_file_of_a_session_is_read_and_nothing_of_it_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_file_is_read_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto_events, "MEMORY", str(tmp_path))
     saved = read_saved(to_session_events([TracedActivity("gemm", "kernel", 10, 5, 7)]))
     assert b'"name": "gemm"' in saved
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_torch_could_not_write_is_an_error() -> None:
+def test_unwritable_session_file_is_an_error() -> None:
     with pytest.raises(OSError, match=r"window\.json"):
         read_saved(SessionEvents(SimpleNamespace(save=lambda _path: None), HOST))
 
 
-def test_the_events_of_this_torch_have_all_that_is_asked_of_them() -> None:
+def test_events_of_this_torch_are_complete() -> None:
     check_events(torch._C._autograd)
 
 
-def test_what_the_events_of_a_torch_lack_is_named() -> None:
+def test_missing_method_of_events_is_named() -> None:
     event: Any = SimpleNamespace(name=0, scope=0, device_type=0, start_us=0)
     with pytest.raises(UnavailableError, match="events have no start_ns"):
         check_events(SimpleNamespace(_KinetoEvent=event))

@@ -1,4 +1,4 @@
-"""Windows in which a communication that was enqueued is not there: what of them is told all the same."""
+"""WindowReduction with windows that lack an enqueued communication: the results that remain."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.unit.agent.profiler.test_window_reduction import (
 )
 
 
-def test_where_the_missing_one_was_is_not_known_no_step_is_covered() -> None:
+def test_missing_collective_at_an_unknown_step_covers_no_step() -> None:
     activities = [gloo("all_reduce", 5_100), gloo("all_reduce", 6_100)]
     reducing = reduction(only_world())
     reduced = reducing.reduce(window(activities, {0: (3, 5)}))
@@ -36,7 +36,7 @@ def test_where_the_missing_one_was_is_not_known_no_step_is_covered() -> None:
         ((), 12, None, []),
     ],
 )
-def test_a_missing_operation_leaves_the_steps_before_it_covered_where_all_steps_are_alike(
+def test_missing_collective_keeps_earlier_equal_steps_covered(
     seen: tuple[int, ...], last: int, covered: tuple[int, int] | None, sequences: list[int | None]
 ) -> None:
     activities = [gloo("all_reduce", step * STEP + 100 + place) for place, step in enumerate(seen)]
@@ -45,7 +45,7 @@ def test_a_missing_operation_leaves_the_steps_before_it_covered_where_all_steps_
     assert [record.sequence for record in reduced.collectives] == sequences
 
 
-def test_what_is_missing_in_one_group_leaves_the_numbers_of_the_others() -> None:
+def test_missing_collective_keeps_sequences_of_other_groups() -> None:
     world = World(entries=[FlightEntry(0, 1, "all_reduce", 0), FlightEntry(1, 1, "all_gather", 0)])
     activities = [gloo("all_reduce", 5_100, thread=WORKER_A), gloo("all_gather", 5_200, thread=WORKER_B)]
     reducing = reduction(world)
@@ -71,7 +71,7 @@ def test_what_is_missing_in_one_group_leaves_the_numbers_of_the_others() -> None
         (11, [], {"collectives_lost": 2, "steps_cut": 2}),
     ],
 )
-def test_a_step_that_may_lack_its_communication_is_not_broken_down(
+def test_step_that_may_lack_communication_has_no_breakdown(
     last: int, broken_down: list[int], skipped: dict[str, int]
 ) -> None:
     reducing = reduction(only_world())

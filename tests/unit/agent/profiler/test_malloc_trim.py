@@ -1,4 +1,4 @@
-"""What windows leave free in the heap goes back to the kernel."""
+"""MallocTrim: memory that windows freed in the heap returns to the kernel."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ MODEL = 300 * MIB
 
 
 class Heap:
-    """A process that holds a model, and what windows have left. What is `held` is training's own."""
+    """A process with a model and the freed memory of windows; `held` is training's own."""
 
     def __init__(self, *, takes_ns: int = 1_000_000) -> None:
         self.left = 0
@@ -33,7 +33,7 @@ class Heap:
         self.relief.after_window(before)
 
 
-def test_what_windows_leave_is_given_back_before_it_is_much() -> None:
+def test_memory_of_windows_is_trimmed_early() -> None:
     heap = Heap()
     highest = 0
     for _ in range(100):
@@ -43,21 +43,21 @@ def test_what_windows_leave_is_given_back_before_it_is_much() -> None:
     assert highest == 20 * MIB
 
 
-def test_windows_that_leave_nothing_cost_nothing() -> None:
+def test_windows_that_leave_no_memory_are_not_trimmed() -> None:
     heap = Heap()
     for _ in range(100):
         heap.window()
     assert heap.given_back == 0
 
 
-def test_what_comes_and_goes_with_a_window_is_left_alone() -> None:
+def test_memory_freed_with_each_window_is_ignored() -> None:
     heap = Heap()
     for grown in (0, GROWTH_BYTES_MIN - 1) * 10:
         heap.relief.after_window(MODEL + grown)
     assert heap.given_back == 0
 
 
-def test_training_that_has_grown_itself_is_not_disturbed_again_and_again() -> None:
+def test_growth_of_training_is_not_trimmed_repeatedly() -> None:
     heap = Heap()
     heap.window()
     heap.held += 200 * MIB
@@ -66,7 +66,7 @@ def test_training_that_has_grown_itself_is_not_disturbed_again_and_again() -> No
     assert heap.given_back == TRIMS_IN_A_ROW_MAX
 
 
-def test_what_is_left_after_training_has_grown_is_told_from_it() -> None:
+def test_memory_of_windows_is_trimmed_after_training_grew() -> None:
     heap = Heap()
     heap.window()
     heap.held += 200 * MIB
@@ -77,7 +77,7 @@ def test_what_is_left_after_training_has_grown_is_told_from_it() -> None:
     assert heap.given_back == TRIMS_IN_A_ROW_MAX + 1
 
 
-def test_training_that_has_become_smaller_counts_from_there() -> None:
+def test_smaller_training_lowers_the_baseline() -> None:
     heap = Heap()
     heap.window()
     heap.held -= 100 * MIB
@@ -86,8 +86,8 @@ def test_training_that_has_become_smaller_counts_from_there() -> None:
     assert heap.given_back == 1
 
 
-def test_a_window_that_began_before_does_not_raise_what_is_usual() -> None:
-    """The next window begins at once, and the agent thread comes to the one before only then."""
+def test_window_from_before_a_trim_does_not_raise_the_baseline() -> None:
+    """The next window begins before the agent thread has read the one before."""
     heap = Heap()
     heap.window()
     for _ in range(50):
@@ -99,14 +99,14 @@ def test_a_window_that_began_before_does_not_raise_what_is_usual() -> None:
     assert heap.left == 0
 
 
-def test_a_heap_that_takes_long_is_not_the_windows() -> None:
+def test_slow_trim_is_the_last() -> None:
     heap = Heap(takes_ns=TRIM_NS_MAX + 1)
     for _ in range(100):
         heap.window(leaves=5 * MIB)
     assert heap.given_back == 1
 
 
-def test_what_is_not_known_or_cannot_be_given_back_is_no_reason() -> None:
+def test_no_trim_without_resident_bytes_or_function() -> None:
     heap = Heap()
     for _ in range(10):
         heap.relief.after_window(None)
@@ -115,14 +115,14 @@ def test_what_is_not_known_or_cannot_be_given_back_is_no_reason() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_glibc_gives_back_what_lies_between_what_is_used() -> None:
+def test_glibc_trims_free_memory_between_used_blocks() -> None:
     """In a process of its own, in the heap of a thread as in that of the program: training allocates in both."""
     program = """
 import ctypes, threading
 from rankscope.agent.profiler.malloc_trim import find_malloc_trim
 from rankscope.agent.sample.host import ResidentMemory
 
-library, size, memory, told = ctypes.CDLL(None), 32768, ResidentMemory(), []
+library, size, memory, trimmed = ctypes.CDLL(None), 32768, ResidentMemory(), []
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
 def work():
@@ -132,15 +132,15 @@ def work():
     full = memory.read_bytes()
     for block in blocks[::2]:
         library.free(block)
-    told.append(full - memory.read_bytes() < 8 << 20)
+    trimmed.append(full - memory.read_bytes() < 8 << 20)
     find_malloc_trim()()
-    told.append(full - memory.read_bytes() > 28 << 20)
+    trimmed.append(full - memory.read_bytes() > 28 << 20)
 
 work()
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
-print(*told)
+print(*trimmed)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True"] * 4

@@ -1,4 +1,4 @@
-"""What torch.distributed tells about process groups and their progress, read from its own structures."""
+"""GroupProgress and ProcessGroups: members and progress of process groups, from torch's own structures."""
 
 import gc
 import json
@@ -36,7 +36,7 @@ STATUS = {
 def entry(
     record_id: int, group: tuple[int, str, str], sequence: int, name: str, **changes: object
 ) -> dict[str, object]:
-    """An entry as torch 2.13's flight recorder writes it for gloo."""
+    """Return an entry as torch 2.13's flight recorder writes it for gloo."""
     number, torch_name, description = group
     return {
         "collective_seq_id": sequence, "input_dtypes": ["Float"], "input_sizes": [[1000]], "is_p2p": False,
@@ -48,7 +48,7 @@ def entry(
 
 
 class Recorder:
-    """A flight recorder that gives what it is told, and remembers what it was asked for."""
+    """A flight recorder with given contents that records its calls."""
 
     def __init__(self, dump: dict[str, Any]) -> None:
         self.dump = dump
@@ -80,7 +80,7 @@ def test_before_the_first_collective_there_is_no_progress(monkeypatch: pytest.Mo
     assert (progress.read_enqueued(), progress.read_entries()) == ({}, ([], {}))
 
 
-def test_entries_come_oldest_first_with_the_operation_and_the_names_of_their_groups(
+def test_entries_come_oldest_first_with_group_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, tensor = (0, "0", "default_pg"), (1, "1", "mesh_tp")
@@ -92,13 +92,13 @@ def test_entries_come_oldest_first_with_the_operation_and_the_names_of_their_gro
     )
 
 
-def test_point_to_point_entries_are_no_collectives_but_name_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_to_point_entries_only_name_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     dump = {"entries": [entry(1, (3, "pipe", "pp"), 0, "nccl:send 0->1", is_p2p=True)]}
     progress, _ = progress_with(monkeypatch, dump)
     assert progress.read_entries() == ([], {3: ("pipe", "pp")})
 
 
-def test_a_torch_without_a_flight_recorder_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_a_flight_recorder_has_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(c10d, name, raising=False)
     progress = GroupProgress()
@@ -148,7 +148,7 @@ def test_no_entry_is_read_while_a_graph_is_being_captured(monkeypatch: pytest.Mo
     assert progress.read_enqueued() == {DEVICE_NUMBERS_FROM: 7, DEVICE_NUMBERS_FROM + 1: 3}, "which queries no event"
 
 
-def test_timed_entries_are_those_of_devices_with_the_larger_of_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_entries_are_of_devices_with_the_larger_size(monkeypatch: pytest.MonkeyPatch) -> None:
     group = (0, "0", "default_pg")
     gathered = {"output_sizes": [[1000], [1000]], "output_dtypes": ["Float", "Float"]}
     entries = [
@@ -164,13 +164,11 @@ def test_timed_entries_are_those_of_devices_with_the_larger_of_both_sizes(monkey
 
 
 @pytest.mark.parametrize(
-    ("told", "backend", "expected"),
+    ("setting", "backend", "expected"),
     [("1", "nccl", True), ("TRUE", "nccl", True), ("0", "nccl", False), ("", "nccl", False), ("1", "gloo", False)],
 )
-def test_collectives_are_timed_where_the_user_says_so_and_none_is_the_hosts(
-    told: str, backend: str, expected: bool
-) -> None:
-    progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": told})
+def test_collectives_are_timed_if_enabled_and_none_on_the_host(setting: str, backend: str, expected: bool) -> None:
+    progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": setting})
     assert not progress.times_collectives, "no group has been seen"
     progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)}
     assert progress.times_collectives is expected
@@ -183,9 +181,7 @@ def test_collectives_are_timed_where_the_user_says_so_and_none_is_the_hosts(
         (["undefined"], False), (["mpi"], True), (["cpu:gloo,cuda:gloo"], True),
     ],
 )  # fmt: skip
-def test_a_rank_communicates_on_the_host_when_a_group_of_its_own_does_nothing_else(
-    backends: list[str], expected: bool
-) -> None:
+def test_host_communication_needs_a_host_only_group(backends: list[str], expected: bool) -> None:
     progress = GroupProgress()
     progress.groups = {
         str(number): GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)
@@ -195,7 +191,7 @@ def test_a_rank_communicates_on_the_host_when_a_group_of_its_own_does_nothing_el
 
 
 @pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="this torch's recorder is not for the host")
-def test_the_real_recorder_can_be_read_before_anything_was_recorded() -> None:
+def test_empty_real_recorder_can_be_read() -> None:
     progress = GroupProgress()
     assert progress.is_available
     assert progress.read_enqueued() == {}
@@ -206,14 +202,14 @@ def test_the_real_recorder_can_be_read_before_anything_was_recorded() -> None:
 
 @pytest.fixture
 def world_of_four() -> Iterator[None]:
-    """Rank 0 of four, with torch's process group that communicates with nobody."""
+    """Rank 0 of four, with torch's process group that does not communicate."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("world_of_four")
-def test_groups_are_remembered_as_they_were_when_first_seen_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_kept_as_of_their_first_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", Recorder({"pg_status": STATUS}), raising=False)
     progress = GroupProgress(4)
     progress.read_enqueued()
@@ -239,7 +235,7 @@ def test_the_whole_world_is_a_group_of_everybody() -> None:
 
 
 @pytest.mark.usefixtures("world_of_four")
-def test_a_group_is_named_by_its_description_and_members_and_only_its_members_know_it() -> None:
+def test_group_label_has_description_and_members() -> None:
     dist.new_group([2, 0], group_desc="mesh_dp")
     dist.new_group([1, 3], group_desc="mesh_dp")  # rank 0 is no member of this one
     assert sorted(group.label for group in ProcessGroups(4).read().values()) == ["default_pg", "mesh_dp/0,2"]
@@ -262,7 +258,7 @@ def test_a_group_is_described_once_and_a_new_one_when_it_comes(monkeypatch: pyte
     assert described == ["default_pg", "late"]
 
 
-def test_a_group_that_takes_another_one_s_place_is_not_taken_for_it() -> None:
+def test_new_group_at_a_reused_address_is_described_anew() -> None:
     """Destroyed and made anew, under the same name and perhaps at the same address, as in an elastic restart."""
     groups, seen = ProcessGroups(4), []
     for size in (4, 2, 3):
@@ -274,7 +270,7 @@ def test_a_group_that_takes_another_one_s_place_is_not_taken_for_it() -> None:
 
 
 @pytest.mark.usefixtures("world_of_four")
-def test_a_group_that_the_script_destroys_is_not_kept_alive() -> None:
+def test_destroyed_group_is_not_kept_alive() -> None:
     groups = ProcessGroups(4)
     group = dist.new_group([0, 1])
     groups.read()
@@ -289,7 +285,7 @@ def test_a_group_that_the_script_destroys_is_not_kept_alive() -> None:
 
 
 class Group:
-    """torch's object of a group, as far as it is asked."""
+    """torch's object of a group, as far as it is used."""
 
     def __init__(self, name: str, description: str, count: int | None) -> None:
         self.group_name = name
@@ -311,7 +307,7 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> dict[Group, tuple[str, None]]
     return groups
 
 
-def test_what_the_host_enqueued_and_no_recorder_has_is_asked_of_its_groups(
+def test_unrecorded_host_progress_is_read_from_groups(
     monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
 ) -> None:
     unrecorded |= {
@@ -334,9 +330,7 @@ def test_what_the_host_enqueued_and_no_recorder_has_is_asked_of_its_groups(
     assert progress.communicates_on_host
 
 
-def test_a_group_keeps_its_number_whatever_comes_and_goes(
-    monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
-) -> None:
+def test_group_keeps_its_number(monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]) -> None:
     first, second = Group("0", "default_pg", 4), Group("1", "mesh_tp", 9)
     unrecorded |= {first: ("gloo", None), second: ("gloo", None)}
     progress, _ = progress_with(monkeypatch, {})
@@ -345,7 +339,7 @@ def test_a_group_keeps_its_number_whatever_comes_and_goes(
     assert progress.read_enqueued() == {number: 9}
 
 
-def test_groups_are_not_asked_where_the_recorder_has_them(
+def test_groups_are_not_read_where_the_recorder_has_them(
     monkeypatch: pytest.MonkeyPatch, unrecorded: dict[Group, tuple[str, None]]
 ) -> None:
     unrecorded[Group("0", "default_pg", 99)] = ("gloo", None)
@@ -366,7 +360,7 @@ def test_groups_are_not_asked_where_the_recorder_has_them(
         ({0: 10, 1: 4}, {0: 11}, {0: (11, 11)}),  # one destroyed in between has nothing to tell
     ],
 )
-def test_what_was_enqueued_in_between_is_counted_by_group(
+def test_enqueued_collectives_are_counted_by_group(
     before: dict[int, int], after: dict[int, int], expected: dict[int, tuple[int, int]]
 ) -> None:
     assert count_enqueued(before, after) == expected

@@ -1,4 +1,4 @@
-"""Full windows: what is read off the profiler, how a step of a device is bounded, and what of it is told.
+"""reduce_window: the data read from the profiler, the bounds of a device's steps, and the results.
 
 Windows of a device written by hand are drawn in microseconds. Real ones are the trace files of tests/traces, their
 events handed over as live activities.
@@ -71,20 +71,20 @@ def ran(
     *,
     kind: str = "kernel",
     call: str = "cudaLaunchKernel",
-    told: str | None = None,
+    metadata: str | None = None,
 ) -> list[TracedActivity]:
     """A call and what it launched."""
     number = next(_numbers)
-    operator = None if told is None else at("cpu_op", PARAM_COMMS, called_us, 1, MAIN, metadata=told)
-    stream = STREAM if told is None else COMMUNICATION_STREAM
+    operator = None if metadata is None else at("cpu_op", PARAM_COMMS, called_us, 1, MAIN, metadata=metadata)
+    stream = STREAM if metadata is None else COMMUNICATION_STREAM
     return [
         at("cuda_runtime", call, called_us, 1, MAIN, correlation=number),
         at(kind, name, start_us, length_us, stream, correlation=number, linked=operator),
     ]
 
 
-def told(sequence: int, group: str = "0") -> str:
-    """What torch says of an all-reduce of 1,000 floats."""
+def metadata_of(sequence: int, group: str = "0") -> str:
+    """Return torch's metadata of an all-reduce of 1,000 floats."""
     return (
         f'"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2, '
         f'"dtype": "Float", "Process Group Name": "{group}", "Process Group Description": "default_pg", '
@@ -107,7 +107,7 @@ QUEUE = [
 BOUNDS_US = (0, 100, 200, 300)
 
 
-def test_a_step_of_a_device_lasts_from_the_first_work_it_launched_to_the_first_work_of_the_next() -> None:
+def test_device_step_ends_at_the_first_work_of_the_next() -> None:
     first, second = reduce(QUEUE, BOUNDS_US).breakdowns
     assert (first.first_step, first.window_ns) == (10, (230 - 60) * 1000)
     assert (first.compute_ns, first.copy_ns, first.idle_ns) == ((30 + 40) * 1000, 40_000, (170 - 110) * 1000)
@@ -123,7 +123,7 @@ def test_the_last_step_of_a_window_only_bounds_the_one_before() -> None:
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([10, 11], 0)
 
 
-def test_a_step_whose_kernel_was_launched_and_did_not_run_in_the_window_is_cut() -> None:
+def test_step_with_a_launched_kernel_that_did_not_run_is_cut() -> None:
     queued = at("cuda_runtime", "cudaLaunchKernelExC", 120, 1, MAIN, correlation=10**7)
     answer = reduce([*QUEUE, queued], BOUNDS_US)
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([10], 1)
@@ -145,17 +145,17 @@ def test_every_spelling_of_a_launch_is_missed_when_its_work_is(call: str) -> Non
     assert answer.steps_cut == 1
 
 
-def test_a_step_that_launched_nothing_has_no_bounds_and_nor_has_the_one_before() -> None:
+def test_step_without_launches_cuts_itself_and_the_one_before() -> None:
     answer = reduce([*ran(10, 60, 30), *ran(210, 310, 40), *ran(310, 400, 1)], (0, 100, 200, 300, 400))
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([12], 2)
 
 
-def test_work_launched_before_the_window_does_not_make_its_first_step_longer() -> None:
+def test_work_from_before_the_window_is_in_no_step() -> None:
     before = at("kernel", "gemm", 5, 50, STREAM, correlation=10**7)
     assert reduce([before, *QUEUE], BOUNDS_US).breakdowns == reduce(QUEUE, BOUNDS_US).breakdowns
 
 
-def test_a_device_that_did_nothing_tells_nothing() -> None:
+def test_idle_device_gives_no_results() -> None:
     answer = reduce([at("cpu_op", "aten::add", 10, 50, MAIN)], BOUNDS_US)
     assert answer == WindowAnswer(first_step=10, steps_cut=2, on_device=True)
 
@@ -165,8 +165,8 @@ def test_a_device_that_did_nothing_tells_nothing() -> None:
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_a_collective_has_what_torch_said_of_it_and_its_kernels_time_on_the_host_clock() -> None:
-    answer = reduce([*QUEUE, *ran(40, 130, 50, NCCL, told=told(9))], BOUNDS_US)
+def test_collective_has_torchs_metadata_and_its_kernels_time() -> None:
+    answer = reduce([*QUEUE, *ran(40, 130, 50, NCCL, metadata=metadata_of(9))], BOUNDS_US)
     assert answer.collectives == (
         DeviceCollective(
             step=10,
@@ -183,29 +183,29 @@ def test_a_collective_has_what_torch_said_of_it_and_its_kernels_time_on_the_host
     assert (first.communication_ns, first.overlap_ns, first.exposed_communication_ns) == (50_000, 10_000, 40_000)
 
 
-def test_a_collective_belongs_to_the_step_that_launched_it_on_every_rank_however_far_behind_the_device_is() -> None:
-    answer = reduce([*QUEUE, *ran(90, 240, 50, NCCL, told=told(9))], BOUNDS_US)
+def test_collective_belongs_to_the_step_that_launched_it() -> None:
+    answer = reduce([*QUEUE, *ran(90, 240, 50, NCCL, metadata=metadata_of(9))], BOUNDS_US)
     assert [found.step for found in answer.collectives] == [10]
 
 
 def test_a_collective_that_ran_as_several_kernels_counts_once() -> None:
-    parts = [*ran(40, 120, 10, NCCL, told=told(9)), *ran(41, 140, 20, NCCL, told=told(9))]
+    parts = [*ran(40, 120, 10, NCCL, metadata=metadata_of(9)), *ran(41, 140, 20, NCCL, metadata=metadata_of(9))]
     (found,) = reduce([*QUEUE, *parts], BOUNDS_US).collectives
     assert (found.start_host_ns, found.duration_ns) == (120_000, (160 - 120) * 1000)
 
 
-def test_a_collective_of_a_replayed_graph_tells_its_operation_by_its_name_alone() -> None:
+def test_replayed_collective_has_its_operation_from_its_name() -> None:
     (found,) = reduce([*QUEUE, *ran(40, 120, 10, NCCL, call="cudaGraphLaunch")], BOUNDS_US).collectives
     assert (found.op, found.group_name, found.sequence, found.bytes) == ("all_reduce", None, None, None)
 
 
-def test_collectives_of_a_step_that_is_cut_are_not_told() -> None:
+def test_collectives_of_a_cut_step_are_left_out() -> None:
     queued = at("cuda_runtime", "cudaLaunchKernel", 50, 1, MAIN, correlation=10**7)
-    answer = reduce([*QUEUE, queued, *ran(40, 120, 10, NCCL, told=told(9))], BOUNDS_US)
+    answer = reduce([*QUEUE, queued, *ran(40, 120, 10, NCCL, metadata=metadata_of(9))], BOUNDS_US)
     assert (answer.collectives, [found.first_step for found in answer.breakdowns]) == ((), [11])
 
 
-def test_a_range_of_the_backend_tells_the_operation_where_torch_does_not() -> None:
+def test_backend_range_gives_the_operation_without_metadata() -> None:
     enqueue = at("user_annotation", "nccl:_all_gather_base", 39, 5, MAIN)
     (found,) = reduce([*QUEUE, enqueue, *ran(40, 120, 10, "ncclDevKernel_Generic_1")], BOUNDS_US).collectives
     assert found.op == "all_gather"
@@ -229,14 +229,14 @@ def read_both_ways(name: str) -> tuple[RankView, RankView]:
 
 
 @pytest.mark.parametrize("name", WITH_DEVICE + ON_CPU)
-def test_a_live_window_is_the_same_sets_of_time_as_a_file_of_its_events(name: str) -> None:
+def test_window_and_trace_file_give_the_same_intervals(name: str) -> None:
     file, live = read_both_ways(name)
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(live.sets, file.sets, strict=True))
     assert np.array_equal(live.unit_starts_ns, file.unit_starts_ns)
 
 
 @pytest.mark.parametrize("name", WITH_DEVICE)
-def test_a_live_window_has_the_collectives_of_a_file_of_its_events(name: str) -> None:
+def test_window_and_trace_file_give_the_same_collectives(name: str) -> None:
     file, live = read_both_ways(name)
     # Windows are recorded without shapes: what only the shapes of an old trace's operators tell is not known.
     expected = [one if one.group_size else msgspec.structs.replace(one, bytes=None) for one in find_collectives(file)]
@@ -244,14 +244,14 @@ def test_a_live_window_has_the_collectives_of_a_file_of_its_events(name: str) ->
 
 
 @pytest.mark.parametrize("name", WITH_DEVICE)
-def test_in_a_live_window_the_same_calls_launched_the_same_work_as_in_a_file(name: str) -> None:
+def test_window_and_trace_file_give_the_same_launches(name: str) -> None:
     file, live = read_both_ways(name)
     assert np.array_equal(live.work_by_call[1], file.work_by_call[1])
     assert np.array_equal(live.work.start_ns[live.work_by_call[0]], file.work.start_ns[file.work_by_call[0]])
 
 
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])
-def test_a_real_window_in_the_file_that_torch_saved_is_broken_down_as_one_in_columns(name: str) -> None:
+def test_saved_file_and_columns_give_the_same_breakdown(name: str) -> None:
     path = TRACES / f"{name}.json.gz"
     file, _ = read_both_ways(name)
     base_ns = file.trace.head.get("baseTimeNanoseconds", 0)
@@ -273,7 +273,7 @@ def test_a_real_window_in_the_file_that_torch_saved_is_broken_down_as_one_in_col
 
 
 @pytest.mark.parametrize("name", ["a100_nccl_2ranks_r0", "v100dgxs_resnet50_workers0_a"])
-def test_the_steps_of_a_real_window_follow_one_another_and_hold_all_its_work(name: str) -> None:
+def test_real_window_steps_are_contiguous_and_hold_all_work(name: str) -> None:
     file, _ = read_both_ways(name)
     steps = tuple(StepBounds(step.number, step.start_ns, step.next_start_ns) for step in file.steps)
     columns = read_columns(to_activities(read_events(TRACES / f"{name}.json.gz")), on_device=True)
@@ -307,12 +307,12 @@ class Swept:
                 edges[min(max(end, start_ns), end_ns)][kind] -= 1
         edges[start_ns], edges[end_ns] = edges[start_ns], edges[end_ns]
         self.ns = dict.fromkeys(("idle", "compute", "communication", "both"), 0)
-        moments = sorted(edges)
+        times = sorted(edges)
         open_now = [0, 0]
-        for moment, following in pairwise(moments):
-            open_now = [now + change for now, change in zip(open_now, edges[moment], strict=True)]
+        for begin, following in pairwise(times):
+            open_now = [now + change for now, change in zip(open_now, edges[begin], strict=True)]
             names = ("idle", "compute", "communication", "both")
-            self.ns[names[bool(open_now[0]) + 2 * bool(open_now[1])]] += following - moment
+            self.ns[names[bool(open_now[0]) + 2 * bool(open_now[1])]] += following - begin
 
 
 def _bounds_ns(event: dict[str, Any]) -> tuple[int, int]:
@@ -337,7 +337,7 @@ def _begins_of_outermost(computing: list[dict[str, Any]], operators: list[dict[s
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_step_of_a_real_gloo_window_is_spent_as_counting_along_its_edges_says(rank: int) -> None:
+def test_gloo_breakdown_equals_a_sweep_over_its_edges(rank: int) -> None:
     path = TRACES / f"gloo-2.13/ddp_2r_clean/rank{rank}.json.gz"
     events = read_events(path)
     file = RankView(read_trace(read_chunks(str(path))))

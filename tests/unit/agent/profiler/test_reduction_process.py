@@ -47,7 +47,7 @@ def steps_of(answers: list[WindowAnswer]) -> list[int]:
 
 @dataclass
 class HeldChild:
-    """A child that ends when it is told how."""
+    """A child that ends when the test sets its result."""
 
     request: WindowRequest
     ended: Ended | None = None
@@ -84,7 +84,7 @@ class Nursery:
         return ReductionProcesses(self.spawn, lambda: self.now_ns, in_place_events_max=ALWAYS_A_CHILD)
 
 
-def test_a_small_window_is_reduced_in_place_and_a_large_one_by_a_child() -> None:
+def test_small_windows_are_reduced_in_place() -> None:
     nursery = Nursery()
     reducing = ReductionProcesses(nursery.spawn, lambda: 0, in_place_events_max=1)
     reducing.submit(request(1))
@@ -106,7 +106,7 @@ def test_an_answer_is_given_once_when_the_child_has_ended() -> None:
     assert (reducing.collect(), reducing.failed, reducing.cpu_ns) == ([], {}, 7)
 
 
-def test_windows_wait_for_the_one_before_and_come_in_order() -> None:
+def test_windows_are_reduced_in_order() -> None:
     nursery = Nursery()
     reducing = nursery.make()
     for step in (5, 6):
@@ -117,7 +117,7 @@ def test_windows_wait_for_the_one_before_and_come_in_order() -> None:
     assert steps_of(reducing.collect()) == [6]
 
 
-def test_of_too_many_that_wait_the_oldest_falls_out_and_is_counted() -> None:
+def test_oldest_of_too_many_waiting_windows_is_dropped() -> None:
     nursery = Nursery()
     reducing = nursery.make()
     for step in range(WAITING_MAX + 2):  # the first is being reduced, the second falls out
@@ -138,7 +138,7 @@ def test_a_child_that_fails_is_counted_and_the_next_is_started(exit_code: int, o
     assert steps_of(reducing.collect()) == [6]
 
 
-def test_the_first_child_that_fails_says_in_which_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_failed_child_is_reported_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     def spawn_failing(_: bytes) -> Child:
         child = script("import json; json.loads('{')")
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -177,7 +177,7 @@ def test_a_child_that_cannot_be_started_is_counted(error: OSError) -> None:
     assert (reducing.collect(), reducing.failed) == ([], {"reduction_failed": 1})
 
 
-def test_at_the_end_what_is_not_reduced_yet_is_reduced_at_once() -> None:
+def test_finish_reduces_pending_windows_at_once() -> None:
     nursery = Nursery()
     reducing = nursery.make()
     for step in (5, 6):
@@ -186,7 +186,7 @@ def test_at_the_end_what_is_not_reduced_yet_is_reduced_at_once() -> None:
     assert (nursery.children[0].is_killed, len(nursery.children), reducing.failed) == (True, 1, {})
 
 
-def test_a_file_is_read_by_a_child_however_small_and_one_that_was_cut_is_counted() -> None:
+def test_trace_files_are_read_by_a_child_and_cut_ones_counted() -> None:
     nursery = Nursery()
     reducing = ReductionProcesses(nursery.spawn, lambda: 0)
     for step, saved in ((5, SAVED[:-5]), (6, SAVED)):
@@ -225,7 +225,7 @@ SAVED = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid
 
 
 @pytest.mark.parametrize("saved", [b"", SAVED])
-def test_a_real_child_answers_as_this_process_would_and_tells_its_cpu_time(saved: bytes) -> None:
+def test_real_child_gives_the_same_answer_and_its_cpu_time(saved: bytes) -> None:
     given = msgspec.structs.replace(request(5), saved=saved)
     ended = wait_for(spawn(msgspec.msgpack.encode(given)))
     assert ended.exit_code == 0
@@ -237,12 +237,12 @@ def test_a_real_child_that_gets_nonsense_fails() -> None:
     assert wait_for(spawn(b"\xc1")).exit_code == 1
 
 
-def test_a_child_gets_its_input_from_the_first_byte_and_its_output_is_read_from_the_first() -> None:
+def test_child_input_and_output_are_complete() -> None:
     ended = wait_for(script("import sys; sys.stdout.write(sys.stdin.read() + '!')"))
     assert (ended.exit_code, ended.output) == (0, b"given!")
 
 
-def test_a_child_that_a_signal_ended_tells_which() -> None:
+def test_signal_that_ended_a_child_is_reported() -> None:
     assert wait_for(script("import os; os.kill(os.getpid(), 15)")).exit_code == -signal.SIGTERM
 
 
@@ -253,23 +253,23 @@ def test_a_child_that_is_killed_is_gone() -> None:
         os.kill(child.pid, 0)
 
 
-def test_of_a_child_that_the_script_has_waited_for_the_answer_tells() -> None:
+def test_child_reaped_by_the_script_is_judged_by_its_answer() -> None:
     child = script("print('done', end='')")
     os.waitpid(child.pid, 0)  # as a script may do with any child of its process
     assert child.poll() == Ended(0, 0, b"done")
 
 
-def test_a_child_that_the_script_has_waited_for_is_not_killed_in_anothers_place() -> None:
+def test_child_reaped_by_the_script_is_not_killed() -> None:
     child = script("pass")
     os.waitpid(child.pid, 0)
     child.kill()
 
 
-def test_the_child_imports_neither_torch_nor_the_rest_of_the_agent() -> None:
-    told = "import json; print(json.dumps(sorted(sys.modules)))"
+def test_child_imports_neither_torch_nor_the_agent() -> None:
+    main = "import json; print(json.dumps(sorted(sys.modules)))"
     command = command_line()
     place = command.index("-c") + 1
-    command[place] = command[place].replace("main()", told)
+    command[place] = command[place].replace("main()", main)
     ended = wait_for(SpawnedChild(command, b"", {**os.environ, **ENVIRONMENT}))
     modules = msgspec.json.decode(ended.output, type=list[str])
     ours = {name for name in modules if name.startswith("rankscope.agent")}

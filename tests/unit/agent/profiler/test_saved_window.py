@@ -23,14 +23,14 @@ by_any_torch = pytest.mark.parametrize("find", [TorchProfiler.find, find_older_p
 
 
 @by_any_torch
-def test_a_live_window_is_what_torchs_own_file_of_it_says(find: Find) -> None:
+def test_window_agrees_with_torchs_file_of_it(find: Find) -> None:
     window = record_window("cpu", STEPS, find_profiler=find)
     assert all(np.array_equal(*both) for both in zip(window.live.sets, window.file.sets, strict=True))
     assert np.array_equal(window.live.unit_starts_ns, window.file.unit_starts_ns)
 
 
 @by_any_torch
-def test_every_operator_of_a_live_window_lies_in_the_step_that_ran_it(find: Find) -> None:
+def test_operators_lie_in_the_step_that_ran_them(find: Find) -> None:
     window = record_window("cpu", STEPS, find_profiler=find)
     counts = [found.operator_count for found in reduce_window(window.request).breakdowns]
     assert len(set(counts)) == 1, "all steps are alike"

@@ -52,7 +52,7 @@ def covered(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
     return [window.covered_steps for window in found]
 
 
-def test_a_timed_collective_is_told_in_the_step_that_enqueued_it() -> None:
+def test_timed_collective_is_in_the_step_that_enqueued_it() -> None:
     (found,) = Rank([entry(5_000), entry(6_300, 70)]).add_steps(5, 6)
     assert found.collectives[1] == CollectiveRecord(
         step=6, group="default_pg", op="all_reduce", start_host_ns=6_300, duration_ns=70, sequence=6_300, bytes=4_000
@@ -60,11 +60,11 @@ def test_a_timed_collective_is_told_in_the_step_that_enqueued_it() -> None:
     assert ([record.step for record in found.collectives], found.covered_steps) == ([5, 6], (5, 6))
 
 
-def test_steps_that_began_before_the_recorders_first_entry_are_not_covered() -> None:
+def test_steps_before_the_recorders_first_entry_are_not_covered() -> None:
     assert covered(Rank([entry(5_300), entry(6_300), entry(7_300)]).add_steps(4, 5, 6, 7)) == [(6, 7)]
 
 
-def test_steps_with_a_collective_under_way_are_told_when_it_is_over() -> None:
+def test_steps_with_an_unfinished_collective_come_later() -> None:
     rank = Rank([entry(5_000), entry(6_300), entry(6_400, None, is_over=False)])
     assert covered(rank.add_steps(5, 6)) == [(5, 5)]
     rank.entries = [entry(5_000), entry(6_300), entry(6_400), entry(7_100)]
@@ -73,7 +73,7 @@ def test_steps_with_a_collective_under_way_are_told_when_it_is_over() -> None:
     assert (found.covered_steps, [record.step for record in found.collectives]) == ((6, 7), [6, 6, 7])
 
 
-def test_a_step_is_told_once() -> None:
+def test_step_is_returned_once() -> None:
     rank = Rank([entry(5_000)])
     assert covered(rank.add_steps(5)) == [(5, 5)]
     rank.now_ns += INTERVAL_NS
@@ -84,18 +84,18 @@ def test_a_step_without_communication_is_covered() -> None:
     assert covered(Rank([entry(5_000)]).add_steps(5, 6)) == [(5, 6)]
 
 
-def test_a_collective_that_torch_did_not_time_costs_its_own_step_only() -> None:
+def test_untimed_collective_costs_its_own_step_only() -> None:
     rank = Rank([entry(5_000), entry(6_300, None), entry(7_300)])
     assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
     assert rank.timed.unplaced == 1
 
 
-def test_a_collective_of_an_unknown_group_costs_its_own_step_only() -> None:
+def test_unknown_group_costs_its_own_step_only() -> None:
     rank = Rank([entry(5_000), entry(5_100, group="9"), entry(6_300)])
     assert (covered(rank.add_steps(5, 6)), rank.timed.unplaced) == ([(6, 6)], 2)
 
 
-def test_an_empty_recorder_covers_nothing_and_the_steps_wait() -> None:
+def test_empty_recorder_covers_nothing_and_keeps_the_steps() -> None:
     rank = Rank()
     assert rank.add_steps(5) == []
     rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS
@@ -124,7 +124,7 @@ def test_without_a_step_nothing_is_read() -> None:
     assert rank.reads == 0
 
 
-def test_of_more_steps_than_are_remembered_the_oldest_are_not_covered() -> None:
+def test_oldest_of_too_many_steps_are_not_covered() -> None:
     rank = Rank([entry(0)])
     (found,) = rank.add_steps(*range(STEPS_MAX + 3))
     assert found.covered_steps == (3, STEPS_MAX + 2)

@@ -89,7 +89,7 @@ class Script:
         (Script(uses_device=True, communicates=True), {"CPU", "CUDA"}, {"user", "function"}),
     ],
 )
-def test_a_full_session_records_what_a_breakdown_needs_and_no_more(
+def test_full_session_records_only_what_a_breakdown_needs(
     script: Script, activities: set[str], scopes: set[str]
 ) -> None:
     script.profiler().start(full=True)
@@ -104,7 +104,7 @@ def test_a_light_session_touches_no_device() -> None:
     assert profiler.is_first_of_device
 
 
-def test_the_first_full_session_of_a_device_is_told_from_those_that_follow() -> None:
+def test_first_full_session_of_a_device_is_marked() -> None:
     script = Script()
     profiler = script.profiler()
     seen = []
@@ -163,13 +163,13 @@ def test_a_device_in_use_that_cannot_be_recorded_is_missed(
     assert (profiler.sees_device, profiler.misses_device, profiler.is_first_of_device) == (False, True, False)
 
 
-def test_a_torch_that_does_not_tell_what_it_was_built_for_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_build_information_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace())
     monkeypatch.setattr(torch, "xpu", None)
     assert find_devices(Autograd(), c_profiler()) == ()
 
 
-def test_this_torch_is_asked_as_any_other() -> None:
+def test_this_torch_is_checked_like_any_other() -> None:
     profiler = TorchProfiler.find()
     assert profiler.sees_device == torch.cuda.is_initialized()
     assert not torch.cuda.is_initialized()

@@ -59,11 +59,11 @@ def test_no_window_begins_in_the_warm_up() -> None:
     assert plan.begins_light(WARMUP_STEPS)
 
 
-def test_until_the_step_time_is_known_light_windows_double_in_length() -> None:
+def test_light_windows_double_until_the_step_time_is_known() -> None:
     assert light_steps(plan_with(), range(150)) == [0, 8, 16, 32, 64, 128]
 
 
-def test_a_job_that_never_tells_its_step_time_still_has_windows_of_bounded_length() -> None:
+def test_windows_are_bounded_without_a_step_time() -> None:
     found = light_steps(plan_with(), range(20_000))
     assert max(later - earlier for earlier, later in itertools.pairwise(found)) == 4096
 
@@ -73,7 +73,7 @@ def test_until_the_cost_of_one_is_known_there_is_one_full_window() -> None:
     assert full_steps(plan_with()) == [0]
 
 
-def test_light_windows_follow_each_other_after_the_power_of_two_of_steps_that_lasts_long_enough() -> None:
+def test_light_windows_last_a_power_of_two_of_steps() -> None:
     # 2 s of 100 ms steps are 20 steps; the next power of two is 32.
     assert light_steps(plan_at(step_ms=100), range(110)) == [0, 32, 64, 96]
 
@@ -83,18 +83,18 @@ def test_light_windows_that_are_paid_for_leave_no_gap() -> None:
     assert all(plan.is_light(step) for step in range(WARMUP_STEPS, 200))
 
 
-def test_cheap_windows_of_a_young_job_double_their_distance_until_the_one_aimed_at_is_reached() -> None:
+def test_early_full_windows_double_their_interval() -> None:
     # 20 s of 40 ms steps are 500 steps: 512.
     assert full_steps(plan_at(step_ms=40)) == [0, 32, 64, 128, 256, 512, 1024, 1536, 2048, 2560]
 
 
-def test_young_windows_are_taken_as_long_as_all_of_them_would_be_paid_for() -> None:
+def test_early_windows_begin_while_all_are_affordable() -> None:
     # 0.25 % of 20 s head start and 2 s are 55 ms: five windows of 10 ms, at 0, 32, 64, 128 and 256, and no sixth.
     young = Allowance(windows_ratio=BUDGET, budget_left_ns=NS_PER_S, elapsed_ns=2 * NS_PER_S)
     assert full_steps(plan_at(step_ms=10, allowance=young), range(1000)) == [0, 32, 64, 128, 256]
 
 
-def test_slow_steps_have_windows_less_than_the_first_distance_apart() -> None:
+def test_slow_steps_have_windows_closer_than_the_first_interval() -> None:
     # 20 s of 2 s steps are 10 steps: 16. A light window of 2 s is a single step.
     plan = plan_at(step_ms=2000)
     assert full_steps(plan, range(60)) == [0, 16, 32, 48]
@@ -106,14 +106,14 @@ def test_full_windows_leave_room_for_light_ones_between_them() -> None:
     assert plan.full_interval_steps == 16, "the power of two from 2 * 5 on"
 
 
-def test_ranks_whose_step_times_differ_a_little_begin_their_windows_at_the_same_steps() -> None:
+def test_similar_ranks_begin_windows_at_the_same_steps() -> None:
     plans = [plan_at(step_ms) for step_ms in (80, 90, 100, 110, 120)]  # 25 to 17 steps of a light window
     assert len({tuple(light_steps(plan)) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize("shorter_ms", [40, 200, 700, 3000])
 @pytest.mark.parametrize("longer_ms", [1, 5, 20])
-def test_windows_further_apart_are_a_subset_of_those_closer_together(shorter_ms: int, longer_ms: int) -> None:
+def test_rarer_windows_are_a_subset_of_more_frequent_ones(shorter_ms: int, longer_ms: int) -> None:
     close, far = plan_at(shorter_ms), plan_at(longer_ms)
     assert close.full_interval_steps <= far.full_interval_steps
     assert {since for since in full_steps(far) if since >= far.full_interval_steps} <= set(full_steps(close))
@@ -143,7 +143,7 @@ def test_costly_light_windows_keep_their_length_and_leave_gaps() -> None:
 @pytest.mark.parametrize(
     ("events_a_step", "steps"), [(0, 32), (7, 32), (16, 32), (16.1, 16), (75, 4), (512, 1), (9999, 1)]
 )
-def test_a_light_window_that_sees_much_lasts_fewer_steps_and_leaves_no_gap(events_a_step: float, steps: int) -> None:
+def test_light_window_of_many_events_has_fewer_steps_and_no_gap(events_a_step: float, steps: int) -> None:
     plan = plan_at(step_ms=100)
     learn_light(plan, NS_PER_MS // 10, events_a_step)
     for _ in range(20):
@@ -163,7 +163,7 @@ def test_short_light_windows_come_as_often_as_they_are_paid_for() -> None:
     assert plan.light_stretch_ratio == 4
 
 
-def test_a_shorter_light_window_is_expected_to_cost_as_much_less_but_for_its_begin_and_end() -> None:
+def test_shorter_light_window_is_expected_to_cost_less() -> None:
     plan = plan_with()
     plan.allow(PLENTY)
     plan.learn_light(17 * NS_PER_MS, 64, events_a_step=75)  # 1 ms, and 0.25 ms a step
@@ -176,7 +176,7 @@ def test_a_shorter_light_window_is_expected_to_cost_as_much_less_but_for_its_beg
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == []
 
 
-def test_what_light_windows_cost_is_learnt_before_the_step_time_is_known() -> None:
+def test_light_cost_is_learnt_before_the_step_time() -> None:
     plan = plan_with()
     plan.learn_light(9 * NS_PER_MS, 4, events_a_step=75)  # 1 ms, and 2 ms a step: 17 for the 8 steps of a first one
     plan.allow(PLENTY._replace(budget_left_ns=17 * NS_PER_MS))
@@ -185,7 +185,7 @@ def test_what_light_windows_cost_is_learnt_before_the_step_time_is_known() -> No
     assert light_steps(plan, range(150)) == []
 
 
-def test_a_light_window_that_costs_less_than_its_begin_and_end_are_thought_to_is_believed() -> None:
+def test_light_cost_below_the_assumed_one_is_accepted() -> None:
     plan = plan_at(step_ms=5)
     for _ in range(20):
         plan.learn_light(NS_PER_MS // 20, 0, events_a_step=None)  # of no step at all: it was cut at once
@@ -193,7 +193,7 @@ def test_a_light_window_that_costs_less_than_its_begin_and_end_are_thought_to_is
     assert light_steps(plan, range(WARMUP_STEPS + 1)) == [0]
 
 
-def test_light_windows_are_as_long_as_before_when_less_is_seen_again() -> None:
+def test_light_windows_grow_again_with_fewer_events() -> None:
     plan = plan_at(step_ms=100)
     learn_light(plan, NS_PER_MS // 10, 75)
     for _ in range(20):
@@ -208,14 +208,14 @@ def test_cheap_windows_are_as_often_as_they_may_be() -> None:
     assert (plan.light_interval_steps, plan.full_interval_steps) == (32, 256)
 
 
-def test_windows_get_what_the_rest_of_the_agent_leaves() -> None:
+def test_windows_get_the_budget_that_other_parts_leave() -> None:
     plan = plan_at(step_ms=100)
     plan.allow(PLENTY._replace(windows_ratio=BUDGET / 8))
     plan.learn_full(100 * NS_PER_MS)
     assert plan.full_interval_steps == 4096  # 0.1 s are 0.03125 % of 320 s, which are 3200 steps
 
 
-def test_what_a_window_has_cost_is_not_forgotten_while_no_other_comes() -> None:
+def test_cost_does_not_decay_without_windows() -> None:
     plan = plan_at(step_ms=100)
     plan.learn_full(200 * NS_PER_MS)
     for _ in range(100):  # reports without a full window, and with light ones
@@ -246,20 +246,20 @@ def test_a_light_window_ends_where_the_next_cannot_be_paid() -> None:
     assert (plan.is_light(WARMUP_STEPS + 31), plan.is_light(WARMUP_STEPS + 32)) == (True, False)
 
 
-def test_what_is_dropped_does_not_begin_and_a_running_light_window_ends() -> None:
+def test_dropped_windows_do_not_begin_and_a_light_one_ends() -> None:
     plan = plan_at(step_ms=100)
     plan.allow(PLENTY._replace(dropped=frozenset({FULL_WINDOWS, LIGHT_WINDOWS})))
     assert (full_steps(plan), light_steps(plan), plan.is_light(WARMUP_STEPS + 1)) == ([], [], False)
 
 
-def test_light_windows_have_all_that_there_is_when_full_ones_are_dropped() -> None:
+def test_light_windows_get_the_whole_budget_without_full_ones() -> None:
     plan = plan_at(step_ms=10)
     plan.allow(PLENTY._replace(dropped=frozenset({FULL_WINDOWS})))
     learn_light(plan, 20 * NS_PER_MS)
     assert plan.light_interval_steps == 512  # 20 ms are 0.5 % of 4 s, which are 400 steps
 
 
-def test_full_windows_that_would_be_more_than_an_hour_apart_are_not_taken() -> None:
+def test_full_windows_over_an_hour_apart_are_dropped() -> None:
     plan = plan_at(step_ms=100)
     plan.learn_full(8 * NS_PER_S)  # 0.25 % of 3200 s
     assert plan.dropped == set()
@@ -267,7 +267,7 @@ def test_full_windows_that_would_be_more_than_an_hour_apart_are_not_taken() -> N
     assert plan.dropped == {FULL_WINDOWS}
 
 
-def test_a_full_window_too_large_to_be_read_makes_the_next_shorter_and_at_last_ends_them() -> None:
+def test_too_large_full_windows_shrink_and_then_stop() -> None:
     plan = plan_at(step_ms=100, full_window_steps=4)
     lengths = []
     for _ in range(3):
@@ -278,7 +278,7 @@ def test_a_full_window_too_large_to_be_read_makes_the_next_shorter_and_at_last_e
     assert full_steps(plan) == []
 
 
-def test_a_light_window_too_large_to_be_read_makes_the_next_shorter() -> None:
+def test_too_large_light_window_makes_the_next_shorter() -> None:
     plan = plan_at(step_ms=10)
     plan.learn_too_large(full=False)
     plan.learn_too_large(full=False)
@@ -289,7 +289,7 @@ def test_a_light_window_too_large_to_be_read_makes_the_next_shorter() -> None:
 # -- hysteresis -------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_time_near_a_limit_does_not_make_the_distance_swing() -> None:
+def test_step_time_near_a_limit_does_not_change_the_interval() -> None:
     plan = plan_at(step_ms=64)  # 31.25 steps: 32
     distances = []
     for step_ms in (60, 65, 58, 62, 66, 61):  # 33.3 steps want 64, which stays for 31
@@ -299,7 +299,7 @@ def test_a_step_time_near_a_limit_does_not_make_the_distance_swing() -> None:
 
 
 @pytest.mark.parametrize(("step_ms", "expected"), [(63, 32), (62, 64), (195, 32), (196, 16)])
-def test_the_distance_changes_when_it_is_too_short_or_three_times_too_long(step_ms: int, expected: int) -> None:
+def test_interval_changes_if_too_short_or_three_times_too_long(step_ms: int, expected: int) -> None:
     # 32 steps stay for 2 s of 32 to 10.24 (32 / 3.125) steps: of 62.5 to 195.3 ms each.
     plan = plan_at(step_ms=100)
     plan.learn_step(step_ms * NS_PER_MS)
@@ -317,7 +317,7 @@ def test_a_step_time_of_nothing_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("plan", [plan_with(), plan_at(3), plan_at(10), plan_at(150), plan_at(700), plan_at(30_000)])
-def test_no_window_begins_or_ends_before_the_next_step_at_which_to_look(plan: WindowPlan) -> None:
+def test_no_window_begins_or_ends_before_the_next_boundary(plan: WindowPlan) -> None:
     step = 0
     while step < STEPS.stop:
         following = plan.find_next(step)
@@ -328,7 +328,7 @@ def test_no_window_begins_or_ends_before_the_next_step_at_which_to_look(plan: Wi
         step = following
 
 
-def test_short_steps_are_looked_at_seldom() -> None:
+def test_short_steps_seldom_have_boundaries() -> None:
     plan = plan_at(10)
     assert (plan.full_interval_steps, plan.light_window_steps) == (2048, 256)
     assert plan.find_next(WARMUP_STEPS + 2048) == WARMUP_STEPS + 2048 + 256

@@ -155,7 +155,7 @@ def test_a_collective_has_its_operation_time_size_and_step() -> None:
     assert (reduced.covered_steps, reduced.breakdowns) == ((5, 6), [])
 
 
-def test_sequences_follow_the_order_in_which_operations_began_whatever_their_worker_and_place_in_the_trace() -> None:
+def test_sequences_follow_the_begin_of_operations() -> None:
     activities = [
         gloo("all_reduce", 6_100, thread=WORKER_B),
         gloo("all_reduce", 5_100, thread=WORKER_A),
@@ -165,7 +165,7 @@ def test_sequences_follow_the_order_in_which_operations_began_whatever_their_wor
     assert placed(reduced.collectives) == [("default_pg", 5, 3), ("default_pg", 5, 4), ("default_pg", 6, 5)]
 
 
-def test_a_single_group_needs_no_look_into_the_flight_recorder() -> None:
+def test_single_group_needs_no_flight_recorder() -> None:
     world = only_world()
     reduction(world).reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}))
     assert world.entries_read == 0
@@ -177,20 +177,20 @@ def test_when_an_operation_is_missing_none_has_a_sequence() -> None:
     assert placed(reduced.collectives) == [("default_pg", 5, None), ("default_pg", 6, None)]
 
 
-def test_an_operation_outside_the_steps_is_counted_in_its_sequence_and_not_reported() -> None:
+def test_operation_outside_steps_only_advances_the_sequence() -> None:
     activities = [gloo("broadcast", 4_900), gloo("all_reduce", 5_100), gloo("all_reduce", 7_000)]
     reduced = reduction(only_world()).reduce(window(activities, {0: (3, 5)}))
     assert placed(reduced.collectives) == [("default_pg", 5, 4)]
 
 
-def test_point_to_point_operations_are_not_counted_among_the_collectives() -> None:
+def test_point_to_point_operations_are_no_collectives() -> None:
     activities = [gloo("send", 5_050, thread=MAIN), gloo("all_reduce", 5_100), gloo("recv", 5_200)]
     reduced = reduction(only_world()).reduce(window(activities, {0: (8, 8)}))
     assert placed(reduced.collectives) == [("default_pg", 5, 8)]
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_enqueueing_of_a_device_backend_is_not_taken_for_the_collective(full: bool) -> None:
+def test_enqueueing_of_a_device_backend_is_no_collective(full: bool) -> None:
     enqueued = [FakeActivity("nccl:all_reduce", 5_100, 20, MAIN, FLOATS_10), gloo("all_reduce", 5_200)]
     reduced = reduction(only_world()).reduce(window(enqueued, {0: (4, 4), DEVICE_NUMBERS_FROM: (9, 9)}, full=full))
     assert [record.start_host_ns for record in reduced.collectives] == [5_200]
@@ -201,7 +201,7 @@ def test_a_window_without_communication_covers_its_steps() -> None:
     assert (reduced.collectives, reduced.covered_steps) == ([], (5, 6))
 
 
-def test_a_window_without_a_whole_step_tells_nothing() -> None:
+def test_window_without_a_whole_step_is_empty() -> None:
     reduced = reduction(only_world()).reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}, steps=0))
     assert (reduced.collectives, reduced.breakdowns, reduced.covered_steps) == ([], [], None)
 
@@ -222,13 +222,13 @@ TWO_GROUPS_ENTRIES = [
 TWO_GROUPS_ENQUEUED = {0: (3, 4), 1: (8, 8)}
 
 
-def test_which_worker_belongs_to_which_group_is_learnt_from_the_flight_recorder() -> None:
+def test_workers_of_groups_are_learnt_from_the_recorder() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reduced = reduction(world).reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
     assert placed(reduced.collectives) == [("default_pg", 5, 3), ("default_pg", 5, 4), ("mesh_tp/0-1", 5, 8)]
 
 
-def test_what_was_learnt_once_is_enough_for_the_windows_that_follow() -> None:
+def test_workers_are_learnt_once() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reducing = reduction(world)
     reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
@@ -239,7 +239,7 @@ def test_what_was_learnt_once_is_enough_for_the_windows_that_follow() -> None:
     assert world.entries_read == 1
 
 
-def test_a_group_that_lost_an_operation_does_not_cost_the_other_its_sequence() -> None:
+def test_lost_operation_keeps_the_other_groups_sequences() -> None:
     world = World(entries=TWO_GROUPS_ENTRIES)
     reducing = reduction(world)
     reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
@@ -248,7 +248,7 @@ def test_a_group_that_lost_an_operation_does_not_cost_the_other_its_sequence() -
     assert placed(reduced.collectives) == [("default_pg", 7, None), ("mesh_tp/0-1", 7, 9)]
 
 
-def test_operations_that_do_not_fit_the_flight_recorder_are_counted_and_cover_no_step() -> None:
+def test_operations_unlike_the_recorder_cover_no_step() -> None:
     reducing = reduction(World(entries=TWO_GROUPS_ENTRIES[:-1]))  # one entry less than there are operations
     reduced = reducing.reduce(window(TWO_GROUPS, TWO_GROUPS_ENQUEUED))
     assert (reduced.collectives, reduced.covered_steps) == ([], None)
@@ -277,7 +277,7 @@ def test_a_worker_that_is_known_is_never_learnt_anew() -> None:
     assert placed(reduced.collectives) == [("default_pg", 7, 6), ("mesh_tp/0-1", 7, 10)]
 
 
-def test_collectives_of_a_group_that_nobody_knows_are_counted_and_cover_no_step() -> None:
+def test_collectives_of_unknown_groups_cover_no_step() -> None:
     reducing = reduction(World(groups={}))
     reduced = reducing.reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}))
     assert (reduced.collectives, reduced.covered_steps, reducing.skipped) == ([], None, {"collectives_unplaced": 1})
@@ -286,7 +286,7 @@ def test_collectives_of_a_group_that_nobody_knows_are_counted_and_cover_no_step(
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_all_gather_is_as_large_as_what_all_ranks_get() -> None:
+def test_all_gather_size_is_that_of_all_ranks() -> None:
     reduced = reduction(only_world()).reduce(window([gloo("all_gather", 5_100)], {0: (1, 1)}))
     assert reduced.collectives[0].bytes == 10 * 4 * 4  # 10 floats of each of 4 ranks
 
@@ -317,7 +317,7 @@ def test_full_windows_tell_no_sizes() -> None:
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_how_much_a_light_window_sees_in_a_step_is_told_of_all_that_it_has_recorded() -> None:
+def test_light_events_per_step_count_all_activities() -> None:
     reducing = reduction(only_world())
     assert reducing.light_events_a_step is None
     seen = [gloo("all_reduce", 5_100), operator("FSDP::pre_forward", 5_200, 10), operator("FSDP::wait", 6_100, 10)]
@@ -342,7 +342,7 @@ def test_a_window_of_exactly_as_many_events_as_allowed_is_read() -> None:
     assert reducing.skipped == {}
 
 
-def test_the_lock_of_the_interpreter_is_let_go_after_each_batch_of_events() -> None:
+def test_gil_is_released_after_each_batch_of_events() -> None:
     let_go: list[None] = []
     reducing = reduction(only_world(), yield_gil=lambda: let_go.append(None))
     reducing.reduce(window([operator("aten::add", 5_100, 1)] * (3 * BATCH_EVENTS), {}, full=True))
@@ -352,7 +352,7 @@ def test_the_lock_of_the_interpreter_is_let_go_after_each_batch_of_events() -> N
 # -- the breakdown of full windows ------------------------------------------------------------------------------------
 
 
-def test_a_step_is_broken_down_into_compute_overlap_exposed_communication_and_idle() -> None:
+def test_breakdown_has_compute_overlap_exposed_and_idle() -> None:
     #            5000      5100      5200      5300      5400      5500 ... 6000
     # compute     |  linear 5050-5250  |         backward 5350-5450
     # gloo                  all_reduce 5200-5400
@@ -370,7 +370,7 @@ def test_a_step_is_broken_down_into_compute_overlap_exposed_communication_and_id
     assert (second.first_step, second.idle_ns, second.operator_count) == (6, 1_000, 0)
 
 
-def test_nested_operators_count_once_and_their_time_is_not_added_up() -> None:
+def test_nested_operators_count_once() -> None:
     activities = [
         operator("aten::linear", 5_100, 100),
         operator("aten::addmm", 5_110, 80),
@@ -382,7 +382,7 @@ def test_nested_operators_count_once_and_their_time_is_not_added_up() -> None:
     assert (breakdown.compute_ns, breakdown.operator_count) == (120, 3)
 
 
-def test_what_gloos_workers_and_the_enqueueing_calls_do_is_no_compute() -> None:
+def test_gloo_workers_and_enqueueing_are_no_compute() -> None:
     activities = [
         operator("c10d::allreduce_", 5_100, 100),
         operator("aten::copy_", 5_300, 100, thread=WORKER_A),
@@ -398,6 +398,6 @@ def test_a_send_on_the_training_thread_does_not_make_it_a_worker() -> None:
     assert (breakdown.compute_ns, breakdown.communication_ns) == (200, 10)
 
 
-def test_communication_that_cannot_be_placed_still_counts_in_the_breakdown() -> None:
+def test_unplaced_communication_counts_in_the_breakdown() -> None:
     seen = window([gloo("all_reduce", 5_100)], {0: (1, 1)}, full=True)
     assert break_down(World(groups={}), seen)[0].communication_ns == 50

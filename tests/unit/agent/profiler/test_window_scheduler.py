@@ -82,7 +82,7 @@ def test_a_session_holds_the_ranges_entered_within_it(rig: Rig, full: bool) -> N
     assert [activity.name() for activity in result.trace_activities()] == ["gloo:all_reduce"]
 
 
-def test_starting_twice_is_refused_and_the_first_session_goes_on(rig: Rig) -> None:
+def test_second_start_is_refused_and_the_first_session_stays_on(rig: Rig) -> None:
     rig.profiler.start(full=False)
     with pytest.raises(RuntimeError, match="on already"):
         rig.profiler.start(full=True)
@@ -90,12 +90,12 @@ def test_starting_twice_is_refused_and_the_first_session_goes_on(rig: Rig) -> No
     assert [activity.name() for activity in rig.profiler.stop().trace_activities()] == ["gloo:barrier"]
 
 
-def test_stopping_what_is_off_is_refused(rig: Rig) -> None:
+def test_stop_without_a_session_is_refused(rig: Rig) -> None:
     with pytest.raises(RuntimeError, match="begun on this thread"):
         rig.profiler.stop()
 
 
-def test_starting_while_somebody_elses_is_on_is_refused(rig: Rig) -> None:
+def test_start_during_another_profiler_is_refused(rig: Rig) -> None:
     with rig.somebody_else():
         assert rig.profiler.is_busy()
         with pytest.raises(RuntimeError, match="on already"):
@@ -144,7 +144,7 @@ def test_only_a_full_session_of_torchs_profiler_holds_operators(
 # -- windows ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_window_spans_its_steps_and_light_ones_fill_the_time_between() -> None:
+def test_light_windows_fill_the_time_between_full_ones() -> None:
     training = Training().run(WARMUP_STEPS + 2 * LIGHT)
     assert training.spans() == [("full", 2, 4), ("light", 5, 9), ("light", 10, 17)]
     assert training.profiler.log[-1] == "light"
@@ -166,7 +166,7 @@ def test_full_windows_alone_leave_the_profiler_off_in_between() -> None:
     assert training.spans() == [("full", 2, 4), ("full", 34, 36)]
 
 
-def test_a_window_knows_what_was_resident_at_its_begin() -> None:
+def test_window_has_the_resident_bytes_at_its_begin() -> None:
     """Here 100 bytes more with each step; the first windows begin with the step after the warm-up."""
     training = Training(full=False).run(WARMUP_STEPS + 3 * LIGHT)
     assert [window.resident_before_bytes for window in training.windows_taken] == [
@@ -175,19 +175,19 @@ def test_a_window_knows_what_was_resident_at_its_begin() -> None:
     assert len(training.windows_taken) > 1
 
 
-def test_a_window_knows_what_was_enqueued_before_and_after_it() -> None:
+def test_window_has_the_sequences_before_and_after_it() -> None:
     window = Training(full=False).run(WARMUP_STEPS + LIGHT).windows_taken[0]
     assert (window.enqueued_before, window.enqueued_after) == ({0: 4}, {0: 20})  # two collectives in each of 8 steps
 
 
-def test_the_cost_of_a_window_is_its_begin_and_its_end_even_when_the_next_has_begun() -> None:
+def test_cost_of_a_window_is_its_begin_and_end() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 2 * LIGHT)
     assert all(window.training_cost_ns > 0 for window in training.windows_taken)
     assert sum(window.training_cost_ns for window in training.windows_taken) <= training.windows.light_spent_ns
     assert training.windows.full_spent_ns == 0
 
 
-def test_what_full_windows_cost_is_told_apart_from_what_light_ones_cost() -> None:
+def test_costs_of_full_and_light_windows_are_separate() -> None:
     training = Training().run(WARMUP_STEPS + LIGHT)
     assert training.spans() == [("full", 2, 4), ("light", 5, 9)]
     full_ns, light_ns = (window.training_cost_ns for window in training.windows_taken)
@@ -195,12 +195,12 @@ def test_what_full_windows_cost_is_told_apart_from_what_light_ones_cost() -> Non
     assert training.windows.light_spent_ns >= light_ns
 
 
-def test_a_window_that_nobody_has_room_for_is_counted() -> None:
+def test_rejected_window_is_counted() -> None:
     training = Training(full=False, room=1).run(WARMUP_STEPS + 3 * LIGHT)
     assert (len(training.windows_taken), training.windows.skipped) == (1, {"backlog": 2})
 
 
-def test_closing_hands_over_the_steps_so_far_and_the_plan_goes_on() -> None:
+def test_close_passes_the_steps_so_far_and_the_plan_continues() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 3)
     training.windows.close()
     training.windows.close()
@@ -227,7 +227,7 @@ def test_an_error_is_counted_and_the_next_window_is_tried() -> None:
     assert training.spans() == [("light", 18, 25)]  # nothing of steps 2 to 9, and the boundary at 10 was lost with them
 
 
-def test_a_part_that_is_switched_off_ends_its_window_and_begins_no_other() -> None:
+def test_part_that_is_off_ends_its_window_and_begins_none() -> None:
     training = Training(full=False).run(WARMUP_STEPS + 1)
     for _ in range(3):  # the errors of reading windows on the agent thread count for the same part
         training.guard.record(PART, ValueError("x"))
@@ -238,21 +238,21 @@ def test_a_part_that_is_switched_off_ends_its_window_and_begins_no_other() -> No
 # -- the user's own profiler ------------------------------------------------------------------------------------------
 
 
-def test_ours_is_off_before_the_users_begins_and_what_it_saw_is_thrown_away() -> None:
+def test_window_is_discarded_before_the_users_profiler_begins() -> None:
     training = Training().run(WARMUP_STEPS + 1)
     training.windows.on_user_profiler(begins=True)
     assert (training.profiler.log, training.windows_taken) == (["full", "stop"], [])
     assert training.windows.skipped == {"user_profiler": 1}
 
 
-def test_no_window_begins_while_the_users_profiler_is_on_or_warming_up() -> None:
+def test_no_window_begins_during_the_users_profiler() -> None:
     training = Training(full=False).run(WARMUP_STEPS - 1)
     training.windows.on_user_profiler(begins=True)
     training.run(1 + 2 * LIGHT)
     assert (training.profiler.log, training.windows.skipped) == ([], {"user_profiler": 3})
 
 
-def test_windows_come_back_when_the_last_of_the_users_profilers_has_ended() -> None:
+def test_windows_resume_after_the_last_user_profiler() -> None:
     training = Training(full=False).run(1)
     for begins in (True, True, False):
         training.windows.on_user_profiler(begins)
@@ -262,7 +262,7 @@ def test_windows_come_back_when_the_last_of_the_users_profilers_has_ended() -> N
     assert training.run(LIGHT).profiler.log == ["light"]
 
 
-def test_no_window_begins_while_a_profiler_is_on_that_we_were_not_told_of() -> None:
+def test_no_window_begins_during_an_unannounced_profiler() -> None:
     training = Training(full=False)
     training.profiler.somebody_elses_is_on = True
     training.run(WARMUP_STEPS)
@@ -276,7 +276,7 @@ def test_an_end_without_a_begin_does_no_harm() -> None:
     assert training.run(WARMUP_STEPS).profiler.log == ["light"]
 
 
-def test_a_users_profiler_on_another_thread_waits_until_a_boundary_has_ended_ours() -> None:
+def test_user_profiler_on_another_thread_waits_for_a_boundary() -> None:
     training = Training(full=False, wait_s=DEADLINE_S).run(WARMUP_STEPS + 1)
     ours_was_on: list[bool] = []
 
@@ -293,7 +293,7 @@ def test_a_users_profiler_on_another_thread_waits_until_a_boundary_has_ended_our
     assert training.guard.errors == {}
 
 
-def test_when_no_boundary_comes_in_time_ours_is_never_stopped_again() -> None:
+def test_session_stays_on_when_no_boundary_comes_in_time() -> None:
     # Stopping it after the user's has ended on the other thread is a SIGSEGV in torch 2.13.
     training = Training(full=False, wait_s=0.0).run(WARMUP_STEPS + 1)
     assert error_on_another_thread(lambda: training.windows.on_user_profiler(begins=True)) is None

@@ -4,7 +4,7 @@ from rankscope.agent.profiler.window_scheduler import PART
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
 
 
-def test_the_first_window_of_a_device_lasts_a_step_of_the_warm_up_and_is_thrown_away() -> None:
+def test_first_window_of_a_device_is_discarded_after_a_step() -> None:
     training = Training()
     training.profiler.sees_device = True
     training.run(2)
@@ -12,7 +12,7 @@ def test_the_first_window_of_a_device_lasts_a_step_of_the_warm_up_and_is_thrown_
     assert training.windows.skipped == {"first_of_device": 1}
 
 
-def test_a_window_of_a_device_has_one_step_more_than_is_told_of() -> None:
+def test_window_of_a_device_has_one_more_step_than_reported() -> None:
     training = Training(light=False)
     training.profiler.sees_device = True
     training.run(WARMUP_STEPS + FULL_STEPS + 1)
@@ -20,7 +20,7 @@ def test_a_window_of_a_device_has_one_step_more_than_is_told_of() -> None:
     assert training.windows_taken[0].on_device
 
 
-def test_a_device_that_comes_into_use_late_has_its_first_window_then() -> None:
+def test_device_used_later_has_its_first_window_then() -> None:
     training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS + 5)
     training.profiler.sees_device = True
     training.run(2)
@@ -29,7 +29,7 @@ def test_a_device_that_comes_into_use_late_has_its_first_window_then() -> None:
     assert training.windows.skipped == {"first_of_device": 1}
 
 
-def test_a_light_window_gives_way_to_the_first_window_of_a_device() -> None:
+def test_first_window_of_a_device_ends_a_light_one() -> None:
     training = Training(full=True).run(WARMUP_STEPS + FULL_STEPS + 2)
     training.profiler.sees_device = True
     training.run(2)
@@ -51,14 +51,14 @@ def test_without_full_windows_a_device_is_never_attached_to() -> None:
     assert "full" not in training.profiler.log
 
 
-def test_a_full_window_that_could_not_record_the_device_in_use_is_left_out_and_counted() -> None:
+def test_full_window_is_skipped_if_it_misses_the_device() -> None:
     training = Training(light=False)
     training.profiler.misses_device = True
     training.run(WARMUP_STEPS + FULL_STEPS)
     assert (training.profiler.log, training.windows.skipped) == ([], {"device_not_recorded": 1})
 
 
-def test_light_windows_are_left_out_while_they_would_tell_nothing() -> None:
+def test_light_windows_are_left_out_while_not_useful() -> None:
     training = Training(full=False)
     training.light_is_useful = False
     training.run(WARMUP_STEPS + 2 * LIGHT)
@@ -74,7 +74,7 @@ def test_no_window_begins_while_a_graph_is_being_captured() -> None:
     assert training.run(LIGHT).profiler.log == ["light"]
 
 
-def test_a_window_that_should_end_while_a_graph_is_being_captured_ends_after_it() -> None:
+def test_window_due_to_end_during_a_capture_ends_after_it() -> None:
     training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS - 1)
     training.is_capturing = True
     training.run(2)
@@ -84,7 +84,7 @@ def test_a_window_that_should_end_while_a_graph_is_being_captured_ends_after_it(
     assert (training.profiler.log, training.spans()) == (["full", "stop"], [("full", 2, 6)])
 
 
-def test_a_part_that_is_switched_off_while_a_graph_is_being_captured_ends_its_window_after_it() -> None:
+def test_part_off_during_a_capture_ends_its_window_after_it() -> None:
     training = Training(light=False).run(WARMUP_STEPS + 1)
     for _ in range(3):
         training.guard.record(PART, ValueError("x"))
@@ -96,7 +96,7 @@ def test_a_part_that_is_switched_off_while_a_graph_is_being_captured_ends_its_wi
     assert training.profiler.log == ["full", "stop"]
 
 
-def test_an_error_in_asking_for_the_device_is_counted_and_nothing_is_begun() -> None:
+def test_error_in_finding_the_device_is_counted() -> None:
     class Broken(FakeProfiler):
         @property
         def is_first_of_device(self) -> bool:

@@ -50,7 +50,7 @@ def steps_of(loop: Loop) -> list[int]:
     return [record.step for record in loop.records]
 
 
-def test_gap_in_the_devices_work_belongs_to_the_phase_in_which_the_host_let_it_wait(gpu: StandInGpu) -> None:
+def test_device_gap_belongs_to_the_phase_that_kept_it_idle(gpu: StandInGpu) -> None:
     def think() -> None:
         gpu.cuda.now_ns += 70_000
 
@@ -72,7 +72,7 @@ def test_events_are_used_again(gpu: StandInGpu) -> None:
     assert gpu.cuda.made <= 2 * 8
 
 
-def test_step_with_more_moments_than_events_goes_without_device_times(gpu: StandInGpu) -> None:
+def test_step_that_exhausts_the_event_pool_has_no_device_times(gpu: StandInGpu) -> None:
     loop = Loop(gpu, events_max=4).warm_up()
     loop.step()
     loop.step()
@@ -81,7 +81,7 @@ def test_step_with_more_moments_than_events_goes_without_device_times(gpu: Stand
     assert gpu.cuda.made == 4
 
 
-def test_device_that_is_far_behind_costs_device_times_and_no_records(gpu: StandInGpu) -> None:
+def test_device_far_behind_loses_device_times_but_no_records(gpu: StandInGpu) -> None:
     loop = Loop(gpu, interval_steps=16, records_waiting_max=3).warm_up()
     loop.step(forward_ms=10_000)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_device_that_is_far_behind_costs_device_times_and_no_records(gpu: StandI
     assert loop.timers.skipped == {"not_ready": 1}
 
 
-def test_record_of_a_long_step_goes_on_within_the_next_one(gpu: StandInGpu) -> None:
+def test_record_of_a_long_step_is_released_within_the_next(gpu: StandInGpu) -> None:
     loop = Loop(gpu, interval_steps=16).warm_up()
     loop.step(optimizer_ms=100)
     loop.timer.data_begin(loop.now_ns())
@@ -103,7 +103,7 @@ def test_record_of_a_long_step_goes_on_within_the_next_one(gpu: StandInGpu) -> N
     assert steps_of(loop) == [0, 1, 2]
 
 
-def test_nothing_is_lost_at_the_end_when_the_device_is_still_at_work(gpu: StandInGpu) -> None:
+def test_no_record_is_lost_at_the_end_while_the_device_works(gpu: StandInGpu) -> None:
     loop = Loop(gpu, interval_steps=16).warm_up()
     loop.step(forward_ms=100)
     loop.timer.finish()
@@ -112,7 +112,7 @@ def test_nothing_is_lost_at_the_end_when_the_device_is_still_at_work(gpu: StandI
     assert loop.timers.skipped == {"not_ready": 1}
 
 
-def test_end_on_another_thread_hands_on_what_waits_and_makes_no_call(gpu: StandInGpu) -> None:
+def test_close_on_another_thread_releases_records_without_calls(gpu: StandInGpu) -> None:
     loop = Loop(gpu, interval_steps=16).warm_up()
     loop.step(forward_ms=100)
     loop.step()
@@ -123,7 +123,7 @@ def test_end_on_another_thread_hands_on_what_waits_and_makes_no_call(gpu: StandI
     assert loop.guard.errors == {}
 
 
-def test_moment_of_another_thread_makes_no_call(gpu: StandInGpu) -> None:
+def test_event_on_another_thread_makes_no_call(gpu: StandInGpu) -> None:
     loop = Loop(gpu).warm_up()
 
     def note_elsewhere() -> None:
@@ -137,7 +137,7 @@ def test_moment_of_another_thread_makes_no_call(gpu: StandInGpu) -> None:
     assert loop.timers.skipped == {"other_thread": 1}
 
 
-def test_process_that_has_not_started_cuda_is_asked_nothing_else() -> None:
+def test_no_other_call_before_cuda_is_initialized() -> None:
     gpu = StandInGpu(StandInCuda(initialized=False))
     loop = Loop(gpu).warm_up()
     loop.step()
@@ -145,9 +145,7 @@ def test_process_that_has_not_started_cuda_is_asked_nothing_else() -> None:
     assert (gpu.cuda.made, loop.timers.skipped) == (0, {})
 
 
-def test_first_error_of_cuda_is_counted_and_nothing_is_asked_any_more(
-    gpu: StandInGpu, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_cuda_error_is_counted_and_ends_all_calls(gpu: StandInGpu, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(gpu).warm_up()
     loop.step(forward_ms=50)
     gpu.cuda.failure = RuntimeError("CUDA error: unspecified launch failure")
@@ -159,7 +157,7 @@ def test_first_error_of_cuda_is_counted_and_nothing_is_asked_any_more(
     assert "training is not affected" in capsys.readouterr().err
 
 
-def test_evaluation_ends_the_timing_of_a_step_that_is_none(gpu: StandInGpu) -> None:
+def test_evaluation_discards_the_timing_of_its_step(gpu: StandInGpu) -> None:
     loop = Loop(gpu).warm_up()
     loop.step()
     loop.timer.data_begin(loop.now_ns(), training=False)
@@ -168,7 +166,7 @@ def test_evaluation_ends_the_timing_of_a_step_that_is_none(gpu: StandInGpu) -> N
     assert loop.timers.skipped == {}
 
 
-def test_capture_that_could_not_begin_does_not_silence_the_timers(gpu: StandInGpu) -> None:
+def test_failed_begin_of_a_capture_does_not_stop_the_timers(gpu: StandInGpu) -> None:
     loop = Loop(gpu).warm_up()
 
     def refuse(_graph: object) -> None:
@@ -181,7 +179,7 @@ def test_capture_that_could_not_begin_does_not_silence_the_timers(gpu: StandInGp
     assert loop.end()[FIRST_ANNOUNCED].device_phases_ns is not None
 
 
-def test_cost_of_a_timed_step_is_learned_from_its_events_and_makes_timed_steps_rarer() -> None:
+def test_cost_of_events_makes_timed_steps_rarer() -> None:
     gpu = StandInGpu(StandInCuda(record_ns=2_000))
     plan = TimingPlan(warmup_steps=FIRST_ANNOUNCED, overhead_ratio_max=1.0)
     plan.interval_steps = 1
@@ -205,16 +203,14 @@ def test_cost_of_a_timed_step_is_learned_from_its_events_and_makes_timed_steps_r
         (0.001, 40, INTERVAL_STEPS_MAX),
     ],
 )
-def test_interval_is_the_power_of_two_at_which_the_cost_is_a_thousandth(
-    step_ms: float, cost_us: int, interval_steps: int
-) -> None:
+def test_interval_is_the_power_of_two_that_meets_the_budget(step_ms: float, cost_us: int, interval_steps: int) -> None:
     plan = TimingPlan(warmup_steps=0, overhead_ratio_max=0.001)
     plan.learn_step(round(step_ms * NS_PER_MS))
     plan.learn_cost(cost_us * 1_000)
     assert plan.interval_steps == interval_steps
 
 
-def test_ranks_with_different_step_times_time_the_steps_of_the_rarer_one_together() -> None:
+def test_ranks_share_the_timed_steps_of_the_rarer_one() -> None:
     plans = [TimingPlan(warmup_steps=4, overhead_ratio_max=0.001) for _ in range(2)]
     for plan, step_ns in zip(plans, (4 * NS_PER_MS, 11 * NS_PER_MS), strict=True):
         plan.learn_cost(30_000)
@@ -223,7 +219,7 @@ def test_ranks_with_different_step_times_time_the_steps_of_the_rarer_one_togethe
     assert rare < often
 
 
-def test_two_moments_at_one_time_are_one_mark(gpu: StandInGpu) -> None:
+def test_two_events_at_one_time_are_one_mark(gpu: StandInGpu) -> None:
     timers = DeviceTimers(
         gpu.cuda, FixedPlan(1, warmup_steps=0), Guard(1), lambda _record: None, read_clock_ns=lambda: 5
     )
@@ -232,7 +228,7 @@ def test_two_moments_at_one_time_are_one_mark(gpu: StandInGpu) -> None:
     assert gpu.cuda.recorded == 2  # where the step begins, and this one
 
 
-def test_record_that_is_not_timed_goes_on_at_once(gpu: StandInGpu) -> None:
+def test_untimed_record_is_passed_on_at_once(gpu: StandInGpu) -> None:
     loop = Loop(gpu)
     record = StepRecord(step=7, start_host_ns=0, duration_ns=0, phases_ns={})
     loop.timers.on_record(record)

@@ -1,4 +1,4 @@
-"""Device times of a real training of torch, whose CUDA is the stand-in: what TorchHooks has the timers see of it."""
+"""Device times of a real training with TorchHooks, with the stand-in for CUDA."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ GRAPHS = [torch.cuda.CUDAGraph, getattr(getattr(torch, "accelerator", None), "Gr
 
 
 class Training:
-    """A model of one layer whose forward and backward keep the device busy, watched as the session watches it."""
+    """A model of one layer whose forward and backward keep the device busy, with hooks as the session installs them."""
 
     def __init__(self) -> None:
         self.cuda = StandInCuda()
@@ -76,7 +76,7 @@ def training() -> Iterator[Training]:
     training.hooks.remove()
 
 
-def test_forward_and_backward_are_told_apart_on_the_device(training: Training) -> None:
+def test_forward_and_backward_are_separate_on_the_device(training: Training) -> None:
     records = training.train()
     assert [record.step for record in records] == list(range(BATCHES))
     for record in records[2:]:
@@ -105,7 +105,7 @@ def test_compiled_step_is_timed_and_the_compiler_does_not_warn(training: Trainin
     assert all(record.device_phases_ns is not None for record in records[2:])
 
 
-def test_step_that_is_compiled_with_its_backward_and_optimizer_is_timed(training: Training) -> None:
+def test_fully_compiled_step_is_timed(training: Training) -> None:
     compiled = torch.compile(training.step, backend="eager")
     torch._dynamo.reset()
     with warnings.catch_warnings(record=True) as caught:
@@ -116,7 +116,7 @@ def test_step_that_is_compiled_with_its_backward_and_optimizer_is_timed(training
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_captures_are_watched_only_while_the_hooks_are_in_place(graph: Any) -> None:
+def test_captures_are_counted_only_while_hooks_are_installed(graph: Any) -> None:
     before = (graph.capture_begin, graph.capture_end)
     training = Training()
     training.hooks.install()

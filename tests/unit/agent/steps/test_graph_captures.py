@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 
 
 def graph(captures: GraphCaptures, fails: tuple[str, ...] = ()) -> Any:
-    """The begin and end of a capture as torch has them, watched; those named in `fails` raise."""
+    """torch's begin and end of a capture, counted; those named in `fails` raise."""
 
     def make(name: str) -> Any:
         def method(*args: object, **kwargs: object) -> tuple[object, ...]:
@@ -35,7 +35,7 @@ def test_a_capture_is_open_from_its_begin_to_its_end() -> None:
     assert [*seen, captures.is_open()] == [False, True, False]
 
 
-def test_what_torch_is_given_and_gives_passes_through() -> None:
+def test_arguments_and_results_pass_through() -> None:
     capturing = graph(GraphCaptures())
     assert capturing.begin("pool", capture_error_mode="global") == ("capture_begin", "pool", "capture_error_mode")
     assert capturing.end() == ("capture_end",)
@@ -66,7 +66,7 @@ def test_the_last_of_several_captures_counts() -> None:
     assert captures.is_open()
 
 
-def test_a_capture_that_was_open_before_it_was_watched_may_end() -> None:
+def test_capture_from_before_the_hooks_may_end() -> None:
     captures = GraphCaptures()
     capturing = graph(captures)
     capturing.end()
@@ -74,18 +74,18 @@ def test_a_capture_that_was_open_before_it_was_watched_may_end() -> None:
     assert captures.is_open()
 
 
-def test_a_capture_that_only_the_stream_knows_of_counts() -> None:
+def test_capture_known_to_the_stream_only_counts() -> None:
     assert GraphCaptures(lambda: True).is_open()
 
 
-def test_what_must_not_meet_a_capture_is_run_between_captures() -> None:
+def test_action_runs_between_captures_only() -> None:
     captures = GraphCaptures()
     assert captures.run_between(lambda: 7) == 7
     graph(captures).begin()
     assert captures.run_between(lambda: 7) is None
 
 
-def test_a_capture_waits_for_what_has_begun_before_it() -> None:
+def test_capture_waits_for_an_action_in_progress() -> None:
     captures = GraphCaptures()
     order: list[str] = []
     began = threading.Event()

@@ -1,10 +1,10 @@
-"""Ranges that outlive a profiler session are left when that does no harm, and never twice."""
+"""OpenRanges: ranges that outlive a profiler session exit when that does no harm, and never twice."""
 
 from rankscope.agent.steps.open_ranges import OpenRanges
 
 
 class Range:
-    """A record_function, which writes down when it is entered and left."""
+    """A record_function that records when it is entered and exited."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Script:
         return list(self.log)
 
 
-def test_range_is_left_at_once_in_the_session_it_was_entered_in_and_outside_of_all() -> None:
+def test_range_exits_at_once_in_its_session_or_outside() -> None:
     script = Script()
     assert script.leave(script.enter("before")) == ["leave before"]
     script.ranges.on_session_begin()
@@ -52,7 +52,7 @@ def test_range_is_left_at_once_in_the_session_it_was_entered_in_and_outside_of_a
     assert script.leave(survivor) == ["leave survivor"]
 
 
-def test_range_of_an_earlier_session_is_left_when_the_later_one_has_ended() -> None:
+def test_exit_of_an_earlier_sessions_range_is_deferred() -> None:
     script = Script()
     script.ranges.on_session_begin()
     epoch, step = script.enter("epoch"), script.enter("step")
@@ -64,7 +64,7 @@ def test_range_of_an_earlier_session_is_left_when_the_later_one_has_ended() -> N
     assert script.end_session() == []
 
 
-def test_range_entered_outside_of_all_sessions_is_left_late_too() -> None:
+def test_exit_of_a_range_from_outside_sessions_is_deferred() -> None:
     # torch has given it no memory to write to, but late is as good as at once.
     script = Script()
     outside = script.enter("outside")
@@ -73,7 +73,7 @@ def test_range_entered_outside_of_all_sessions_is_left_late_too() -> None:
     assert script.end_session() == ["leave outside"]
 
 
-def test_range_entered_before_anybody_looked_counts_as_another_sessions() -> None:
+def test_range_from_before_the_hooks_counts_as_another_sessions() -> None:
     script = Script()
     unseen = Range("unseen", script.log)
     script.ranges.on_session_begin()

@@ -1,4 +1,4 @@
-"""Patch: ours goes in and comes out, and what somebody has put around it stays."""
+"""Patch: wrappers are installed and removed, and those of other tools stay."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from rankscope.agent.steps.patches import Patch
 
 
 class Torch:
-    """What is patched."""
+    """The owner of a patched function."""
 
     def greet(self) -> str:
         return "torch"
@@ -36,7 +36,7 @@ def test_a_function_is_wrapped_while_the_patch_is_on() -> None:
         assert owner().greet() == "torch"
 
 
-def test_what_somebody_put_around_ours_stays_and_is_not_wrapped_again() -> None:
+def test_wrapper_of_another_tool_stays_and_is_not_wrapped_again() -> None:
     owner, patch = make()
     patch.apply()
     setattr(owner, "greet", with_name("theirs")(owner.greet))  # noqa: B010 - the class is made at run time
@@ -45,7 +45,7 @@ def test_what_somebody_put_around_ours_stays_and_is_not_wrapped_again() -> None:
     assert owner().greet() == "theirs(ours(torch))"
 
 
-def test_what_somebody_put_in_its_place_meanwhile_is_wrapped_and_put_back() -> None:
+def test_replacement_by_another_tool_is_wrapped_and_restored() -> None:
     owner, patch = make()
     patch.apply()
     patch.revert()

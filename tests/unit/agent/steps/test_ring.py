@@ -14,7 +14,7 @@ def test_entries_come_out_in_the_order_they_went_in() -> None:
     assert ring.drain() == [0, 1, 2, 3, 4]
 
 
-def test_a_drained_ring_is_empty_and_goes_on() -> None:
+def test_drained_ring_is_empty_and_usable() -> None:
     ring: Ring[int] = Ring(8)
     ring.append(1)
     ring.drain()
@@ -22,7 +22,7 @@ def test_a_drained_ring_is_empty_and_goes_on() -> None:
     assert (len(ring), ring.drain(), ring.drain()) == (1, [2], [])
 
 
-def test_when_it_is_full_the_oldest_fall_out_and_are_counted() -> None:
+def test_full_ring_overwrites_and_counts_the_oldest() -> None:
     ring: Ring[int] = Ring(3)
     for entry in range(10):
         ring.append(entry)
@@ -59,7 +59,7 @@ def test_nothing_is_lost_uncounted_while_a_second_thread_drains() -> None:
     assert drained == sorted(set(drained)), "an entry came twice or out of order"
 
 
-def test_an_entry_that_stands_for_several_is_counted_as_so_many_and_falls_out_whole() -> None:
+def test_entry_of_several_steps_is_counted_and_overwritten_whole() -> None:
     ring: Ring[str] = Ring(10)
     ring.append("four", 4)
     ring.append("six", 6)

@@ -1,4 +1,4 @@
-"""Steps and phases from moments, on a virtual clock: one tick is one nanosecond."""
+"""StepTimer: steps and phases from hook events, on a virtual clock of one tick per nanosecond."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from rankscope.measure.records import StepRecord
 
 
 class Loop:
-    """A training loop that lets time pass on a clock of its own."""
+    """A training loop on a clock of its own."""
 
     def __init__(self, phases_max: int = 16) -> None:
         self.now_ns = 1_000
@@ -64,14 +64,14 @@ class Loop:
         return self.records
 
 
-def plain_step(loop: Loop) -> Loop:
+def simple_step(loop: Loop) -> Loop:
     return loop.data(10).wait(100).backward(200).wait(5).optimizer(30).wait(7)
 
 
-def test_plain_loop_gives_every_phase_its_time() -> None:
+def test_simple_loop_gives_every_phase_its_time() -> None:
     loop = Loop()
     for _ in range(3):
-        plain_step(loop)
+        simple_step(loop)
     records = loop.finish()
     assert [record.step for record in records] == [0, 1, 2]
     assert records[1].phases_ns == {"data": 10, "forward": 100, "backward": 200, "optimizer": 30, "other": 5 + 7}
@@ -79,25 +79,25 @@ def test_plain_loop_gives_every_phase_its_time() -> None:
 
 
 def test_last_step_of_the_script_ends_with_its_optimizer_step() -> None:
-    records = plain_step(plain_step(Loop())).finish()
+    records = simple_step(simple_step(Loop())).finish()
     assert records[-1].duration_ns == 10 + 100 + 200 + 5 + 30
 
 
-def test_cpu_time_of_a_step_is_that_of_the_training_thread_within_it() -> None:
+def test_cpu_time_is_that_of_the_training_thread_within_the_step() -> None:
     loop = Loop()
     for _ in range(3):
-        plain_step(loop)
+        simple_step(loop)
     assert loop.finish()[1].cpu_ns == 352 // 2
 
 
-def test_last_step_of_a_job_whose_steps_end_at_a_batch_has_no_cpu_time() -> None:
+def test_last_step_has_no_cpu_time_if_steps_end_at_a_batch() -> None:
     loop = Loop()
     for _ in range(3):
-        plain_step(loop)
+        simple_step(loop)
     assert [record.cpu_ns for record in loop.finish()] == [352 // 2, 352 // 2, None]
 
 
-def test_loop_without_a_loader_has_cpu_time_up_to_each_optimizer_step() -> None:
+def test_without_a_loader_cpu_time_ends_at_the_optimizer_step() -> None:
     loop = Loop()
     for _ in range(3):
         loop.wait(100).backward(200).optimizer(30)
@@ -125,14 +125,14 @@ def test_two_optimizers_make_one_step_from_the_first_cycle_on() -> None:
     assert records[2].phases_ns == {"data": 10, "forward": 150, "backward": 300, "optimizer": 50, "other": 0}
 
 
-def test_two_optimizers_each_with_a_batch_of_its_own_make_one_step() -> None:
+def test_two_optimizers_with_a_batch_each_make_one_step() -> None:
     loop = Loop()
     for _ in range(4):
         loop.data().wait(100).backward().optimizer(name=1).data().wait(50).backward().optimizer(name=2)
     assert [record.batches for record in loop.finish()] == [2, 2, 2, 2]
 
 
-def test_a_generator_trained_every_third_time_ends_a_step_at_each_discriminator_step() -> None:
+def test_rare_generator_steps_do_not_delay_steps() -> None:
     loop = Loop()
     for index in range(9):
         loop.data().wait(100).backward().optimizer(name=1)
@@ -141,7 +141,7 @@ def test_a_generator_trained_every_third_time_ends_a_step_at_each_discriminator_
     assert len(loop.finish()) == 9
 
 
-def test_loop_without_a_loader_counts_the_forward_to_its_own_step() -> None:
+def test_without_a_loader_the_forward_belongs_to_its_own_step() -> None:
     loop = Loop()
     for ticks in (100, 100, 900, 100):
         loop.wait(ticks).backward(200).optimizer(30)
@@ -150,7 +150,7 @@ def test_loop_without_a_loader_counts_the_forward_to_its_own_step() -> None:
     assert loop.boundaries == [2, 3, 4]
 
 
-def test_closure_runs_forward_and_backward_inside_the_optimizer_step() -> None:
+def test_closure_has_forward_and_backward_inside_the_step() -> None:
     loop = Loop()
     for _ in range(3):
         loop.data(10).closure_optimizer(evaluations=2)
@@ -167,10 +167,10 @@ def test_closure_without_a_loader_still_ends_each_step() -> None:
 
 
 def test_skipped_optimizer_step_joins_the_batch_to_the_next_step() -> None:
-    loop = plain_step(Loop())
+    loop = simple_step(Loop())
     loop.data(10).wait(100).backward(200)
-    plain_step(loop)
-    assert [record.batches for record in plain_step(loop).finish()] == [1, 2, 1]
+    simple_step(loop)
+    assert [record.batches for record in simple_step(loop).finish()] == [1, 2, 1]
 
 
 def test_burst_of_optimizer_steps_is_one() -> None:
@@ -181,83 +181,83 @@ def test_burst_of_optimizer_steps_is_one() -> None:
 
 
 def test_evaluation_between_steps_belongs_to_no_step() -> None:
-    loop = plain_step(plain_step(Loop()))
+    loop = simple_step(simple_step(Loop()))
     for _ in range(5):
         loop.data(10, training=False).wait(1_000)
     loop.data(1, training=False, got_batch=False)
-    records = plain_step(plain_step(loop)).finish()
+    records = simple_step(simple_step(loop)).finish()
     assert [record.duration_ns for record in records] == [352, 352, 352, 345]
     assert records[2].start_host_ns - records[1].end_host_ns == 5 * 1_010 + 1
 
 
-def test_evaluation_ends_a_cycle_of_optimizers_that_might_have_gone_on() -> None:
+def test_evaluation_ends_an_open_cycle_of_optimizers() -> None:
     loop = Loop().data(10).backward(200).optimizer(30, name=1)
     loop.data(10, training=False).wait(1_000)
     records = loop.data(10).backward(200).optimizer(30, name=2).finish()
     assert [record.duration_ns for record in records] == [240, 240]
 
 
-def test_evaluation_is_announced_once_and_the_step_after_it_has_its_boundary() -> None:
-    loop = plain_step(plain_step(Loop()))
+def test_evaluation_pauses_once_and_then_a_boundary_follows() -> None:
+    loop = simple_step(simple_step(Loop()))
     evaluation_ns = loop.now_ns
     loop.data(10, training=False).data(10, training=False).data(1, training=False, got_batch=False)
-    plain_step(plain_step(loop)).finish()
+    simple_step(simple_step(loop)).finish()
     assert loop.pauses_ns == [evaluation_ns]
     assert loop.boundaries == [2, 3]  # the first step's end was not yet certain, so that 1 was not announced
 
 
-def look_through(loop: Loop, *, loader: int) -> Loop:
-    """An evaluation that switches gradients off around the model only, as Transformers' Trainer does: 3 031 ticks."""
+def evaluate_loader(loop: Loop, *, loader: int) -> Loop:
+    """Run an evaluation with gradients off around the model only, as Transformers' Trainer does: 3,031 ticks."""
     for _ in range(3):
         loop.data(10, loader=loader).wait(1_000)
     return loop.data(1, got_batch=False, loader=loader)
 
 
-def test_evaluation_that_fetches_with_gradients_on_belongs_to_no_step() -> None:
-    loop = look_through(plain_step(plain_step(Loop())), loader=2)
-    records = plain_step(plain_step(loop)).finish()
+def test_evaluation_with_gradients_on_belongs_to_no_step() -> None:
+    loop = evaluate_loader(simple_step(simple_step(Loop())), loader=2)
+    records = simple_step(simple_step(loop)).finish()
     assert [record.duration_ns for record in records] == [352, 352, 352, 345]
     assert [record.batches for record in records] == [1, 1, 1, 1]
     assert records[2].start_host_ns - records[1].end_host_ns == 3_031
 
 
 def test_two_evaluations_before_training_belong_to_no_step() -> None:
-    loop = look_through(look_through(Loop(), loader=2), loader=3)
-    records = plain_step(loop).finish()
+    loop = evaluate_loader(evaluate_loader(Loop(), loader=2), loader=3)
+    records = simple_step(loop).finish()
     assert [(record.batches, record.duration_ns) for record in records] == [(1, 345)]
 
 
-def test_evaluation_that_fetches_with_gradients_on_is_told_when_training_goes_on() -> None:
-    loop = plain_step(plain_step(plain_step(Loop())))
-    look_through(loop, loader=2)
+def test_evaluation_with_gradients_on_is_detected_at_training() -> None:
+    loop = simple_step(simple_step(simple_step(Loop())))
+    evaluate_loader(loop, loader=2)
     resumed_ns = loop.now_ns
-    plain_step(loop).finish()
+    simple_step(loop).finish()
     assert loop.pauses_ns == [resumed_ns]
     assert loop.boundaries == [2, 3, 3]  # 3 was given up by the evaluation and began again after it
 
 
-def test_epoch_fetched_as_a_whole_before_its_first_backward_is_trained_on() -> None:
+def test_epoch_fetched_before_its_first_backward_is_training() -> None:
     loop = Loop().data().data().data(1, got_batch=False)
     loop.backward().backward().optimizer()
-    records = plain_step(loop).finish()
+    records = simple_step(loop).finish()
     assert [record.batches for record in records] == [2, 1]
 
 
-def test_batch_in_hand_is_kept_when_another_loader_is_looked_through() -> None:
-    loop = plain_step(plain_step(Loop())).data(10, loader=1)
-    look_through(loop, loader=2).data(10, loader=1).backward().optimizer()
+def test_batch_is_kept_when_another_loader_is_exhausted() -> None:
+    loop = simple_step(simple_step(Loop())).data(10, loader=1)
+    evaluate_loader(loop, loader=2).data(10, loader=1).backward().optimizer()
     assert [record.batches for record in loop.finish()] == [1, 1, 1 + 3 + 1]
 
 
 def test_fetch_that_ends_the_epoch_is_no_batch_and_no_step() -> None:
-    loop = plain_step(plain_step(Loop()))
+    loop = simple_step(simple_step(Loop()))
     loop.data(3, got_batch=False)
-    records = plain_step(loop).finish()
+    records = simple_step(loop).finish()
     assert [record.batches for record in records] == [1, 1, 1]
     assert records[2].phases_ns["data"] == 13
 
 
-def test_prefetching_loader_shifts_batches_by_one_and_keeps_the_steps() -> None:
+def test_prefetching_loader_shifts_batches_but_not_steps() -> None:
     loop = Loop().data(10)
     for _ in range(3):
         loop.data(10).wait(100).backward(200).optimizer(30)
@@ -278,33 +278,33 @@ def test_nested_backward_of_a_checkpoint_is_counted_once() -> None:
 
 
 def test_users_own_phase_takes_its_time_from_the_gaps_only() -> None:
-    loop = plain_step(Loop())
+    loop = simple_step(Loop())
     loop.data(10)
     loop.timer.phase_begin(loop.now_ns, "augment")
     loop.wait(40).data(5).wait(3)
     loop.timer.phase_end(loop.now_ns)
     loop.wait(100).backward(200).optimizer(30)
-    records = plain_step(loop).finish()
+    records = simple_step(loop).finish()
     assert records[1].phases_ns["augment"] == 43
     assert (records[1].phases_ns["data"], records[1].phases_ns["forward"]) == (15, 100)
 
 
 def test_too_many_phase_names_end_in_other() -> None:
-    loop = plain_step(Loop(phases_max=1))
+    loop = simple_step(Loop(phases_max=1))
     for name in ("first", "second"):
         loop.timer.phase_begin(loop.now_ns, name)
         loop.wait(40)
         loop.timer.phase_end(loop.now_ns)
-    phases_ns = plain_step(loop).finish()[0].phases_ns
+    phases_ns = simple_step(loop).finish()[0].phases_ns
     assert (phases_ns["first"], "second" in phases_ns, phases_ns["other"]) == (40, False, 40 + 5 + 7)
 
 
-def test_phase_name_is_cut_to_what_a_label_may_have() -> None:
+def test_phase_name_is_cut_to_the_length_of_a_label() -> None:
     loop = Loop()
     loop.timer.phase_begin(loop.now_ns, "x" * (PHASE_LENGTH_MAX + 1))
     loop.wait(40)
     loop.timer.phase_end(loop.now_ns)
-    assert plain_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
+    assert simple_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
 
 
 def test_phase_name_that_is_not_unicode_can_be_sent() -> None:
@@ -312,13 +312,13 @@ def test_phase_name_that_is_not_unicode_can_be_sent() -> None:
     loop.timer.phase_begin(loop.now_ns, "loss \udcff")
     loop.wait(40)
     loop.timer.phase_end(loop.now_ns)
-    assert plain_step(loop).finish()[0].phases_ns["loss ?"] == 40
+    assert simple_step(loop).finish()[0].phases_ns["loss ?"] == 40
 
 
-def test_user_may_say_where_steps_end() -> None:
+def test_user_may_end_steps_explicitly() -> None:
     loop = Loop()
     for _ in range(3):
-        plain_step(plain_step(loop))
+        simple_step(simple_step(loop))
         loop.timer.end_step(loop.now_ns)
     records = loop.finish()
     assert [record.batches for record in records[-2:]] == [2, 2]
@@ -335,7 +335,7 @@ def test_backwards_are_counted_until_something_ends_a_step() -> None:
     assert loop.timer.backwards_without_end == 0
 
 
-def test_a_user_who_says_where_steps_end_has_no_backwards_without_an_end() -> None:
+def test_explicit_steps_have_no_backwards_without_end() -> None:
     loop = Loop()
     loop.backward()
     loop.timer.end_step(loop.now_ns)
@@ -347,13 +347,13 @@ def test_script_that_never_trains_has_no_steps() -> None:
     assert Loop().data().wait(10).data().finish() == []
 
 
-def test_boundary_is_announced_when_it_happens_and_its_cost_is_charged_to_the_new_step() -> None:
+def test_cost_of_a_boundary_is_charged_to_the_new_step() -> None:
     loop = Loop()
     loop.timer = StepTimer(
         loop.records.append, lambda _step: void(loop.wait(1_000)), read_clock_ns=lambda: loop.now_ns, read_cpu_ns=int
     )
     for _ in range(3):
-        plain_step(loop)
+        simple_step(loop)
     assert loop.finish()[2].phases_ns["other"] == 1_000 + 5
 
 
@@ -361,16 +361,16 @@ def void(_value: object) -> None:
     """Drop a value where a callable must return None."""
 
 
-@pytest.mark.parametrize("moment", ["data_end", "backward_end", "optimizer_end", "phase_end", "finish"])
-def test_an_end_without_its_begin_does_no_harm(moment: str) -> None:
+@pytest.mark.parametrize("event", ["data_end", "backward_end", "optimizer_end", "phase_end", "finish"])
+def test_an_end_without_its_begin_does_no_harm(event: str) -> None:
     loop = Loop()
-    arguments = () if moment == "finish" else (loop.now_ns,)
-    getattr(loop.timer, moment)(*arguments)
-    plain_step(plain_step(loop))
+    arguments = () if event == "finish" else (loop.now_ns,)
+    getattr(loop.timer, event)(*arguments)
+    simple_step(simple_step(loop))
     assert len(loop.finish()) == 2
 
 
-def test_an_evaluation_right_after_a_step_that_the_user_ended_pauses_what_began_with_the_next() -> None:
+def test_evaluation_after_an_explicit_step_pauses_the_next() -> None:
     loop = Loop().data(training=False)
     loop.timer.end_step(loop.wait(5).now_ns)
     loop.timer.evaluation_begin(loop.wait(5).now_ns)

@@ -60,13 +60,13 @@ def test_first_steps_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 2])
-def test_without_a_step_that_counts_nothing_is_known_and_nothing_is_said(warmup_steps: int) -> None:
+def test_without_counted_steps_there_is_no_throughput(warmup_steps: int) -> None:
     meter = meter_of(*(QUICK, SLOW) if warmup_steps else (), warmup_steps=warmup_steps)
     assert (meter.find(), meter.find(5)) == (None, None)
     assert describe_throughput(meter, rank=0, world_size=1) == ""
 
 
-def test_range_is_that_of_the_last_steps_and_asking_changes_nothing() -> None:
+def test_range_covers_the_last_steps_and_find_has_no_effect() -> None:
     meter = meter_of(QUICK, SLOW)
     for _ in range(2):
         last = meter.find(1)
@@ -76,7 +76,7 @@ def test_range_is_that_of_the_last_steps_and_asking_changes_nothing() -> None:
     assert meter.find(-3) is None
 
 
-def test_last_steps_that_are_kept_have_a_bound_and_the_run_has_none() -> None:
+def test_last_steps_are_bounded_and_the_run_is_not() -> None:
     meter = meter_of(*[step(number, 250, 50) for number in range(RANGE_STEPS_MAX + 5)])
     run, last = meter.find(), meter.find(RANGE_STEPS_MAX + 5)
     assert run is not None
@@ -84,7 +84,7 @@ def test_last_steps_that_are_kept_have_a_bound_and_the_run_has_none() -> None:
     assert (run.steps, last.steps) == (RANGE_STEPS_MAX + 5, RANGE_STEPS_MAX)
 
 
-def test_block_for_people() -> None:
+def test_summary_of_throughput() -> None:
     text = describe_throughput(meter_of(QUICK, SLOW), rank=0, world_size=4)
     assert text == (
         "throughput of rank 0 of 4: 2 steps in 1.0 s, without the first 0\n"
@@ -98,7 +98,7 @@ def test_block_for_people() -> None:
     )
 
 
-def test_block_has_no_row_for_what_is_not_known() -> None:
+def test_summary_has_no_row_for_unknown_values() -> None:
     text = describe_throughput(meter_of(step(0, 250, 50)), rank=0, world_size=1)
     assert [line.split()[0] for line in text.splitlines()[2:]] == [
         "reader_cost",

@@ -1,4 +1,4 @@
-"""TorchHooks on the real torch: what they see of a tiny training, and that torch is as it was once they are gone."""
+"""TorchHooks on the real torch: the events of a tiny training, and that torch is restored when they are removed."""
 
 import threading
 import warnings
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:
 
 DEADLINE_S = 60.0
 BATCHES = 5
-MOMENTS_PER_STEP = 6
+EVENTS_PER_STEP = 6
 """Begin and end of the batch, of the backward and of the optimizer step."""
 
 
 class Watched:
-    """Hooks on torch, and what came of them."""
+    """Hooks on torch, with their results."""
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.records: list[StepRecord] = []
@@ -78,12 +78,12 @@ class Loop:
 
 
 class BrokenTimer(StepTimer):
-    """A timer of which every moment fails."""
+    """A timer whose events all fail."""
 
     def __init__(self) -> None:
         super().__init__(lambda _record: None)
-        for moment in ("data_begin", "backward_begin", "optimizer_begin", "optimizer_end"):
-            setattr(self, moment, self._fail)
+        for event in ("data_begin", "backward_begin", "optimizer_begin", "optimizer_end"):
+            setattr(self, event, self._fail)
 
     def _fail(self, *_: object, **__: object) -> None:
         raise KeyError("our own mistake")
@@ -99,9 +99,9 @@ def run_on_a_thread(action: Callable[[], object]) -> None:
 # -- what is seen -----------------------------------------------------------------------------------------------------
 
 
-def test_every_batch_of_a_plain_loop_is_a_step(watched: Watched) -> None:
+def test_every_batch_of_a_simple_loop_is_a_step(watched: Watched) -> None:
     Loop().train()
-    assert watched.hooks.event_count == BATCHES * MOMENTS_PER_STEP + 2  # and the fetch that ends the epoch
+    assert watched.hooks.event_count == BATCHES * EVENTS_PER_STEP + 2  # and the fetch that ends the epoch
     records = watched.finish()
     assert [(record.batches, record.backwards) for record in records] == [(1, 1)] * BATCHES
     assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
@@ -112,7 +112,7 @@ def test_samples_of_every_step_are_read_from_its_batches(watched: Watched) -> No
     assert [(record.samples, record.tokens) for record in watched.finish()] == [(2, None)] * BATCHES
 
 
-def test_nothing_is_seen_while_the_hooks_pause(watched: Watched) -> None:
+def test_no_event_is_written_while_paused(watched: Watched) -> None:
     loop = Loop().train()
     seen = watched.hooks.event_count
     watched.hooks.pause()
@@ -123,13 +123,13 @@ def test_nothing_is_seen_while_the_hooks_pause(watched: Watched) -> None:
     assert len(watched.finish()) == 2 * BATCHES
 
 
-def test_what_is_learnt_is_the_same_with_hooks_and_without(watched: Watched) -> None:
+def test_weights_are_the_same_with_and_without_hooks(watched: Watched) -> None:
     hooked = Loop().train().weights()
     watched.hooks.remove()
     assert Loop().train().weights() == hooked
 
 
-def test_a_scaler_that_skips_a_step_ends_the_step_all_the_same(watched: Watched) -> None:
+def test_scaler_that_skips_the_optimizer_still_ends_a_step(watched: Watched) -> None:
     loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=2.0)
     before = loop.weights()
     for (batch,) in loop.batches:
@@ -175,7 +175,7 @@ class SteppedInBackward(Loop):
             parameter.register_post_accumulate_grad_hook(lambda parameter: self.optimizers[parameter].step())
 
 
-def test_optimizers_stepped_inside_a_backward_end_one_step_with_it(watched: Watched) -> None:
+def test_optimizers_inside_a_backward_end_one_step(watched: Watched) -> None:
     loop = SteppedInBackward()
     for (batch,) in loop.batches:
         loop.loss(batch).backward()
@@ -185,15 +185,15 @@ def test_optimizers_stepped_inside_a_backward_end_one_step_with_it(watched: Watc
     assert all(record.phases_ns["backward"] > 0 for record in records)
 
 
-def test_optimizers_stepped_inside_a_backward_need_no_loader_to_be_counted(watched: Watched) -> None:
+def test_optimizers_inside_a_backward_need_no_loader(watched: Watched) -> None:
     loop = SteppedInBackward()
     for _ in range(50):
         loop.loss(torch.ones(2, 4)).backward()
     assert [record.backwards for record in watched.finish()] == [1] * 50
 
 
-def test_a_backward_of_a_gpu_runs_its_hooks_on_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here another thread stands for it, while the one that called backward waits. It is not taken for training's."""
+def test_hooks_on_a_thread_of_autograd_count_to_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread acts as autograd's, while the caller of backward waits, and is not the training thread."""
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 0)
     watched, loop = Watched(), Loop()
     watched.hooks.install()
@@ -216,7 +216,7 @@ def test_an_evaluation_is_no_step(watched: Watched) -> None:
     assert len(watched.finish()) == BATCHES
 
 
-def test_evaluation_with_gradients_off_around_the_model_only_is_no_step(watched: Watched) -> None:
+def test_evaluation_with_no_grad_around_the_model_is_no_step(watched: Watched) -> None:
     loop = Loop().train()
     for (batch,) in loop.batches:
         with torch.no_grad():
@@ -244,7 +244,7 @@ def compiled_step(loop: Loop) -> Callable[[Tensor], None]:
 
 
 @pytest.mark.parametrize("compiled", [compiled_optimizer, compiled_step])
-def test_a_compiled_step_is_seen_and_the_compiler_does_not_warn_of_our_hooks(
+def test_compiled_step_is_counted_without_compiler_warnings(
     watched: Watched, compiled: Callable[[Loop], Callable[[Tensor], None]]
 ) -> None:
     loop = Loop()
@@ -263,12 +263,12 @@ def test_a_compiled_step_is_seen_and_the_compiler_does_not_warn_of_our_hooks(
 
 def test_other_threads_are_not_measured(watched: Watched) -> None:
     loop = Loop().train()
-    moments = watched.hooks.event_count
+    events = watched.hooks.event_count
     run_on_a_thread(loop.train)
-    assert watched.hooks.event_count == moments
+    assert watched.hooks.event_count == events
 
 
-def test_a_training_on_a_thread_of_its_own_is_found_by_its_optimizer(watched: Watched) -> None:
+def test_training_on_another_thread_is_found_by_its_optimizer(watched: Watched) -> None:
     run_on_a_thread(Loop().train)
     records = watched.finish()
     assert len(records) == BATCHES - 1  # the batch and the backward of the first came before it was known
@@ -278,7 +278,7 @@ def test_a_training_on_a_thread_of_its_own_is_found_by_its_optimizer(watched: Wa
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_our_own_errors_are_counted_and_not_raised_and_training_goes_on() -> None:
+def test_errors_of_the_hooks_are_counted_and_not_raised() -> None:
     watched = Watched(BrokenTimer())
     watched.hooks.install()
     try:
@@ -302,7 +302,7 @@ def test_an_error_of_the_script_passes_through_unchanged(watched: Watched) -> No
 CPU = [torch.profiler.ProfilerActivity.CPU]
 
 
-def test_the_begin_and_the_end_of_the_users_profiler_are_told(watched: Watched) -> None:
+def test_users_profiler_begin_and_end_are_notified(watched: Watched) -> None:
     with torch.profiler.profile(activities=CPU):
         assert watched.user_profilers == [True]
     assert watched.user_profilers == [True, False]
@@ -310,12 +310,12 @@ def test_the_begin_and_the_end_of_the_users_profiler_are_told(watched: Watched) 
 
 def test_a_profiler_that_is_warming_up_has_begun(watched: Watched) -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
-    told = []
+    notified = []
     with torch.profiler.profile(activities=CPU, schedule=schedule) as profile:
         for _ in range(3):
-            told.append(list(watched.user_profilers))
+            notified.append(list(watched.user_profilers))
             profile.step()
-    assert told == [[], [True], [True]]
+    assert notified == [[], [True], [True]]
     assert watched.user_profilers == [True, False]
 
 
@@ -339,7 +339,7 @@ def test_the_users_trace_is_whole_when_ours_is_stopped_in_time(monkeypatch: pyte
     assert "aten::add" in {event.name for event in profile.events() or ()}
 
 
-def test_an_error_in_telling_does_not_reach_the_users_profiler() -> None:
+def test_error_in_the_callback_does_not_reach_the_users_profiler() -> None:
     guard = Guard(error_budget=10)
 
     def fail(_begins: bool) -> None:
@@ -359,7 +359,7 @@ def test_an_error_in_telling_does_not_reach_the_users_profiler() -> None:
 
 
 def state_of_torch() -> list[Any]:
-    """Everything that the hooks touch, as it is now."""
+    """Return everything that the hooks patch, as it is now."""
     profile = torch.autograd.profiler.profile
     return [
         torch.autograd.backward,
@@ -386,12 +386,12 @@ def test_removed_hooks_leave_torch_exactly_as_it_was() -> None:
 
 
 def state_of_ranges() -> list[Any]:
-    """What a range does when it is entered, and when it is left."""
+    """Return the enter and exit functions of ranges."""
     record_function = torch.autograd.profiler.record_function
     return [record_function.__dict__["__enter__"], record_function.__dict__["__exit__"]]
 
 
-def test_ranges_are_watched_while_a_profiler_is_on_and_cost_nothing_otherwise() -> None:
+def test_ranges_are_wrapped_only_while_a_profiler_is_on() -> None:
     before, ranges = state_of_ranges(), OpenRanges()
     hooks = TorchHooks(StepTimer(lambda _: None), Guard(1), lambda _begins: None, ranges)
     hooks.install()
@@ -407,7 +407,7 @@ def test_ranges_are_watched_while_a_profiler_is_on_and_cost_nothing_otherwise() 
     assert state_of_ranges() == before
 
 
-def test_a_torch_that_lacks_a_piece_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_torch_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = state_of_torch()[:3]
     with monkeypatch.context() as patch:
         patch.delattr(torch.autograd.profiler.profile, "_prepare_trace")
@@ -417,7 +417,7 @@ def test_a_torch_that_lacks_a_piece_is_left_as_it_was(monkeypatch: pytest.Monkey
     assert state_of_torch()[-2:] == [{}, {}]
 
 
-def test_a_hook_that_somebody_has_wrapped_stays_in_place_and_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_wrapped_by_another_tool_stays_and_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     original = torch.autograd.backward
     watched = Watched()
     watched.hooks.install()
