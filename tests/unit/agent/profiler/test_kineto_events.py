@@ -29,7 +29,7 @@ from rankscope.agent.profiler.window_reduction import parse_bytes
 from tests.unit.agent.profiler.older_torch import find_older_profiler
 
 distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
-found = []
+described = []
 for find in (TorchProfiler.find, find_older_profiler):
     profiler = find()
     profiler.start(full=False)
@@ -38,7 +38,7 @@ for find in (TorchProfiler.find, find_older_profiler):
     distributed.barrier()
     found = sorted(profiler.stop().trace_activities(), key=lambda activity: activity.timestamp())
     threads = set(map(int, os.listdir("/proc/self/task")))
-    found.append({
+    described.append({
         "names": [activity.name() for activity in found],
         "bytes": [parse_bytes(activity.metadata_json()) for activity in found],
         "kinds": sorted({activity.type() for activity in found}),
@@ -46,7 +46,7 @@ for find in (TorchProfiler.find, find_older_profiler):
         "strange_threads": sorted({activity.resource_id() for activity in found} - threads),
     })
 recorded = GroupProgress(1).read_enqueued()
-print(json.dumps([*found, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
+print(json.dumps([*described, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
 os._exit(0)  # without waiting for gloo's threads (agent/shutdown/gloo_drain.py)
 """
 
