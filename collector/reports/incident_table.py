@@ -1,4 +1,4 @@
-"""Incidents as a table for a terminal: a line of facts for each, and its sentence below."""
+"""Render incidents as a table for a terminal: a line of facts for each, and its sentence below."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ UNKNOWN: Final = "-"
 SENTENCE_WIDTH: Final = 116
 INDENT: Final = "      "
 CELL_LENGTH_MAX: Final = 24
-"""A run or a cause may have any name: what is longer would push all other columns away."""
+"""Longer names of runs and causes are cut, so that the other columns stay in place."""
 HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", "rank-hours")
 NUMBERS: Final = frozenset({"id", "for", "rank-hours"})
 
 
 def render_incidents(incidents: Sequence[Incident], now_wall_s: float, *, with_sentences: bool = True) -> str:
-    """The table, in the order given. Times of day are UTC, the cost is in hours of all ranks together."""
-    rows = [(incident, _read(incident, now_wall_s)) for incident in incidents]
+    """Return the table, in the order given. Times of day are UTC, the cost is in hours summed over the ranks."""
+    rows = [(incident, _build_cells(incident, now_wall_s)) for incident in incidents]
     widths = {head: max([len(head), *(len(row[head]) for _, row in rows)]) for head in HEADS}
-    lines = [_line({head: head for head in HEADS}, widths)]
+    lines = [_render_line({head: head for head in HEADS}, widths)]
     for incident, row in rows:
-        lines.append(_line(row, widths))
-        lines += _explain(incident) if with_sentences else []
+        lines.append(_render_line(row, widths))
+        lines += _render_sentences(incident) if with_sentences else []
     return "\n".join(lines)
 
 
 def count_incidents(incidents: Sequence[Incident]) -> str:
-    """How many there are, in a few words.
+    """Return the number of incidents and of open ones as text.
 
     >>> count_incidents([])
     'no incident'
@@ -41,13 +41,13 @@ def count_incidents(incidents: Sequence[Incident]) -> str:
     return f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}, {still_open} open"
 
 
-def _read(incident: Incident, now_wall_s: float) -> dict[str, str]:
-    """Each column's cell, by its head."""
+def _build_cells(incident: Incident, now_wall_s: float) -> dict[str, str]:
+    """Return the cells of an incident by head."""
     return {
         "id": str(incident.id),
         "state": incident.state,
         "severity": incident.severity,
-        "since (UTC)": _format_moment(incident.opened_wall_s),
+        "since (UTC)": _format_utc(incident.opened_wall_s),
         "for": format_length(incident.open_for_s(now_wall_s)),
         "run": _shorten(incident.run),
         "kind": _shorten(incident.kind),
@@ -57,12 +57,12 @@ def _read(incident: Incident, now_wall_s: float) -> dict[str, str]:
     }
 
 
-def _line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
+def _render_line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
     padded = [cell.rjust(widths[head]) if head in NUMBERS else cell.ljust(widths[head]) for head, cell in cells.items()]
     return "  ".join(padded).rstrip()
 
 
-def _explain(incident: Incident) -> list[str]:
+def _render_sentences(incident: Incident) -> list[str]:
     texts = [incident.sentence]
     if incident.suggestion:
         texts.append(f"do: {incident.suggestion}")
@@ -75,7 +75,7 @@ def _explain(incident: Incident) -> list[str]:
     ]
 
 
-def _format_moment(wall_s: float) -> str:
+def _format_utc(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,4 @@
-"""Ranks as a table for a terminal: one line a rank. Times are medians in ms, ratios per cent of a window."""
+"""Render ranks as a table for a terminal: one line a rank. Times are medians in ms, ratios are % of a window."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -52,13 +52,13 @@ def render_rank(rank: RankSnapshot, colors: Colors = PLAIN) -> str:
 
 
 def render_times(step_ns: float | None, phases_ns: Mapping[str, float], self_ns: float | None) -> str:
-    """Return the columns that are times: the step, its phases, the rank's own."""
+    """Return the columns of times: the step, its phases, the self time."""
     phases = " ".join(f"{_ms(phases_ns.get(name)):>8}" for name in PHASES)
     return f"{_ms(step_ns):>8} {phases} {_ms(self_ns):>8}"
 
 
 def color_of(state: str) -> tuple[str, ...]:
-    """Return the colours of a rank's state: none for one that ended well, red for one that ended badly."""
+    """Return the colours of a rank's state: none for a good end, red for a bad one."""
     return STATE_COLORS.get(state, () if state in ENDED_WELL else (RED,))
 
 

@@ -1,5 +1,5 @@
-"""A run report as one page that needs nothing else: no server, no network, no script. Whatever a run, a node or a
-finding is called, it stays text: everything is escaped, and the page's policy lets nothing run.
+"""Render a run report as a self-contained HTML page without script. All names are escaped, and the page's content
+security policy forbids scripts.
 """
 
 import html
@@ -14,14 +14,14 @@ from rankscope.measure.units import NS_PER_MS
 
 WIDTH: Final = 1_000
 HEIGHT: Final = 240
-"""Of the drawing, in its own units: it is scaled to the page."""
+"""Size of the drawing in SVG units; it is scaled to the page."""
 
 
 def render_page(report: RunReport, top: int = TOP) -> str:
-    """The page; at most `top` rows of each table."""
+    """Return the page, with at most `top` rows of each table."""
     style = read_asset("trace_page.css")
     sections = build_sections(report, top)
-    said = html.escape(headline(report))
+    title = html.escape(headline(report))
     policy = f"default-src 'none'; style-src '{hash_of(style)}'; base-uri 'none'; form-action 'none'"
     contents = "".join(f'<li><a href="#{one.key}">{html.escape(one.title)}</a></li>' for one in sections)
     bodies = "".join(render_section(one) for one in sections)
@@ -30,32 +30,32 @@ def render_page(report: RunReport, top: int = TOP) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>rankscope: {said}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#main">Skip to the run</a>\n<header><h1>rankscope</h1><p>{said}</p></header>\n'
+        f"<title>rankscope: {title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<a class="skip" href="#main">Skip to the run</a>\n<header><h1>rankscope</h1><p>{title}</p></header>\n'
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n'
-        f'<main id="main">\n{_draw(report.curve)}{bodies}</main>\n'
+        f'<main id="main">\n{_render_curve(report.curve)}{bodies}</main>\n'
         "</body>\n</html>\n"
     )
 
 
-def _draw(points: tuple[CurvePoint, ...]) -> str:
-    """The step time over the run as two lines, from 0; the table below has the numbers."""
+def _render_curve(points: tuple[CurvePoint, ...]) -> str:
+    """Return a figure of the step time over the run, as two lines from 0; empty for fewer than two points."""
     if len(points) < 2:  # noqa: PLR2004 - one point is no line
         return ""
     top_ns = max(point.longest_ns for point in points) or 1
-    longest = _line([point.longest_ns for point in points], top_ns)
-    median = _line([point.median_ns for point in points], top_ns)
-    said = f"Step time over the run, from 0 to {top_ns / NS_PER_MS:,.1f} ms: the longest of any rank, and the median."
+    longest = _scale_line([point.longest_ns for point in points], top_ns)
+    median = _scale_line([point.median_ns for point in points], top_ns)
+    text = f"Step time over the run, from 0 to {top_ns / NS_PER_MS:,.1f} ms: the longest of any rank, and the median."
     return (
-        f'<figure><svg role="img" aria-label="{html.escape(said)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" '
+        f'<figure><svg role="img" aria-label="{html.escape(text)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" '
         f'preserveAspectRatio="none" height="{HEIGHT}">'
         f'<polyline fill="none" stroke="#d9822b" stroke-width="1" points="{longest}"/>'
         f'<polyline fill="none" stroke="#2f62b5" stroke-width="2" points="{median}"/></svg>'
-        f"<figcaption>{html.escape(said)}</figcaption></figure>\n"
+        f"<figcaption>{html.escape(text)}</figcaption></figure>\n"
     )
 
 
-def _line(values_ns: Sequence[float], top_ns: float) -> str:
+def _scale_line(values_ns: Sequence[float], top_ns: float) -> str:
     last = len(values_ns) - 1
     return " ".join(
         f"{place * WIDTH / last:.1f},{HEIGHT - value * (HEIGHT - 2) / top_ns:.1f}"

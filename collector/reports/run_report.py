@@ -1,4 +1,4 @@
-"""How a run went, from what the store keeps of it: one object, from which the text, the JSON and the page are made."""
+"""Build the report of a run from the store: one object, rendered as text, JSON or a page."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,16 +20,16 @@ from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
 
 CURVE_POINTS_MAX: Final = 400
-"""More are not told apart on a screen."""
+"""Points that a screen can show."""
 RANKS_SHOWN_MAX: Final = 100
-"""Worst ranks; the history has them all."""
+"""Number of worst ranks; the history has all."""
 INTERVALS_READ_MAX: Final = 1_440
-"""For the worst ranks the last day at an interval of a minute: a longer mean would hide who is slow now."""
+"""Intervals behind the means of the worst ranks: a day of minutes. A longer mean hides a rank that is slow now."""
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank over the last day of the run. `slowdown_ratio`, `self_ns` and `wait_caused_ns` are means over its
-    intervals, weighted with their steps; None: never known. `lost_rank_seconds` is over the whole run.
+    intervals, weighted with their steps; None: unknown. `lost_rank_seconds` is over the whole run.
     """
 
     rank: int
@@ -43,10 +43,10 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `run` is its name, `run_id` its own. `ends` are its ranks by how they ended, `still up` for those that
-    have not, drawn together (`0-6`). `reports_lost` are numbered reports that never came, `steps_late` steps that came
-    too late to be compared. `curve` is the step time over the run, `worst_ranks` those that cost most, then the
-    slowest. `end` is how the run ended, None while it goes on or where a collector of an earlier version has kept it.
+    """Report of one run. `ends` maps each end of a rank process, `still up` without one, to its ranks as text (`0-6`).
+    `reports_lost` counts sequence numbers that never arrived, `steps_late` steps that arrived too late to be compared.
+    `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
+    run goes on, and for runs stored by an earlier version.
     """
 
     run: str
@@ -74,8 +74,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_report(path: Path, run: str) -> RunReport:
-    """The report about the run of this id, or the latest of this name, that this store has. Raises UnavailableError
-    when there is none.
+    """Return the report of the run with this id, or the latest with this name, from the store at `path`. Raises
+    UnavailableError when there is none.
     """
     with opening_run(path, run) as history:
         incidents = [one for one in read_store(path).incidents if one.run_id == history.kept.run.run]
@@ -83,18 +83,18 @@ def read_report(path: Path, run: str) -> RunReport:
 
 
 def report_as_json(path: Path, run: str) -> bytes:
-    """The same, as the API gives it."""
+    """Return the report as the API's JSON. Raises UnavailableError when there is none."""
     return msgspec.json.encode(read_report(path, run))
 
 
 def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunReport:
-    """Everything about one run."""
-    run, story, lives, _ = history.kept
+    """Return the report of one run from its history and its incidents."""
+    run, saved, processes, _ = history.kept
     curve = history.read_curve(CURVE_POINTS_MAX)
     medians = [point.median_ns for point in curve]
     ends: dict[str, list[int]] = {}
-    for life in lives:
-        ends.setdefault(_end_of(life) or "still up", []).append(life.hello.identity.rank)
+    for process in processes:
+        ends.setdefault(_end_of(process) or "still up", []).append(process.hello.identity.rank)
     return RunReport(
         run=read_run_name(run.run),
         run_id=run.run,
@@ -104,47 +104,47 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         begun_wall_s=run.begun_wall_s,
         changed_wall_s=run.changed_wall_s,
         is_over=run.is_over,
-        steps=max((life.totals.steps for life in lives), default=0),
+        steps=max((process.totals.steps for process in processes), default=0),
         steps_kept=sum(point.steps for point in curve),
         step_ns_median=float(np.median(medians)) if medians else None,
-        reports=sum(life.admitted for life in lives),
-        reports_lost=sum(life.missing for life in lives),
-        steps_late=sum(life.steps.late for life in lives),
+        reports=sum(process.admitted for process in processes),
+        reports_lost=sum(process.missing for process in processes),
+        steps_late=sum(process.steps.late for process in processes),
         ends={reason: format_ranks(sorted(ranks)) for reason, ranks in sorted(ends.items())},
         goodput=run.goodput,
         lost=run.lost,
-        findings=story.findings,
+        findings=saved.findings,
         incidents=tuple(incidents),
         curve=tuple(curve),
-        worst_ranks=tuple(_find_worst(lives, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
+        worst_ranks=tuple(_find_worst(processes, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
         end=run.end,
     )
 
 
-def _end_of(life: SavedRank) -> str | None:
-    ending = conclude(life.said, life.seen)
+def _end_of(process: SavedRank) -> str | None:
+    ending = conclude(process.said, process.seen)
     if ending is not None:
         return ending.reason
-    return "killed" if life.is_gone else None
+    return "killed" if process.is_gone else None
 
 
 def _find_worst(
-    lives: Iterable[SavedRank], lost: Iterable[LostSeconds], intervals: list[RankInterval]
+    processes: Iterable[SavedRank], lost: Iterable[LostSeconds], intervals: list[RankInterval]
 ) -> list[RankLine]:
-    """The ranks that cost most, then the slowest; those of which neither is known last."""
+    """Return the worst ranks by cost, then by slowdown; those with neither last."""
     cost: dict[int, float] = {}
     for one in lost:
         if one.rank is not None:
             cost[one.rank] = cost.get(one.rank, 0.0) + one.lost_rank_seconds
     means = {name: _mean_by_rank(intervals, name) for name in ("slowdown_ratio", "self_ns", "wait_caused_ns")}
     lines = []
-    for life in lives:
-        identity = life.hello.identity
+    for process in processes:
+        identity = process.hello.identity
         line = RankLine(
             rank=identity.rank,
             node=identity.node,
-            steps=life.totals.steps,
-            ended=_end_of(life),
+            steps=process.totals.steps,
+            ended=_end_of(process),
             lost_rank_seconds=cost.get(identity.rank, 0.0),
             **{name: found.get(identity.rank) for name, found in means.items()},
         )
@@ -154,7 +154,9 @@ def _find_worst(
 
 
 def _mean_by_rank(intervals: Iterable[RankInterval], name: str) -> dict[int, float]:
-    """The mean of a column over the intervals, weighted with their steps, of each rank of which it is known."""
+    """Return the mean of a column over the intervals by rank, weighted with the steps of each; unknown ones left
+    out.
+    """
     sums: dict[int, list[float]] = {}
     for interval in intervals:
         columns = interval.columns

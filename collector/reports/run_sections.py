@@ -1,4 +1,4 @@
-"""A run report as tables, which the text and the page both show."""
+"""Build the tables of a run report, for the terminal and the page."""
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -17,7 +17,7 @@ from rankscope.collector.reports.trace_cells import (
     percent,
     printable,
     rank_list,
-    word,
+    text_cell,
 )
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import (
@@ -30,11 +30,11 @@ from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import format_duration, format_length
 
 TOP: Final = 20
-"""Rows of a table unless more are asked for; the JSON has all."""
+"""Default number of rows of a table; the JSON has all."""
 
 
 def headline(report: RunReport) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     length_s = report.changed_wall_s - report.begun_wall_s
     state = "over" if report.is_over else "not over"
     if report.end is not None:
@@ -46,7 +46,7 @@ def headline(report: RunReport) -> str:
 
 
 def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
-    """Every table, at most `top` rows of each."""
+    """Return every table, with at most `top` rows of each."""
     return [
         _facts(report),
         _findings(report, top),
@@ -58,7 +58,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
 
 
 def format_utc(wall_s: float) -> str:
-    """A moment for people, UTC.
+    """Return a time as text, in UTC.
 
     >>> format_utc(0)
     '1970-01-01 00:00:00'
@@ -67,7 +67,7 @@ def format_utc(wall_s: float) -> str:
 
 
 def _facts(report: RunReport) -> Section:
-    section = Section("facts", "The run", "What is known of it at its last report.", columns_of("<what, <value"), "")
+    section = Section("facts", "The run", "The run as of its last report.", columns_of("<what, <value"), "")
     ratio = report.goodput.goodput_ratio
     rows = {
         "id": report.run_id or report.run,
@@ -80,29 +80,29 @@ def _facts(report: RunReport) -> Section:
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),
     }
-    return section.of([(word(name), word(value)) for name, value in rows.items()], len(rows))
+    return section.of([(text_cell(name), text_cell(value)) for name, value in rows.items()], len(rows))
 
 
 def _describe_failure(end: RunEnd | None) -> dict[str, str]:
-    """Who was the first to fail, and who is not heard of any more."""
+    """Return who failed first and which ranks were lost, by head."""
     if end is None:
         return {}
-    told = {
+    lines = {
         "first to fail": describe_no_first(end) if end.first is None else describe_first_to_fail(end.first),
         "lost": describe_lost(end),
     }
-    return {name: text for name, text in told.items() if text}
+    return {name: text for name, text in lines.items() if text}
 
 
 def _findings(report: RunReport, top: int) -> Section:
     section = Section(
-        "findings", "Findings", "What detection has said over the run's life, the costliest first.",
+        "findings", "Findings", "All findings of the run, the costliest first.",
         columns_of("<kind, <cause, <ranks, <finding, <do, <cost"), "None.", is_prose=True,
     )  # fmt: skip
     found = sorted(report.findings, key=lambda one: -(one.lost_rank_seconds or 0.0))
     rows = [
-        (word(one.kind), word(one.cause), rank_list(one.ranks), word(one.sentence), word(one.suggestion),
-         _cost(one.lost_rank_seconds))
+        (text_cell(one.kind), text_cell(one.cause), rank_list(one.ranks), text_cell(one.sentence),
+         text_cell(one.suggestion), _cost(one.lost_rank_seconds))
         for one in found
     ]  # fmt: skip
     return section.of(rows, top)
@@ -110,12 +110,12 @@ def _findings(report: RunReport, top: int) -> Section:
 
 def _incidents(report: RunReport, top: int) -> Section:
     section = Section(
-        "incidents", "Incidents", "Findings as they were lived with, the newest first.",
+        "incidents", "Incidents", "Findings grouped by root cause, the newest first.",
         columns_of("<state, <what, <ranks, <finding, <do, <cost"), "None.", is_prose=True,
     )  # fmt: skip
     rows = [
-        (word(one.state), word(_describe(one, report.changed_wall_s)), rank_list(one.ranks), word(one.sentence),
-         word(one.suggestion), _cost(one.lost_rank_seconds))
+        (text_cell(one.state), text_cell(_describe(one, report.changed_wall_s)), rank_list(one.ranks),
+         text_cell(one.sentence), text_cell(one.suggestion), _cost(one.lost_rank_seconds))
         for one in reversed(report.incidents)
     ]  # fmt: skip
     return section.of(rows, top)
@@ -124,18 +124,19 @@ def _incidents(report: RunReport, top: int) -> Section:
 def _describe(incident: Incident, now_wall_s: float) -> str:
     length = format_length(incident.open_for_s(now_wall_s))
     ended = f", {incident.resolved_reason}" if incident.resolved_reason else ""
-    moment = format_utc(incident.opened_wall_s)
-    return f"{incident.id}, {incident.severity}, {incident.cause}, since {moment} UTC, for {length}{ended}"
+    opened = format_utc(incident.opened_wall_s)
+    return f"{incident.id}, {incident.severity}, {incident.cause}, since {opened} UTC, for {length}{ended}"
 
 
 def _worst_ranks(report: RunReport, top: int) -> Section:
     section = Section(
-        "ranks", "Worst ranks", "Those that cost most, then the slowest; the means are over the last day of the run.",
-        columns_of("rank, <node, steps, slowdown, own time ms, waiting caused ms, rank-hours lost, <ended"), "None.",
+        "ranks", "Worst ranks",
+        "By cost, then by slowdown; means are over the last day of the run. Self time is compute excluding waits.",
+        columns_of("rank, <node, steps, slowdown, self time ms, caused wait ms, rank-hours lost, <ended"), "None.",
     )  # fmt: skip
     rows = [
-        (word(one.rank), word(one.node), amount(one.steps), amount(one.slowdown_ratio, decimals=3), ms(one.self_ns),
-         ms(one.wait_caused_ns), _hours(one.lost_rank_seconds), word(one.ended))
+        (text_cell(one.rank), text_cell(one.node), amount(one.steps), amount(one.slowdown_ratio, decimals=3),
+         ms(one.self_ns), ms(one.wait_caused_ns), _hours(one.lost_rank_seconds), text_cell(one.ended))
         for one in report.worst_ranks
     ]  # fmt: skip
     return section.of(rows, top, len(report.worst_ranks))
@@ -158,27 +159,29 @@ def _time(report: RunReport) -> Section:
     }
     if not spent.wall_ns:
         return section
-    rows = [(word(name), word(format_duration(ns)), percent(ns / spent.wall_ns)) for name, ns in parts.items()]
+    rows = [
+        (text_cell(name), text_cell(format_duration(ns)), percent(ns / spent.wall_ns)) for name, ns in parts.items()
+    ]
     return section.of(rows, len(rows))
 
 
 def _curve(report: RunReport, top: int) -> Section:
     section = Section(
-        "curve", "Step time over the run", "Steps after one another, drawn together where there are many: the mean of "
-        "their medians over the ranks, and the longest that any rank took.",
+        "curve", "Step time over the run", "Consecutive steps, merged where there are many: the mean of their medians "
+        "over the ranks, and the longest of any rank.",
         columns_of("attempt, <steps, <until (UTC), median ms, longest ms"), "No step is in the history.",
     )  # fmt: skip
-    points = draw_together(report.curve, top)
+    points = merge_points(report.curve, top)
     rows = [
-        (word(one.attempt), word(f"{one.first_step}-{one.last_step}"), word(format_utc(one.wall_s)),
+        (text_cell(one.attempt), text_cell(f"{one.first_step}-{one.last_step}"), text_cell(format_utc(one.wall_s)),
          ms(one.median_ns), ms(one.longest_ns))
         for one in points
     ]  # fmt: skip
     return section.of(rows, len(rows))
 
 
-def draw_together(points: Sequence[CurvePoint], points_max: int) -> list[CurvePoint]:
-    """The same steps in fewer points: about so many, each of one attempt."""
+def merge_points(points: Sequence[CurvePoint], points_max: int) -> list[CurvePoint]:
+    """Return the same steps in about `points_max` points, each of one attempt."""
     size = max(1, -(-len(points) // max(1, points_max)))
     found = []
     for _, of_attempt in groupby(points, key=lambda point: point.attempt):

@@ -1,4 +1,4 @@
-"""What a rank that does not move is in, in one sentence."""
+"""Describe in one sentence what a stalled rank is blocked in."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from rankscope.measure.stalls import PendingCollective, Stall, describe_frame, f
 from rankscope.measure.units import format_duration
 
 STATES = {"D": "waits for a device", "T": "is stopped", "t": "is being traced", "R": "runs", "S": "sleeps"}
-"""The kernel's letters for the state of a thread."""
+"""Thread states by the kernel's letter."""
 
 
 def describe_stall(rank: RankSnapshot) -> str | None:
-    """The sentence; None for a rank that is not stalled.
+    """Return the sentence, or None for a rank that is not stalled.
 
-    The sidecar's view comes first: while a rank does not answer, what it said before is older.
+    The sidecar's report comes first: it is newer than the last report of a rank that does not answer.
     """
     if not rank.stalled:
         return None

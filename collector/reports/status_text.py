@@ -1,4 +1,4 @@
-"""The status of a run for a terminal: the verdict first, then the run in a line or two, then its worst ranks."""
+"""Render the status of a run for a terminal: the verdict, the run in a line or two, its worst ranks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -29,7 +29,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
 
 
 def find_costliest(findings: Iterable[Finding]) -> Finding | None:
-    """Return what must be looked at first: what is critical, then what names somebody, then what costs most."""
+    """Return the most important finding: critical ones first, then those that name ranks or a group, then by cost."""
 
     def weight(one: Finding) -> tuple[bool, bool, float]:
         return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
@@ -38,7 +38,7 @@ def find_costliest(findings: Iterable[Finding]) -> Finding | None:
 
 
 def _render_verdict(status: RunStatus, colors: Colors) -> str:
-    """Return the first line: the run, and what is to be known before all else."""
+    """Return the first line: the run and its verdict."""
     text, color = _judge(status)
     return f"{colors.paint(f'run {printable(status.run.run)}:', BOLD)} {colors.paint(printable(text), BOLD, color)}"
 
@@ -55,7 +55,7 @@ def _judge(status: RunStatus) -> tuple[str, str]:
 
 
 def _describe_run(status: RunStatus) -> str:
-    """Return who is there, and how fast it trains: `4 of 4 ranks: 3 up, 1 silent; 1,234 steps, 6.40 steps/s`."""
+    """Return ranks and speed: `4 of 4 ranks: 3 up, 1 silent; 1,234 steps, 6.40 steps/s`."""
     counts = ", ".join(f"{count:,} {state}" for state, count in status.states.items())
     text = f"{status.ranks_known:,} of {status.run.world_size:,} ranks"
     parts = [f"{text}: {counts}" if counts else text]
@@ -72,7 +72,7 @@ def _describe_run(status: RunStatus) -> str:
 
 
 def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
-    """Return a line for each open finding but the one that is the verdict."""
+    """Return a line for each open finding except the verdict."""
     costliest = find_costliest(findings)
     others = sorted((one for one in findings if one is not costliest), key=lambda one: -(one.lost_rank_seconds or 0.0))
     lines = [INDENT + colors.paint(f"! {printable(one.sentence)}", YELLOW) for one in others[:FINDINGS_SHOWN_MAX]]
@@ -89,20 +89,20 @@ def _list_worst(status: RunStatus, colors: Colors) -> list[str]:
 
 
 def render_all_ranks(status: RunStatus, run: RunSnapshot, colors: Colors = PLAIN) -> str:
-    """Return the status, and below it every rank in the order of their numbers."""
+    """Return the status, and below it every rank by number."""
     return "\n".join([render_status(status, colors, with_ranks=False), *render_ranks(run.ranks, colors)])
 
 
 def _describe_end(rank: RankSnapshot) -> str:
-    """Return how a rank ended, with what is known of it: `crashed: SIGSEGV, exit code -11`."""
+    """Return how a rank ended: `crashed: SIGSEGV, exit code -11`."""
     detail = f": {rank.ended_detail}" if rank.ended_detail else ""
     return f"{rank.ended}{detail}{'' if rank.exit_code is None else f', exit code {rank.exit_code}'}"
 
 
 def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str] | None, colors: Colors = PLAIN) -> str:
-    """Return what is known of one rank of a run: its line, its peers' medians, how it ended or where it stands.
+    """Return the status of one rank: its state and findings, its line, and the medians of its peers.
 
-    `peers`: how many ranks it is compared with, and their times as `render_times` has them; None before there are any.
+    `peers` is the number of ranks it is compared with and their times from `render_times`; None before there are any.
     """
     identity, state = rank.identity, describe_state(rank)
     where = f"node {printable(identity.node)}, local rank {identity.local_rank}, pid {identity.pid}"
@@ -125,5 +125,5 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
 
 
 def render_run(run: RunSnapshot) -> str:
-    """Return the status of a run with every rank, for a run of few."""
+    """Return the status of a run with every rank, for small runs."""
     return render_all_ranks(build_status(run, len(run.ranks)), run)

@@ -1,4 +1,4 @@
-"""A run in a few lines when it is over: how it went, how each rank ended, and the verdict in one sentence."""
+"""Summarise a run in a few lines: its totals, how its ranks ended, and the verdict in one sentence."""
 
 from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -12,14 +12,14 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.runs.throughput import find_throughput
 from rankscope.measure.units import format_duration
 
-SHARE_WORTH_SAYING = 0.0005
-"""What rounds to at least a tenth of a percent."""
+SHARE_MIN = 0.0005
+"""Smallest share shown: the smallest that rounds to a tenth of a percent."""
 HEALTHY = "No rank was slower than the others."
 
 
 def verdict(run: RunSnapshot) -> str:
-    """One sentence: the costliest finding of the run's life, else that there was none, else why nobody can say. That
-    no rank was slower is said only of a run whose ranks were compared, and which did not end badly.
+    """Return one sentence: the costliest finding of the run, else that there was none, else why there is no verdict.
+    HEALTHY needs ranks that were compared and an end that is not bad.
     """
     costliest = _costliest(run)
     if costliest is not None:
@@ -33,8 +33,8 @@ def verdict(run: RunSnapshot) -> str:
 
 
 def describe_ended_run(run: RunSnapshot) -> list[str]:
-    """Of a run that is over how and when it ended, who was the first to fail, and who is not heard of any more, a line
-    each; none while it goes on.
+    """Return a line each for how and when the run ended, who failed first, and which ranks were lost or never reported;
+    none while it goes on.
     """
     end = run.end
     if end is None:
@@ -49,24 +49,24 @@ def describe_ended_run(run: RunSnapshot) -> list[str]:
     if lost:
         lines.append(f"lost: {lost}")
     if end.unheard:
-        lines.append(f"never heard of: {end.unheard} of {run.world_size} ranks")
+        lines.append(f"never reported: {end.unheard} of {run.world_size} ranks")
     return lines
 
 
 def summarise(run: RunSnapshot) -> str:
-    """The summary of a run."""
+    """Return the summary of a run, one fact a line, the verdict last."""
     ends: dict[str, list[int]] = {}
     for rank in run.ranks:
         ends.setdefault(rank.ended or "still up", []).append(rank.identity.rank)
     medians = sorted(rank.step_ns_median for rank in run.ranks if rank.step_ns_median is not None)
     median = f", median step {format_duration(medians[len(medians) // 2])}" if medians else ""
     steps = max((rank.totals.steps for rank in run.ranks), default=0)
-    moment = [] if run.end is None else [describe_end(run.end)]
+    end = [] if run.end is None else [describe_end(run.end)]
     reports = sum(rank.reports_admitted for rank in run.ranks)
     lost = sum(rank.report_gaps for rank in run.ranks)
     lines = [
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
-        "ended: " + "; ".join([*moment, *(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items()))]),
+        "ended: " + "; ".join([*end, *(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items()))]),
         *describe_ended_run(run)[1:],
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
@@ -78,7 +78,7 @@ def summarise(run: RunSnapshot) -> str:
 
 
 def _describe_speed(run: RunSnapshot) -> list[str]:
-    """How fast it trained, in one line; none when nobody made a step."""
+    """Return the speed in one line; none without a step."""
     found = find_throughput([rank.totals for rank in run.ranks], run.world_size)
     if found is None:
         return []
@@ -92,12 +92,12 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
         parts.append(", ".join(f"{speed.per_rank:,.1f} {unit}" for speed, unit in known) + " per rank")
     summed = ", ".join(f"{speed.summed:,.1f} {unit}" for speed, unit in known if speed.summed is not None)
     if summed and run.world_size > 1:
-        parts.append(f"{summed} for the job if each rank reads batches of its own")
+        parts.append(f"{summed} for the run if each rank reads its own batches")
     return ["speed: " + "; ".join(parts)]
 
 
 def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
-    """What the time went into, in one line, the largest loss first; none before there is any time."""
+    """Return the goodput and its losses in one line, the largest first; none before there is any time."""
     if goodput.goodput_ratio is None:
         return []
     losses = {
@@ -109,22 +109,22 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
         "not reported": goodput.unreported_ns,
     }
     shares = [(lost_ns / goodput.wall_ns, name) for name, lost_ns in losses.items()]
-    told = [f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True) if share >= SHARE_WORTH_SAYING]
+    shown = [f"{name} {share:.1%}" for share, name in sorted(shares, reverse=True) if share >= SHARE_MIN]
     text = f"goodput: {goodput.goodput_ratio:.1%} of {format_duration(goodput.wall_ns)} in productive steps"
-    return [f"{text}; {', '.join(told)}" if told else text]
+    return [f"{text}; {', '.join(shown)}" if shown else text]
 
 
 def _costliest(run: RunSnapshot) -> Finding | None:
-    """What has cost most; before all others what had to be looked at at once, such as a hang, which has no cost yet,
-    and then what names somebody: of a run that became slower for no known reason there is less to be done.
+    """Return the most important finding: critical ones first, as a hang, which has no cost yet; then those that name
+    ranks or a group; then by cost.
     """
 
     def rank(one: Finding) -> tuple[bool, bool, float]:
         return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
 
-    # A hang after which the run finished without another step is work that followed the training.
-    told = (one for one in run.findings if one.kind != HANG or one.severity != "info")
-    return max(told, key=rank, default=None)
+    # A hang after which the run finished without another step was work after the training.
+    counted = (one for one in run.findings if one.kind != HANG or one.severity != "info")
+    return max(counted, key=rank, default=None)
 
 
 def _ranks(ranks: list[int]) -> str:

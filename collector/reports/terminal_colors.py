@@ -1,4 +1,4 @@
-"""Colour for a terminal, and none where nobody sees it."""
+"""Colour text for a terminal, and leave it plain elsewhere."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TextIO
@@ -11,7 +11,7 @@ DIM: Final = "2"
 
 
 class Colors(NamedTuple):
-    """Paints texts, or leaves them as they are."""
+    """Colours for a stream; `are_on` False leaves text plain."""
 
     are_on: bool = False
 
@@ -28,6 +28,6 @@ PLAIN: Final = Colors()
 
 
 def choose_colors(stream: TextIO, environment: Mapping[str, str]) -> Colors:
-    """Return colours for a terminal; none for a file or a pipe, where NO_COLOR is set (no-color.org), or TERM=dumb."""
+    """Return colours for a terminal; none for a file or a pipe, with NO_COLOR (no-color.org), or with TERM=dumb."""
     wanted = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
     return Colors(are_on=wanted and stream.isatty())

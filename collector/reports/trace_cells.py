@@ -1,7 +1,7 @@
-"""What a table of a trace report is made of: sections, columns, cells.
+"""Sections, columns and cells of the tables in reports.
 
-A cell holds the text to show and, for a number, the number to sort by. What a report does not know is MISSING, never 0;
-what is not 0 is never shown as 0.
+A cell holds text and, for a number, the number to sort by. Unknown values are MISSING, never 0; a small number is never
+shown as 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ UNITS = frozenset({"%", "GB/s", "MiB", "bytes", "ms", "times", "us"})
 
 
 class Column(NamedTuple):
-    """A column's head. `unit` is empty where there is none; text stands left, numbers right."""
+    """Head of a column. `unit` may be empty; text is aligned left, numbers right."""
 
     head: str
     unit: str
@@ -24,7 +24,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What to show and, for a number, what to sort by."""
+    """Text of a cell and, for a number, the number to sort by."""
 
     text: str
     order: float | None = None
@@ -34,7 +34,7 @@ Cells = tuple[Cell, ...]
 
 
 class Section(NamedTuple):
-    """One table. Without rows `reason` says why; `left_out` counts the rows that `top` cut off. `is_prose` marks the
+    """One table. `reason` explains an empty one; `left_out` counts the rows that `top` cut off. `is_prose` marks the
     table of sentences, which a terminal shows as a list.
     """
 
@@ -48,13 +48,13 @@ class Section(NamedTuple):
     is_prose: bool = False
 
     def of(self, rows: Sequence[Cells], top: int, row_count: int | None = None) -> "Section":
-        """With the first of these rows. `row_count` counts them all, when not all were made."""
+        """Return this section with the first `top` rows. `row_count` is the number of all, where `rows` has fewer."""
         count = len(rows) if row_count is None else row_count
         return self._replace(rows=tuple(rows[:top]), left_out=max(count - top, 0))
 
 
 def columns_of(heads: str) -> tuple[Column, ...]:
-    """Columns from their heads: a unit stands last, `<` marks a column of text.
+    """Return columns from their heads: a unit is the last word, `<` marks a column of text.
 
     >>> columns_of("<kernel, total ms")
     (Column(head='kernel', unit='', align='left'), Column(head='total', unit='ms', align='right'))
@@ -71,7 +71,7 @@ def columns_of(heads: str) -> tuple[Column, ...]:
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that would steer a terminal or a page spelled out: names come from strangers' files.
+    r"""Return the text with control characters spelled out: names come from files and peers that are not trusted.
 
     >>> printable("gemm\x1b[2J <float>\n")
     'gemm\\x1b[2J <float>\\n'
@@ -79,15 +79,15 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-def word(value: str | int | None) -> Cell:
-    """Text, or a name that happens to be a number."""
+def text_cell(value: str | int | None) -> Cell:
+    """Return a cell of text, or of a number that is a name, such as a rank."""
     if value is None or value == "":
         return Cell(MISSING)
     return Cell(printable(str(value)), value if isinstance(value, int) else None)
 
 
 def amount(value: float | None, divisor: float = 1, decimals: int = 0) -> Cell:
-    """A number in a larger unit. What is too small for the decimals is shown as less than the smallest of them.
+    """Return a cell of a number in a larger unit. A value that rounds to 0 is shown as `<` the smallest decimal.
 
     >>> amount(1_234_567, 1_000, 1).text, amount(0, 1_000, 1).text, amount(1, 1_000, 1).text, amount(None).text
     ('1,234.6', '0.0', '<0.1', '-')
@@ -108,7 +108,7 @@ rate = partial(amount, divisor=GB, decimals=2)
 
 
 def rank_list(ranks: Iterable[int | None]) -> Cell:
-    """Ranks with runs of neighbours drawn together.
+    """Return a cell of ranks, with consecutive ones as a range.
 
     >>> rank_list([3, 0, 1, 2, 9]).text
     '0-3, 9'
@@ -119,9 +119,9 @@ def rank_list(ranks: Iterable[int | None]) -> Cell:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return word(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs))
+    return text_cell(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs))
 
 
 def share_of(part: float | None, whole: float | None) -> float | None:
-    """A share; None without a whole, or when one of them is not known."""
+    """Return `part / whole`; None if one is unknown or the whole is 0."""
     return part / whole if part is not None and whole else None

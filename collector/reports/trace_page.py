@@ -1,7 +1,7 @@
-"""A trace report as one page that needs nothing else: no server, no network, nothing installed.
+"""Render a trace report as a self-contained HTML page.
 
-The page's policy allows the one style sheet and the one script that stand in it, by their hashes, and nothing else: a
-kernel's name that says `<script>` stays a name. The timelines are JSON in a block that no browser runs.
+The page's content security policy allows its own style sheet and script by their hashes and nothing else, so a kernel
+named `<script>` stays a name. The timelines are JSON in a block that browsers do not run.
 """
 
 import base64
@@ -20,45 +20,45 @@ TOP = 20
 RANK_ROWS_MAX = 1_000
 """Rows of the tables with a line for each rank: about 1 MB of page each."""
 TIMELINES_SHOWN_MAX = 16
-"""Timelines drawn at once: what fits on a screen. The page's field for ranks chooses which."""
+"""Timelines drawn at once, as many as fit on a screen. The page's field for ranks selects them."""
 BINS_MAX = 200_000
-"""Bins of all timelines together: about 5 MB of page, so that 1,000 ranks still open. More are drawn together."""
+"""Bins of all timelines together: about 5 MB of page. More are merged."""
 PARTS = ("compute", "overlap", "communication", "copy")
 
 
 def render_page(report: TraceReport, top: int = TOP) -> str:
-    """The page; at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX."""
+    """Return the page: at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX."""
     style, script = read_asset("trace_page.css"), read_asset("trace_page.js")
     sections = build_sections(report, top, max(top, RANK_ROWS_MAX))
     links = [(section.key, section.title) for section in sections]
     bodies = [render_section(section) for section in sections]
     links.insert(2, ("timelines", "Timelines"))
     bodies.insert(2, _render_timelines(report))
-    said = html.escape(headline(report))
+    title = html.escape(headline(report))
     policy = (
         f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    contents = "".join(f'<li><a href="#{key}">{html.escape(title)}</a></li>' for key, title in links)
+    contents = "".join(f'<li><a href="#{key}">{html.escape(text)}</a></li>' for key, text in links)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>rankscope: {said}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#main">Skip to the verdict</a>\n<header><h1>rankscope</h1><p>{said}</p></header>\n'
+        f"<title>rankscope: {title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<a class="skip" href="#main">Skip to the verdict</a>\n<header><h1>rankscope</h1><p>{title}</p></header>\n'
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n<main id="main">\n{"".join(bodies)}</main>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
 def read_asset(name: str) -> str:
-    """A style sheet or a script that stands in a page."""
+    """Return the text of a style sheet or a script in page_assets."""
     return (files("rankscope.collector.reports") / "page_assets" / name).read_text(encoding="utf-8")
 
 
 def hash_of(text: str) -> str:
-    """What a page's policy knows it by."""
+    """Return the source expression of an inline style or script for a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -66,7 +66,7 @@ def hash_of(text: str) -> str:
 
 
 def render_section(section: Section) -> str:
-    """One table as a section of a page, or the reason why it is empty."""
+    """Return one table as a section of a page, or the reason why it is empty."""
     body = _render_table(section) if section.rows else f'<p class="reason">{html.escape(section.reason)}</p>'
     return (
         f'<section id="{section.key}" aria-labelledby="{section.key}-title">\n'
@@ -110,9 +110,9 @@ def _render_timelines(report: TraceReport) -> str:
     ]
     content = {"shown_max": TIMELINES_SHOWN_MAX, "first": _first_shown(report, drawn), "lanes": lanes}
     shown = min(len(drawn), TIMELINES_SHOWN_MAX)
-    said = f"{shown} of {len(drawn)} ranks are drawn, at most {TIMELINES_SHOWN_MAX} at once."
+    note = f"{shown} of {len(drawn)} ranks are drawn, at most {TIMELINES_SHOWN_MAX} at once."
     if merged > 1:
-        said += f" So that the page opens, {merged} bins are drawn as one."
+        note += f" To limit the size of the page, {merged} bins are drawn as one."
     legend = "".join(
         f'<li><span class="swatch {part}"></span>{name}</li>'
         for part, name in zip(
@@ -120,18 +120,18 @@ def _render_timelines(report: TraceReport) -> str:
         )
     )
     return (
-        f"{head}<p>How each stretch of time was spent, from the first event of each rank's own trace: the lines of "
+        f"{head}<p>Breakdown of the time, from the first event of each rank's trace: the lines of "
         "two ranks are not aligned to one clock. Point at a line, or focus it and use the arrow keys.</p>\n"
-        f'<p id="said">{said}</p>\n'
+        f'<p id="note">{note}</p>\n'
         '<p><label for="picked">Ranks to draw</label> <input id="picked" type="text" autocomplete="off" '
-        f'spellcheck="false" aria-describedby="said" placeholder="0-7, 12"></p>\n<ul class="legend">{legend}</ul>\n'
+        f'spellcheck="false" aria-describedby="note" placeholder="0-7, 12"></p>\n<ul class="legend">{legend}</ul>\n'
         '<div id="lanes"></div>\n<p id="readout" aria-live="polite">&nbsp;</p>\n'
         f'<script type="application/json" id="timeline-bins">{_as_json(content)}</script>\n</section>\n'
     )
 
 
 def _lane_of(place: int, rank: RankReport, timeline: Timeline, merged: int) -> dict[str, object]:
-    """One timeline with bins drawn together; `parts` holds the nanoseconds of each part in each bin."""
+    """Return one timeline with `merged` bins in one; `parts` holds the nanoseconds of each part in each bin."""
     parts = [
         [sum(bins[start : start + merged]) for start in range(0, len(bins), merged)]
         for bins in (timeline.compute, timeline.overlap, timeline.communication, timeline.copy)
@@ -146,12 +146,12 @@ def _lane_of(place: int, rank: RankReport, timeline: Timeline, merged: int) -> d
 
 
 def _first_shown(report: TraceReport, drawn: list[RankReport]) -> str:
-    """The ranks that findings name, then from the lowest on."""
+    """Return the ranks drawn first: those in findings, then the lowest."""
     named = {one.rank for one in report.cross_rank.findings} if report.cross_rank is not None else set()
     ranks = [place if rank.rank is None else rank.rank for place, rank in enumerate(drawn)]
     return rank_list(sorted(ranks, key=lambda rank: rank not in named)[:TIMELINES_SHOWN_MAX]).text
 
 
 def _as_json(content: object) -> str:
-    """JSON that cannot end the block it stands in: every `<` is spelled out, `</script` and `<!--` with it."""
+    """Return JSON that cannot end its script block: every `<` is escaped, `</script` and `<!--` with it."""
     return msgspec.json.encode(content).decode().replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""The tables of a trace report, once: what the terminal and the page show is made from these sections.
+"""Build the tables of a trace report, for the terminal and the page.
 
 Pure: TraceReport -> sections.
 """
@@ -20,46 +20,48 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     rate,
     share_of,
+    text_cell,
     us,
-    word,
 )
 from rankscope.collector.traces.report import Breakdown, RankReport, TraceReport
 from rankscope.measure.units import NS_PER_S, format_duration
 
 EVENT_TYPES_MAX = 8
-"""All kinds there are: cutting a table this short would hide more than it saves."""
+"""All kinds: a table this short is never cut."""
 GROWTH_STEPS_MAX = 8
-"""Of how many steps the growth of memory is spelled out: more make a line that nobody reads."""
+"""Steps whose growth of memory is listed."""
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 _VERDICT = Section(
     "verdict", "Verdict and advice",
-    "What the comparison of the ranks and the rules say, on what evidence, and what could not be judged.",
+    "Findings of the comparison of ranks and of the rules, with their evidence, and what could not be judged.",
     columns_of("<kind, <about, <ranks, <finding, <what to do, <evidence"),
-    "No rule found anything, and none had to abstain.", is_prose=True,
+    "No rule found anything, and none abstained.", is_prose=True,
 )  # fmt: skip
 
 
 def _verdict(report: TraceReport, top: int) -> Section:
-    """`top` cuts what could not be judged or read, never what was found. A finding that advice repeats stands there,
-    with what to do, and comes first all the same.
+    """Return the verdict. `top` cuts what could not be judged or read, never findings. A finding that advice repeats is
+    shown as that advice, before the others.
     """
     findings = report.cross_rank.findings if report.cross_rank is not None else []
     found, advised = {one.sentence for one in findings}, {one.sentence for one in report.advice}
     rows = [
-        _say("finding", one.cause or one.kind, one.sentence, [one.rank], evidence={"slowdown": one.slowdown_ratio})
+        _verdict_row(
+            "finding", one.cause or one.kind, one.sentence, [one.rank], evidence={"slowdown": one.slowdown_ratio}
+        )
         for one in findings
         if one.sentence not in advised
     ]
     rows += [
-        _say(one.severity, one.key, one.sentence, one.ranks, action=one.action, evidence=one.evidence)
+        _verdict_row(one.severity, one.key, one.sentence, one.ranks, action=one.action, evidence=one.evidence)
         for one in sorted(report.advice, key=lambda one: one.sentence not in found)
     ]
-    rows += [_say("note", about, sentence) for about, sentence in _notes(report)]
-    rows += [_say("abstained", one.key, one.reason) for one in report.abstained[:top]]
-    rows += [_say("file error", one.file, one.reason) for one in report.errors[:top]]
+    rows += [_verdict_row("note", about, sentence) for about, sentence in _notes(report)]
+    rows += [_verdict_row("abstained", one.key, one.reason) for one in report.abstained[:top]]
+    rows += [_verdict_row("file error", one.file, one.reason) for one in report.errors[:top]]
     left_out = max(len(report.abstained) - top, 0) + max(len(report.errors) - top, 0)
     return _VERDICT._replace(rows=tuple(rows), left_out=left_out)
 
@@ -69,23 +71,30 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
     if across is None:
         return [("ranks", "One rank's trace: there is nothing to compare it with.")] if report.ranks else []
     if across.refused is not None:
-        notes.append(("matching refused", f"Waiting was not told from transfer: {across.refused}"))
+        notes.append(("matching refused", f"Waiting could not be separated from transfer: {across.refused}"))
     elif not across.findings:
         notes.append(("ranks", "No rank is slower than the others."))
     if across.lower_bound:
         notes.append(("lower bound", "Ranks are missing: there may have been more waiting than is shown."))
     if across.end_disagreement_ns is not None:
         apart = format_duration(across.end_disagreement_ns)
-        notes.append(("clocks", f"By the clocks in the traces, the ranks' ends of a collective lie {apart} apart."))
+        notes.append(("clocks", f"By the clocks in the traces, the ranks end a collective {apart} apart."))
     return notes
 
 
-def _say(
+def _verdict_row(
     kind: str, about: str, sentence: str, ranks: Iterable[int] = (), *, action: str | None = None,
     evidence: Mapping[str, float | int | str | None] | None = None,
 ) -> Cells:  # fmt: skip
     proof = ", ".join(f"{name} {_plain(value)}" for name, value in (evidence or {}).items())
-    return (word(kind), word(about), rank_list(ranks), word(sentence), word(action), word(proof))
+    return (
+        text_cell(kind),
+        text_cell(about),
+        rank_list(ranks),
+        text_cell(sentence),
+        text_cell(action),
+        text_cell(proof),
+    )
 
 
 def _plain(value: float | int | str | None) -> str:  # noqa: PYI041 - mypy holds that a float is never an int
@@ -111,14 +120,14 @@ _RANKS = Section(
 )  # fmt: skip
 _STEPS = Section(
     "steps", "Distributed overview, by step",
-    f"{_PARTS_EXPLAINED}; launched is the device time of what the step launched, wherever it ran.",
+    f"{_PARTS_EXPLAINED}; launched is the device time of the step's launches, in this step or a later one.",
     columns_of(f"rank, step, {_PARTS}, launched ms"), _NO_STEPS,
 )  # fmt: skip
 _WAITING = Section(
     "waiting", "Wait against transfer, by rank",
-    "Of the collectives matched across ranks: wait is time spent for a rank that came later, transfer what moving the "
-    "bytes took, late by how much this rank came after the median one.",
-    columns_of("rank, wait ms, transfer ms, wait %, came last times, late ms"),
+    "Over the collectives matched across ranks: wait is time spent waiting for a later rank, transfer the time that "
+    "moving the bytes took, late the time by which this rank entered after the median one.",
+    columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms"),
     "No collective was found on more than one rank.",
 )  # fmt: skip
 _DEVICES = Section(
@@ -130,7 +139,7 @@ _DEVICES = Section(
 )  # fmt: skip
 _MODEL = Section(
     "model", "Model summary",
-    "The stages of the training step: the host's time, which sums to the steps, and device time of what they launched.",
+    "The stages of the training step: host time, which sums to the steps, and device time of their launches.",
     columns_of("rank, <stage, host ms, host %, device ms"), _NO_STEPS,
 )  # fmt: skip
 _MEMORY = Section(
@@ -148,22 +157,22 @@ def _parts(spent: Breakdown) -> Cells:
 
 
 def _ranks(report: TraceReport, rank_rows_max: int) -> Section:
-    """What all paths begin with is left out: it tells no rank from another."""
+    """Return the overview by rank, with the common start of all paths left out."""
     shared = commonprefix([rank.file for rank in report.ranks])  # noqa: RUF071 - URLs are no paths; cut at a slash next
     shown_from = shared.rfind("/") + 1
-    return _by_rank(report, _RANKS, lambda rank: [(*_parts(rank), word(rank.file[shown_from:]))], rank_rows_max)
+    return _by_rank(report, _RANKS, lambda rank: [(*_parts(rank), text_cell(rank.file[shown_from:]))], rank_rows_max)
 
 
 def _of_steps(rank: RankReport) -> list[Cells]:
     return [
-        (word(one.step), *_parts(one), ms(one.launched.busy_ns if one.launched is not None else None))
+        (text_cell(one.step), *_parts(one), ms(one.launched.busy_ns if one.launched is not None else None))
         for one in rank.steps
     ]
 
 
 def _of_devices(rank: RankReport) -> list[Cells]:
     return [
-        (word(one.device), word(one.name), amount(one.kernel_count), percent(one.busy_ratio),
+        (text_cell(one.device), text_cell(one.name), amount(one.kernel_count), percent(one.busy_ratio),
          percent(one.utilisation_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
          percent(one.tensor_core_ratio))
         for one in rank.devices
@@ -173,7 +182,7 @@ def _of_devices(rank: RankReport) -> list[Cells]:
 def _of_model(rank: RankReport) -> list[Cells]:
     whole_ns = sum(one.host_ns for one in rank.model)
     return [
-        (word(one.stage.replace("_", " ")), ms(one.host_ns), percent(share_of(one.host_ns, whole_ns)),
+        (text_cell(one.stage.replace("_", " ")), ms(one.host_ns), percent(share_of(one.host_ns, whole_ns)),
          ms(one.device_ns if rank.devices else None))
         for one in (rank.model if rank.steps else ())
     ]  # fmt: skip
@@ -181,14 +190,14 @@ def _of_model(rank: RankReport) -> list[Cells]:
 
 def _of_memory(rank: RankReport) -> list[Cells]:
     return [
-        (word("CPU" if one.device is None else one.device), mib(one.peak_bytes), ms(one.peak_ns),
+        (text_cell("CPU" if one.device is None else one.device), mib(one.peak_bytes), ms(one.peak_ns),
          mib(one.reserved_peak_bytes), mib(one.growth_bytes if one.growth_by_step_bytes else None),
-         word(_spell_growth(one.growth_by_step_bytes)))
+         text_cell(_format_growth(one.growth_by_step_bytes)))
         for one in rank.memory
     ]  # fmt: skip
 
 
-def _spell_growth(growth_bytes: Sequence[int]) -> str:
+def _format_growth(growth_bytes: Sequence[int]) -> str:
     steps = " ".join(mib(size).text for size in growth_bytes[:GROWTH_STEPS_MAX])
     left_out = len(growth_bytes) - GROWTH_STEPS_MAX
     return f"{steps} and {left_out} more" if left_out > 0 else steps
@@ -197,9 +206,9 @@ def _spell_growth(growth_bytes: Sequence[int]) -> str:
 def _by_rank(
     report: TraceReport, section: Section, rows_of: Callable[[RankReport], list[Cells]], rank_rows_max: int
 ) -> Section:
-    """Ranks that a finding names are never the ones left out, wherever they stand."""
+    """Return a table with a line for each rank; ranks that a finding names are never left out."""
     named = {one.rank for one in report.cross_rank.findings} if report.cross_rank is not None else set()
-    found = [(rank.rank not in named, (word(rank.rank), *row)) for rank in report.ranks for row in rows_of(rank)]
+    found = [(rank.rank not in named, (text_cell(rank.rank), *row)) for rank in report.ranks for row in rows_of(rank)]
     kept = sorted(sorted(range(len(found)), key=lambda place: found[place][0])[:rank_rows_max])
     return section.of([found[place][1] for place in kept], rank_rows_max, len(found))
 
@@ -209,7 +218,9 @@ def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
     if across is None:
         return _WAITING._replace(reason="One rank's trace: waiting shows only where all ranks are compared.")
     if across.wait_ns is None:
-        return _WAITING._replace(reason=f"Waiting was not told from transfer: {across.refused or 'no reason given'}")
+        return _WAITING._replace(
+            reason=f"Waiting could not be separated from transfer: {across.refused or 'no reason given'}"
+        )
     waits, transfers = across.wait_ns, across.transfer_ns or {}
 
     def of_waiting(rank: RankReport) -> list[Cells]:
@@ -229,8 +240,8 @@ def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
 
 
 class Gathered(NamedTuple):
-    """The rows of one name of all ranks. Quantities go by the name of the row's field. `whole_ns` is what all names of
-    the table spent.
+    """Rows with one name, of all ranks. A quantity is a field of the row; `whole_ns` is the sum over all names of the
+    table.
     """
 
     rows: Sequence[tuple[int | None, Any]]
@@ -239,51 +250,51 @@ class Gathered(NamedTuple):
 
     @property
     def first(self) -> Any:
-        """For what the rows of one name have in common."""
+        """The first row, for the fields that all rows of one name share."""
         return self.rows[0][1]
 
     def all_of(self, quantity: str) -> list[int]:
-        """Each rank's; none when one rank does not know, and of a device where there is none."""
+        """Return the quantity of each row; empty when one is unknown, or for device time without a device."""
         values = [getattr(row, quantity) for _, row in self.rows]
         known = None not in values and (self.on_device or not quantity.startswith("device_"))
         return values if known else []
 
     def total(self, quantity: str) -> int | None:
-        """The sum over the ranks, where it is known."""
+        """Return the sum over the ranks, None when one is unknown."""
         values = self.all_of(quantity)
         return sum(values) if values else None
 
     def times(self, *quantities: str) -> Cells:
-        """How often, then these times."""
+        """Return a cell of the count, then one of the sum of each time."""
         return (amount(self.total("count")), *(ms(self.total(quantity)) for quantity in quantities))
 
     def mean(self, quantity: str) -> float | None:
-        """For each call."""
+        """Return the quantity per call."""
         return share_of(self.total(quantity), self.total("count"))
 
     def per_s(self, quantity: str) -> float | None:
-        """In each second of the total time."""
+        """Return the quantity per second of total time."""
         found = share_of(self.total(quantity), self.total("total_ns"))
         return found * NS_PER_S if found is not None else None
 
     def bus_bandwidth_per_s(self) -> float | None:
-        """The ranks' mean, weighed by the time of the transfers; None when one rank does not know."""
+        """Return the mean over the ranks, weighted by transfer time; None when one is unknown."""
         rates, times_ns = self.all_of("bus_bandwidth_bytes_per_s"), self.all_of("transfer_ns")
         if not rates or not times_ns:
             return None
         return share_of(sum(rate * ns for rate, ns in zip(rates, times_ns, strict=True)), sum(times_ns))
 
     def on_ranks(self, quantity: str) -> Cells:
-        """How many ranks, the most that one of them spent, and which."""
+        """Return cells of the number of ranks, the largest total of one, and that rank."""
         totals: dict[int | None, int] = {}
         for rank, row in self.rows:
             totals[rank] = totals.get(rank, 0) + getattr(row, quantity)
         most = max(totals, key=lambda rank: totals[rank])
-        return (amount(len(totals)), ms(totals[most]), word(most))
+        return (amount(len(totals)), ms(totals[most]), text_cell(most))
 
 
 class _ByName(NamedTuple):
-    """How a table of names is made: rows with the same `name` fields are one line, the most `by` first."""
+    """A table by name: rows with the same `name` fields are one line, the largest `by` first."""
 
     section: Section
     rows_of: Callable[[RankReport], Sequence[Any]]
@@ -292,7 +303,7 @@ class _ByName(NamedTuple):
     by: tuple[str, ...] = ("total_ns",)
 
     def build(self, report: TraceReport, top: int) -> Section:
-        """The section; of more than one rank with three more columns. Without a device the last `by` counts."""
+        """Return the section; several ranks add three columns. Without a device it is sorted by the last `by`."""
         found: dict[tuple[Any, ...], list[tuple[int | None, Any]]] = {}
         for rank in report.ranks:
             for row in self.rows_of(rank):
@@ -303,7 +314,8 @@ class _ByName(NamedTuple):
         gathered = [(name, Gathered(rows, on_device, whole_ns)) for name, rows in found.items()]
         gathered.sort(key=lambda item: -(item[1].total(by) or 0))
         rows = [
-            (*map(word, name), *self.cells(one), *(one.on_ranks(by) if several else ())) for name, one in gathered[:top]
+            (*map(text_cell, name), *self.cells(one), *(one.on_ranks(by) if several else ()))
+            for name, one in gathered[:top]
         ]
         columns = self.section.columns + (columns_of("ranks, most ms, on rank") if several else ())
         return self.section._replace(columns=columns).of(rows, top, len(gathered))
@@ -312,7 +324,7 @@ class _ByName(NamedTuple):
 _COLLECTIVES = _ByName(
     Section(
         "collectives", "Communication operators",
-        "Summed over the ranks; the total holds the waiting, transfer and bus bandwidth (as in nccl-tests) do not.",
+        "Summed over the ranks; the total includes waiting, transfer and bus bandwidth (as in nccl-tests) do not.",
         columns_of("<operation, <group, size, <type, calls, total ms, transfer ms, mean us, moved bytes, busbw GB/s"),
         "No communication in the traces.",
     ),
@@ -323,7 +335,7 @@ _COLLECTIVES = _ByName(
 _EVENT_TYPES = _ByName(
     Section(
         "event_types", "Overview by event type",
-        "The time of the steps in which this went on and nothing of higher rank did: the device comes before the host.",
+        "Time of the steps by kind; where kinds overlap, only the first counts, the device before the host.",
         columns_of("<kind, total ms, share %"), _NO_STEPS,
     ),
     lambda rank: rank.event_types if rank.steps else (), ("kind",),
@@ -332,7 +344,7 @@ _EVENT_TYPES = _ByName(
 _OPERATORS = _ByName(
     Section(
         "operators", "Operators",
-        "Device time of what an operator launched and its host time; self is without the operators called inside it.",
+        "Device time of an operator's launches, and its host time; self is without the operators called inside it.",
         columns_of("<operator, calls, device self ms, device total ms, host self ms, host total ms"),
         "No operators: record with ProfilerActivity.CPU.",
     ),
@@ -343,14 +355,14 @@ _OPERATORS = _ByName(
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
-        "What ran on the devices, the longest in total first; whether on tensor cores is told from the kernel's name.",
+        "Kernels on the devices, the longest in total first; use of tensor cores is inferred from the kernel's name.",
         columns_of("<kernel, calls, total ms, share %, mean us, min us, max us, <tensor cores"),
         "No kernels: record with ProfilerActivity.CUDA on a machine with a GPU.",
     ),
     lambda rank: rank.kernels, ("name",),
     lambda one: (*one.times("total_ns"), percent(share_of(one.total("total_ns"), one.whole_ns)),
                  us(one.mean("total_ns")), us(min(one.all_of("min_ns"))), us(max(one.all_of("max_ns"))),
-                 word("yes" if one.first.uses_tensor_cores else "no")),
+                 text_cell("yes" if one.first.uses_tensor_cores else "no")),
 )  # fmt: skip
 _COPIES = _ByName(
     Section(
@@ -362,7 +374,7 @@ _COPIES = _ByName(
 )  # fmt: skip
 _USER_RANGES = _ByName(
     Section(
-        "user_ranges", "User ranges", "What the script, or torch itself, marked with record_function.",
+        "user_ranges", "User ranges", "Ranges marked with record_function, by the script or by torch.",
         columns_of("<range, calls, host total ms, device total ms"),
         "No ranges: mark parts of the script with torch.profiler.record_function.",
     ),
@@ -380,15 +392,15 @@ _SYNCHRONISATIONS = _ByName(
 )  # fmt: skip
 
 
-# -- the rest ---------------------------------------------------------------------------------------------------------
+# -- memory by operator, warnings -------------------------------------------------------------------------------------
 
 _MEMORY_OPERATORS = Section(
     "memory_operators", "Memory by operator",
-    "What each operator allocated itself, on all ranks, and what of that outlived it.",
+    "Memory that each operator allocated itself, on all ranks, and the part that outlived it.",
     columns_of("<operator, <where, allocations, allocated MiB, kept MiB"), _NO_MEMORY,
 )  # fmt: skip
 _WARNINGS = Section(
-    "warnings", "Warnings", "What was odd in the traces, and what that means for the numbers.",
+    "warnings", "Warnings", "Irregularities in the traces, and their effect on the numbers.",
     columns_of("<warning, files, <ranks"), "No warnings.",
 )  # fmt: skip
 
@@ -401,7 +413,7 @@ def _memory_operators(report: TraceReport, top: int) -> Section:
             allocated, kept, count = found.get(key, (0, 0, 0))
             found[key] = (allocated + row.allocated_bytes, kept + row.kept_bytes, count + row.count)
     ordered = sorted(found.items(), key=lambda item: -item[1][0])
-    rows = [(*map(word, key), amount(count), mib(size), mib(kept)) for key, (size, kept, count) in ordered]
+    rows = [(*map(text_cell, key), amount(count), mib(size), mib(kept)) for key, (size, kept, count) in ordered]
     return _MEMORY_OPERATORS.of(rows, top)
 
 
@@ -410,12 +422,12 @@ def _warnings(report: TraceReport, top: int) -> Section:
     for rank in report.ranks:
         for warning in rank.warnings:
             found.setdefault(warning, []).append(rank.rank)
-    return _WARNINGS.of([(word(text), amount(len(of)), rank_list(of)) for text, of in found.items()], top)
+    return _WARNINGS.of([(text_cell(text), amount(len(of)), rank_list(of)) for text, of in found.items()], top)
 
 
 def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = None) -> list[Section]:
-    """All tables in the order in which they are read. `top` limits the rows of each; `rank_rows_max`, when given, those
-    of the tables with a line for each rank.
+    """Return all tables in reading order. `top` limits the rows of each; `rank_rows_max`, if given, those of the tables
+    with a line for each rank.
     """
     of_ranks = rank_rows_max or top
     return [

@@ -1,4 +1,4 @@
-"""A trace report for a terminal: the verdict as a list, every other section as a table of aligned columns."""
+"""Render a trace report for a terminal: the verdict as a list, other sections as tables of aligned columns."""
 
 import textwrap
 
@@ -8,29 +8,29 @@ from rankscope.collector.traces.report import TraceReport
 
 WIDTH = 120
 NAME_WIDTH_MIN = 10
-"""Names are not shortened below this: less tells no kernel from another. A table may then be wider than asked for."""
+"""Names are not shortened below this, so that kernels stay distinct; a table may then be wider than `width`."""
 GAP = "  "
 NARROW_GAP = " "
-"""For a table of numbers so large that no name can give way any more."""
+"""Gap of a table that is still too wide after names were shortened."""
 CUT = "..."
 
 
 def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
-    """All tables, at most `top` rows of each, in lines of `width` columns."""
+    """Return all tables, at most `top` rows of each, in lines of `width` columns."""
     sections = build_sections(report, top)
     return "\n\n".join([headline(report), *("\n".join(render_section(section, width)) for section in sections)])
 
 
 def headline(report: TraceReport) -> str:
-    """What was analysed, in one line."""
+    """Return the ranks, steps, events, backends and devices of a report in one line."""
     ranks = report.ranks
     worlds = [rank.world_size for rank in ranks if rank.world_size is not None]
     of_world = f" of {max(worlds)}" if worlds else ""
     kinds = sorted({f"{rank.backend or 'no backend'} on {rank.device or 'no device'}" for rank in ranks})
     steps = sum(len(rank.steps) for rank in ranks)
     events = sum(rank.event_count for rank in ranks)
-    said = f"{_count(len(ranks), 'rank')}{of_world}, {_count(steps, 'step')}, {_count(events, 'event')}"
-    return printable("; ".join([said, *kinds]))
+    counts = f"{_count(len(ranks), 'rank')}{of_world}, {_count(steps, 'step')}, {_count(events, 'event')}"
+    return printable("; ".join([counts, *kinds]))
 
 
 def _count(number: int, what: str) -> str:
@@ -38,7 +38,7 @@ def _count(number: int, what: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text with its middle left out: kernels differ at their beginning and at their end.
+    """Return the text with its middle cut out: names of kernels differ at their start and end.
 
     >>> shorten("ampere_sgemm_128x64_nn", 15), shorten("relu", 15)
     ('ampere...x64_nn', 'relu')
@@ -51,7 +51,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def render_section(section: Section, width: int) -> list[str]:
-    """One table in lines of `width` columns, with its title and what it says."""
+    """Return one table in lines of `width` columns, with its title and explanation."""
     lines = [section.title.upper(), *textwrap.wrap(section.explanation, width)]
     if not section.rows:
         return [*lines, *textwrap.wrap(section.reason, width, initial_indent=GAP, subsequent_indent=GAP)]
@@ -60,8 +60,8 @@ def render_section(section: Section, width: int) -> list[str]:
 
 
 def left_out_line(section: Section) -> str:
-    """How many rows `top` cut off, and how to see them."""
-    return f"{GAP}{_count(section.left_out, 'more row')} not shown: ask for them with --top"
+    """Return the line with the number of rows that `top` cut off, and the option that shows them."""
+    return f"{GAP}{_count(section.left_out, 'more row')} not shown: raise --top to see them"
 
 
 def _table(section: Section, width: int) -> list[str]:
@@ -82,7 +82,7 @@ def _table(section: Section, width: int) -> list[str]:
 
 
 def _fit(section: Section, width: int) -> list[int]:
-    """Columns as wide as what stands in them; the widest columns of text give way until the line fits."""
+    """Return widths of columns that fit their cells; the widest columns of text are shortened until the line fits."""
     widths = [
         max(len(column.head), len(column.unit), *(len(row[place].text) for row in section.rows))
         for place, column in enumerate(section.columns)
@@ -94,9 +94,9 @@ def _fit(section: Section, width: int) -> list[int]:
         if widths[widest] <= NAME_WIDTH_MIN:
             break
         others = [widths[place] for place in names if place != widest]
-        give = min(over, max(widths[widest] - max([NAME_WIDTH_MIN, *others]), 1))
-        widths[widest] -= give
-        over -= give
+        cut = min(over, max(widths[widest] - max([NAME_WIDTH_MIN, *others]), 1))
+        widths[widest] -= cut
+        over -= cut
     return widths
 
 

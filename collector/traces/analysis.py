@@ -1,4 +1,4 @@
-"""ASSEMBLY: trace files -> TraceReport. Each file is reduced on a worker, then the ranks are compared here."""
+"""ASSEMBLY: analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from rankscope.measure.units import NS_PER_S
 
 
 class Failure(NamedTuple):
-    """Why a file gave nothing. `is_no_trace`: it is no trace at all, and nobody asked for this very file."""
+    """Reason why a file could not be analysed. `is_no_trace`: it is no trace, and was not named by the user."""
 
     file: str
     reason: str
@@ -37,12 +37,12 @@ def analyze(
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
-    """Analyse the traces behind these paths: files, folders, globs, URLs.
+    """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
     `steps` keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file.
     `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
-    None takes the cores of this machine. A file that cannot be used stands in `errors`, the others are analysed.
-    Raises UnavailableError when a path has nothing behind it.
+    None uses the cores of this machine. A file that cannot be used is listed in `errors`, the others are analysed.
+    Raises UnavailableError when a path has no file.
 
     >>> report = analyze(["trace.json.gz"])  # doctest: +SKIP
     >>> report.ranks[0].overlap_ratio  # doctest: +SKIP
@@ -68,7 +68,7 @@ def analyze(
 
 
 def analyse_file(file: TraceFile, steps: StepRange | None = None, workers: int = 1) -> RankAnalysis | Failure:
-    """One file, decoded by so many processes. Runs on a worker; never raises for what is wrong with the file."""
+    """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
         return reduce_trace(read_file(file.path, workers), file.path, steps)
     except RankscopeError as error:
@@ -86,7 +86,7 @@ def _analyse_files(
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> tuple[list[RankAnalysis], list[Failure]]:
-    """What each file gave, both in the order of the files."""
+    """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
         for path, result in _analyse_here(files, steps) if pool is None else _analyse_on(pool, files, steps):
@@ -106,7 +106,7 @@ def _analyse_here(files: Sequence[TraceFile], steps: StepRange | None) -> Iterat
 def _analyse_on(
     pool: Executor, files: Sequence[TraceFile], steps: StepRange | None
 ) -> Iterator[tuple[str, RankAnalysis | Failure]]:
-    """As they get ready."""
+    """Yield path and result of each file as it completes."""
     paths: dict[Future[Any], str] = {pool.submit(analyse_file, file, steps): file.path for file in files}
     for future in as_completed(paths):
         try:
@@ -117,7 +117,7 @@ def _analyse_on(
 
 @contextlib.contextmanager
 def _open_executor(executor: Executor | str | None, file_count: int) -> Iterator[Executor | None]:
-    """The executor that was asked for; without one the cores of this machine, and for one file this very process."""
+    """Yield the given executor, else a pool for the cores of this machine; None to use this process."""
     if isinstance(executor, str):
         with _open_dask(executor) as pool:
             yield pool
@@ -147,7 +147,7 @@ def _open_dask(address: str) -> Iterator[Executor]:
 
 
 def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], list[Failure]]:
-    """The ranks in order, and the files that repeat one."""
+    """Return the analyses by rank, and failures for files that repeat a rank."""
     kept = ByRank[RankAnalysis]()
     failures = []
     for one in found:
@@ -170,7 +170,7 @@ def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceRep
 
 
 def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
-    """The comparison, and the ranks' reports with what only it tells."""
+    """Return the comparison, and the ranks' reports completed with transfers."""
     ranked = {one.report.rank: one for one in found if one.report.rank is not None}
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -196,7 +196,7 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankR
 
 
 def _add_transfers(report: RankReport, matching: cross_rank.Matching) -> RankReport:
-    """Transfer and bus bandwidth of each kind of collective all of whose calls were matched."""
+    """Return the report with transfer and bus bandwidth of each kind of collective whose calls were all matched."""
     transfers = cross_rank.sum_transfers(matching, report.rank) if report.rank is not None else {}
     rows = []
     for row in report.collectives:

@@ -1,15 +1,14 @@
-"""The same collectives on all ranks: waiting told from transfer, who came last, and whether that can be told at all.
+"""Match the collectives of traces across ranks, and separate waiting from transfer.
 
-All members leave a synchronising collective together, so the shortest duration is the transfer and the rest of each
-rank's own is waiting (docs/definitions.md section 3). That stands and falls with matching the right operations: traces
-that began in different steps, or were sampled, give plausible nonsense. So the matching checks itself, by what cannot
-be otherwise:
+All members leave a synchronising collective together, so the shortest duration is the transfer and the remainder of
+each rank's own is waiting (docs/definitions.md section 3). Traces that began in different steps, or were sampled, would
+be matched wrongly, so the matching is checked:
 
-- the k-th operation of a group is the same operation, of the same size, on every rank;
-- ranks leave together: after taking off one offset for each pair of ranks (their clocks), the ends of matched
-  operations agree. On one host the offset must vanish too.
+- the k-th collective of a group is the same operation, of the same size, on every rank;
+- ranks leave together: after subtracting one clock offset for each pair of ranks, the ends of matched collectives
+  agree. On one host the offset must vanish too.
 
-Where they do not, it refuses and says why.
+Where a check fails, the matching is refused with the reason.
 """
 
 from collections import defaultdict
@@ -28,20 +27,19 @@ from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_MS, NS_PER_US
 
 END_DISAGREEMENT_NS_MAX = 2 * NS_PER_MS
-"""Ends of one collective on the devices of one host differed by 7 us (v100_dlrm_8ranks)."""
+"""On devices of one host the ends of one collective differ by some us."""
 HOST_END_DISAGREEMENT_NS_MAX = 30 * NS_PER_MS
-"""On a CPU with more threads than cores a thread waits for its turn before it sees the end: nine of ten within 23 ms on
-four ranks and two cores (gloo-2.13)."""
+"""On a CPU with more threads than cores a thread may be scheduled late: nine of ten ends lie within 23 ms."""
 END_DISAGREEMENT_SHARE_MAX = 0.25
-"""... or a quarter of the operation's own shortest duration, where that is more."""
+"""The limit is this share of the shortest duration of the collective where that is more."""
 DISAGREEING_SHARE_MAX = 0.2
-"""So many of the operations may exceed it (a thread that lost its turn); beyond, the matching is not believed."""
+"""Share of collectives that may exceed the limit (late threads); above it the matching is refused."""
 LATENESS_NS_MIN = 5 * NS_PER_US
-"""Who came last is not told of differences below this: they are launch jitter."""
+"""Smaller differences are launch jitter: no rank is named as the last to enter."""
 
 
 class RankCollectives(NamedTuple):
-    """The communication of one rank, with times of its host's clock; `on_host`: by a backend on the CPU."""
+    """The collectives of one rank, in times of its host's clock; `on_host`: by a backend on the CPU."""
 
     rank: int
     host: str | None
@@ -57,7 +55,7 @@ class _Key(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """One operation with each rank's own share of it."""
+    """One collective, as seen by each rank."""
 
     group: str
     place: int
@@ -68,10 +66,10 @@ class Matched(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """What was matched, or why waiting is not told from transfer. `end_disagreement_ns`: the median over the operations
-    of how far apart the ranks' ends are, once their clocks' offsets are taken off. `related` has one mapping for each
-    set of ranks that have operations in common, directly or along a chain, in the order of the ranks: how far the
-    clock of each is ahead of the first one's, in ns.
+    """The matched collectives, and in `refused` the reason why waiting cannot be separated from transfer.
+    `end_disagreement_ns` is the median spread of the ranks' ends, without clock offsets. `related` has one mapping for
+    each set of ranks that share collectives, directly or along a chain: by rank, in order, the ns by which its clock is
+    ahead of the first one's.
     """
 
     matched: Sequence[Matched]
@@ -82,16 +80,16 @@ class Matching(NamedTuple):
 
     @property
     def offsets_ns(self) -> dict[int, int]:
-        """The offsets of all ranks; only those of one set can be compared."""
+        """The offsets of all ranks; only offsets of one set can be compared."""
         return {rank: offset_ns for one in self.related for rank, offset_ns in one.items()}
 
 
 def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
-    """Match the collectives of all ranks and check the matching."""
-    if len(ranks) < 2:  # noqa: PLR2004 - one rank has nobody to wait for
+    """Return the matched collectives of all ranks, checked."""
+    if len(ranks) < 2:  # noqa: PLR2004 - one rank waits for no other
         return Matching(
             (),
-            "only one rank's trace: nobody to compare with",
+            "only one rank's trace: nothing to compare with",
             missing_ranks=True,
             end_disagreement_ns=None,
             related=(),
@@ -113,7 +111,7 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
 
 
 def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | None]:
-    """By (group, sequence) when the sequence is known, else by how manieth of its group."""
+    """Match by group and sequence number, else by position within the group; return the reason of a mismatch too."""
     found: dict[_Key, dict[int, Collective]] = defaultdict(dict)
     for one in ranks:
         seen: dict[tuple[str, str | None], int] = defaultdict(int)
@@ -129,39 +127,37 @@ def _pair_up(ranks: Sequence[RankCollectives]) -> tuple[list[Matched], str | Non
     refused = None
     for key, by_rank in found.items():
         ops = {collective.op for collective in by_rank.values()}
-        sizes = {collective.bytes for collective in by_rank.values()} - {None}  # None: not told
+        sizes = {collective.bytes for collective in by_rank.values()} - {None}  # None: unknown
         first = next(iter(by_rank.values()))
         if refused is None and (len(ops) > 1 or (first.op == "all_reduce" and len(sizes) > 1)):
-            refused = _say_mismatch(key, by_rank)
+            refused = _describe_mismatch(key, by_rank)
         size = sizes.pop() if len(sizes) == 1 else None
         matched.append(Matched(key.group, key.place, first.op, size, by_rank, first.group_size))
     return matched, refused
 
 
-def _say_mismatch(key: _Key, by_rank: Mapping[int, Collective]) -> str:
-    says = ", ".join(f"{c.op} of {c.bytes} bytes on rank {rank}" for rank, c in sorted(by_rank.items())[:4])
+def _describe_mismatch(key: _Key, by_rank: Mapping[int, Collective]) -> str:
+    shown = ", ".join(f"{c.op} of {c.bytes} bytes on rank {rank}" for rank, c in sorted(by_rank.items())[:4])
     how = "sequence" if key.numbered else "place"
     return (
-        f"the ranks' collectives do not line up: in group {key.group} {how} {key.place} is {says}. "
+        f"the ranks' collectives do not line up: in group {key.group} {how} {key.place} is {shown}. "
         "The traces are of different steps, or sampled"
     )
 
 
 def _find_offsets(ranks: Sequence[RankCollectives], matched: Sequence[Matched]) -> list[dict[int, int]]:
-    """How far each rank's clock is ahead of another's. One mapping for each set of ranks that have anything to do with
-    each other: groups without a common member tell nothing of each other's clocks.
-    """
+    """Return the clock offsets of each set of ranks that share collectives, directly or along a chain."""
     related: list[dict[int, int]] = []
-    left = [one.rank for one in ranks]
-    while left:
-        related.append(_find_related(left[0], matched))
-        left = [rank for rank in left if rank not in related[-1]]
+    remaining = [one.rank for one in ranks]
+    while remaining:
+        related.append(_find_related(remaining[0], matched))
+        remaining = [rank for rank in remaining if rank not in related[-1]]
     return related
 
 
 def _find_related(first: int, matched: Sequence[Matched]) -> dict[int, int]:
-    """How far each rank's clock is ahead of the first one's, by the ends of what both took part in. Found along chains:
-    a rank may share a group only with one that is known already.
+    """Return the ns by which each rank's clock is ahead of the first one's, from the ends of shared collectives, along
+    chains of ranks.
     """
     offsets = {first: 0}
     while True:
@@ -197,7 +193,7 @@ def _check_ends(
 
 
 def find_end_spread(one: Matched, offsets_ns: Mapping[int, int] | Mapping[int | None, int]) -> int:
-    """How far apart the ranks leave an operation, once their clocks' offsets are taken off, in ns."""
+    """Return the ns between the first and the last rank to leave a collective, without clock offsets."""
     ends = [c.start_ns + c.duration_ns - offsets_ns[rank] for rank, c in one.by_rank.items()]
     return max(ends) - min(ends)
 
@@ -207,7 +203,7 @@ def _limit_ns(ranks: Sequence[RankCollectives]) -> int:
 
 
 def _check_hosts(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -> str | None:
-    """On one host there is one clock. The offsets are of ranks that have to do with each other."""
+    """Return the reason if ranks of one host, which share its clock, have different offsets, else None."""
     by_host: dict[str, list[int]] = defaultdict(list)
     for one in ranks:
         if one.host and one.rank in offsets:
@@ -226,13 +222,13 @@ def _check_hosts(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -
 
 
 def split(matching: Matching) -> list[MatchedCollective]:
-    """Each matched operation as it is reported, in time order of its first rank."""
+    """Return each matched collective as reported, in time order of its first rank."""
     ordered = sorted(matching.matched, key=lambda one: min((r, c.start_ns) for r, c in one.by_rank.items())[1])
     return [split_one(one, believed=matching.refused is None) for one in ordered]
 
 
 def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
-    """An operation as it is reported. Waiting and who came last only when the matching is `believed`."""
+    """Return a collective as reported, with waiting and the late rank only when the matching is `believed`."""
     ranks = sorted(one.by_rank)
     transfer = wait = late = lateness = None
     if believed and one.op in SYNCHRONISING_OPS:
@@ -250,8 +246,8 @@ def split_one(one: Matched, *, believed: bool) -> MatchedCollective:
 
 
 def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
-    """By kind of collective of one rank: how many of them all members of the group were seen in, and the transfer of
-    these together in ns. Empty when the matching was refused.
+    """Return for each kind of collective of one rank the number that was matched on all members of the group, and the
+    sum of their transfer in ns. Empty when the matching was refused.
     """
     found: dict[Kind, tuple[int, int]] = {}
     for one in matching.matched if matching.refused is None else ():
@@ -264,7 +260,7 @@ def sum_transfers(matching: Matching, rank: int) -> dict[Kind, tuple[int, int]]:
 
 
 def sum_by_rank(found: Sequence[MatchedCollective]) -> tuple[dict[str, int], dict[str, int]]:
-    """The waiting and the transfer of each rank, over all operations that could be split."""
+    """Return the waiting and the transfer of each rank in ns, over all collectives that could be split."""
     wait: dict[str, int] = defaultdict(int)
     transfer: dict[str, int] = defaultdict(int)
     for one in found:
@@ -280,8 +276,8 @@ def _by_number(found: Mapping[str, int]) -> dict[str, int]:
 
 
 def find_waiting(matching: Matching, rank: int) -> Ints:
-    """Raw intervals in which a rank waited for others, shape (n, 2); for operations with a root what it spent beyond
-    the shortest member, which is nobody's own work either.
+    """Return raw intervals in which a rank waited for others, shape (n, 2) in ns; for operations with a root the time
+    beyond the shortest member.
     """
     found = []
     for one in matching.matched:

@@ -1,7 +1,7 @@
-"""Paths, folders, globs and URLs -> trace files -> their inflated bytes in chunks.
+"""Find trace files behind paths, folders, globs and URLs, and read their inflated bytes in chunks.
 
-Local files need nothing but this package; `isal` inflates them about three times as fast as zlib when it is there. A
-URL goes through fsspec and the driver of its scheme.
+Local files need no other package; `isal`, if installed, inflates about three times as fast as zlib. URLs are opened by
+fsspec and the driver of their scheme.
 """
 
 import glob
@@ -15,26 +15,26 @@ from typing import IO, Any, NamedTuple
 from rankscope.measure.errors import SettingError, TraceError, UnavailableError
 
 CHUNK_BYTES = 1 << 17
-"""Read at a time; inflated it is 5 to 15 times as long."""
+"""Bytes of a read; inflated they are 5 to 15 times as many."""
 INFLATED_BYTES_MAX = 1 << 20
-"""At a time, so that it is still in the caches when it is decoded."""
+"""Largest chunk: still in the caches when it is decoded."""
 GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 Progress = Callable[[int, int], None]
-"""Called with how many readings of a file are done, and of how many."""
+"""Called with the number of files read so far, and of all to read."""
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)", re.IGNORECASE)
 
 
 class TraceFile(NamedTuple):
-    """A file to read. `named` is True when the user asked for this very file, not for the folder it is in."""
+    """A file to read. `named` is True when the user named the file itself, not its folder."""
 
     path: str
     named: bool
 
 
 def find_traces(paths: Sequence[str]) -> list[TraceFile]:
-    """The files behind these paths, sorted, each once. Raises UnavailableError for a path with nothing behind it."""
+    """Return the files behind these paths, sorted, each once. Raises UnavailableError for a path without a file."""
     found: dict[str, TraceFile] = {}
     for path in paths:
         for file in _expand(path):
@@ -43,7 +43,7 @@ def find_traces(paths: Sequence[str]) -> list[TraceFile]:
 
 
 def _natural(path: str) -> list[tuple[int, int | str]]:
-    """Sorts rank 2 before rank 10."""
+    """Return a sort key that puts rank 2 before rank 10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path)]
 
 
@@ -80,7 +80,7 @@ def _expand_url(path: str) -> list[TraceFile]:
 
 
 def _choose(names: Sequence[str], where: str) -> list[TraceFile]:
-    """The profiler's own files when there are any, else every JSON file."""
+    """Return the files named as by the profiler, else every JSON file. Raises UnavailableError without one."""
     for endings in (PROFILER_ENDINGS, ENDINGS):
         chosen = [name for name in names if name.endswith(endings)]
         if chosen:
@@ -89,7 +89,7 @@ def _choose(names: Sequence[str], where: str) -> list[TraceFile]:
 
 
 def rank_in_name(path: str) -> int | None:
-    """The rank that a file's name tells, None when it tells none.
+    """Return the rank in a file's name, None without one.
 
     >>> rank_in_name("logs/worker3.16231430.pt.trace.json.gz"), rank_in_name("job_r12.json"), rank_in_name("a.json")
     (3, 12, None)
@@ -102,7 +102,7 @@ def rank_in_name(path: str) -> int | None:
 
 
 def read_chunks(path: str) -> Iterator[bytes]:
-    """The bytes of a trace, inflated if they are compressed (told by their content, not by their name).
+    """Yield the bytes of a trace, inflated if their content, not the name, shows that they are compressed.
 
     Raises UnavailableError when it cannot be opened or read, TraceError when the compression is broken.
     """
@@ -128,7 +128,7 @@ def _open(path: str) -> IO[bytes]:
 
 
 def _inflate(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
-    """Every member of a gzip file, one after the other."""
+    """Yield the inflated members of a gzip file, one after the other."""
     make, broken = _find_inflater()
     inflater = make()
     data, read_bytes = first, len(first)
@@ -160,7 +160,7 @@ def _inflate(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _find_inflater() -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
-    """A maker of decompressors, and what they raise."""
+    """Return a factory of decompressors, and the exceptions that they raise."""
     try:
         isal_zlib = importlib.import_module("isal.isal_zlib")
     except ImportError:
@@ -172,7 +172,7 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 
 
 def _open_file_system(path: str) -> tuple[Any, str]:
-    """The file system of a URL and the path inside it."""
+    """Return the file system of a URL and the path inside it."""
     scheme = path.partition("://")[0]
     try:
         core = importlib.import_module("fsspec.core")

@@ -1,4 +1,4 @@
-"""The allocators of one trace, when it was recorded with `profile_memory`: peak, growth, and who allocates."""
+"""Summarise the allocators of a trace recorded with `profile_memory`: peak, growth, and operators that allocate."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -17,7 +17,7 @@ OPERATORS_MAX = 200
 
 
 def summarise_memory(view: RankView) -> list[MemoryReport]:
-    """One report for each allocator that the trace shows, the CPU's first; empty without `profile_memory`."""
+    """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`."""
     memory = view.trace.memory
     pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
     return [
@@ -45,20 +45,20 @@ def _summarise(view: RankView, memory: MemoryEvents, mine: Ints, kind: int, devi
 
 
 def held_bytes(memory: MemoryEvents, mine: Ints) -> Ints:
-    """What is allocated after each event: the allocator's own total, else what the events of the trace add up to (then
-    what was there before the trace is not in it).
+    """Return the bytes allocated after each event: the allocator's total, else the sum of the trace's events, which
+    lacks what was allocated before the trace.
     """
-    told = memory.allocated_bytes[mine]
-    return told if (told != NONE).all() else np.cumsum(memory.bytes[mine])
+    totals = memory.allocated_bytes[mine]
+    return totals if (totals != NONE).all() else np.cumsum(memory.bytes[mine])
 
 
-def _held_at(times_ns: Ints, held: Ints, moment_ns: int) -> int:
-    place = int(np.searchsorted(times_ns, moment_ns, side="left")) - 1
+def _held_at(times_ns: Ints, held: Ints, time_ns: int) -> int:
+    place = int(np.searchsorted(times_ns, time_ns, side="left")) - 1
     return int(held[place]) if place >= 0 else 0
 
 
 def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[MemoryRow]:
-    """By the innermost operator around each event: what it allocated, and what of that it did not free itself."""
+    """Return for each innermost operator the bytes that it allocated, and those of them that it did not free."""
     inside = view.operators.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, size in zip(inside.tolist(), memory.bytes[mine].tolist(), strict=True):

@@ -1,6 +1,6 @@
-"""Where a trace comes from: what its head says of the job, the rank, the host and the devices; and which rank's it is.
+"""Read the origin of a trace from its head: rank, world, host, devices; and keep one file for each rank.
 
-A head is written by strangers: what is no number or text where one should stand is as if it were not there.
+A head is not trusted: a value of the wrong type counts as missing.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from rankscope.measure.errors import TraceError
 Read = TypeVar("Read")
 
 HEAD_NUMBER_MAX = 1 << 62
-"""As ns since 1970: the year 2116."""
+"""In ns since 1970: the year 2116."""
 
 
 class DeviceProperties(NamedTuple):
-    """What a trace tells of one device. `compute_capability` is CUDA's, as (major, minor)."""
+    """Properties of one device in a trace. `compute_capability` is CUDA's, as (major, minor)."""
 
     device: int
     name: str | None
@@ -24,7 +24,7 @@ class DeviceProperties(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a trace comes from; None is what it does not tell. Its times count from `base_ns` on the host's clock."""
+    """Origin of a trace; None: not in its head. Its times count from `base_ns` on the host's clock."""
 
     rank: int | None
     world_size: int | None
@@ -36,19 +36,19 @@ class Origin(NamedTuple):
 
     @property
     def only_group_size(self) -> int | None:
-        """How many ranks are in the job's one process group; None when it has more groups, or does not tell."""
+        """Number of ranks in the only process group; None with more groups, or when unknown."""
         return self.world_size if self.group_count == 1 else None
 
 
 def read_origin(head: Mapping[str, Any], path: str) -> Origin:
-    """The origin of the trace with this head; when that tells no rank, the file's name may.
+    """Return the origin of the trace with this head; without a rank in it, the rank is read from the file's name.
 
     >>> found = read_origin({"distributedInfo": {"rank": "2", "world_size": 8}}, "run/rank3.json")
     >>> found.rank, found.world_size, found.backend, found.base_ns
     (3, 8, None, 0)
     """
-    told = head.get("distributedInfo")
-    distributed = told if isinstance(told, dict) else {}
+    info = head.get("distributedInfo")
+    distributed = info if isinstance(info, dict) else {}
     rank = _integer(distributed.get("rank"))
     properties = head.get("deviceProperties")
     return Origin(
@@ -62,9 +62,9 @@ def read_origin(head: Mapping[str, Any], path: str) -> Origin:
     )
 
 
-def _read_devices(told: list[Any]) -> list[DeviceProperties]:
+def _read_devices(properties: list[Any]) -> list[DeviceProperties]:
     found = []
-    for one in told:
+    for one in properties:
         device = _integer(one.get("id")) if isinstance(one, dict) else None
         if device is not None:
             name, major, minor = one.get("name"), _integer(one.get("computeMajor")), _integer(one.get("computeMinor"))
@@ -74,7 +74,7 @@ def _read_devices(told: list[Any]) -> list[DeviceProperties]:
 
 
 def _integer(value: Any) -> int | None:
-    """A number; None for what is none, and for one that no sum of times could hold."""
+    """Return an integer; None for another type, and for one that would overflow sums of times."""
     return value if type(value) is int and abs(value) < HEAD_NUMBER_MAX else None
 
 
@@ -86,18 +86,18 @@ def _text(value: Any) -> str | None:
 
 
 class ByRank(Generic[Read]):
-    """What was read of trace files, where two files cannot be one rank's."""
+    """Contents of trace files by rank, at most one file for each."""
 
     def __init__(self) -> None:
         self._kept: dict[int | None, tuple[str, Read]] = {}
 
     def add(self, rank: int | None, file: str, read: Read) -> None:
-        """Raises TraceError when an earlier file was of this rank, or told none either."""
+        """Add a file. Raises TraceError when an earlier file has this rank, or has no rank either."""
         if rank in self._kept:
-            says = "tells no rank" if rank is None else f"claims rank {rank}"
-            raise TraceError(f"it {says}, as {self._kept[rank][0]} does; give one file for each rank")
+            claim = "names no rank" if rank is None else f"claims rank {rank}"
+            raise TraceError(f"it {claim}, as {self._kept[rank][0]} does; give one file for each rank")
         self._kept[rank] = file, read
 
     def in_order(self) -> list[Read]:
-        """By rank; what tells none stands last."""
+        """Return the contents by rank, the one without a rank last."""
         return [self._kept[rank][1] for rank in sorted(self._kept, key=lambda rank: (rank is None, rank or 0))]

@@ -1,7 +1,7 @@
-"""One large trace, decoded by several processes: the parent inflates and cuts, the workers decode.
+"""Decode one large trace with several processes: the parent inflates and cuts, the workers decode.
 
-A cut is not proven here as `TraceBlocks.feed` proves it (that takes decoding), only guessed; whoever decodes a piece of
-a wrong cut says so, and the trace is read again the plain way, which also finds the right words for a broken file.
+Cuts are guessed, not proven as by `TraceBlocks.feed`, which has to decode. Decoding a piece of a wrong cut fails; the
+trace is then read again by one process, which also finds the right error for a broken file.
 """
 
 import threading
@@ -20,33 +20,33 @@ from rankscope.measure.kineto_columns import TraceColumns, read_trace
 from rankscope.measure.kineto_json import TraceBlocks
 
 PIECE_BYTES = 8 << 20
-"""A piece is as long to decode (0.1 s) as a hundred times what handing it over takes."""
+"""Decoding a piece takes 0.1 s, a hundred times what handing it over does."""
 LARGE_FILE_BYTES = 4 << 20
-"""Compressed; 40 to 60 MB of JSON. Below, what processes cost is more than they save."""
+"""Smallest compressed file worth several processes; 40 to 60 MB of JSON."""
 PENDING_PIECES_PER_WORKER = 2
 WORKERS_MAX = 16
-"""Inflating and cutting, which is not shared, takes a tenth of the whole."""
+"""Inflating and cutting, done by one process, takes a tenth of the whole."""
 
 
 def read_file(path: str, workers: int = 1) -> KinetoTrace:
-    """The trace in a file, by as many processes as are worth it. Raises what `read_chunks` and `read_trace` do."""
+    """Return the trace in a file, decoded by up to `workers` processes. Raises TraceError and UnavailableError."""
     if workers > 1 and _is_large(path):
         try:
             return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX))
         except TraceError:
-            pass  # a wrong cut, or a broken file: the plain way tells which
+            pass  # a wrong cut, or a broken file: reading it with one process shows which
     return read_trace(read_chunks(path))
 
 
 def _is_large(path: str) -> bool:
     try:
         return Path(path).stat().st_size >= LARGE_FILE_BYTES
-    except OSError:  # a URL, of which nobody knows
+    except OSError:  # a URL
         return False
 
 
 def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = PIECE_BYTES) -> KinetoTrace:
-    """The trace in these bytes. Raises TraceError also when a cut was guessed wrongly."""
+    """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes)
     whole, last = TraceColumns(), TraceColumns()
     pending: deque[Future[TraceColumns]] = deque()
@@ -75,10 +75,10 @@ def _decode_piece(piece: bytes) -> TraceColumns:
 
 
 def process_context() -> BaseContext:
-    """How to start workers: by fork, which costs nothing, where that is safe: with no other thread about."""
+    """Return the start method for workers: fork, the cheapest, where no other thread runs."""
     return get_context("fork" if threading.active_count() == 1 else "forkserver")
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""One trace -> its rank's report, and what the comparison of the ranks needs of it."""
+"""Reduce one trace to its rank's report, and to what the comparison of ranks needs."""
 
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ StepRange = tuple[int | None, int | None]
 
 
 class RankAnalysis(NamedTuple):
-    """What a worker gives back of one file: the report, and what the comparison of the ranks needs, with times on the
-    clock of the host: `steps` are (number, start, the next one's start).
+    """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
+    are (number, start, start of the next one).
     """
 
     report: RankReport
@@ -29,7 +29,7 @@ class RankAnalysis(NamedTuple):
 
 
 def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) -> RankAnalysis:
-    """A trace summed up, of the steps in this range."""
+    """Return the analysis of a trace, limited to the steps of a range."""
     view = RankView(trace, steps)
     origin = read_origin(trace.head, path)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
@@ -72,7 +72,7 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) 
 def _warn(view: RankView, device_count: int) -> list[str]:
     found = []
     if device_count > 1:
-        found.append(f"{device_count} devices in one file: the totals are of all together, see devices")
+        found.append(f"{device_count} devices in one file: the totals are sums over all of them, see devices")
     if view.bounds_ns is None:
         found.append("no device work, and no operators either: nothing to break down")
     if not view.steps:

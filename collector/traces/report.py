@@ -1,7 +1,7 @@
-"""What `rankscope analyze` found, as typed objects: the library's answer, the JSON of `--json`, what pages are made of.
+"""Result of `rankscope analyze` as typed objects: returned by the library, written as JSON, rendered as text and page.
 
-Integers that end in `_ns` are nanoseconds; starts count from the trace's first event, none is a time of day. What does
-not apply, or cannot be told, is None. The JSON schema made from these classes is `docs/analyze.schema.json`.
+Integers that end in `_ns` are nanoseconds; starts count from the trace's first event, none is a time of day. None:
+not applicable or unknown. The JSON schema made from these classes is `docs/analyze.schema.json`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """How a window was spent (docs/definitions.md section 1). The parts sum to the window exactly:
+    """Breakdown of a window (docs/definitions.md section 1). The parts sum to the window exactly:
 
     (compute - overlap) + overlap + exposed_communication + copy + idle = window
     """
@@ -30,7 +30,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchedWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The device work that a step launched, wherever it ran: it may lag the step. Times of day as elsewhere."""
+    """Device work that a step launched, also where it ran after the step. Times count as elsewhere."""
 
     kernel_count: int
     copy_count: int
@@ -43,7 +43,7 @@ class LaunchedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(Breakdown, frozen=True, kw_only=True):
-    """One step, from its start to the next one's start (the last: to its own end). `launched` is None on a CPU."""
+    """One step, from its start to the start of the next (the last: to its own end). `launched` is None on a CPU."""
 
     step: int
     start_ns: int
@@ -91,9 +91,9 @@ class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The operations of one kind in one group. `bytes` as in nccl-tests: of gathers and scatters the gathered size.
+    """Collectives of one kind in one group. `bytes` as in nccl-tests: for gathers and scatters the gathered size.
 
-    Of one rank alone `total_ns` holds the waiting; transfer and bus bandwidth come from all ranks together.
+    `total_ns` includes waiting; transfer and bus bandwidth are known only where ranks were compared.
     """
 
     group: str
@@ -109,7 +109,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls in which the host waited for the device: under which operator, and, with stacks, on which source line."""
+    """Calls in which the host waited for the device, by operator and, with stacks, by source line."""
 
     name: str
     count: int
@@ -120,8 +120,8 @@ class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one operator. The host's time and the device's time of what it launched, with and without the
-    operators inside it.
+    """All calls of one operator: host time, and device time of its launches, with and without the operators inside
+    it.
     """
 
     name: str
@@ -133,7 +133,7 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranges of one name that the script (or torch itself) marked."""
+    """All ranges of one name, marked by the script or by torch."""
 
     name: str
     count: int
@@ -142,8 +142,8 @@ class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of the training step: data_loader, forward, backward, optimizer, other. The host times sum to the
-    steps; the device time is of what the stage launched.
+    """One stage of the training step: data_loader, forward, backward, optimizer, other. Host times sum to the steps;
+    device time is that of the work launched in the stage.
     """
 
     stage: str
@@ -152,7 +152,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of event in the steps: time in which nothing listed before it was going on. They sum to the steps."""
+    """One kind of event in the steps: time in which no kind listed before it was active. The kinds sum to the steps."""
 
     kind: str
     total_ns: int
@@ -160,7 +160,7 @@ class EventTypeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one operator allocated itself, and of that what outlived it within the trace."""
+    """Memory that one operator allocated itself, and the part that it did not free."""
 
     operator: str
     count: int
@@ -169,7 +169,7 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The allocator of one device; of the CPU `device` is None. Growth is from the first step's end to the last's."""
+    """Allocator of one device; `device` is None for the CPU. Growth is from the first step's end to the last's."""
 
     device: int | None
     peak_bytes: int
@@ -181,7 +181,7 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The window in bins of equal length: of each the ns of computing alone, overlap, communication alone, copying."""
+    """The window in bins of equal length: the ns of compute alone, overlap, communication alone and copies in each."""
 
     start_ns: int
     bin_ns: int
@@ -192,21 +192,21 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """What advice looks at and no table shows. Whatever is about a device is None on a CPU.
+    """Input of the advice rules that no table shows. Values of a device are None on a CPU.
 
     `window_ns`: from the first step's start to the last one's end; without steps that of the breakdown. `idle_ns`: no
-    device worked in it; of it the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for
+    device worked; meanwhile the host was in the data loader (`idle_data_loader_ns`), else in a call that waits for
     the device (`idle_synchronisation_ns`), else allocating device memory (`idle_allocation_ns`), else it launched the
     work that ended the gap too late (`idle_launch_ns`).
     `blocked_ns`: the host's time in calls that found the device at work and waited for it, on threads that launch.
     `profiler_synchronisation_ns`: the call with which the profiler stops, which is in none of the others.
     `launched_kernel_count`: kernels whose launching call is in the trace, `launch_call_ns` the time of these calls,
-    `short_kernel_count` the kernels that ran shorter than their call took.
-    `data_loader_count`: batches asked of a DataLoader, `single_process_loader` whether it had no workers.
+    `short_kernel_count` the kernels that ran shorter than their call.
+    `data_loader_count`: batches requested from a DataLoader, `single_process_loader`: it had no workers.
     `shared_stream_communication_ns`: communication on streams that compute too.
-    `copy_operator_device_ns`: what clone, contiguous, reshape and _to_copy launched and that stayed on the device,
-    `copy_operator_host_ns` their own time on the host, `copy_operator` the one with the most.
-    `compute_capability_*`: of the CUDA devices at work the lowest. `largest_fp32_gemm`: the shapes of the matrix
+    `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
+    _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
+    `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
     product in fp32 with the most work, `largest_fp32_gemm_flops` that work; None without `record_shapes`.
     """
 
@@ -234,8 +234,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule that found something. `key` is stable; `evidence` are its numbers and thresholds; `ranks` whom it is
-    about.
+    """One rule that found something. `key` is stable; `evidence` has its numbers and thresholds; `ranks` are the ranks
+    concerned.
     """
 
     key: str
@@ -247,14 +247,14 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abstention(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule that could not judge, and why."""
+    """One rule that could not judge, with the reason."""
 
     key: str
     reason: str
 
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
-    """One trace. The breakdown is of the whole: from the first device event's start to the last one's end."""
+    """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end."""
 
     rank: int | None
     file: str
@@ -282,8 +282,8 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation on all ranks that took part. `transfer_ns` is the shortest duration; a rank waited the rest of its
-    own; the one with the shortest came last, by `lateness_ns` less than the median.
+    """One collective on all ranks that took part. `transfer_ns` is the shortest duration; a rank waited the remainder
+    of its own. The rank with the shortest entered last, by `lateness_ns` less than the median.
     """
 
     group: str
@@ -298,7 +298,7 @@ class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the comparison of the ranks says, in one sentence."""
+    """One finding of the comparison of ranks, with its sentence."""
 
     kind: str
     rank: int
@@ -308,8 +308,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks compared. `lower_bound` is True when ranks are missing: there may have been more waiting. `refused`
-    says why waiting was not told from transfer.
+    """Comparison of the ranks. `lower_bound` is True when ranks are missing: there may have been more waiting.
+    `refused` is the reason why waiting could not be separated from transfer.
     """
 
     collectives: list[MatchedCollective]
@@ -322,14 +322,14 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileError(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that could not be used, why, and what to do."""
+    """A file that could not be used, with the reason and the cure."""
 
     file: str
     reason: str
 
 
 class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything, of all files."""
+    """The whole result, of all files."""
 
     schema: int = SCHEMA
     ranks: list[RankReport]
@@ -339,8 +339,8 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[FileError]
 
     def to_pandas(self) -> dict[str, Any]:
-        """Each table as a DataFrame with a column `rank`, by the table's name. Needs pandas (`pip install pandas`)."""
-        import pandas as pd  # noqa: PLC0415 - only for those who ask for it
+        """Return each table by name as a DataFrame with a column `rank`. Needs pandas (`pip install pandas`)."""
+        import pandas as pd  # noqa: PLC0415 - an optional dependency
 
         rows: dict[str, list[dict[str, Any]]] = {"ranks": []}
         for report in self.ranks:

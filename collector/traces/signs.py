@@ -1,9 +1,9 @@
-"""What advice looks at in one trace and no table shows: where a device's idle time comes from, launches that cost more
-than their kernels, streams that compute and communicate, copies on the device, the largest matrix product in fp32.
+"""Extract the input of the advice rules from one trace: causes of idle time, launches that cost more than their
+kernels, streams that compute and communicate, copies on the device, the largest matrix product in fp32.
 
-Idle time is told apart by what the host was doing, the first of these: inside the data loader, inside a call that waits
-for the device, allocating device memory, launching too late (the work that ended the gap was launched inside it). What
-is left waited on the device itself, for an event of another stream or for its own start.
+Idle time is attributed to the activity of the host, the first of these: inside the data loader, inside a call that
+waits for the device, allocating device memory, launching too late (the work that ended the gap was launched inside it).
+The remainder waited on the device itself, for an event of another stream or for its own start.
 """
 
 import math
@@ -30,11 +30,11 @@ _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free)(?!Host|Array|Mipmapped)|^
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 COPY_OPERATORS = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", "aten::_to_copy"})
-"""Operators that make a copy of what is there already, in another layout or type. `copy_` itself sets a value."""
+"""Operators that copy a tensor into another layout or type. `copy_` itself sets a value."""
 
 
 def find_signs(view: RankView, devices: Sequence[DeviceProperties]) -> Signs:
-    """The signs of one trace."""
+    """Return the signs of one trace."""
     idle = _Idle(view)
     major, minor = _find_compute_capability(view, devices)
     gemm = _find_largest_fp32_gemm(view)
@@ -76,16 +76,16 @@ class _Idle:
             self.start_ns, self.end_ns = view.steps[0].start_ns, view.steps[-1].next_start_ns
 
     def split(self) -> dict[str, int | None]:
-        """The fields of Signs that tell the idle time apart."""
+        """Return the fields of Signs with the idle time by cause."""
         names = ("idle_data_loader_ns", "idle_synchronisation_ns", "idle_allocation_ns", "idle_launch_ns")
         if not self.view.has_device:
             return dict.fromkeys(("idle_ns", *names, "blocked_ns"))
-        left, found = self.gaps, []
+        remaining, found = self.gaps, []
         late = self.gaps[self._ends_with_late_launch()]
         for part in (self._loader, self._of_rows(self.blocking_rows), self._allocation, late):
-            mine = intervals.intersect(left, part)
+            mine = intervals.intersect(remaining, part)
             found.append(intervals.total_ns(mine))
-            left = intervals.subtract(left, part)
+            remaining = intervals.subtract(remaining, part)
         return {
             "idle_ns": intervals.total_ns(self.gaps),
             **dict(zip(names, found, strict=True)),
@@ -94,7 +94,7 @@ class _Idle:
 
     @cached_property
     def busy(self) -> Intervals:
-        """When any device worked, within the window."""
+        """Intervals of the window in which any device worked."""
         work = self.view.work
         return intervals.clip(
             intervals.union(np.stack([work.start_ns, work.end_ns], axis=1)), self.start_ns, self.end_ns
@@ -102,13 +102,13 @@ class _Idle:
 
     @cached_property
     def gaps(self) -> Intervals:
-        """The rest of the window."""
+        """Intervals of the window in which no device worked."""
         if self.end_ns <= self.start_ns:
             return EMPTY
         return intervals.subtract(np.array([[self.start_ns, self.end_ns]], dtype=np.int64), self.busy)
 
     def _ends_with_late_launch(self) -> Bools:
-        """For each gap whether the call that launched the work after it began inside the gap."""
+        """Return for each gap whether the call that launched the work after it began inside the gap."""
         work, launch = self.view.work, self.view.launch
         following = np.searchsorted(work.start_ns, self.gaps[:, 1], side="left")
         call = launch[np.minimum(following, len(work) - 1)]
@@ -117,7 +117,7 @@ class _Idle:
         return late
 
     def _blocked_ns(self) -> int:
-        """The host's time in blocking calls that found the device at work, on threads that launch."""
+        """Return the host's time in blocking calls that found the device at work, on threads that launch."""
         events, rows = self.view.events, self.blocking_rows
         launch = self.view.launch
         launchers = np.unique(events.thread[launch[launch != NONE]])
@@ -128,7 +128,7 @@ class _Idle:
 
     @cached_property
     def loader_rows(self) -> Ints:
-        """Where the data loader was asked for a batch."""
+        """Rows in which a batch was requested from the data loader."""
         trace = self.view.trace
         return trace.rows_named(trace.rows(Category.CPU_OP, Category.ANNOTATION), DATA_LOADER.match)
 
@@ -146,8 +146,8 @@ class _Idle:
 
     @cached_property
     def blocking_rows(self) -> Ints:
-        """Calls that waited for the device: those made for it but the profiler's own, and copies that returned after
-        their own end, as those from and to pageable memory do although their name says Async.
+        """Rows of calls that waited for the device: synchronisations but the profiler's own, and copies whose call
+        returned after their end, as with pageable memory, although they are named Async.
         """
         view = self.view
         rows = view.trace.rows_named(self._calls, SYNCHRONISES.match)
@@ -159,8 +159,8 @@ class _Idle:
 
     @cached_property
     def _profiler_row(self) -> int:
-        """The device synchronisation with which the profiler stops: the last call of the trace that is one, when no
-        device work was launched after it.
+        """Row of the device synchronisation with which the profiler stops: the last one of the trace, when no device
+        work was launched after it; else NONE.
         """
         view = self.view
         rows = view.trace.rows_named(self._calls, _DEVICE_SYNCHRONIZE.match)
@@ -171,7 +171,7 @@ class _Idle:
 
     @property
     def profiler_synchronisation_ns(self) -> int | None:
-        """How long the profiler's own synchronisation took."""
+        """Duration of the profiler's own synchronisation."""
         return int(self.view.events.duration_ns[self._profiler_row]) if self._profiler_row != NONE else None
 
     def _of_rows(self, rows: Ints) -> Intervals:
@@ -182,7 +182,7 @@ class _Idle:
 
 
 def _count_short_kernels(view: RankView) -> tuple[int | None, int | None, int | None]:
-    """Kernels whose launch is in the trace, those of them that ran shorter than the call took, and the calls' time."""
+    """Count the kernels whose launch is in the trace, those that ran shorter than the call, and the ns of the calls."""
     if not view.has_device:
         return None, None, None
     work = view.work
@@ -193,7 +193,7 @@ def _count_short_kernels(view: RankView) -> tuple[int | None, int | None, int | 
 
 
 def _sum_shared_streams(view: RankView) -> int | None:
-    """The communication time on streams that also computed for at least as long as a stray kernel would."""
+    """Return the communication time on streams with at least SHARED_STREAM_COMPUTE_SHARE_MIN of the compute."""
     work = view.work if view.has_device else None
     if work is None or not work.is_communication.any():
         return None
@@ -209,15 +209,15 @@ def _sum_shared_streams(view: RankView) -> int | None:
 
 
 SHARED_STREAM_COMPUTE_SHARE_MIN = 0.1
-"""A stream of communication may scale or copy a buffer; with a tenth of the computing it is where the model runs."""
+"""A communication stream may scale or copy a buffer; with a tenth of the compute it runs the model."""
 
 
 # -- copies on the device ---------------------------------------------------------------------------------------------
 
 
 def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
-    """The device time of what copy operators launched and that stayed on the device, the host time of the outermost of
-    them, and the name of the one with the most of either.
+    """Return the device time of copies within the device by copy operators, the host time of the outermost of these,
+    and the name of the one with the most.
     """
     rows, parent = view.operator_rows, view.operators.parent
     is_copy = view.trace.names_like(lambda name: name in COPY_OPERATORS)[view.events.name[rows]]
@@ -243,7 +243,7 @@ def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
 
 
 def _device_time_under(view: RankView, outermost: Ints) -> Ints:
-    """For each outermost copy operator the device time launched under it; no copies from or to hosts."""
+    """Return for each outermost copy operator the device time launched under it, without copies from or to hosts."""
     work = view.work
     on_device = view.trace.names_like(lambda name: name.startswith(("Memcpy DtoD", "CopyDeviceToDevice")))
     stays = np.flatnonzero((work.is_kernel | on_device[work.name]) & ~work.is_communication & (view.launch != NONE))
@@ -267,17 +267,17 @@ class _Gemm(NamedTuple):
 def _find_compute_capability(
     view: RankView, devices: Sequence[DeviceProperties]
 ) -> tuple[int, int] | tuple[None, None]:
-    """Of the CUDA devices at work the lowest. AMD's matrix cores take fp32 as well: there it tells nothing."""
+    """Return the lowest of the CUDA devices at work; none for AMD, whose matrix cores accept fp32 as well."""
     is_cuda = any(name.startswith("cuda") for name in {view.trace.name(int(row)) for row in view.trace.rows(*LAUNCHES)})
     if not (view.has_device and is_cuda):
         return None, None
     at_work = set(np.unique(view.work.device).tolist())
-    told = [one.compute_capability for one in devices if one.device in at_work]
-    return min((found for found in told if found is not None), default=(None, None))
+    capabilities = [one.compute_capability for one in devices if one.device in at_work]
+    return min((found for found in capabilities if found is not None), default=(None, None))
 
 
 def _find_largest_fp32_gemm(view: RankView) -> _Gemm | None:
-    """The matrix product in fp32 with the most work; None without shapes (`record_shapes=True`)."""
+    """Return the matrix product in fp32 with the most work; None without shapes (`record_shapes=True`)."""
     found = (_gemm_of(*view.trace.shapes[row]) for row in view.trace.shapes if view.trace.name(row) in GEMMS)
     return max((gemm for gemm in found if gemm is not None), default=None)
 
@@ -291,7 +291,7 @@ def _gemm_of(types_json: bytes, dims_json: bytes) -> _Gemm | None:
     if not (isinstance(types, list) and isinstance(dims, list)):
         return None
     factors = [shape for kind, shape in zip(types, dims, strict=False) if kind == "float" and _is_matrix(shape)]
-    # addmm's first input is what is added: the two factors come last.
+    # The first input of addmm is the summand: the two factors come last.
     if len(factors) < 2 or factors[-2][-1] != factors[-1][-2]:  # noqa: PLR2004 - a product has two factors
         return None
     left, right = factors[-2:]

@@ -1,17 +1,17 @@
-"""What the time of the steps went into: by type of event, and by stage of the training step.
+"""Divide the time of the steps by type of event, and by stage of the training step.
 
 By type of event
 ----------------
-At every moment of a step exactly one type counts, the first of this list that is going on (the order of the PyTorch
+At any time of a step exactly one type counts, the first of this list that is active (the order of the PyTorch
 profiler's TensorBoard plugin): kernel, memcpy, memset, communication, runtime, data_loader, cpu_op, other. So the types
-sum to the step. Communication here is that of the host's ranges: on a device it is a kernel.
+sum to the step. Communication means the host's ranges: on a device it is a kernel.
 
 By stage
 --------
 On the thread that runs the steps: data_loader is inside the loader's `__next__`, optimizer inside `Optimizer.step`,
 backward from the first to the last range of autograd's engine in each stretch between those (the engine may work on a
-thread of its own), forward the operators that are left, other the rest. The device time of a stage is that of the work
-launched during it.
+thread of its own), forward the remaining operators, other the remaining time. The device time of a stage is that of the
+work launched during it.
 """
 
 import re
@@ -28,7 +28,7 @@ from rankscope.measure.rank_view import RankView, Step
 DATA_LOADER = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#.*\.step$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$")
-"""The engine's own ranges; traces of 2021 have only the nodes that it runs."""
+"""Ranges of the engine; traces of 2021 have only the nodes that it runs."""
 
 KINDS = ("kernel", "memcpy", "memset", "communication", "runtime", "data_loader", "cpu_op", "other")
 STAGES = ("data_loader", "forward", "backward", "optimizer", "other")
@@ -38,7 +38,7 @@ STAGES = ("data_loader", "forward", "backward", "optimizer", "other")
 
 
 def sum_event_types(view: RankView) -> list[EventTypeRow]:
-    """The whole of the steps by type of event; without steps the whole of the trace."""
+    """Return the time of the steps by type of event; without steps that of the trace."""
     windows = [(step.start_ns, step.next_start_ns) for step in view.steps]
     if not windows:
         windows = [view.bounds_ns] if view.bounds_ns is not None else []
@@ -54,7 +54,9 @@ def sum_event_types(view: RankView) -> list[EventTypeRow]:
 
 
 def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
-    """For each kind but the last the set of time it was going on; of the device only these places in `work`."""
+    """Return for each kind but the last the intervals in which it is active; on the device only for these places in
+    `work`.
+    """
     events = view.events
     places = np.arange(len(view.work)) if work is None else work
     raw = np.stack([view.work.start_ns[places], view.work.end_ns[places]], axis=1)
@@ -73,22 +75,22 @@ def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
 
 
 def split_by_kind(kinds: Sequence[Intervals], start_ns: int, end_ns: int) -> list[int]:
-    """The window by kind, or by stage, the first that is going on counting; the last is what is left."""
-    taken = intervals.EMPTY
+    """Return the ns of a window by kind or stage: the first active one counts, the last value is the remainder."""
+    covered = intervals.EMPTY
     found = []
     for kind in kinds:
         mine = intervals.clip(intervals.touching(kind, start_ns, end_ns), start_ns, end_ns)
-        together = intervals.union(np.concatenate([taken, mine]))
-        found.append(intervals.total_ns(together) - intervals.total_ns(taken))
-        taken = together
-    return [*found, end_ns - start_ns - intervals.total_ns(taken)]
+        together = intervals.union(np.concatenate([covered, mine]))
+        found.append(intervals.total_ns(together) - intervals.total_ns(covered))
+        covered = together
+    return [*found, end_ns - start_ns - intervals.total_ns(covered)]
 
 
 # -- by stage ---------------------------------------------------------------------------------------------------------
 
 
 def sum_stages(view: RankView) -> list[ModelRow]:
-    """The stages of all steps; empty without steps."""
+    """Return the stages of all steps; empty without steps."""
     if not view.steps:
         return []
     sets = _sets_of_stages(view)
@@ -102,7 +104,7 @@ def sum_stages(view: RankView) -> list[ModelRow]:
 
 
 def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
-    """The stages by precedence, each the time it was going on."""
+    """Return the intervals of each stage, in the order of precedence."""
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
 
     def of(matches: Callable[[str], object]) -> Intervals:
@@ -121,7 +123,7 @@ def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
 
 
 def _bridge(engine: Intervals, between: Intervals) -> Intervals:
-    """The engine's ranges with the short gaps among them filled, less `between`."""
+    """Return the engine's ranges with short gaps filled, without `between`."""
     if len(engine) < 2:  # noqa: PLR2004 - one range has no gaps
         return engine
     gaps = np.stack([engine[:-1, 1], engine[1:, 0]], axis=1)
@@ -131,12 +133,11 @@ def _bridge(engine: Intervals, between: Intervals) -> Intervals:
 
 
 GAP_NS_MAX = 1_000_000
-"""Within one backward the engine pauses for microseconds (up to 0.2 ms seen in the shared traces); the next forward
-takes milliseconds."""
+"""Within one backward the engine pauses for at most 0.2 ms; the next forward takes milliseconds."""
 
 
 def _device_time(view: RankView, sets: Mapping[str, Intervals]) -> dict[str, int]:
-    """The device time of what was launched during each stage, by the first stage that was going on."""
+    """Return the device time of the work launched during each stage; of stages at once the first counts."""
     if not view.has_device:
         return {}
     launched, call_ns = view.work_by_call
@@ -152,6 +153,6 @@ def _device_time(view: RankView, sets: Mapping[str, Intervals]) -> dict[str, int
 
 
 def extended_step(view: RankView, step: Step, launched: Ints) -> tuple[int, int]:
-    """A step with the work that it launched: to the end of whichever is later."""
+    """Return the bounds of a step extended to the end of the work it launched."""
     ends = view.work.end_ns[launched]
     return step.start_ns, max(step.end_ns, int(ends.max()) if len(ends) else step.end_ns)

@@ -1,4 +1,4 @@
-"""One trace summed up by name: kernels, copies, collectives, operators, ranges of the user, synchronisation points."""
+"""Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronisation points."""
 
 import re
 from collections import defaultdict
@@ -34,7 +34,7 @@ SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a kernel's name says that it computes on tensor cores (AMD: matrix cores).
+    """Return whether a kernel computes on tensor cores (AMD: matrix cores), by its name.
 
     >>> [uses_tensor_cores(name) for name in ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "sgemm_32x32_nn")]
     [True, False]
@@ -46,7 +46,7 @@ def uses_tensor_cores(name: str) -> bool:
 
 
 def sum_kernels(view: RankView) -> list[KernelRow]:
-    """All kernels by name, the longest in total first."""
+    """Return all kernels by name, the longest in total first."""
     work = view.work
     kernels = np.flatnonzero(work.is_kernel)
     length = (work.end_ns - work.start_ns)[kernels]
@@ -72,29 +72,29 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
 
 
 def sum_copies(view: RankView) -> list[CopyRow]:
-    """All memory copies and sets by kind."""
+    """Return all memory copies and sets by kind, the longest in total first."""
     work = view.work
     copies = np.flatnonzero(~work.is_kernel)
     size = view.trace.device_work.bytes[copies]
     length = (work.end_ns - work.start_ns)[copies]
     rows = []
     for code, mine in _by_name(work.name[copies]):
-        told = bool((size[mine] != NONE).all())
+        known = bool((size[mine] != NONE).all())
         total_bytes, total_ns = int(size[mine].sum()), int(length[mine].sum())
         rows.append(
             CopyRow(
                 name=view.trace.names[code],
                 count=len(mine),
-                bytes=total_bytes if told else None,
+                bytes=total_bytes if known else None,
                 total_ns=total_ns,
-                bytes_per_s=total_bytes * NS_PER_S / total_ns if told and total_ns else None,
+                bytes_per_s=total_bytes * NS_PER_S / total_ns if known and total_ns else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
 
 
 def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
-    """The positions of each code."""
+    """Return each code with its positions."""
     if len(codes) == 0:
         return []
     order = np.argsort(codes, kind="stable")
@@ -106,7 +106,7 @@ def _by_name(codes: Codes) -> list[tuple[int, Ints]]:
 
 
 class Kind(NamedTuple):
-    """What the collectives of one row have in common."""
+    """The fields that the collectives of one row share."""
 
     group: str
     group_size: int | None
@@ -115,12 +115,12 @@ class Kind(NamedTuple):
 
 
 def kind_of(one: Collective | CollectiveRow) -> Kind:
-    """The kind of a collective, or of a row of them."""
+    """Return the kind of a collective, or of a row of them."""
     return Kind(one.group, one.group_size, one.op, one.dtype)
 
 
 def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
-    """By kind; the longest in total first."""
+    """Return the collectives by kind, the longest in total first."""
     kinds: dict[Kind, list[Collective]] = defaultdict(list)
     for one in found:
         kinds[kind_of(one)].append(one)
@@ -144,7 +144,7 @@ def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
 
 
 def sum_operators(view: RankView) -> list[OperatorRow]:
-    """All operators by name, the most device time of their own first, then host time of their own."""
+    """Return all operators by name, sorted by device self time, then by host self time."""
     rows, nesting, events = view.operator_rows, view.operators, view.events
     device_self = _device_ns_within(view, nesting_rows=len(rows))
     device_total = nesting.sum_up(device_self)
@@ -165,7 +165,7 @@ def sum_operators(view: RankView) -> list[OperatorRow]:
 
 
 def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
-    """For each operator the time of the device work that it launched itself, not through an operator inside it."""
+    """Return for each operator the device time of its own launches, without those of operators inside it."""
     own = np.zeros(nesting_rows, dtype=np.int64)
     if view.has_device:
         launched = np.flatnonzero(view.launch != NONE)
@@ -178,7 +178,7 @@ def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
 
 
 def sum_user_ranges(view: RankView) -> list[RangeRow]:
-    """Ranges that the script or torch marked, on the host and as the device saw them, but no steps or collectives."""
+    """Return the ranges marked by the script or torch, on host and device, without steps and collectives."""
     skip = view.trace.names_like(lambda name: STEP_NAME.match(name) or communication.is_backend_range(name))
     host = view.trace.rows(Category.ANNOTATION)
     host = host[~skip[view.events.name[host]]]
@@ -204,7 +204,7 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
 
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
-    """Calls that waited for the device, by the operator and the source line they came from."""
+    """Return the calls that waited for the device, by operator and source line."""
     rows = view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONISES.match)
     operators = _operators_around(view, rows)
     sources = find_sources(view, rows, operators)
@@ -222,29 +222,29 @@ def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
 
 
 def _operators_around(view: RankView, rows: Ints) -> list[int]:
-    """The outermost operator that asks for a number (`aten::item`, `aten::nonzero`), else the innermost around."""
+    """Return for each row the outermost operator in HOST_VALUE_OPERATORS around it, else the innermost operator."""
     inside = view.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
     found = []
     for place in inside.tolist():
         best, above = place, place
         while above != OUTSIDE:
-            if view.trace.name(int(view.operator_rows[above])) in ASKS_FOR_A_NUMBER:
+            if view.trace.name(int(view.operator_rows[above])) in HOST_VALUE_OPERATORS:
                 best = above
             above = int(view.operators.parent[above])
         found.append(int(view.operator_rows[best]) if best != OUTSIDE else NONE)
     return found
 
 
-ASKS_FOR_A_NUMBER = frozenset(
+HOST_VALUE_OPERATORS = frozenset(
     {"aten::item", "aten::nonzero", "aten::is_nonzero", "aten::unique", "aten::_unique2", "aten::masked_select",
      "aten::equal", "aten::allclose", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"}
 )  # fmt: skip
-"""Operators whose result has a shape or is a value that the host must know: they wait for the device."""
+"""Operators whose result or its shape the host must know: they wait for the device."""
 
 
 def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[str | None]:
-    """The line of the script that led to each row: from the operator's own stack (old traces) or from the Python
-    frames that were open then, the innermost one outside of Python's and torch's own files. None without stacks.
+    """Return the script's line that led to each row: from the operator's stack (old traces) or from the open Python
+    frames, the innermost one outside the files of Python and torch. None without stacks.
     """
     frames = view.trace.rows(Category.PYTHON)
     if not len(frames):
@@ -263,8 +263,8 @@ def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[s
 
 
 def _python_threads(view: RankView, rows: Ints, frames: Ints) -> tuple[Codes, Ints]:
-    """Where to look for a row's frames. Kineto gives Python's frames thread ids of their own in some versions: when a
-    row's thread has no frames, and only one thread has any, that one is meant.
+    """Return the thread and the time at which to search the frames of each row. Some versions of Kineto give Python
+    frames other thread ids: when a row's thread has no frames and only one thread has any, that one is used.
     """
     threads = view.events.thread[rows].copy()
     with_frames = np.unique(view.events.thread[frames])
@@ -279,7 +279,7 @@ _NOT_THE_SCRIPT = re.compile(
 
 
 def _script_line(frames: Sequence[str]) -> str | None:
-    """The first frame that is the user's: `train.py(54): step`."""
+    """Return the first frame of the user's own files: `train.py(54): step`."""
     lines = [frame for frame in frames if ".py(" in frame]
     mine = [line for line in lines if not _NOT_THE_SCRIPT.search(line)]
     return next(iter(mine or lines), None)

@@ -1,19 +1,19 @@
-"""ASSEMBLY: the traces of all ranks -> one timeline on one clock, in Chrome's JSON format, which Perfetto opens.
+"""ASSEMBLY: merge the traces of all ranks into one timeline on one clock, in Chrome's JSON format, as for Perfetto.
 
-Two passes over each file, so that memory does not grow with the number of events: the first takes the collectives and
-the earliest time, the second copies the events (timeline_events.py).
+Each file is read twice, so that memory does not grow with the number of events: the first pass reads the collectives
+and the earliest time, the second copies the events (timeline_events.py).
 
 The clock
 ---------
-All ranks leave a synchronising collective together. So the ends of matched ones tell how far the clocks of two hosts
-are apart (cross_rank.py); ranks on one host have one clock, and share the median of their offsets. The error bound is
-read off the same ends after the alignment: how far apart they still are. Events of two ranks that are closer together
-than that have no known order.
+All ranks leave a synchronising collective together, so the ends of matched ones give the offset between the clocks of
+two hosts (cross_rank.py); ranks on one host have one clock, and share the median of their offsets. The error bound is
+the spread of the same ends after the alignment. Events of two ranks that are closer together than that have no known
+order.
 
-Where the collectives cannot be matched nothing is shifted: on one host nothing need be; on several the hosts' own
-clocks are trusted, nobody knows how well, and the error bound is None.
+Where the collectives cannot be matched nothing is shifted: one host has one clock; several hosts' clocks are trusted,
+and the error bound is None.
 
-Absolute times can be had back: `baseTimeNanoseconds` + time + the rank's own `offset_ns`.
+The original times are `baseTimeNanoseconds` + time + the rank's `offset_ns`.
 """
 
 from collections import defaultdict
@@ -45,8 +45,8 @@ from rankscope.measure.records import SYNCHRONISING_OPS
 from rankscope.measure.traced_collectives import Collective, find_collectives, find_communication_rows
 
 BOUND_SHARE = 0.9
-"""So many of the collectives end within the error bound. Not all: a thread that lost its turn sees the end late, which
-says nothing about clocks (cross_rank.HOST_END_DISAGREEMENT_NS_MAX: nine of ten within 23 ms, the others beyond)."""
+"""Share of the collectives that end within the error bound; the others end late because of their threads, not of clocks
+(cross_rank.HOST_END_DISAGREEMENT_NS_MAX)."""
 REASONS_SHOWN_MAX = 3
 
 BY_COLLECTIVES = "ends of matched collectives"
@@ -54,12 +54,12 @@ BY_ONE_HOST = "one host: one clock"
 BY_HOST_CLOCKS = "the hosts' own clocks"
 
 
-# -- what is reported -------------------------------------------------------------------------------------------------
+# -- report -----------------------------------------------------------------------------------------------------------
 
 
 class MergedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the timeline. `offset_ns` was taken off its times; `processes`: the process ids of the timeline and
-    those of the file.
+    """One rank of the timeline. `offset_ns` was subtracted from its times; `processes` maps the process ids of the
+    timeline to those of the file.
     """
 
     rank: int | None
@@ -71,8 +71,8 @@ class MergedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the merged file. `event_count` is everything in it: the ranks' events, the metadata that names
-    their processes, and one flow event for each rank at each linked collective; `arrow_count` those drawn between two.
+    """Content of the merged file. `event_count` counts the ranks' events, the metadata that names their processes, and
+    one flow event for each rank at each linked collective; `arrow_count` the arrows between two ranks.
     """
 
     output: str
@@ -86,12 +86,12 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     errors: Sequence[tuple[str, str]]
 
 
-# -- the whole --------------------------------------------------------------------------------------------------------
+# -- merge ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the first pass keeps of a file. Times are on the clock of its host, whatever base the file counts from."""
+    """Result of the first pass over a file, in times of its host's clock."""
 
     file: str
     rank: int | None
@@ -100,14 +100,14 @@ class Source:
     base_ns: int
     first_ns: int
     collectives: Mapping[Collective, tuple[str, str]]
-    """Each with its process and thread in the file."""
+    """Collectives, each with its process and thread in the file."""
     on_host: bool
     warnings: Sequence[str]
 
 
 @dataclass(slots=True)
 class _Notes:
-    """What the user is told; `skip` leaves out what nobody asked for and only its content shows to be no trace."""
+    """Messages for the user; `skipped` are files of a folder whose content is no trace."""
 
     warnings: list[str] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
@@ -117,9 +117,9 @@ class _Notes:
 def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = None) -> MergeReport:
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
-    A file that cannot be used stands in `errors`, the others are merged. Raises UnavailableError when none can be used,
-    a path has nothing behind it, or `out` cannot be written; `out` is then as it was. Each file is read twice, and
-    `progress` counts both readings.
+    A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
+    used, a path has no file, or `out` cannot be written; `out` is then unchanged. `progress` counts two readings of
+    each file.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
@@ -137,7 +137,7 @@ def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = 
 
 
 def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress | None) -> list[Source]:
-    """The usable files by rank."""
+    """Return the usable files by rank. Raises UnavailableError without one."""
     kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
@@ -154,13 +154,13 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
     sources = kept.in_order()
     if not sources:
         reasons = (notes.errors or notes.skipped)[:REASONS_SHOWN_MAX]
-        says = "; ".join(f"{file}: {reason}" for file, reason in reasons)
-        raise UnavailableError(f"none of the {len(files)} files can be merged: {says}")
+        shown = "; ".join(f"{file}: {reason}" for file, reason in reasons)
+        raise UnavailableError(f"none of the {len(files)} files can be merged: {shown}")
     return sources
 
 
 def read_source(path: str) -> Source:
-    """The first pass over a file. Raises TraceError or UnavailableError."""
+    """Read a file for the first pass. Raises TraceError or UnavailableError."""
     times = FirstTime()
     trace = read_trace(times.watch(read_chunks(path)))
     if "rankscope" in trace.head:
@@ -188,7 +188,7 @@ def read_source(path: str) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How far each rank's clock is ahead of the first one's, how that was found, and how well it is known."""
+    """Clock offsets by rank from the first one's, the method that found them, and their error bound."""
 
     offsets_ns: Mapping[int | None, int]
     error_bound_ns: int | None
@@ -199,7 +199,7 @@ class Clock:
 
 
 def align(sources: Sequence[Source]) -> Clock:
-    """Match the collectives, and read the clocks' offsets off them."""
+    """Return the clock offsets, from matched collectives where there are any."""
     ranked = [
         cross_rank.RankCollectives(one.rank, one.host, list(one.collectives), on_host=one.on_host)
         for one in sources
@@ -218,21 +218,20 @@ def align(sources: Sequence[Source]) -> Clock:
         how=BY_ONE_HOST if len(placed) == 1 else BY_COLLECTIVES,
         refused=None,
         matching=matching,
-        warnings=[f"{who}: no collective in common with the others: the host's clock was trusted" for who in trusted],
+        warnings=[f"{name}: no collective in common with the others: the host's clock was trusted" for name in trusted],
     )
 
 
 def _clock_of(one: Source | cross_rank.RankCollectives) -> str | int | None:
-    """Ranks on one host have one clock; of a rank without a host's name nothing is known."""
+    """Return the key of a rank's clock: its host, or its own number when the host is unknown."""
     return one.host if one.host is not None else one.rank
 
 
 def place_clocks(
     clocks: Mapping[int, str | int | None], related: Sequence[Mapping[int, int]]
 ) -> tuple[dict[str | int | None, int], list[str]]:
-    """One offset for each clock, counted from the first rank's; ranks that have no collective in common are tied by a
-    host in common. And the ranks that nothing ties to the first: there the host's own clock stands for zero.
-    `related` as a Matching has it.
+    """Return one offset for each clock, relative to the first rank's, and the ranks that nothing relates to the first,
+    whose offset is 0. Sets of `related` (see Matching) without a collective in common are related by a common host.
 
     >>> place_clocks({0: "a", 1: "b", 2: "b", 3: "c"}, [{0: 0, 1: 70}, {2: 0, 3: 5}])
     ({'a': 0, 'b': 70, 'c': 75}, [])
@@ -257,8 +256,8 @@ def place_clocks(
 
 
 def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | None, int]) -> int | None:
-    """How far apart the ends of one synchronising collective on different ranks are, with their clocks' offsets taken
-    off: the value that BOUND_SHARE of the collectives stay within.
+    """Return the spread of the ends of a synchronising collective, without clock offsets, that BOUND_SHARE of the
+    collectives stay within, in ns; None without collectives.
     """
     spreads = [cross_rank.find_end_spread(one, offsets_ns) for one in matching.matched if one.op in SYNCHRONISING_OPS]
     return sorted(spreads)[-int(len(spreads) * (1 - BOUND_SHARE)) - 1] if spreads else None
@@ -270,8 +269,8 @@ def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> C
     warnings = [f"collectives are not linked: {matching.refused}"]
     if not on_one_host:
         warnings.append(
-            "the clocks of the hosts were trusted, nothing tells how far they are apart: compare times of different "
-            "ranks with care"
+            "the clocks of the hosts were trusted and their offsets are unknown: compare times of different ranks with "
+            "care"
         )
     return Clock(
         offsets_ns=dict.fromkeys((source.rank for source in sources), 0),
@@ -331,7 +330,7 @@ def _write_timeline(
 
 
 def _copy_events(source: Source, copied: RankEvents, array: EventArray, notes: _Notes) -> int:
-    """How many events were copied. A file that has become unreadable since the first pass costs what is left of it."""
+    """Copy the events and return their number. A file unreadable since the first pass loses its remaining events."""
     before = array.count
     dropped = 0
     try:
@@ -342,14 +341,14 @@ def _copy_events(source: Source, copied: RankEvents, array: EventArray, notes: _
         kept = array.count - before
         notes.errors.append((source.file, f"it changed while it was merged, {kept:,} of its events are kept: {error}"))
     if dropped:
-        notes.warnings.append(f"{source.file}: {dropped:,} things among its events are no events: left out")
+        notes.warnings.append(f"{source.file}: {dropped:,} values among its events are no events: left out")
     if copied.untimed_count:
         notes.warnings.append(f"{source.file}: {copied.untimed_count:,} events have no usable time: copied as they are")
     return array.count - before
 
 
 def _describe(report: MergeReport) -> dict[str, Any]:
-    """What the file says about itself: everything reported but its own name."""
+    """Return the report as it is stored in the file, without the file's name."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     del found["output"]
     found["offsets_ns"] = {str(one.rank): one.offset_ns for one in report.ranks}
@@ -362,19 +361,19 @@ def _describe(report: MergeReport) -> dict[str, Any]:
 def _link(
     array: EventArray, sources: Sequence[Source], clock: Clock, copies: Mapping[int | None, RankEvents], origin_ns: int
 ) -> int:
-    """Draw each believed collective as one flow through the slices of all its ranks. How many arrows that makes."""
+    """Draw each matched collective as one flow through the slices of all its ranks; return the number of arrows."""
     if clock.refused is not None:
         return 0
     threads = {source.rank: source.collectives for source in sources}
     arrow_count = 0
     for place, one in enumerate(clock.matching.matched):
         late_rank = cross_rank.split_one(one, believed=True).late_rank
-        # The place behind those of the ranks, which keep the flows of their own files.
+        # The place after those of the ranks, which the flows of their own files have.
         flow = make_distinct(msgspec.Raw(str(place).encode()), len(sources), len(sources) + 1)
         events = []
-        moments = find_moments(one.by_rank, late_rank, clock.offsets_ns)
-        last = len(moments) - 1
-        for index, (rank, moment_ns) in enumerate(moments):
+        points = find_flow_points(one.by_rank, late_rank, clock.offsets_ns)
+        last = len(points) - 1
+        for index, (rank, time_ns) in enumerate(points):
             thread = copies[rank].find_thread(*threads[rank][one.by_rank[rank]])
             if thread is None:  # its file was cut short between the passes
                 break
@@ -386,7 +385,7 @@ def _link(
                     "id": flow,
                     "pid": thread.pid,
                     "tid": msgspec.Raw(thread.tid),
-                    "ts": msgspec.Raw(format_us(moment_ns - origin_ns)),
+                    "ts": msgspec.Raw(format_us(time_ns - origin_ns)),
                     **({"bp": "e"} if index else {}),
                 }
             )
@@ -396,20 +395,20 @@ def _link(
     return arrow_count
 
 
-def find_moments(
+def find_flow_points(
     by_rank: Mapping[int, Collective], late_rank: int | None, offsets_ns: Mapping[int | None, int]
 ) -> list[tuple[int, int]]:
-    """Where a flow touches each rank's slice of a collective, in the order of the flow: (rank, time on one clock).
+    """Return (rank, time on the common clock) for each rank's slice of a collective, in the order of the flow.
 
-    It leaves when the last rank has come, or else the lowest; a viewer draws no arrow back in time, so where that rank
-    came only after another was gone, it leaves from the first to go. Each moment lies inside its slice.
+    The flow starts at the rank that entered last, or at the lowest. A viewer draws no arrow back in time, so where that
+    rank entered after another had left, it starts at the first to leave. Each time lies inside its slice.
     """
     first_ns = {rank: c.start_ns - offsets_ns[rank] for rank, c in by_rank.items()}
     last_ns = {rank: first_ns[rank] + max(c.duration_ns - 1, 0) for rank, c in by_rank.items()}
     source = late_rank if late_rank is not None else min(by_rank)
-    gone_first = min(sorted(by_rank), key=lambda rank: last_ns[rank])
-    if last_ns[gone_first] < first_ns[source]:
-        source = gone_first
-    leaves_ns = first_ns[source]
-    others = sorted((max(first_ns[rank], leaves_ns), rank) for rank in by_rank if rank != source)
-    return [(source, leaves_ns), *((rank, moment_ns) for moment_ns, rank in others)]
+    first_to_leave = min(sorted(by_rank), key=lambda rank: last_ns[rank])
+    if last_ns[first_to_leave] < first_ns[source]:
+        source = first_to_leave
+    start_ns = first_ns[source]
+    others = sorted((max(first_ns[rank], start_ns), rank) for rank in by_rank if rank != source)
+    return [(source, start_ns), *((rank, time_ns) for time_ns, rank in others)]

@@ -1,10 +1,10 @@
-"""One rank's events on their way into a merged timeline.
+"""Rewrite the events of one rank for a merged timeline, and write the timeline's file.
 
-Every value of an event stays as it is written, down to the last digit, but for what two ranks must not share: process
-ids, flow ids, and the zero of time. Only one block of events is objects at a time (measure/kineto_json.py).
+Every value of an event is copied as written, down to the last digit, except what two ranks must not share: process ids,
+flow ids, and the zero of time. Only one block of events is objects at a time (measure/kineto_json.py).
 
-Three kinds of metadata are replaced, not copied: the name, labels and place of a process. A profiler names every GPU of
-the host in every rank's file; copied, they would be dozens of empty groups.
+Three kinds of metadata are replaced: the name, labels and sort index of a process. A profiler names every GPU of the
+host in every rank's file; copied, they would be dozens of empty groups.
 """
 
 import contextlib
@@ -30,27 +30,27 @@ RawEvent = dict[str, msgspec.Raw]
 FLOW_ID_MAX = (1 << 64) - 1
 """Viewers keep the id of a flow in 64 bits."""
 SORT_STRIDE = 1000
-"""The processes of one rank have so many places below those of the next."""
+"""Sort indices reserved for the processes of one rank."""
 GZIP_LEVEL = 4
-"""zlib: two thirds of the time of its default, a seventh longer (14 MB of merged trace). isal has levels of its own."""
+"""zlib's level: two thirds of the time of its default, a seventh larger. isal has other levels."""
 FRACTION_DIGITS = 3
-"""Of a microsecond, for whole ns."""
+"""Digits of a microsecond's fraction, for whole ns."""
 
 _BLOCK = msgspec.json.Decoder(list[RawEvent])
 _RAW_BLOCK = msgspec.json.Decoder(list[msgspec.Raw])
 _EVENT = msgspec.json.Decoder(RawEvent)
 _METADATA = b'"M"'
 _REPLACED = {b'"process_name"': "name", b'"process_labels"': "labels", b'"process_sort_index"': ""}
-"""Which of an event's arguments says what the process is."""
+"""Metadata events that are replaced, with the argument that describes the process."""
 _HEX = re.compile(rb'"(?:0[xX])?([0-9a-fA-F]{1,16})"')
 _ID_KEYS = ("id", "bind_id")
 
 
-# -- events as they stand in the file ---------------------------------------------------------------------------------
+# -- events of the file -----------------------------------------------------------------------------------------------
 
 
 def read_raw_events(chunks: Iterable[bytes]) -> Iterator[tuple[list[RawEvent], int]]:
-    """The events block by block, and how many things beside them are none. Raises TraceError as read_trace does."""
+    """Yield the events of each block, and the number of values among them that are no events. Raises TraceError."""
     blocks = TraceBlocks()
     for chunk in chunks:
         for block in blocks.feed(chunk):
@@ -60,7 +60,7 @@ def read_raw_events(chunks: Iterable[bytes]) -> Iterator[tuple[list[RawEvent], i
 
 
 def _decode(block: Block) -> tuple[list[RawEvent], int]:
-    piece = _mend_text(block.piece)
+    piece = _replace_broken_text(block.piece)
     try:
         found = _BLOCK.decode(piece)
         dropped = 0
@@ -72,8 +72,8 @@ def _decode(block: Block) -> tuple[list[RawEvent], int]:
     return events, dropped + len(found) - len(events)
 
 
-def _mend_text(piece: bytes) -> bytes:
-    """Broken UTF-8 passes through what only skips a value; a reader of the merged file would stumble over it."""
+def _replace_broken_text(piece: bytes) -> bytes:
+    """Return the piece with broken UTF-8 replaced, which a reader of the merged file would reject."""
     try:
         piece.decode()
     except UnicodeDecodeError:
@@ -89,20 +89,20 @@ def _decode_one(raw: msgspec.Raw) -> RawEvent | None:
 
 
 class FirstTime:
-    """Finds the earliest time of a trace while its chunks pass by: of every event but metadata, which has no time."""
+    """Find the earliest time of a trace while its chunks are read. Metadata events have no time."""
 
     def __init__(self) -> None:
         self.first_ns: int | None = None
         self._blocks = TraceBlocks()
 
     def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The same chunks."""
+        """Yield the same chunks."""
         for chunk in chunks:
-            self._look(self._blocks.feed(chunk))
+            self._scan(self._blocks.feed(chunk))
             yield chunk
-        self._look(self._blocks.finish())
+        self._scan(self._blocks.finish())
 
-    def _look(self, blocks: Iterable[Block]) -> None:
+    def _scan(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             times = [parse_ns(bytes(e.get("ts", NOTHING))) for e in _decode(block)[0] if bytes(e["ph"]) != _METADATA]
             found = [time_ns for time_ns in times if time_ns is not None]
@@ -115,9 +115,9 @@ class FirstTime:
 
 
 def parse_ns(text: bytes) -> int | None:
-    """The ns of decimal microseconds as they stand in JSON, exactly (beyond three digits: to the nearest).
+    """Return the ns of decimal microseconds in JSON, exactly (beyond three digits: to the nearest).
 
-    A float would not do: since 1970 it is good for a quarter of a microsecond.
+    A float would round: for times since 1970 its resolution is a quarter of a microsecond.
 
     >>> parse_ns(b"1694128201427784.123"), parse_ns(b'"7.5"'), parse_ns(b"null")
     (1694128201427784123, 7500, None)
@@ -136,14 +136,14 @@ def parse_ns(text: bytes) -> int | None:
 
 
 def format_us(time_ns: int) -> bytes:
-    """Integer ns as decimal microseconds, exactly.
+    """Return integer ns as decimal microseconds, exactly.
 
     >>> format_us(1694128201427784123), format_us(2000), format_us(-1)
     (b'1694128201427784.123', b'2', b'-0.001')
     """
-    whole_us, rest_ns = divmod(abs(time_ns), NS_PER_US)
+    whole_us, fraction_ns = divmod(abs(time_ns), NS_PER_US)
     sign = "-" if time_ns < 0 else ""
-    return f"{sign}{whole_us}.{rest_ns:03d}".removesuffix(".000").encode()
+    return f"{sign}{whole_us}.{fraction_ns:03d}".removesuffix(".000").encode()
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ class ThreadOfEvent(NamedTuple):
 
 
 class RankEvents:
-    """Rewrites one rank's events. `place` of `places` keeps its flow ids apart from those of others; `pids` hands out
-    process ids that nobody else has; `shift_ns` is added to every time.
+    """Rewrites one rank's events. `place` of `places` makes its flow ids distinct from those of other ranks; `pids`
+    yields unused process ids; `shift_ns` is added to every time.
     """
 
     def __init__(self, label: str, place: int, places: int, shift_ns: int, pids: Iterator[int]) -> None:
@@ -170,16 +170,16 @@ class RankEvents:
         self._pid_of: dict[str, int] = {}
         self._raw_pid: dict[tuple[bytes, bytes], msgspec.Raw] = {}
         self._threads: dict[tuple[str, str], ThreadOfEvent] = {}
-        self._said: dict[tuple[str, str], str] = {}
+        self._descriptions: dict[tuple[str, str], str] = {}
         self.untimed_count = 0
 
     def rewrite(self, events: Iterable[RawEvent]) -> list[RawEvent]:
-        """The events as they stand in the merged timeline; those that say what a process is are left out."""
+        """Return the events for the merged timeline, without those that describe a process."""
         return [self._rewrite_one(event) for event in events if not self._is_replaced(event)]
 
     def _rewrite_one(self, event: RawEvent) -> RawEvent:
         key = (bytes(event.get("pid", NOTHING)), bytes(event.get("tid", NOTHING)))
-        event["pid"] = self._raw_pid.get(key) or self._meet(*key)
+        event["pid"] = self._raw_pid.get(key) or self._add_thread(*key)
         if bytes(event["ph"]) == _METADATA:
             event.pop("ts", None)
             return event
@@ -197,8 +197,8 @@ class RankEvents:
             event["id2"] = msgspec.Raw(msgspec.json.encode(found))
         return event
 
-    def _meet(self, raw_pid: bytes, raw_tid: bytes) -> msgspec.Raw:
-        """A thread that is seen for the first time."""
+    def _add_thread(self, raw_pid: bytes, raw_tid: bytes) -> msgspec.Raw:
+        """Add a thread, and return the new id of its process."""
         pid_text, tid_text = _to_text(raw_pid), _to_text(raw_tid)
         if pid_text not in self._pid_of:
             self._pid_of[pid_text] = next(self._pids)
@@ -213,28 +213,28 @@ class RankEvents:
         argument = _REPLACED.get(bytes(event.get("name", NOTHING)))
         if argument is None:
             return False
-        told = msgspec.json.decode(event["args"]) if "args" in event else None
-        if isinstance(told, dict) and told.get(argument):
-            self._said[_to_text(bytes(event.get("pid", NOTHING))), argument] = str(told[argument])
+        arguments = msgspec.json.decode(event["args"]) if "args" in event else None
+        if isinstance(arguments, dict) and arguments.get(argument):
+            self._descriptions[_to_text(bytes(event.get("pid", NOTHING))), argument] = str(arguments[argument])
         return True
 
     def find_thread(self, pid: str, tid: str) -> ThreadOfEvent | None:
-        """Where a thread of the file is in the merged timeline; None when no event of it was written."""
+        """Return the thread in the merged timeline of one in the file; None when it has no event."""
         return self._threads.get((pid, tid))
 
     # -- its processes ------------------------------------------------------------------------------------------------
 
     @property
     def processes(self) -> dict[str, str]:
-        """The new process ids and the ones in the file, as text."""
+        """New process ids, each with the one in the file, as text."""
         return {str(pid): text for text, pid in self._pid_of.items()}
 
     def name_processes(self) -> list[dict[str, Any]]:
-        """Metadata: a name and a place for each process that has events, the host first, then its devices."""
+        """Return metadata events with a name and a sort index for each process: the host first, then its devices."""
         found = []
         for index, text in enumerate(sorted(self._pid_of, key=self._order)):
             pid = self._pid_of[text]
-            name = f"{self._label}: {self._say_process(text)}"
+            name = f"{self._label}: {self._describe_process(text)}"
             sort_index = self._place * SORT_STRIDE + min(index, SORT_STRIDE - 1)
             found += [
                 {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}},
@@ -242,15 +242,15 @@ class RankEvents:
             ]
         return found
 
-    def _say_process(self, pid: str) -> str:
-        label = self._said.get((pid, "labels"))
+    def _describe_process(self, pid: str) -> str:
+        label = self._descriptions.get((pid, "labels"))
         if label is not None:
             return "host" if label == "CPU" else label
-        name = self._said.get((pid, "name"))
+        name = self._descriptions.get((pid, "name"))
         return f"{name} {pid}" if name is not None else pid or "other"
 
     def _order(self, pid: str) -> tuple[int, int, str]:
-        label = self._said.get((pid, "labels"))
+        label = self._descriptions.get((pid, "labels"))
         if label is None:
             return 2, 0, pid
         number = label.rpartition(" ")[2]
@@ -258,12 +258,12 @@ class RankEvents:
 
 
 def _to_text(raw: bytes) -> str:
-    """An id as `read_trace` has it: the text of its value."""
+    """Return an id as `read_trace` has it: the text of its value."""
     return str(msgspec.json.decode(raw)) if raw else str(None)
 
 
 def make_distinct(raw: msgspec.Raw, place: int, places: int) -> msgspec.Raw:
-    """An id that no other place has: numbers stay numbers, hexadecimal ones hexadecimal, text is lengthened.
+    """Return an id that no other place has: numbers stay numbers, hexadecimal ones hexadecimal, text is lengthened.
 
     >>> [bytes(make_distinct(msgspec.Raw(text), 1, 4)) for text in (b"7", b'"0x10"', b'"a-7"')]
     [b'29', b'"0x41"', b'"a-7.1"']
@@ -282,7 +282,7 @@ def make_distinct(raw: msgspec.Raw, place: int, places: int) -> msgspec.Raw:
 
 @final
 class TimelineFile:
-    """A file that stands under its name only when it is whole; written beside it till then, gzip when it ends in .gz.
+    """A file that gets its name only when it is complete; gzip when the name ends in .gz.
 
     Every failure to write is an UnavailableError that names the file.
     """
@@ -292,35 +292,35 @@ class TimelineFile:
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
 
     def __enter__(self) -> "TimelineFile":
-        """Open it, before any work is done: a folder that cannot be written says so at once."""
+        """Open the file. Raises UnavailableError before any work is done."""
         if self.path.is_dir():
             raise UnavailableError(f"{self.path} cannot be written: it is a folder")
-        with self._told():
+        with self._translate_errors():
             self._raw: IO[bytes] = self._partial.open("wb")
             self._file: IO[bytes] = _compress(self._raw) if self.path.suffix == ".gz" else self._raw
         return self
 
     def write(self, content: bytes) -> None:
-        """Append."""
-        with self._told():
+        """Append `content`."""
+        with self._translate_errors():
             self._file.write(content)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give it its name, or take it away when the work failed."""
+        """Give the file its name, or remove it after an exception."""
         try:
             if kind is None:
-                with self._told():
+                with self._translate_errors():
                     self._file.close()
                     self._raw.close()
                     self._partial.replace(self.path)
         finally:
             for file in (self._file, self._raw):
-                with contextlib.suppress(OSError):  # what is buffered has no room on a full disk, and is not wanted
+                with contextlib.suppress(OSError):  # flushing fails on a full disk; the file is removed anyway
                     file.close()
             self._partial.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -330,7 +330,7 @@ class TimelineFile:
 
 
 def _compress(raw: IO[bytes]) -> IO[bytes]:
-    """Without a name or a time in the file: equal timelines are equal files."""
+    """Return a gzip stream without name or time in it: equal timelines are equal files."""
     try:
         igzip = importlib.import_module("isal.igzip")
     except ImportError:

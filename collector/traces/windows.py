@@ -1,4 +1,4 @@
-"""Windows of one rank: the whole trace, each step, each device, and the timeline for the eye."""
+"""Break down windows of one rank: the whole trace, each step, each device; and bin them for a timeline."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ TIMELINE_BINS = 1_000
 TIMES = (
     "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
 )  # fmt: skip
-"""What a report's Breakdown takes over from a WindowBreakdown as it is."""
+"""Fields that a report's Breakdown copies from a WindowBreakdown."""
 
 
 def break_down_window(view: RankView, start_ns: int, end_ns: int) -> dict[str, Any]:
-    """The fields of a report's Breakdown for the window [start_ns, end_ns)."""
+    """Return the fields of a report's Breakdown for the window [start_ns, end_ns)."""
     compute, communication, copies = (intervals.touching(found, start_ns, end_ns) for found in view.sets)
     return _break_down(compute, communication, copies, start_ns, end_ns)
 
@@ -44,7 +44,7 @@ def _break_down(
 
 
 def break_down_steps(view: RankView) -> list[StepReport]:
-    """Each step of the trace, by its window and by what it launched."""
+    """Return each step of the trace, broken down by its window and by the work it launched."""
     return [
         StepReport(
             step=step.number,
@@ -63,7 +63,7 @@ def _count_started(view: RankView, start_ns: int, end_ns: int) -> int:
 
 
 def find_launched(view: RankView, step: Step) -> Ints:
-    """The places in `work` of what calls that began inside the step launched, ascending."""
+    """Return the places in `work`, ascending, of what the calls that began inside the step launched."""
     by_call, call_ns = view.work_by_call
     first, last = np.searchsorted(call_ns, [step.start_ns, step.end_ns], side="left")
     return np.sort(by_call[first:last])
@@ -91,11 +91,11 @@ def _launched_work(view: RankView, step: Step) -> LaunchedWork:
 # -- devices ----------------------------------------------------------------------------------------------------------
 
 
-def summarise_devices(view: RankView, told: Sequence[DeviceProperties]) -> list[DeviceReport]:
-    """Each device that the trace shows at work, over the trace's whole window. None on a CPU."""
+def summarise_devices(view: RankView, properties: Sequence[DeviceProperties]) -> list[DeviceReport]:
+    """Return each device with work, over the trace's whole window; empty on a CPU."""
     if view.bounds_ns is None or not view.has_device:
         return []
-    names = {one.device: one.name for one in told if one.name is not None}
+    names = {one.device: one.name for one in properties if one.name is not None}
     return [_summarise_device(view, int(device), names) for device in np.unique(view.work.device)]
 
 
@@ -127,8 +127,8 @@ def _summarise_device(view: RankView, device: int, names: dict[int, str]) -> Dev
 
 
 def steps_window(view: RankView) -> tuple[int, int]:
-    """From the first step's start to the last one's end, or to the end of the last work if that is later; without steps
-    the device's own window. What rates of the device are over: time before its first kernel counts as well.
+    """Return the window for rates of the device: from the first step's start to the last one's end, or to the end of
+    the last work if that is later; without steps the device's own window. Time before the first kernel counts.
     """
     start_ns, end_ns = view.bounds_ns or (0, 0)
     if not view.steps:
@@ -137,10 +137,10 @@ def steps_window(view: RankView) -> tuple[int, int]:
 
 
 def sm_efficiency(view: RankView, kernels: Ints, window_ns: int) -> float | None:
-    """The share of the device's multiprocessors that had a block to work on, in the mean over the window.
+    """Return the share of the device's multiprocessors that had a block to work on, in the mean over the window.
 
     Of one kernel min(1, "blocks per SM"), of kernels at the same time the sum, 1 at most, integrated over time and
-    divided by the window. Range 0 to 1; None when the trace does not tell the blocks. "Est. SM Efficiency" of the
+    divided by the window. Range 0 to 1; None when the trace has no blocks. "Est. SM Efficiency" of the
     PyTorch profiler's TensorBoard plugin.
     """
     blocks = view.trace.device_work.blocks_per_sm[kernels]
@@ -153,39 +153,39 @@ def sm_efficiency(view: RankView, kernels: Ints, window_ns: int) -> float | None
 
 
 def _integrate_sum(start_ns: Ints, end_ns: Ints, value: Floats) -> float:
-    """The integral over time of the values of all open intervals together, 1 at most."""
-    moments = np.concatenate([start_ns, end_ns])
+    """Return the integral over time of the sum of the values of all open intervals, at most 1."""
+    times_ns = np.concatenate([start_ns, end_ns])
     changes = np.concatenate([value, -value])
-    order = np.argsort(moments, kind="stable")
+    order = np.argsort(times_ns, kind="stable")
     level = np.minimum(np.cumsum(changes[order])[:-1], 1.0)
-    return float((level * np.diff(moments[order])).sum())
+    return float((level * np.diff(times_ns[order])).sum())
 
 
 def achieved_occupancy(view: RankView, kernels: Ints) -> float | None:
-    """The profiler's "est. achieved occupancy" of the kernels that have one, weighted with their time.
+    """Return the profiler's "est. achieved occupancy" of the kernels that have one, weighted with their time.
 
-    Range 0 to 1; None when no kernel tells. "Est. Achieved Occupancy" of the TensorBoard plugin.
+    Range 0 to 1; None when no kernel has one. "Est. Achieved Occupancy" of the TensorBoard plugin.
     """
     percent = view.trace.device_work.occupancy_percent[kernels]
     length = (view.work.end_ns - view.work.start_ns)[kernels].astype(np.float64)
-    told = np.isfinite(percent)
-    weight = float(length[told].sum())
-    return float((percent[told] * length[told]).sum()) / weight / 100 if weight else None
+    known = np.isfinite(percent)
+    weight = float(length[known].sum())
+    return float((percent[known] * length[known]).sum()) / weight / 100 if weight else None
 
 
 def tensor_core_ratio(view: RankView, kernels: Ints) -> float | None:
-    """The share of the kernel time that kernels which use tensor cores take; None without kernels."""
+    """Return the share of kernel time in kernels that use tensor cores; None without kernels."""
     length = (view.work.end_ns - view.work.start_ns)[kernels]
     whole = int(length.sum())
     uses = view.trace.names_like(uses_tensor_cores)[view.work.name[kernels]]
     return int(length[uses].sum()) / whole if whole else None
 
 
-# -- for the eye ------------------------------------------------------------------------------------------------------
+# -- timeline ---------------------------------------------------------------------------------------------------------
 
 
 def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
-    """The whole window in equal bins."""
+    """Return the whole window in equal bins; None without work."""
     if view.bounds_ns is None:
         return None
     start_ns, end_ns = view.bounds_ns

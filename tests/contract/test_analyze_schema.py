@@ -39,7 +39,7 @@ def written(path: str) -> dict[str, Any]:
     return found
 
 
-def test_the_schema_in_the_repository_is_that_of_the_code() -> None:
+def test_schema_in_the_repository_is_that_of_the_code() -> None:
     assert SCHEMA_FILE.read_text() == make_schema(), "python -m tests.contract.test_analyze_schema"
 
 
@@ -50,7 +50,7 @@ def test_what_is_written_keeps_to_the_schema(path: str) -> None:
     jsonschema.validate(written(path), json.loads(SCHEMA_FILE.read_text()))
 
 
-def test_the_keys_that_users_rely_on_are_there() -> None:
+def test_keys_that_users_rely_on_are_there() -> None:
     report = written("v100_dlrm_8ranks_r*.json.gz")
     assert (report["schema"], SCHEMA) == (1, 1)
     assert {"ranks", "cross_rank", "advice", "errors"} <= report.keys()

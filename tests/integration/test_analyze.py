@@ -28,7 +28,7 @@ def rankscope(*arguments: str | Path, **environment: str) -> "subprocess.Complet
     )
 
 
-def test_a_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> None:
+def test_folder_of_ranks_ends_in_tables_a_verdict_and_json(tmp_path: Path) -> None:
     ended = rankscope("analyze", GLOO, "--json", tmp_path / "report.json", "--html", tmp_path / "report.html")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Rank 1 took" in ended.stdout
@@ -45,7 +45,7 @@ def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
     assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_reader_that_has_seen_enough_is_no_error() -> None:
     command = [sys.executable, "-m", "rankscope.collector", "analyze", str(TRACES / "a100_nccl_2ranks_r0.json.gz")]
     with subprocess.Popen([*command, "--top", "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
         assert reading.stdout is not None
@@ -70,9 +70,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
-def test_a_broken_file_is_named_with_the_reason_and_the_byte_and_there_is_no_traceback(
-    name: str, tmp_path: Path
-) -> None:
+def test_broken_file_is_named_with_reason_and_byte(name: str, tmp_path: Path) -> None:
     content, reason = BROKEN[name]
     (tmp_path / name).write_bytes(content)
     ended = rankscope("analyze", tmp_path / name)
@@ -83,7 +81,7 @@ def test_a_broken_file_is_named_with_the_reason_and_the_byte_and_there_is_no_tra
     assert "at byte" in ended.stderr
 
 
-def test_the_other_files_are_still_analysed(tmp_path: Path) -> None:
+def test_other_files_are_still_analysed(tmp_path: Path) -> None:
     shutil.copy(GLOO / "rank0.json.gz", tmp_path)
     (tmp_path / "rank1.json.gz").write_bytes(BROKEN["cut_gzip.json.gz"][0])
     ended = rankscope("analyze", tmp_path, "--json", tmp_path / "out")
@@ -114,13 +112,13 @@ def test_two_files_of_one_rank_are_told_apart_by_an_error(tmp_path: Path) -> Non
         (["s4://bucket/trace.json"], "s4"),
     ],
 )
-def test_a_mistake_of_the_user_is_one_line_and_status_2(arguments: list[str], reason: str) -> None:
+def test_mistake_of_the_user_is_one_line_and_status_2(arguments: list[str], reason: str) -> None:
     ended = rankscope("analyze", *arguments)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert reason in ended.stderr
 
 
-def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     ended = rankscope("analyze", GLOO / "rank0.json.gz", "--html", tmp_path / "no" / "such" / "folder.html")
     assert ended.returncode == 1
     assert "(from --html) cannot be written" in ended.stderr
@@ -181,7 +179,7 @@ def environment_restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("environment_restored")
-def test_a_dask_cluster_gives_what_this_machine_gives() -> None:
+def test_dask_cluster_gives_what_this_machine_gives() -> None:
     from distributed import LocalCluster  # noqa: PLC0415 - imports a web server
 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
@@ -192,6 +190,6 @@ def test_a_dask_cluster_gives_what_this_machine_gives() -> None:
     assert spread == analyze(str(GLOO))
 
 
-def test_a_trace_that_gzip_never_saw_is_read_too(tmp_path: Path) -> None:
+def test_trace_that_gzip_never_saw_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "plain.json").write_bytes(gzip.decompress(WHOLE))
     assert analyze(str(tmp_path / "plain.json")).ranks[0].compute_ns == analyze(str(GLOO)).ranks[0].compute_ns

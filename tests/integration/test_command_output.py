@@ -10,7 +10,7 @@ LIST = (sys.executable, "-m", "rankscope.collector", "files", "--list")
 LONGEST_S = 120.0
 
 
-def test_reader_that_has_seen_enough_ends_a_command_in_silence() -> None:
+def test_closed_pipe_ends_a_command_silently() -> None:
     with subprocess.Popen(LIST, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listing:
         assert listing.stdout is not None
         assert listing.stderr is not None
@@ -19,7 +19,7 @@ def test_reader_that_has_seen_enough_ends_a_command_in_silence() -> None:
         assert listing.wait(LONGEST_S) == 128 + 13  # as a shell says of SIGPIPE
 
 
-def test_full_disk_under_the_output_is_said_in_one_line() -> None:
+def test_full_disk_under_the_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(LIST, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=LONGEST_S)
     said = "rankscope: the output cannot be written: No space left on device. Free some room there.\n"

@@ -49,7 +49,7 @@ def demo(*arguments: str) -> Ended:
     return run(python("-m", "rankscope.collector", "demo", *arguments))
 
 
-def test_the_result_has_these_keys_and_no_others(shown: Shown) -> None:
+def test_result_has_these_keys_and_no_others(shown: Shown) -> None:
     result = shown.result
     assert list(result) == ["run", "world_size", "steps", "ranks", "findings", "metrics_sample_count"]
     for rank in result["ranks"]:
@@ -80,7 +80,7 @@ def blaming(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [found for found in result["findings"] if found["rank"] is not None]
 
 
-def test_the_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
+def test_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
     findings = blaming(shown.result)
     if shown.fault == "none":
         assert findings == []
@@ -101,7 +101,7 @@ def test_its_first_line_says_what_comes_and_for_how_long(shown: Shown) -> None:
     assert said[1] == ("no rank is slow" if shown.fault == "none" else slow)
 
 
-def test_it_shows_a_table_while_it_runs_and_ends_with_summary_and_verdict(shown: Shown) -> None:
+def test_live_table_is_followed_by_summary_and_verdict(shown: Shown) -> None:
     stdout, result = shown.ended.stdout, shown.result
     assert len(re.findall(r"^ rank +steps +step ms ", stdout, re.MULTILINE)) > 3
     assert re.search(r"^live page: http://127\.0\.0\.1:\d+/$", stdout, re.MULTILINE)
@@ -137,7 +137,7 @@ def test_what_it_cannot_do_is_said_and_exits_2(arguments: tuple[str, ...], messa
     assert "Traceback" not in ended.stderr
 
 
-def test_a_result_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
+def test_result_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
     path = tmp_path / "no such folder" / "result.json"
     ended = demo("--json", str(path))
     assert (ended.exit_code, ended.stdout) == (1, "")

@@ -88,13 +88,13 @@ def test_answer_that_does_not_end_is_left_off(
     )
 
 
-def test_a_refusal_that_ends_amid_its_words_is_said_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_refusal_is_reported_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(FAILS_EARLY) as url:
         assert main(["status", "--url", url]) == 1
     assert capsys.readouterr().err == f"rankscope: the collector at {url}/api/v1/runs answers 503: Unavailable\n"
 
 
-def test_the_doctor_says_that_it_is_no_collector(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_that_it_is_no_collector(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(AT_ANY_PAGE) as url:
         main(["doctor", "--url", url, "--json"])
     (found,) = (check for check in json.loads(capsys.readouterr().out) if check["name"] == "http")

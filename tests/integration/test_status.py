@@ -57,7 +57,7 @@ def ask(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_run_with_something_open_comes_first_and_one_that_is_over_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_findings_is_first_and_ended_run_last(capsys: pytest.CaptureFixture[str]) -> None:
     heads = [line for line in ask(capsys) if line.startswith("run ")]
     assert heads == [
         "run slow: Rank 3 is slow.",
@@ -66,7 +66,7 @@ def test_run_with_something_open_comes_first_and_one_that_is_over_last(capsys: p
     ]
 
 
-def test_ten_ranks_are_listed_of_a_run_that_goes_on_and_none_of_one_that_is_over(
+def test_running_run_lists_ten_ranks_and_ended_run_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     blocks = "\n".join(ask(capsys)).split("\n\n")
@@ -90,7 +90,7 @@ def test_one_rank_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 4
 
 
-def test_runs_of_one_name_are_told_apart_and_the_name_is_the_latest(
+def test_runs_of_one_name_have_ids_and_the_name_is_the_latest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former, latest = "bert@20261125T103005Z", "bert@20261125T113005Z"

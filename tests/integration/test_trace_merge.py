@@ -75,7 +75,7 @@ def test_whole_file_is_the_ranks_their_names_and_the_flows(merged: Merged) -> No
     assert len(merged.events) == merged.report.event_count
 
 
-def test_events_differ_from_the_recorded_ones_only_in_time_process_and_flow(merged: Merged) -> None:
+def test_events_keep_all_but_time_process_and_flow(merged: Merged) -> None:
     for place, trace in enumerate(merged.inputs):
         for event, before in zip(merged.of_rank(place), recorded(trace), strict=True):
             changed = {key for key in before if event.get(key) != before[key]}

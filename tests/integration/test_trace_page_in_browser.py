@@ -99,7 +99,7 @@ def test_field_for_ranks_chooses_what_is_drawn(page: webdriver.Chrome, report: T
     WebDriverWait(page, DEADLINE_S).until(
         lambda there: [one.text for one in there.find_elements(By.CSS_SELECTOR, ".lane span")] == [f"rank {last}", ""]
     )
-    assert find(page, "#said").text.startswith(f"1 of {len(report.ranks)} ranks")
+    assert find(page, "#note").text.startswith(f"1 of {len(report.ranks)} ranks")
 
 
 def test_numbers_are_sorted_as_numbers_by_a_click_on_their_head(page: webdriver.Chrome, report: TraceReport) -> None:

@@ -136,7 +136,7 @@ def test_wrong_token_is_told_from_none_and_its_file_named(
 
 
 @pytest.mark.parametrize("text", ["", "first-line\nsecond-line", "token-of-\u20ac"], ids=["empty", "two lines", "euro"])
-def test_token_that_cannot_be_sent_is_named_by_its_file_and_not_shown(
+def test_invalid_token_is_named_by_its_file_and_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     file = tmp_path / "token"
@@ -149,7 +149,7 @@ def test_token_that_cannot_be_sent_is_named_by_its_file_and_not_shown(
     )
 
 
-def test_variables_give_address_token_and_certificate_to_every_command(
+def test_variables_configure_every_command(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_URL", secured.served.url)

@@ -5,7 +5,7 @@
   const NS_PER_MS = 1e6;
   const AXIS_TICKS = 8;
 
-  // -- tables: a click on a head sorts by it; what is not known stays last either way --------------------------------
+  // -- tables: a click on a head sorts by it; unknown values stay last either way --------------------------------
 
   const orderOf = (cell) => {
     const number = cell.getAttribute("data-sort");
@@ -50,10 +50,10 @@
   if (embedded === null) return;
   const { lanes, shown_max: shownMax, first } = JSON.parse(embedded.textContent);
   const holder = document.getElementById("lanes");
-  const said = document.getElementById("said");
+  const noteLine = document.getElementById("note");
   const readout = document.getElementById("readout");
   const picked = document.getElementById("picked");
-  const note = said.textContent;
+  const note = noteLine.textContent;
   let drawn = [];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -67,7 +67,7 @@
     canvas.height = Math.max(1, Math.round(height * scale));
     const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
-    // An edge between two pixels would let the ground shine through.
+    // An edge between two pixels would show the background.
     const snap = (at) => Math.round(at * scale) / scale;
     return { pen, width, height, snap };
   };
@@ -79,7 +79,7 @@
     pen.fillStyle = colour("idle");
     pen.fillRect(lane.start_ns * perNs, 0, (endOf(lane) - lane.start_ns) * perNs, height);
     const colours = PARTS.map(colour);
-    // Bins narrower than a pixel are summed into it: drawn one over the other they would hide each other.
+    // Bins narrower than a pixel are summed: drawn over each other they would hide each other.
     const step = Math.max(1, Math.ceil(1 / (lane.bin_ns * perNs)));
     for (let bin = 0; bin < count; bin += step) {
       const last = Math.min(bin + step, count);
@@ -174,11 +174,11 @@
 
   const addLane = (lane) => {
     const canvas = addRow(lane.name);
-    const told = {
+    const attributes = {
       role: "slider", tabindex: "0", "aria-label": `Timeline of ${lane.name}`, "aria-valuemin": "0",
       "aria-valuemax": String(lane.parts[0].length - 1), "aria-valuenow": "0", "aria-valuetext": "not read yet",
     };
-    for (const [key, value] of Object.entries(told)) canvas.setAttribute(key, value);
+    for (const [key, value] of Object.entries(attributes)) canvas.setAttribute(key, value);
     const one = { lane, canvas, at: null };
     listen(one);
     return one;
@@ -194,18 +194,18 @@
     const spans = parseRanks(picked.value);
     picked.setAttribute("aria-invalid", String(spans === null));
     if (spans === null) {
-      said.textContent = "Ranks are numbers and ranges with commas between them, such as 0-7, 12.";
+      noteLine.textContent = "Ranks are numbers and ranges with commas between them, such as 0-7, 12.";
       return;
     }
     const wanted = lanes.filter((lane) => spans.some(([from, to]) => lane.rank >= from && lane.rank <= to));
     if (wanted.length === 0) {
-      said.textContent = `None of the ${lanes.length} ranks is among these.`;
+      noteLine.textContent = `None of the ${lanes.length} ranks is among these.`;
       return;
     }
     holder.replaceChildren();
     drawn = wanted.slice(0, shownMax).map(addLane);
     addRow("").setAttribute("aria-hidden", "true");
-    said.textContent = note.replace(/^\d+/, String(drawn.length));
+    noteLine.textContent = note.replace(/^\d+/, String(drawn.length));
     readout.textContent = "\u00a0";
     redraw();
   };

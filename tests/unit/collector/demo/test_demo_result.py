@@ -60,7 +60,7 @@ def test_keys_are_the_promised_ones() -> None:
     assert [list(finding) for finding in found["findings"]] == [FINDING_KEYS] * 2
 
 
-def test_run_is_told_with_its_longest_rank_and_the_samples_at_metrics() -> None:
+def test_result_has_the_longest_rank_and_the_samples() -> None:
     found = written(build_result(RUN, 7))
     assert [found[key] for key in ("run", "world_size", "steps", "metrics_sample_count")] == ["demo", 2, 160, 7]
 

@@ -24,22 +24,22 @@ id  state     severity  since (UTC)              for  run   kind       subject  
       resolved: passed"""
 
 
-def test_each_incident_is_a_line_with_its_sentence_and_its_end_below() -> None:
+def test_incident_is_a_line_with_sentence_and_end_below() -> None:
     assert render_incidents([OPEN, RESOLVED], BEGIN_S + 90) == GOLDEN
 
 
-def test_without_sentences_there_are_the_lines_alone() -> None:
+def test_without_sentences_only_lines_are_shown() -> None:
     lines = GOLDEN.splitlines()
     assert render_incidents([OPEN, RESOLVED], BEGIN_S + 90, with_sentences=False).splitlines() == [
         lines[0], lines[1], lines[4],
     ]  # fmt: skip
 
 
-def test_the_heads_stand_even_over_nothing() -> None:
+def test_heads_are_shown_without_incidents() -> None:
     assert render_incidents([], 0.0).split("  ")[:2] == list(HEADS[:2])
 
 
-def test_a_long_name_is_shortened_and_a_long_sentence_wrapped() -> None:
+def test_long_name_is_shortened_and_a_long_sentence_wrapped() -> None:
     incident = begin(1, "r" * 100, slow(sentence="slow " * 50), BEGIN_S)
     lines = render_incidents([incident], BEGIN_S).splitlines()
     assert "r" * 21 + "..." in lines[1]
@@ -47,7 +47,7 @@ def test_a_long_name_is_shortened_and_a_long_sentence_wrapped() -> None:
     assert max(map(len, lines[2:])) <= 116
 
 
-def test_a_name_cannot_steer_the_terminal() -> None:
+def test_name_cannot_control_the_terminal() -> None:
     incident = begin(1, "a\x1b[2Jb", slow(sentence="one\x1b[1mtwo"), BEGIN_S)
     assert "\x1b" not in render_incidents([incident], BEGIN_S)
 
@@ -56,7 +56,7 @@ def test_a_name_cannot_steer_the_terminal() -> None:
     ("seconds", "text"),
     [(0.4, "0 s"), (59.0, "59 s"), (60.0, "1.0 min"), (3_600.0, "1.0 h"), (86_400.0, "1.0 d"), (864_000.0, "10.0 d")],
 )
-def test_a_length_is_told_in_its_largest_unit(seconds: float, text: str) -> None:
+def test_length_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
     assert format_length(seconds) == text
 
 

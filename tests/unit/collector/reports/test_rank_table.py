@@ -45,11 +45,11 @@ run bert: no rank is slower than the others
     1      2        -        -        -        -        -        -        -        -       -      -       -       -      -  up         n0"""  # noqa: E501 - a table for a terminal of 140 columns
 
 
-def test_run_is_a_table_in_which_what_is_not_known_is_a_dash() -> None:
+def test_unknown_values_of_the_table_are_dashes() -> None:
     assert render_run(run_of()) == GOLDEN
 
 
-def test_columns_stand_under_their_heads() -> None:
+def test_columns_are_aligned_with_their_heads() -> None:
     assert {len(render_rank(rank)) for rank in (KNOWN, UNKNOWN)} == {len(HEAD) - len("node") + len("n0")}
 
 
@@ -62,7 +62,7 @@ def test_without_communication_there_is_no_overlap() -> None:
     assert line.split()[-7:] == ["60%", "0%", "-", "0%", "40%", "up", "n0"]
 
 
-def test_rank_that_has_ended_says_how() -> None:
+def test_ended_rank_shows_its_end() -> None:
     assert render_rank(msgspec.structs.replace(UNKNOWN, up=False, ended="killed")).endswith("  killed     n0")
 
 
@@ -71,20 +71,20 @@ def test_open_finding_is_the_first_line() -> None:
     assert lines[0] == "run bert: Rank 1 is slow."
 
 
-def test_further_findings_stand_above_the_table() -> None:
+def test_further_findings_are_above_the_table() -> None:
     small = msgspec.structs.replace(SLOW, sentence="Rank 0 is a little slow.", lost_rank_seconds=2.0)
     large = msgspec.structs.replace(SLOW, sentence="Rank 1 costs much.", lost_rank_seconds=9.0)
     lines = render_run(run_of(open_findings=(small, large))).splitlines()
     assert (lines[0], lines[2]) == ("run bert: Rank 1 costs much.", "  ! Rank 0 is a little slow.")
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_names_cannot_control_the_terminal() -> None:
     finding = Finding(kind="straggler", ranks=(1,), cause="host_cpu", sentence="Rank 1 (\x1b[2Jnode)")
     table = render_run(msgspec.structs.replace(run_of(open_findings=(finding,)), run="a\x1b]0;b\x07"))
     assert all(sign.isprintable() for line in table.splitlines() for sign in line)
 
 
-def test_finding_that_is_over_is_not_shown_as_open() -> None:
+def test_closed_finding_is_not_shown_as_open() -> None:
     assert render_run(run_of(findings=(SLOW,))).splitlines()[0] == "run bert: no rank is slower than the others"
 
 
@@ -94,5 +94,5 @@ def test_reason_for_no_verdict_is_the_first_line() -> None:
     assert lines[1].startswith("  1 of 2 ranks: 1 up")
 
 
-def test_finding_stays_in_sight_while_there_is_no_new_verdict() -> None:
+def test_finding_stays_visible_without_a_new_verdict() -> None:
     assert render_run(run_of(open_findings=(SLOW,), abstained="nothing new")).startswith("run bert: Rank 1 is slow.\n")

@@ -1,4 +1,4 @@
-"""What `rankscope report` says about a run: the object, the text, the page that lets nothing run, the Parquet files."""
+"""The report of a run: the object, the text, the page without scripts, the Parquet files."""
 
 import html
 import re
@@ -14,7 +14,7 @@ from rankscope.collector.incidents.incident import begin, resolve
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
-from rankscope.collector.reports.run_sections import draw_together
+from rankscope.collector.reports.run_sections import merge_points
 from rankscope.collector.reports.run_text import render_text
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -60,7 +60,7 @@ def report_of(path: Path, run: str = "bert") -> RunReport:
     return read_report(path, run)
 
 
-def test_it_says_how_the_run_went(path: Path) -> None:
+def test_report_has_totals_ends_and_findings(path: Path) -> None:
     report = report_of(path)
     assert (report.world_size, report.attempts, report.steps, report.steps_kept) == (2, 1, 80, 80)
     assert (report.reports, report.reports_lost, report.steps_late) == (18, 2, 4)
@@ -70,7 +70,7 @@ def test_it_says_how_the_run_went(path: Path) -> None:
     assert [incident.id for incident in report.incidents] == [1]
 
 
-def test_the_worst_rank_is_the_one_that_cost_most(path: Path) -> None:
+def test_worst_rank_is_the_one_that_cost_most(path: Path) -> None:
     """Its slowdown is 1.0 over 60 steps and 2.0 over 20: 1.25."""
     first, second = report_of(path).worst_ranks
     assert (first.rank, first.lost_rank_seconds, first.slowdown_ratio, first.ended) == (1, 3_600.0, 1.25, "finished")
@@ -78,11 +78,11 @@ def test_the_worst_rank_is_the_one_that_cost_most(path: Path) -> None:
     assert second.self_ns == 1.0
 
 
-def test_the_json_is_the_whole_report(path: Path) -> None:
+def test_json_is_the_whole_report(path: Path) -> None:
     assert msgspec.json.decode(report_as_json(path, "bert"), type=RunReport) == report_of(path)
 
 
-def test_a_run_that_is_not_there_names_those_that_are(path: Path) -> None:
+def test_unknown_run_is_an_error_that_lists_the_runs(path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"no run 'gpt' is in .*; the latest there are '(bert|beside)'"):
         report_of(path, "gpt")
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_not_there_names_those_that_are(path: Path) -> None:
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_has_every_part(path: Path) -> None:
+def test_text_has_every_part(path: Path) -> None:
     text = render_text(report_of(path), 20)
     assert text.startswith("run bert: 2 ranks, 80 steps, 1.7 min since 2027-01-15 08:00:00 UTC, over\n")
     for said in (
@@ -105,13 +105,13 @@ def test_the_text_has_every_part(path: Path) -> None:
     assert re.search(r"^      0  76-79 .* 1,000\.000  2,000\.000$", text, re.MULTILINE)
 
 
-def test_a_table_has_as_many_rows_as_are_asked_for(path: Path) -> None:
+def test_tables_have_at_most_top_rows(path: Path) -> None:
     text = render_text(report_of(path), 1)
-    assert "  1 more row not shown: ask for them with --top" in text
+    assert "  1 more row not shown: raise --top to see them" in text
     assert re.search(r"^      0  0-79 ", text, re.MULTILINE)
 
 
-def test_a_run_of_which_little_is_known_says_so() -> None:
+def test_unknown_values_of_a_run_are_marked() -> None:
     report = RunReport(
         run="new", world_size=2, restart_count=0, attempts=1, begun_wall_s=WALL_S, changed_wall_s=WALL_S, is_over=False,
         steps=0, steps_kept=0, step_ns_median=None, reports=0, reports_lost=0, steps_late=0, ends={},
@@ -124,7 +124,7 @@ def test_a_run_of_which_little_is_known_says_so() -> None:
     assert "<svg" not in render_page(report)
 
 
-def test_neighbours_are_drawn_together_and_attempts_are_not() -> None:
+def test_points_are_merged_within_an_attempt_only() -> None:
     points = [
         CurvePoint(
             attempt=attempt, first_step=step, last_step=step, steps=1 + step, wall_s=step, median_ns=10.0 * step,
@@ -132,11 +132,11 @@ def test_neighbours_are_drawn_together_and_attempts_are_not() -> None:
         )
         for attempt, step in ((0, 0), (0, 1), (0, 2), (1, 0))
     ]  # fmt: skip
-    first, *_, last = draw_together(points, 2)
+    first, *_, last = merge_points(points, 2)
     assert (first.first_step, first.last_step, first.steps, first.longest_ns) == (0, 1, 3, 1)
     assert first.median_ns == pytest.approx((1 * 0.0 + 2 * 10.0) / 3)
     assert (last.attempt, last.steps) == (1, 1)
-    assert draw_together([], 2) == []
+    assert merge_points([], 2) == []
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def hostile_page(tmp_path: Path) -> str:
     return render_page(report_of(path, HOSTILE))
 
 
-def test_a_run_named_script_stays_a_name(hostile_page: str) -> None:
+def test_run_named_script_stays_a_name(hostile_page: str) -> None:
     tags = Tags(hostile_page)
     assert "script" not in tags.names
     assert not [name for name in tags.attributes if name.startswith("on")]
@@ -174,12 +174,12 @@ def test_a_run_named_script_stays_a_name(hostile_page: str) -> None:
     assert "default-src 'none'" in html.unescape(hostile_page)
 
 
-def test_a_run_named_script_steers_no_terminal(tmp_path: Path) -> None:
+def test_run_named_script_cannot_control_a_terminal(tmp_path: Path) -> None:
     keep(tmp_path / "store.db", HOSTILE, node=HOSTILE)
     assert "\x1b" not in render_text(report_of(tmp_path / "store.db", HOSTILE), 20)
 
 
-def test_the_page_has_every_table_and_a_drawing_with_a_text(path: Path) -> None:
+def test_page_has_every_table_and_a_drawing_with_a_text(path: Path) -> None:
     page = render_page(report_of(path))
     for key in ("facts", "findings", "incidents", "ranks", "time", "curve"):
         assert f'<section id="{key}"' in page
@@ -199,7 +199,7 @@ def write(path: Path, folder: str) -> tuple[str, str]:
         return write_parquet(history, folder)
 
 
-def test_the_steps_can_be_read_with_pandas(path: Path, tmp_path: Path) -> None:
+def test_steps_can_be_read_with_pandas(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     pandas = pytest.importorskip("pandas")
     steps, ranks = write(path, str(tmp_path / "out" / "bert"))
@@ -215,7 +215,7 @@ def test_the_steps_can_be_read_with_pandas(path: Path, tmp_path: Path) -> None:
     assert of_ranks["begin_wall_s"].iloc[0] == WALL_S
 
 
-def test_the_files_can_be_asked_with_duckdb(path: Path, tmp_path: Path) -> None:
+def test_files_can_be_queried_with_duckdb(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
     steps, _ = write(path, str(tmp_path))
@@ -223,7 +223,7 @@ def test_the_files_can_be_asked_with_duckdb(path: Path, tmp_path: Path) -> None:
     assert duckdb.sql(query).fetchall() == [(20, 900_000_000)]
 
 
-def test_a_url_is_written_to_and_the_run_is_named_in_the_file(path: Path) -> None:
+def test_url_is_written_to_and_the_run_is_named_in_the_file(path: Path) -> None:
     pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     import fsspec  # noqa: PLC0415 - an extra
     from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - an extra
@@ -235,7 +235,7 @@ def test_a_url_is_written_to_and_the_run_is_named_in_the_file(path: Path) -> Non
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "no-such-protocol://x"])
-def test_what_cannot_be_written_to_is_said(path: Path, folder: str) -> None:
+def test_unwritable_output_is_an_error(path: Path, folder: str) -> None:
     pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     with pytest.raises(UnavailableError, match=f"cannot be written to {folder}: "):
         write(path, folder)

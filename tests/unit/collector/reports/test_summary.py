@@ -1,4 +1,4 @@
-"""The last words on a run, written out by hand."""
+"""Summaries of runs, written by hand."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_run_that_went_wrong() -> None:
     )
 
 
-def test_speed_is_that_of_a_rank_and_the_sum_of_all_where_all_know() -> None:
+def test_speed_is_per_rank_and_summed_where_all_are_known() -> None:
     # 160 steps in 20 s, 2 s of them for data; 1,280 samples in 20 s; 81,920 tokens in the 16 s in which they are known.
     known = Totals(
         steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}, samples=1_280, samples_step_ns=20_000 * MS,
@@ -74,7 +74,7 @@ def test_speed_is_that_of_a_rank_and_the_sum_of_all_where_all_know() -> None:
     each = "; 64.0 samples/s, 5,120.0 tokens/s per rank"
     ranks = [rank_of(rank, totals=known) for rank in range(4)]
     assert summarise(run_of(*ranks)).splitlines()[2] == (
-        speed + each + "; 256.0 samples/s, 20,480.0 tokens/s for the job if each rank reads batches of its own"
+        speed + each + "; 256.0 samples/s, 20,480.0 tokens/s for the run if each rank reads its own batches"
     )
     assert summarise(run_of(*ranks[:3])).splitlines()[2] == speed + each
     unknown = rank_of(0, totals=Totals(steps=160, step_ns=20_000 * MS, phases_ns={"data": 2_000 * MS}))
@@ -82,18 +82,18 @@ def test_speed_is_that_of_a_rank_and_the_sum_of_all_where_all_know() -> None:
 
 
 @pytest.mark.parametrize("findings", [(SMALL, LARGE, UNCOSTED), (LARGE, UNCOSTED, SMALL), (UNCOSTED, SMALL, LARGE)])
-def test_verdict_is_the_costliest_finding_and_the_others_stand_above_it(findings: tuple[Finding, ...]) -> None:
+def test_verdict_is_the_costliest_finding_below_the_others(findings: tuple[Finding, ...]) -> None:
     lines = summarise(run_of(rank_of(0), findings=findings)).splitlines()
     assert lines[-1] == "verdict: Large."
     assert lines[2:-1] == [f"finding: {found.sentence}" for found in findings if found is not LARGE]
 
 
-def test_a_hang_comes_before_what_has_cost_more() -> None:
+def test_hang_precedes_costlier_findings() -> None:
     hang = Finding(kind="hang", cause="missing_rank", sentence="Hangs.", severity="critical")
     assert verdict(run_of(findings=(LARGE, hang))) == "Hangs."
 
 
-def test_finding_counts_though_detection_has_nothing_to_say_any_more() -> None:
+def test_finding_counts_after_detection_abstains() -> None:
     assert verdict(run_of(findings=(UNCOSTED,), abstained="too few steps")) == "Uncosted."
     assert verdict(run_of(abstained="too few steps")) == "No verdict: too few steps."
     assert verdict(run_of()) == HEALTHY
@@ -115,20 +115,20 @@ CRASHED = RunEnd(
 )
 
 
-def test_end_is_told_with_its_moment_and_the_first_to_fail() -> None:
+def test_end_has_its_time_and_the_first_to_fail() -> None:
     ranks = (rank_of(0, "failed"), rank_of(1, "crashed"))
     assert summarise(run_of(*ranks, end=CRASHED)).splitlines()[1:-1] == [
         "ended: crashed at 1970-01-01 00:00:59 UTC; crashed: rank 1; failed: rank 0",
         "first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 7",
-        "never heard of: 2 of 4 ranks",
+        "never reported: 2 of 4 ranks",
     ]
 
 
-def test_run_that_goes_on_has_no_end_to_be_told() -> None:
+def test_running_run_has_no_end() -> None:
     assert describe_ended_run(run_of(rank_of(0, None))) == []
 
 
-def test_run_that_was_ended_from_outside_says_why_nobody_failed_first() -> None:
+def test_run_ended_from_outside_has_no_first_to_fail() -> None:
     end = RunEnd(reason="terminated", ranks={"terminated": 4}, unknown="the ranks were ended from outside")
     assert describe_ended_run(run_of(end=end)) == [
         "ended: was terminated (ranks: 4 terminated)",
@@ -136,7 +136,7 @@ def test_run_that_was_ended_from_outside_says_why_nobody_failed_first() -> None:
     ]
 
 
-def test_lost_run_says_since_when_nobody_is_heard_of() -> None:
+def test_lost_run_has_the_time_of_its_last_report() -> None:
     end = RunEnd(
         reason="lost", ended_wall_s=59.0, ranks={"silent": 2}, unknown="?", lost_ranks=(0, 1), lost_since_wall_s=59.0
     )  # fmt: skip
@@ -147,7 +147,7 @@ def test_lost_run_says_since_when_nobody_is_heard_of() -> None:
     )
 
 
-def test_verdict_on_a_crashed_run_is_not_that_all_was_well() -> None:
+def test_verdict_on_a_crashed_run_is_not_healthy() -> None:
     begin = "The run crashed at 1970-01-01 00:00:59 UTC; "
     assert verdict(run_of(end=CRASHED)) == f"{begin}until then no rank was found to be slower than the others."
     assert verdict(run_of(end=CRASHED, abstained="2 of 4 ranks have not reported yet")) == (
@@ -155,7 +155,7 @@ def test_verdict_on_a_crashed_run_is_not_that_all_was_well() -> None:
     )
 
 
-def test_verdict_on_a_run_that_finished_is_that_nobody_was_slower() -> None:
+def test_verdict_on_a_finished_run_is_healthy() -> None:
     assert verdict(run_of(end=RunEnd(reason="finished"))) == HEALTHY
 
 
@@ -174,7 +174,7 @@ def goodput_line(goodput: GoodputSnapshot) -> str | None:
     return next((line for line in lines if line.startswith("goodput")), None)
 
 
-def test_goodput_is_told_with_what_it_lost_the_largest_loss_first() -> None:
+def test_goodput_lists_its_losses_largest_first() -> None:
     spent = GoodputSnapshot(
         wall_ns=200_000 * MS, productive_ns=150_000 * MS, slow_ns=10_000 * MS, startup_ns=30_000 * MS,
         between_steps_ns=9_999 * MS, unreported_ns=MS,
@@ -188,5 +188,5 @@ def test_goodput_without_a_loss_names_none() -> None:
     assert goodput_line(GoodputSnapshot(wall_ns=S, productive_ns=S)) == "goodput: 100.0% of 1.0 s in productive steps"
 
 
-def test_run_without_time_tells_no_goodput() -> None:
+def test_run_without_time_has_no_goodput() -> None:
     assert goodput_line(GoodputSnapshot()) is None

@@ -1,4 +1,4 @@
-"""The page as text: what a browser is not needed for."""
+"""The trace page as text, without a browser."""
 
 import base64
 import hashlib
@@ -82,7 +82,7 @@ def test_nothing_in_the_page_points_outside_of_it() -> None:
     assert all(target.startswith("#") for target in targets if target is not None)
 
 
-def test_policy_allows_the_style_and_the_script_by_their_hashes_and_nothing_else() -> None:
+def test_policy_allows_only_hashed_style_and_script() -> None:
     page = render_page(report_of(rank_of(0)))
     policy = next(one for one in Elements(page).of("meta") if one.get("http-equiv") == "Content-Security-Policy")
     hashes = [
@@ -122,14 +122,15 @@ def test_timeline_of_the_page_is_the_one_of_the_report() -> None:
     assert (lane["start_ns"], lane["bin_ns"], lane["parts"]) == (5, 10, [[1] * 4, [2] * 4, [3] * 4, [4] * 4])
 
 
-def test_report_without_any_work_says_why_there_is_no_timeline() -> None:
+def test_report_without_work_has_reason_for_no_timeline() -> None:
     assert "No timeline: no trace shows any work." in render_page(report_of(rank_of(0, timeline=None)))
 
 
-def test_a_thousand_ranks_are_one_page_that_draws_some_and_says_so() -> None:
+def test_page_of_a_thousand_ranks_draws_some_of_them() -> None:
     page = render_page(report_of(*(rank_of(rank, bins=1_000) for rank in range(1_000))))
     # 1,000 ranks of 1,000 bins, of which 200,000 may stand in the page: five are drawn as one.
-    assert "16 of 1000 ranks are drawn, at most 16 at once. So that the page opens, 5 bins are drawn as one." in page
+    note = "16 of 1000 ranks are drawn, at most 16 at once. To limit the size of the page, 5 bins are drawn as one."
+    assert note in page
     assert timelines_of(page)["lanes"][999]["parts"][0] == [5] * 200
     assert len(page) < 10_000_000
 

@@ -75,7 +75,7 @@ def shown(one: Section) -> list[list[str]]:
 SLOW = Finding(kind="straggler", rank=7, slowdown_ratio=2.0, cause="host_cpu", sentence="Rank 7 is slow.")
 
 
-def test_parts_of_a_rank_are_computing_alone_overlap_exposed_and_the_rest_and_sum_to_a_hundred_per_cent() -> None:
+def test_parts_of_a_rank_sum_to_a_hundred_per_cent() -> None:
     # Of 200 ms: 100 - 20 of computing alone, 20 of both, 40 of communication alone, 50 idle + 10 copying.
     assert shown(section("ranks", report_of(rank_of(0)))) == [
         [
@@ -103,12 +103,12 @@ def test_work_launched_on_a_cpu_is_not_shown_as_none_at_all() -> None:
     assert shown(section("steps", report_of(rank_of(0, steps=[STEP]))))[0][-1] == MISSING
 
 
-def test_waiting_of_a_rank_is_a_share_of_its_waiting_and_transfer() -> None:
+def test_waiting_is_a_share_of_waiting_and_transfer() -> None:
     rows = shown(section("waiting", report_of(rank_of(0), rank_of(1), cross_rank=across())))
     assert rows == [["0", "30.000", "10.000", "75.0", "0", "0.000"], ["1", "0.000", "10.000", "0.0", "0", "0.000"]]
 
 
-def test_refused_matching_is_said_in_the_verdict_and_where_the_waiting_would_stand() -> None:
+def test_refused_matching_is_in_verdict_and_waiting_table() -> None:
     report = report_of(rank_of(0), cross_rank=across(wait_ns=None, transfer_ns=None, refused="the traces differ"))
     assert "the traces differ" in section("waiting", report).reason
     assert "the traces differ" in str(shown(section("verdict", report)))
@@ -119,7 +119,7 @@ def test_missing_ranks_make_the_waiting_a_lower_bound() -> None:
     assert "more waiting than is shown" in said
 
 
-def test_verdict_starts_with_findings_then_advice_then_what_could_not_be_judged() -> None:
+def test_verdict_has_findings_then_advice_then_abstentions() -> None:
     advice = Advice(
         key="k", severity="warning", ranks=[0, 1], sentence="S.", action="A.", evidence={"x": 0.25, "n": None}
     )
@@ -142,7 +142,7 @@ def advice_of(sentence: str) -> Advice:
     return Advice(key="k", severity="warning", ranks=[7], sentence=sentence, action="Look.", evidence={})
 
 
-def test_finding_that_advice_repeats_stands_once_and_first() -> None:
+def test_finding_repeated_by_advice_is_listed_once_and_first() -> None:
     advice = [advice_of("Else."), advice_of(SLOW.sentence)]
     rows = shown(section("verdict", report_of(rank_of(7), cross_rank=across(findings=[SLOW]), advice=advice)))
     assert [(row[0], row[3]) for row in rows] == [("warning", "Rank 7 is slow."), ("warning", "Else.")]
@@ -153,7 +153,7 @@ def test_findings_are_never_cut_off() -> None:
     assert (len(section("verdict", report, top=1).rows), section("verdict", report, top=1).left_out) == (3, 0)
 
 
-def test_kernels_of_one_name_are_summed_over_the_ranks_and_the_rank_that_spent_most_is_named() -> None:
+def test_kernels_are_summed_over_ranks_with_the_largest_named() -> None:
     # 3 + 9 = 12 of 16 ms are 75 %; 12 ms over 1 + 3 calls are 3,000 us each.
     ranks = rank_of(0, kernels=[kernel("gemm", 3), kernel("relu", 4)]), rank_of(1, kernels=[kernel("gemm", 9, count=3)])
     first = shown(section("kernels", report_of(*ranks)))[0]
@@ -213,7 +213,7 @@ def test_same_warning_of_many_ranks_is_one_line() -> None:
     assert shown(section("warnings", report_of(*ranks))) == [["no steps", "4", "0-2, 5"]]
 
 
-def test_section_without_rows_says_why() -> None:
+def test_section_without_rows_has_a_reason() -> None:
     assert all(one.reason for one in build_sections(report_of(), top=5) if not one.rows)
 
 
@@ -221,17 +221,17 @@ def test_memory_that_was_not_recorded_comes_with_the_cure() -> None:
     assert "profile_memory=True" in section("memory", report_of(rank_of(0))).reason
 
 
-def test_what_is_not_zero_never_looks_like_zero() -> None:
+def test_nonzero_value_is_never_shown_as_zero() -> None:
     assert [amount(value, 1_000, 1).text for value in (0, 1, -1, None)] == ["0.0", "<0.1", ">-0.1", MISSING]
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m", "a\r\nb", "a\u202eb", "\ud800"])
-def test_names_cannot_steer_a_terminal(name: str) -> None:
+def test_names_cannot_control_a_terminal(name: str) -> None:
     assert printable(name).isascii()
     assert printable(name).isprintable()
 
 
-def test_lines_of_a_terminal_fit_even_around_a_kernel_name_of_a_thousand_letters() -> None:
+def test_lines_fit_around_a_very_long_kernel_name() -> None:
     text = render_text(report_of(rank_of(0, kernels=[kernel("k" * 1_000, 5)])), top=5, width=110)
     assert max(map(len, text.splitlines())) <= 110
 
@@ -244,11 +244,11 @@ def test_columns_move_together_where_numbers_leave_names_no_room() -> None:
     assert "all_reduce dp " in text, "as wide as before"
 
 
-def test_text_says_how_many_rows_were_left_out() -> None:
+def test_text_counts_the_rows_left_out() -> None:
     report = report_of(rank_of(0, kernels=[kernel(f"k{n}", n) for n in range(1, 6)]))
-    assert "3 more rows not shown: ask for them with --top" in render_text(report, top=2)
+    assert "3 more rows not shown: raise --top to see them" in render_text(report, top=2)
 
 
-def test_every_section_of_the_model_stands_in_the_text() -> None:
+def test_every_section_is_in_the_text() -> None:
     text = render_text(msgspec.structs.replace(report_of(), errors=[FileError(file="x", reason="y")]), top=5)
     assert all(one.title.upper() in text for one in build_sections(report_of(), top=5))

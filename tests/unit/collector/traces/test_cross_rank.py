@@ -1,4 +1,4 @@
-"""The same collectives on all ranks: how they are matched, when that is not believed, waiting and transfer."""
+"""Collectives matched across ranks: matching, refusals, waiting and transfer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def on(rank: int, *found: Collective, host: str | None = "node0", on_host: bool 
 
 
 def ending_together(ends_ns: Sequence[int], *durations_ns: int, **changed: Any) -> list[RankCollectives]:
-    """One rank for each duration; all leave every operation together."""
+    """Return one rank for each duration; all leave every operation together."""
     return [
         on(rank, *(collective(end - length, length, **changed) for end in ends_ns))
         for rank, length in enumerate(durations_ns)
@@ -47,7 +47,7 @@ def wait_of(matching: Matching) -> dict[str, int]:
 # -- matching ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_kth_operation_of_a_group_is_the_same_on_all_ranks() -> None:
+def test_kth_operation_of_a_group_is_the_same_on_all_ranks() -> None:
     matching = match(ending_together([10 * MS, 20 * MS], 1 * MS, 3 * MS), 2)
     assert [(one.place, sorted(one.by_rank)) for one in matching.matched] == [(0, [0, 1]), (1, [0, 1])]
     assert (matching.refused, matching.missing_ranks) == (None, False)
@@ -87,14 +87,14 @@ def test_another_size_of_an_all_to_all_is_no_mismatch() -> None:
     assert (matching.refused, matching.matched[0].bytes) == (None, None)
 
 
-def test_a_size_that_one_rank_does_not_tell_is_no_mismatch() -> None:
+def test_unknown_size_on_one_rank_is_no_mismatch() -> None:
     matching = match([on(0, collective(0, MS)), on(1, collective(0, MS, bytes=None))], 2)
     assert (matching.refused, matching.matched[0].bytes) == (None, 64)
 
 
-def test_one_rank_alone_has_nobody_to_compare_with() -> None:
+def test_one_rank_alone_is_refused() -> None:
     matching = match([on(0, collective(0, MS))], 2)
-    assert (matching.refused, matching.missing_ranks) == ("only one rank's trace: nobody to compare with", True)
+    assert (matching.refused, matching.missing_ranks) == ("only one rank's trace: nothing to compare with", True)
 
 
 @pytest.mark.parametrize(("world_size", "missing"), [(2, False), (3, True), (None, True)])
@@ -105,7 +105,7 @@ def test_what_is_found_is_a_lower_bound_while_ranks_are_missing(world_size: int 
 # -- belief -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_that_lacks_the_first_operation_is_refused_on_one_host() -> None:
+def test_missing_first_operation_is_refused_on_one_host() -> None:
     first, second = ending_together([100 * MS * n for n in range(1, 7)], MS, MS)
     matching = match([first, second._replace(collectives=second.collectives[1:])], 2)
     assert matching.refused == (
@@ -114,7 +114,7 @@ def test_a_trace_that_lacks_the_first_operation_is_refused_on_one_host() -> None
     )
 
 
-def test_irregular_operations_of_different_steps_are_refused_on_any_hosts() -> None:
+def test_operations_of_different_steps_are_refused() -> None:
     ends_ns = [MS * at for at in (10, 25, 70, 90, 180, 210)]
     first, second = ending_together(ends_ns, MS, MS)
     matching = match([first, second._replace(host="node1", collectives=second.collectives[1:])], 2)
@@ -131,7 +131,7 @@ def test_one_operation_in_five_may_end_at_different_times() -> None:
     assert match([first, second._replace(collectives=late)], 2).refused is None
 
 
-def test_the_clocks_of_two_hosts_may_be_seconds_apart() -> None:
+def test_clocks_of_two_hosts_may_be_seconds_apart() -> None:
     first, second = ending_together([10 * MS, 20 * MS, 30 * MS], MS, 3 * MS)
     ahead = [collective(one.start_ns + 5_000 * MS, one.duration_ns) for one in second.collectives]
     matching = match([first, second._replace(host="node1", collectives=ahead)], 2)
@@ -139,7 +139,7 @@ def test_the_clocks_of_two_hosts_may_be_seconds_apart() -> None:
     assert wait_of(matching) == {"0": 0, "1": 6 * MS}
 
 
-def test_a_clock_is_found_along_a_chain_of_groups() -> None:
+def test_clock_is_found_along_a_chain_of_groups() -> None:
     pair, other = {"ranks": "[0, 1]"}, {"ranks": "[1, 2]"}
     first, last = on(0, collective(0, MS, **pair)), on(2, collective(70 * MS, MS, **other), host="c")
     middle = on(1, collective(30 * MS, MS, **pair), collective(50 * MS, MS, **other), host="b")
@@ -147,7 +147,7 @@ def test_a_clock_is_found_along_a_chain_of_groups() -> None:
     assert match([first, middle, last], 3).offsets_ns == {0: 0, 1: 30 * MS, 2: 50 * MS}
 
 
-def test_groups_that_share_no_member_with_the_first_are_checked_too() -> None:
+def test_groups_unrelated_to_the_first_are_checked() -> None:
     ends_ns = [MS * at for at in (10, 25, 70, 90, 180, 210)]
     good = ending_together(ends_ns, MS, MS)
     third, fourth = (
@@ -157,7 +157,7 @@ def test_groups_that_share_no_member_with_the_first_are_checked_too() -> None:
     assert match([*good, third, fourth], 4).refused is not None
 
 
-def test_clocks_of_groups_without_a_common_member_are_not_compared() -> None:
+def test_clocks_of_unrelated_groups_are_not_compared() -> None:
     # 0 and 2 are on one host, 1 and 3 on another whose clock is 5 s ahead: each group finds that for itself.
     near, far = collective(10 * MS, MS), collective(5_010 * MS, MS)
     ranks = [on(0, near), on(1, far, host="b")]
@@ -179,7 +179,7 @@ def test_on_a_cpu_ends_may_be_further_apart(on_host: bool, refuses: bool) -> Non
 # -- waiting and transfer ---------------------------------------------------------------------------------------------
 
 
-def test_the_shortest_duration_is_the_transfer_and_the_rest_waiting() -> None:
+def test_shortest_duration_is_the_transfer() -> None:
     one = split(match(ending_together([10 * MS], 4 * MS, 1 * MS, 3 * MS), 3))[0]
     assert (one.transfer_ns, one.wait_ns) == (1 * MS, {"0": 3 * MS, "1": 0, "2": 2 * MS})
     # The median of 4, 1 and 3 ms is 3 ms.
@@ -187,13 +187,13 @@ def test_the_shortest_duration_is_the_transfer_and_the_rest_waiting() -> None:
 
 
 @pytest.mark.parametrize(("shorter_us", "late"), [(4, None), (10, 1)])
-def test_nobody_came_last_by_less_than_launches_differ(shorter_us: int, late: int | None) -> None:
+def test_no_rank_is_late_within_launch_jitter(shorter_us: int, late: int | None) -> None:
     # Of two ranks the median lies halfway: the lateness is 2 or 5 us.
     one = split(match(ending_together([10 * MS], MS, MS - shorter_us * US), 2))[0]
     assert one.late_rank == late
 
 
-def test_an_operation_with_a_root_tells_no_waiting() -> None:
+def test_operation_with_a_root_has_no_waiting() -> None:
     matching = match(
         [
             on(rank, collective(10 * MS - n, n), collective(20 * MS - n, n, op="broadcast"))
@@ -204,7 +204,7 @@ def test_an_operation_with_a_root_tells_no_waiting() -> None:
     assert [one.wait_ns for one in split(matching)] == [{"0": 0, "1": 2 * MS}, None]
 
 
-def test_what_is_not_believed_is_not_split() -> None:
+def test_refused_matching_is_not_split() -> None:
     one = split(match([on(0, collective(0, MS)), on(1, collective(0, MS, bytes=8))], 2))[0]
     assert (one.ranks, one.transfer_ns, one.wait_ns, one.late_rank) == ([0, 1], None, None, None)
 
@@ -214,14 +214,14 @@ def test_waiting_and_transfer_are_summed_by_rank() -> None:
     assert (wait, transfer) == ({"0": 6 * MS, "1": 0}, {"0": 2 * MS, "1": 2 * MS})
 
 
-def test_ranks_stand_in_the_order_of_their_numbers() -> None:
+def test_ranks_are_sorted_by_number() -> None:
     ranks = [one._replace(rank=number) for one, number in zip(ending_together([MS], 3, 2, 1), (10, 9, 2), strict=True)]
     assert list(wait_of(match(ranks, 3))) == ["2", "9", "10"]
 
 
-def test_a_rank_waits_from_its_start_until_the_transfer() -> None:
+def test_rank_waits_from_its_start_until_the_transfer() -> None:
     assert find_waiting(match(ending_together([10 * MS], 4 * MS, 1 * MS), 2), 0).tolist() == [[6 * MS, 9 * MS]]
 
 
-def test_a_rank_that_took_no_part_waited_for_nobody() -> None:
+def test_rank_outside_an_operation_has_no_waiting() -> None:
     assert find_waiting(match(ending_together([10 * MS], 4 * MS, 1 * MS), 2), 7).tolist() == []

@@ -1,4 +1,4 @@
-"""A trace read in pieces, by several processes, is the trace read in one go."""
+"""A trace read in pieces by several processes equals the trace read by one."""
 
 import dataclasses
 import gzip
@@ -30,7 +30,7 @@ def same(one: object, other: object) -> bool:
 
 
 def read_in_pieces(document: bytes, piece_bytes: int, chunk_bytes: int) -> KinetoTrace:
-    """As the processes do it, in this one: each piece by itself, handed over, joined."""
+    """Decode each piece by itself and join them, as the processes do."""
     blocks, whole, last = TraceBlocks(piece_bytes), TraceColumns(), TraceColumns()
     for start in range(0, len(document), chunk_bytes):
         piece = blocks.read_piece(document[start : start + chunk_bytes])
@@ -52,7 +52,7 @@ def test_pieces_joined_are_the_whole(name: str) -> None:
     assert same(read_in_pieces(document, 200_000, 60_000), whole)
 
 
-def test_an_event_longer_than_a_piece_is_waited_for() -> None:
+def test_event_longer_than_a_piece_is_read_whole() -> None:
     long = {**EVENT, "name": "long" * 100}
     document = json.dumps({"schemaVersion": 1, "traceEvents": [EVENT, long, EVENT]}).encode()
     assert same(read_in_pieces(document, 100, 50), read_trace([document]))
@@ -63,21 +63,21 @@ def test_processes_read_what_one_reads() -> None:
     assert same(read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000), read_trace(read_chunks(path)))
 
 
-def test_a_wrongly_guessed_cut_is_noticed_and_not_guessed_around() -> None:
+def test_wrong_cut_is_an_error() -> None:
     document = json.dumps({"traceEvents": [EVENT, MISLEADING, EVENT]}).encode()
     assert read_trace([document]).event_count == 3
     with pytest.raises(TraceError):
         read_in_pieces(document, 700, 100)
 
 
-def test_a_large_file_with_misleading_text_is_read_all_the_same(tmp_path: Path) -> None:
+def test_large_file_with_misleading_text_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"traceEvents": [MISLEADING] * (2 * LARGE_FILE_BYTES // 1600)}))
     assert path.stat().st_size >= LARGE_FILE_BYTES
     assert read_file(str(path), workers=2).event_count == 2 * LARGE_FILE_BYTES // 1600
 
 
-def test_a_broken_large_file_is_said_with_its_byte(tmp_path: Path) -> None:
+def test_broken_large_file_is_an_error_with_byte(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_bytes(b'{"traceEvents": [' + b", ".join([json.dumps(EVENT).encode()] * 70_000))
     with pytest.raises(TraceError, match="it ends inside its events") as error:

@@ -1,4 +1,4 @@
-"""Paths to trace files, and files to bytes: with isal and with zlib alone."""
+"""Finding trace files and reading their bytes, with isal and with zlib alone."""
 
 import contextlib
 import gzip
@@ -25,7 +25,7 @@ TEXT = b"".join(b'{"ph": "X", "ts": %d},' % random.Random(seed).getrandbits(30) 
 
 @pytest.fixture(params=["isal", "zlib"])
 def inflater(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reading with either library: without isal its import fails, as it does where it is not installed."""
+    """Read with either library: the import of isal fails for zlib, as where it is not installed."""
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "isal", None)
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
@@ -48,11 +48,11 @@ def refusal(folder: Path, written: bytes) -> TraceError:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"x" * (2 * CHUNK_BYTES + 7)], ids=["empty", "short", "long"])
-def test_a_plain_file_is_read_as_it_is(tmp_path: Path, text: bytes) -> None:
+def test_plain_file_is_read_as_it_is(tmp_path: Path, text: bytes) -> None:
     assert read_bytes(tmp_path, text) == text
 
 
-def test_a_compressed_file_is_told_by_its_content(tmp_path: Path, inflater: str) -> None:
+def test_compressed_file_is_recognised_by_its_content(tmp_path: Path, inflater: str) -> None:
     assert read_bytes(tmp_path, gzip.compress(TEXT)) == TEXT, inflater
 
 
@@ -62,7 +62,7 @@ def test_no_byte_is_lost_where_a_piece_is_full(tmp_path: Path, inflater: str, mo
     assert read_bytes(tmp_path, gzip.compress(text)) == text, inflater
 
 
-def test_a_file_of_many_chunks_is_read_whole(tmp_path: Path, inflater: str) -> None:
+def test_file_of_many_chunks_is_read_whole(tmp_path: Path, inflater: str) -> None:
     text = random.Random(1).randbytes(2 * CHUNK_BYTES + 7)
     assert read_bytes(tmp_path, gzip.compress(text, 1)) == text, inflater
 
@@ -77,14 +77,14 @@ def test_zeros_behind_the_last_member_are_padding(tmp_path: Path, inflater: str)
 
 
 @pytest.mark.parametrize("kept", [2, 9, 10, 400, -9, -8, -1])
-def test_a_compressed_file_that_is_cut_off_says_so_with_its_length(tmp_path: Path, inflater: str, kept: int) -> None:
+def test_truncated_compressed_file_is_an_error_with_byte(tmp_path: Path, inflater: str, kept: int) -> None:
     written = gzip.compress(TEXT)[:kept]
     error = refusal(tmp_path, written)
     assert "the gzip file is cut off. Was it still being written, or only partly copied?" in str(error), inflater
     assert error.byte == len(written)
 
 
-def test_a_flipped_bit_is_told(tmp_path: Path, inflater: str) -> None:
+def test_flipped_bit_is_an_error(tmp_path: Path, inflater: str) -> None:
     written = bytearray(gzip.compress(TEXT))
     written[len(written) // 2] ^= 1
     assert "the gzip compression is broken (Error" in str(refusal(tmp_path, bytes(written))), inflater
@@ -92,7 +92,7 @@ def test_a_flipped_bit_is_told(tmp_path: Path, inflater: str) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(2, len(gzip.compress(TEXT)) - 1), st.integers(0, 7))
-def test_a_flipped_bit_never_passes_for_another_trace(
+def test_flipped_bit_never_passes_for_another_trace(
     tmp_path_factory: pytest.TempPathFactory, at: int, bit: int
 ) -> None:
     written = bytearray(gzip.compress(TEXT))
@@ -102,12 +102,12 @@ def test_a_flipped_bit_never_passes_for_another_trace(
         assert read_bytes(tmp_path_factory.mktemp("flipped"), bytes(written)) == TEXT
 
 
-def test_a_file_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
+def test_file_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"it cannot be read: .*No such file"):
         list(read_chunks(str(tmp_path / "nothing.json")))
 
 
-def test_a_folder_cannot_be_read(tmp_path: Path) -> None:
+def test_folder_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"it cannot be read: .*Is a directory"):
         list(read_chunks(str(tmp_path)))
 
@@ -124,7 +124,7 @@ def names_found(*paths: str) -> list[str]:
     return [Path(file.path).name for file in find_traces(paths)]
 
 
-def test_a_folder_gives_its_traces_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_folder_gives_its_traces_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     put(tmp_path, "rank10.json", "rank2.json.gz", "rank1.json", "notes.txt")
     assert names_found(str(tmp_path)) == ["rank1.json", "rank2.json.gz", "rank10.json"]
 
@@ -134,23 +134,23 @@ def test_names_with_signs_that_look_like_numbers_are_sorted_too(tmp_path: Path) 
     assert sorted(names_found(str(tmp_path))) == sorted(["b².json", "b2.json", "².json"])
 
 
-def test_the_profilers_own_files_come_before_other_json(tmp_path: Path) -> None:
+def test_profilers_own_files_come_before_other_json(tmp_path: Path) -> None:
     put(tmp_path, "config.json", "host_1.pt.trace.json", "host_2.pt.trace.json.gz")
     assert names_found(str(tmp_path)) == ["host_1.pt.trace.json", "host_2.pt.trace.json.gz"]
 
 
-def test_a_file_asked_for_twice_is_found_once_and_as_named(tmp_path: Path) -> None:
+def test_file_asked_for_twice_is_found_once_and_as_named(tmp_path: Path) -> None:
     put(tmp_path, "a.json")
     path = str(tmp_path / "a.json")
     assert find_traces([path, str(tmp_path), f"file://{path}"]) == [TraceFile(path, named=True)]
 
 
-def test_a_pattern_finds_what_matches(tmp_path: Path) -> None:
+def test_pattern_finds_what_matches(tmp_path: Path) -> None:
     put(tmp_path, "a1.json", "a2.json", "b1.json")
     assert names_found(str(tmp_path / "a*.json")) == ["a1.json", "a2.json"]
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
+def test_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> None:
     put(tmp_path, "a[1].json")
     assert names_found(str(tmp_path / "a[1].json")) == ["a[1].json"]
 
@@ -159,7 +159,7 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path: Path) -> 
     ("path", "message"),
     [("nothing.json", "there is no such file or folder"), ("", "holds no trace: no file ends in .json or .json.gz")],
 )
-def test_a_path_with_nothing_behind_it_is_refused(tmp_path: Path, path: str, message: str) -> None:
+def test_path_without_a_file_is_refused(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(UnavailableError, match=message):
         find_traces([str(tmp_path / path)])
 
@@ -172,5 +172,5 @@ def test_a_path_with_nothing_behind_it_is_refused(tmp_path: Path, path: str, mes
         ("r5.json", 5), ("car5.json", None),
     ],
 )  # fmt: skip
-def test_a_files_name_may_tell_its_rank(name: str, rank: int | None) -> None:
+def test_files_name_may_tell_its_rank(name: str, rank: int | None) -> None:
     assert rank_in_name(name) == rank

@@ -32,7 +32,7 @@ def test_without_memory_events_there_is_no_report() -> None:
     assert reports_of(event("cpu_op", "aten::mm", 0, 5)) == []
 
 
-def test_the_peak_is_the_allocators_own_total() -> None:
+def test_peak_is_the_allocators_own_total() -> None:
     report = report_of(
         event("cpu_op", "a", 2, 1), total(5, 8, 108, 256), total(7, 50, 158, 512), total(9, -50, 108, 512)
     )
@@ -41,7 +41,7 @@ def test_the_peak_is_the_allocators_own_total() -> None:
 
 
 @pytest.mark.parametrize("told", [None, "many", 2**70])
-def test_without_every_total_the_events_are_added_up(told: Any) -> None:
+def test_without_all_totals_events_are_summed(told: Any) -> None:
     report = report_of(total(5, 8, 108), total(7, 50, told), total(9, -50, 108))
     assert (report.peak_bytes, report.reserved_peak_bytes) == (58, None)
 
@@ -69,7 +69,7 @@ def test_without_steps_there_is_no_growth() -> None:
     assert (report.growth_by_step_bytes, report.growth_bytes) == ([], 0)
 
 
-def test_allocations_belong_to_the_innermost_operator_around_them() -> None:
+def test_allocations_belong_to_the_innermost_operator() -> None:
     events = [event("cpu_op", "aten::mm", 0, 10), event("cpu_op", "aten::empty", 2, 3)]
     changes = [allocation(3, 8), allocation(4, 8), allocation(7, -8), allocation(20, -4)]
     rows = [(r.operator, r.count, r.allocated_bytes, r.kept_bytes) for r in report_of(*events, *changes).operators]

@@ -1,4 +1,4 @@
-"""What the head of a trace says, also when it was written by a stranger."""
+"""The origin in the head of a trace, also of heads that are not trusted."""
 
 from typing import Any
 
@@ -15,45 +15,43 @@ HEAD = {
 }
 
 
-def test_head_tells_the_job_the_host_and_the_devices() -> None:
+def test_head_has_world_host_and_devices() -> None:
     found = read_origin(HEAD, "a.json")
     assert (found.rank, found.world_size, found.backend, found.host) == (2, 8, "nccl", "node1")
     assert found.base_ns == 1_694_128_201_000_000_000
     assert found.devices == (DeviceProperties(0, "A100", (8, 0)), DeviceProperties(1, None, None))
 
 
-def test_empty_head_tells_nothing_and_times_count_from_zero() -> None:
+def test_empty_head_has_no_values_and_base_zero() -> None:
     assert read_origin({}, "a.json") == (None, None, None, None, None, 0, ())
 
 
-def test_rank_in_the_head_is_believed_before_that_in_the_name() -> None:
+def test_rank_in_the_head_precedes_that_in_the_name() -> None:
     assert read_origin(HEAD, "rank3.json").rank == 2
     assert read_origin({}, "rank3.json").rank == 3
 
 
 @pytest.mark.parametrize("number", ["2", 2.0, True, HEAD_NUMBER_MAX, -HEAD_NUMBER_MAX])
-def test_number_that_is_none_or_too_large_is_as_if_it_were_not_there(number: Any) -> None:
+def test_invalid_or_too_large_number_counts_as_missing(number: Any) -> None:
     distributed = {"rank": number, "world_size": number, "pg_count": number}
     found = read_origin({"distributedInfo": distributed, "baseTimeNanoseconds": number}, "a.json")
     assert (found.rank, found.world_size, found.group_count, found.base_ns) == (None, None, None, 0)
 
 
 @pytest.mark.parametrize(("group_count", "size"), [(1, 8), (2, None), (None, None)])
-def test_group_of_an_operation_is_beyond_doubt_only_when_there_is_one(
-    group_count: int | None, size: int | None
-) -> None:
+def test_group_size_is_known_only_for_a_single_group(group_count: int | None, size: int | None) -> None:
     distributed = {"world_size": 8, "pg_count": group_count}
     assert read_origin({"distributedInfo": distributed}, "a.json").only_group_size == size
 
 
-def test_ranks_come_in_order_whatever_the_order_of_the_files_and_without_a_rank_last() -> None:
+def test_files_are_sorted_by_rank_those_without_one_last() -> None:
     files = ByRank[str]()
     for rank, file in ((None, "a"), (10, "b"), (2, "c")):
         files.add(rank, file, file.upper())
     assert files.in_order() == ["C", "B", "A"]
 
 
-@pytest.mark.parametrize(("rank", "says"), [(3, "it claims rank 3"), (None, "it tells no rank")])
+@pytest.mark.parametrize(("rank", "says"), [(3, "it claims rank 3"), (None, "it names no rank")])
 def test_second_file_of_one_rank_is_refused_naming_the_first(rank: int | None, says: str) -> None:
     files = ByRank[str]()
     files.add(rank, "a.json", "first")

@@ -1,4 +1,4 @@
-"""What find_signs sees in small traces: times in the events are microseconds, in the signs nanoseconds."""
+"""Signs of small traces: times in the events are microseconds, in the signs nanoseconds."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def call(name: str, start_us: float, duration_us: float, **args: Any) -> Event:
 
 
 def launched(number: int, call_us: tuple[float, float], work_us: tuple[float, float], **more: Any) -> list[Event]:
-    """A call and the device work that it launched, both as start and duration."""
+    """Return a call and the device work that it launched, both given as start and duration."""
     stream = more.pop("stream", 7)
     work = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": stream, "ts": work_us[0], "dur": work_us[1]}
     args = {"device": 0, "stream": stream, "correlation": number}
@@ -42,18 +42,18 @@ LATE = launched(2, (40, 5), (50, 10))
 """Launched at 40, runs from 50 to 60: the device was idle for the 35 us from 15 on, and the window is 5 to 60."""
 
 
-def test_gap_whose_next_kernel_is_launched_inside_it_is_blamed_on_the_launch() -> None:
+def test_gap_with_launch_inside_it_is_attributed_to_launch() -> None:
     signs = signs_of(FIRST, LATE)
     assert (signs.window_ns, signs.idle_ns, signs.idle_launch_ns) == (55_000, 35_000, 35_000)
 
 
-def test_gap_whose_next_kernel_was_queued_before_it_is_not_blamed_on_the_launch() -> None:
+def test_gap_before_a_queued_kernel_is_not_launch_time() -> None:
     queued = launched(2, (10, 4), (50, 10))
     signs = signs_of(FIRST, queued)
     assert (signs.idle_ns, signs.idle_launch_ns) == (35_000, 0)
 
 
-def test_idle_time_inside_the_data_loader_is_not_blamed_on_the_launch() -> None:
+def test_idle_time_inside_the_data_loader_is_not_launch_time() -> None:
     loader = on_host("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 10)
     signs = signs_of(FIRST, LATE, loader)
     assert (signs.idle_data_loader_ns, signs.idle_launch_ns) == (10_000, 25_000)
@@ -69,7 +69,7 @@ def test_pinning_host_memory_is_no_device_allocation() -> None:
     assert signs_of(FIRST, LATE, call("cudaMallocHost", 20, 15)).idle_allocation_ns == 0
 
 
-def test_idle_time_inside_a_synchronising_call_is_told_apart() -> None:
+def test_idle_time_inside_a_synchronising_call_is_separate() -> None:
     # The call runs from 10 to 18: the device works until 15, so 3 us of it are idle and all 8 us block the host.
     signs = signs_of(FIRST, LATE, call("cudaStreamSynchronize", 10, 8))
     assert (signs.idle_synchronisation_ns, signs.blocked_ns, signs.idle_launch_ns) == (3_000, 8_000, 32_000)
@@ -84,7 +84,7 @@ def test_last_device_synchronisation_is_the_profilers() -> None:
     assert (signs.profiler_synchronisation_ns, signs.blocked_ns) == (6_000, 0)
 
 
-def test_device_synchronisation_before_a_launch_is_the_scripts_own() -> None:
+def test_synchronisation_before_a_launch_is_the_scripts() -> None:
     signs = signs_of(FIRST, LATE, call("cudaDeviceSynchronize", 12, 4))
     assert (signs.profiler_synchronisation_ns, signs.blocked_ns) == (None, 4_000)
 
@@ -101,7 +101,7 @@ def test_kernels_shorter_than_their_call_are_counted() -> None:
     assert (signs.launched_kernel_count, signs.short_kernel_count, signs.launch_call_ns) == (3, 1, 15_000)
 
 
-def test_copy_inside_a_copy_operator_counts_once_and_for_the_outermost() -> None:
+def test_nested_copy_operators_count_once_for_the_outermost() -> None:
     outer = on_host("cpu_op", "aten::contiguous", 0, 20)
     signs = signs_of(outer, on_host("cpu_op", "aten::clone", 1, 18), launched(1, (2, 5), (5, 8)), LATE)
     assert (signs.copy_operator_device_ns, signs.copy_operator) == (8_000, "aten::contiguous")
@@ -138,7 +138,7 @@ def test_compute_capability_that_cannot_be_read_is_unknown(properties: Any) -> N
     assert signs_of(FIRST, deviceProperties=properties).compute_capability_major is None
 
 
-def test_trace_without_a_device_tells_nothing_about_one() -> None:
+def test_trace_without_a_device_has_no_device_signs() -> None:
     signs = signs_of(on_host("cpu_op", "aten::clone", 0, 20))
     assert (signs.idle_ns, signs.blocked_ns, signs.launched_kernel_count) == (None, None, None)
     assert signs.copy_operator_host_ns == 20_000

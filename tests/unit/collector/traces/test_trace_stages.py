@@ -1,4 +1,4 @@
-"""What the time of the steps went into: types of events, and stages of the training step."""
+"""The time of the steps by type of event, and by stage of the training step."""
 
 from typing import Any
 
@@ -48,14 +48,14 @@ def device_us(*events: Event) -> dict[str, int]:
 # -- by type ----------------------------------------------------------------------------------------------------------
 
 
-def test_at_every_moment_the_first_type_that_is_going_on_counts() -> None:
+def test_first_active_type_counts_at_any_time() -> None:
     # 0-20 the step; 2-12 an operator, 3-4 a launch, 4-9 a kernel, 8-11 a copy.
     copy = {**kernel("Memcpy HtoD", 8, 3), "cat": "gpu_memcpy"}
     events = [step(1, 0, 20), event("cpu_op", "aten::mm", 2, 10), launch(3, 1), kernel("gemm", 4, 5), copy]
     assert kinds_in_us(*events) == {"kernel": 5, "memcpy": 2, "runtime": 1, "cpu_op": 2, "other": 10}
 
 
-def test_communication_is_that_of_the_hosts_ranges() -> None:
+def test_communication_is_from_the_hosts_ranges() -> None:
     assert kinds_in_us(step(1, 0, 20), annotation("gloo:all_reduce", 2, 6)) == {"communication": 6, "other": 14}
 
 
@@ -68,7 +68,7 @@ def test_without_steps_the_whole_trace_is_split() -> None:
     assert kinds_in_us(kernel("a", 0, 4), kernel("b", 6, 4)) == {"kernel": 8, "other": 2}
 
 
-def test_a_trace_of_nothing_has_types_without_shares() -> None:
+def test_trace_of_nothing_has_types_without_shares() -> None:
     rows = sum_event_types(view_of())
     assert [(row.kind, row.total_ns, row.ratio) for row in rows] == [(kind, 0, None) for kind in KINDS]
 
@@ -78,7 +78,7 @@ def test_shares_are_of_the_steps() -> None:
     assert (ratios["kernel"], ratios["other"]) == (0.25, 0.75)
 
 
-def test_a_window_is_split_to_the_ns() -> None:
+def test_window_is_split_to_the_ns() -> None:
     kinds = [np.array([[0, 5]]), np.array([[3, 8], [12, 20]])]
     # Of 2 to 15: 3 of the first, 5 to 8 and 12 to 15 of the second, 8 to 12 of none.
     assert split_by_kind(kinds, 2, 15) == [3, 6, 4]
@@ -91,7 +91,7 @@ def test_without_steps_there_are_no_stages() -> None:
     assert sum_stages(view_of(kernel("a", 0, 4))) == []
 
 
-def test_a_step_is_split_into_its_stages() -> None:
+def test_step_is_split_into_its_stages() -> None:
     events = [
         step(1, 0, 40),
         annotation(LOADER, 0, 5),
@@ -106,17 +106,17 @@ def test_a_step_is_split_into_its_stages() -> None:
     assert host_us(*events) == {"data_loader": 5, "forward": 4, "backward": 8, "optimizer": 6, "other": 17}
 
 
-def test_the_optimizer_between_two_backwards_is_not_backward() -> None:
+def test_optimizer_between_two_backwards_is_not_backward() -> None:
     engine = [event("cpu_op", ENGINE, start, 2, tid=2) for start in (0, 10)]
     assert host_us(step(1, 0, 12), *engine, annotation(OPTIMIZER, 4, 3)) == {"backward": 9, "optimizer": 3}
 
 
-def test_a_pause_of_milliseconds_ends_a_backward() -> None:
+def test_pause_of_milliseconds_ends_a_backward() -> None:
     engine = [event("cpu_op", ENGINE, start, 1_000, tid=2) for start in (0, 3_000)]
     assert host_us(step(1, 0, 4_000), *engine) == {"backward": 2_000, "other": 2_000}
 
 
-def test_a_lone_node_of_2021_is_backward() -> None:
+def test_lone_node_of_2021_is_backward() -> None:
     assert host_us(step(1, 0, 10), event("Operator", "MmBackward", 2, 3)) == {"backward": 3, "other": 7}
 
 
@@ -131,7 +131,7 @@ def test_work_launched_outside_of_the_steps_is_in_no_stage() -> None:
 
 
 @pytest.mark.parametrize(("correlation", "end_us"), [(1, 57), (9, 20)])
-def test_an_extended_step_ends_with_the_work_it_launched(correlation: int, end_us: int) -> None:
+def test_extended_step_ends_with_the_work_it_launched(correlation: int, end_us: int) -> None:
     view = view_of(step(1, 0, 20), launch(3, 1), kernel("gemm", 50, 7, correlation=correlation))
     one: Any = view.steps[0]
     assert extended_step(view, one, find_launched(view, one)) == (0, 1_000 * end_us)

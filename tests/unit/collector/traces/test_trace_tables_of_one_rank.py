@@ -54,12 +54,12 @@ def only_collective(*events: Event, **head: Any) -> Collective:
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "cuda_sync", "cuda_runtime", "gpu_user_annotation"])
-def test_an_event_with_a_stream_that_ran_nowhere_is_no_device_work(category: str) -> None:
+def test_event_with_a_stream_but_no_device_is_no_work(category: str) -> None:
     view = view_of(event(category, "x", 1, 5, stream=7, device=0))
     assert (view.has_device, len(view.work)) == (False, 0)
 
 
-def test_kernels_are_summed_by_name_with_their_share_of_the_kernel_time() -> None:
+def test_kernels_are_summed_by_name_with_their_share() -> None:
     first, second = tables.sum_kernels(view_of(kernel("a", 1, 2), kernel("a", 5, 4), kernel("b", 9, 2)))
     assert (first.name, first.count, first.total_ns, first.mean_ns) == ("a", 2, 6_000, 3_000)
     assert (first.min_ns, first.max_ns, first.pct, second.pct) == (2_000, 4_000, 75.0, 25.0)
@@ -69,14 +69,14 @@ def test_kernels_without_length_have_no_share() -> None:
     assert tables.sum_kernels(view_of(kernel("a", 1, 0)))[0].pct == 0.0
 
 
-def test_copies_have_a_rate_where_they_tell_their_bytes() -> None:
+def test_copies_with_known_bytes_have_a_rate() -> None:
     # 4,000 bytes in 2 us.
     row = tables.sum_copies(view_of(copy("Memcpy HtoD", 1, 2, bytes=4_000)))[0]
     assert (row.bytes, row.bytes_per_s) == (4_000, 2e9)
 
 
 @pytest.mark.parametrize("args", [{}, {"bytes": "many"}])
-def test_copies_that_do_not_all_tell_their_bytes_have_no_sum(args: dict[str, str]) -> None:
+def test_copies_with_unknown_bytes_have_no_sum(args: dict[str, str]) -> None:
     row = tables.sum_copies(view_of(copy("Memcpy HtoD", 1, 2, bytes=4_000), copy("Memcpy HtoD", 5, 2, **args)))[0]
     assert (row.count, row.bytes, row.bytes_per_s) == (2, None, None)
 
@@ -92,25 +92,25 @@ def test_each_device_of_a_file_has_a_report_of_its_own() -> None:
     assert (second.device, second.compute_ns, second.idle_ns) == (1, 4_000, 4_000)
 
 
-def test_several_devices_in_one_file_are_told() -> None:
+def test_several_devices_in_one_file_are_a_warning() -> None:
     report = reduce_trace(read_events(kernel("a", 0, 6), kernel("a", 4, 4, device=1)), "a.json").report
-    assert report.warnings[0] == "2 devices in one file: the totals are of all together, see devices"
+    assert report.warnings[0] == "2 devices in one file: the totals are sums over all of them, see devices"
 
 
 @pytest.mark.parametrize("told", [5, "x", {"id": 0}, [3], [{"id": "0", "name": "A"}], [{"id": 0}], None])
-def test_a_device_whose_properties_are_broken_has_no_name(told: Any) -> None:
+def test_device_whose_properties_are_broken_has_no_name(told: Any) -> None:
     assert devices_of(kernel("a", 0, 6), deviceProperties=told)[0].name is None
 
 
-def test_a_device_has_the_name_of_its_properties() -> None:
+def test_device_has_the_name_of_its_properties() -> None:
     assert devices_of(kernel("a", 0, 6), deviceProperties=[{"id": 0, "name": "A100"}])[0].name == "A100"
 
 
-def test_work_that_tells_no_device_has_a_report_without_number() -> None:
+def test_work_without_a_device_has_a_report_without_number() -> None:
     assert devices_of(kernel("a", 0, 6, device="none"))[0].device is None
 
 
-def test_hundreds_of_kernels_of_one_graph_launch_belong_to_that_launch() -> None:
+def test_kernels_of_one_graph_launch_belong_to_it() -> None:
     kernels = [kernel("a", 10 + 2 * place, 1, correlation=5) for place in range(300)]
     step = annotation("ProfilerStep#1", 0, 8)
     view = view_of(step, operator("graph", 1, 5), launch(2, 5, "cudaGraphLaunch"), *kernels)
@@ -123,33 +123,33 @@ def test_hundreds_of_kernels_of_one_graph_launch_belong_to_that_launch() -> None
 # -- communication ----------------------------------------------------------------------------------------------------
 
 
-def test_the_range_a_kernel_was_launched_in_tells_its_operation() -> None:
+def test_launching_range_names_the_operation() -> None:
     within = annotation("nccl:_all_gather_base", 0, 10)
     assert only_collective(within, launch(2, 5), kernel(SEND_RECV, 20, 5, correlation=5)).op == "all_gather"
 
 
-def test_the_innermost_range_tells() -> None:
+def test_innermost_range_names_the_operation() -> None:
     ranges = [annotation("nccl:coalesced", 0, 10), annotation("nccl:reduce_scatter", 1, 5)]
     assert only_collective(*ranges, launch(2, 5), kernel(SEND_RECV, 20, 5, correlation=5)).op == "reduce_scatter"
 
 
-def test_a_range_of_another_thread_tells_nothing() -> None:
+def test_range_of_another_thread_is_ignored() -> None:
     within = annotation("nccl:all_gather", 0, 10, tid=2)
     assert only_collective(within, launch(2, 5), kernel(SEND_RECV, 20, 5, correlation=5)).op == "send_recv"
 
 
 @pytest.mark.parametrize(("name", "op"), [(SEND_RECV, "send_recv"), ("ncclDevKernel_Generic_1", "?")])
-def test_without_a_range_the_kernels_name_tells_if_it_can(name: str, op: str) -> None:
+def test_without_a_range_the_kernel_name_is_used(name: str, op: str) -> None:
     assert only_collective(launch(2, 5), kernel(name, 20, 5, correlation=5)).op == op
 
 
-def test_what_a_kernel_says_of_itself_counts_most() -> None:
+def test_arguments_of_a_kernel_precede_its_range() -> None:
     told = {"Collective name": "_allgather_base", "correlation": 5, **WORLD}
     one = only_collective(annotation("nccl:all_reduce", 0, 10), launch(2, 5), kernel(SEND_RECV, 20, 5, **told))
     assert (one.op, one.group, one.group_size) == ("all_gather", "default_pg", 4)
 
 
-def test_a_kernel_that_names_its_collective_communicates_whatever_it_is_called() -> None:
+def test_kernel_with_a_collective_argument_communicates() -> None:
     assert only_collective(kernel("my_kernel", 20, 5, **{"Collective name": "allreduce"})).op == "all_reduce"
 
 
@@ -159,17 +159,17 @@ def test_bytes_are_of_the_larger_side() -> None:
 
 
 @pytest.mark.parametrize("told", [{"In msg nelems": 10}, {"In msg nelems": 10, "dtype": "?"}, {"dtype": "Float"}])
-def test_bytes_that_are_not_told_are_missing(told: dict[str, Any]) -> None:
+def test_unknown_bytes_are_missing(told: dict[str, Any]) -> None:
     assert only_collective(kernel(SEND_RECV, 20, 5, **{"Collective name": "allreduce", **told})).bytes is None
 
 
-def test_a_collective_on_the_host_is_the_range_of_its_backend() -> None:
+def test_collective_on_the_host_is_the_range_of_its_backend() -> None:
     shapes = {"Input Dims": [[10]], "Input type": ["float"]}
     one = only_collective(annotation("gloo:all_reduce", 3, 5, **shapes))
     assert (one.op, one.bytes, one.start_ns, one.duration_ns, one.group) == ("all_reduce", 40, 3_000, 5_000, "unknown")
 
 
-def test_an_all_gather_on_the_host_counts_what_it_gathers() -> None:
+def test_all_gather_on_the_host_counts_what_it_gathers() -> None:
     shapes = {"Input Dims": [[10]], "Input type": ["float"]}
     head = {"distributedInfo": {"world_size": 4, "pg_count": 1}}
     assert only_collective(annotation("gloo:all_gather", 3, 5, **shapes), **head).bytes == 160
@@ -177,7 +177,7 @@ def test_an_all_gather_on_the_host_counts_what_it_gathers() -> None:
 
 
 @pytest.mark.parametrize("shapes", [{"Input Dims": "x", "Input type": "float"}, {"Input Dims": [[1]]}])
-def test_shapes_that_tell_no_bytes_are_missing(shapes: dict[str, Any]) -> None:
+def test_shapes_without_bytes_are_missing(shapes: dict[str, Any]) -> None:
     assert only_collective(annotation("gloo:all_reduce", 3, 5, **shapes)).bytes is None
 
 
@@ -192,7 +192,7 @@ def test_collectives_are_summed_by_group_operation_and_type() -> None:
 # -- the host ---------------------------------------------------------------------------------------------------------
 
 
-def test_operators_have_time_of_their_own_and_of_what_is_inside_them() -> None:
+def test_operators_have_self_and_total_time() -> None:
     events = [operator("outer", 0, 10), operator("inner", 2, 3), launch(3, 1), launch(7, 2)]
     work = [kernel("a", 20, 4, correlation=1), kernel("b", 30, 1, correlation=2)]
     by_name = {row.name: row for row in tables.sum_operators(view_of(*events, *work))}
@@ -201,7 +201,7 @@ def test_operators_have_time_of_their_own_and_of_what_is_inside_them() -> None:
     assert (outer.device_total_ns, outer.device_self_ns, inner.device_total_ns) == (5_000, 1_000, 4_000)
 
 
-def test_ranges_of_the_user_are_summed_on_the_host_and_on_the_device() -> None:
+def test_user_ranges_are_summed_on_host_and_device() -> None:
     on_device = event("gpu_user_annotation", "mine", 20, 3)
     only_there = event("gpu_user_annotation", "graph", 30, 1)
     rows = tables.sum_user_ranges(view_of(annotation("mine", 0, 5), annotation("mine", 8, 1), on_device, only_there))
@@ -216,25 +216,25 @@ def test_steps_and_collectives_are_no_ranges_of_the_user(name: str) -> None:
     assert tables.sum_user_ranges(view_of(annotation(name, 0, 5), event("gpu_user_annotation", name, 1, 1))) == []
 
 
-def test_a_wait_for_the_device_is_told_by_the_operator_that_asks_for_a_number() -> None:
+def test_wait_is_attributed_to_the_host_value_operator() -> None:
     events = [operator("aten::item", 0, 10), operator("aten::_local_scalar_dense", 1, 8)]
     row = tables.sum_synchronisations(view_of(*events, launch(3, 1, "cudaStreamSynchronize")))[0]
     assert (row.name, row.count, row.total_ns, row.operator) == ("cudaStreamSynchronize", 1, 1_000, "aten::item")
 
 
-def test_a_wait_outside_of_operators_has_none() -> None:
+def test_wait_outside_of_operators_has_none() -> None:
     row = tables.sum_synchronisations(view_of(launch(3, 1, "hipDeviceSynchronize"), launch(5, 2)))[0]
     assert (row.name, row.operator, row.source) == ("hipDeviceSynchronize", None, None)
 
 
-def test_the_source_of_a_wait_is_the_innermost_line_that_is_the_users() -> None:
+def test_source_of_a_wait_is_the_users_innermost_line() -> None:
     frames = ["train.py(9): main", "train.py(54): step", "/x/torch/_tensor.py(3): item", "<built-in method item>"]
     events = [event("python_function", name, depth, 20 - 2 * depth, tid=9) for depth, name in enumerate(frames)]
     row = tables.sum_synchronisations(view_of(*events, launch(8, 1, "cudaStreamSynchronize")))[0]
     assert row.source == "train.py(54): step"
 
 
-def test_without_frames_the_operators_own_stack_tells_the_source() -> None:
+def test_without_frames_the_operators_stack_has_the_source() -> None:
     stack = {"Call stack": "/x/torch/_tensor.py(3): item;train.py(54): step;train.py(9): main"}
     events = [operator("aten::item", 0, 10, **stack), launch(3, 1, "cudaStreamSynchronize")]
     assert tables.sum_synchronisations(view_of(*events))[0].source == "train.py(54): step"
@@ -244,12 +244,12 @@ def test_without_frames_the_operators_own_stack_tells_the_source() -> None:
 
 
 @pytest.mark.parametrize("head", [{}, {"distributedInfo": 5}, {"distributedInfo": {"rank": "2", "world_size": None}}])
-def test_without_word_of_the_job_the_files_name_tells_the_rank(head: dict[str, Any]) -> None:
+def test_without_distributed_info_the_name_has_the_rank(head: dict[str, Any]) -> None:
     report = reduce_trace(read_events(kernel("a", 1, 1), **head), "run/rank3.json").report
     assert (report.rank, report.world_size, report.backend) == (3, None, None)
 
 
-def test_a_trace_without_device_is_broken_down_by_its_operators() -> None:
+def test_trace_without_device_is_broken_down_by_its_operators() -> None:
     report = reduce_trace(read_events(operator("aten::mm", 0, 6), annotation("gloo:send", 8, 2)), "a.json").report
     assert (report.device, report.compute_ns, report.communication_ns, report.idle_ns) == ("CPU", 6_000, 2_000, 2_000)
 
@@ -263,13 +263,13 @@ def test_operators_on_the_threads_of_a_backend_are_not_computing() -> None:
     assert reduce_trace(read_events(*events), "a.json").report.compute_ns == 6_000
 
 
-def test_a_trace_of_nothing_has_no_window() -> None:
+def test_trace_of_nothing_has_no_window() -> None:
     report = reduce_trace(read_events({"ph": "M", "name": "process_name"}), "a.json").report
     assert (report.window_ns, report.busy_ratio, report.timeline, report.steps) == (0, None, None, [])
     assert report.warnings[0] == "no device work, and no operators either: nothing to break down"
 
 
-def test_a_step_lasts_until_the_next_one_begins() -> None:
+def test_step_lasts_until_the_next_one_begins() -> None:
     steps = [annotation("ProfilerStep#4", 0, 5), annotation("ProfilerStep#5", 8, 4)]
     found = break_down_steps(view_of(*steps, kernel("a", 6, 3)))
     assert [(step.step, step.window_ns, step.compute_ns) for step in found] == [(4, 8_000, 2_000), (5, 4_000, 1_000)]
@@ -281,12 +281,12 @@ def test_steps_are_chosen_by_their_numbers() -> None:
     assert [step.number for step in RankView(trace, (3, None)).steps] == [3, 4]
 
 
-def test_a_step_that_two_threads_note_counts_once() -> None:
+def test_step_that_two_threads_note_counts_once() -> None:
     noted = [annotation("ProfilerStep#4", 0, 5), annotation("ProfilerStep#4", 1, 5, tid=2)]
     assert [step.start_ns for step in view_of(*noted).steps] == [0]
 
 
-def test_the_timeline_shows_each_bin() -> None:
+def test_timeline_shows_each_bin() -> None:
     # Of 8 us: 4 of computing, then one more while communicating, two of communicating alone, one of copying.
     events = [kernel("a", 0, 5), kernel(SEND_RECV, 4, 3), copy("Memcpy HtoD", 6, 2)]
     timeline = draw_timeline(view_of(*events), bins=4)

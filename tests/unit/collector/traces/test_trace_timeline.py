@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.collector.traces.timeline import find_moments, merge, place_clocks
+from rankscope.collector.traces.timeline import find_flow_points, merge, place_clocks
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.traced_collectives import Collective
@@ -70,7 +70,7 @@ def merge_events(folder: Path, *paths: str) -> list[Event]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> list[str]:
-    """Rank 1 comes 60 us late to a 100 us all-reduce; its clock is 5000 us ahead, on another host."""
+    """Rank 1 enters a 100 us all-reduce 60 us late; its clock is 5000 us ahead, on another host."""
     first = write_trace(tmp_path, 0, [all_reduce(1000, 100), all_reduce(2000, 40)], host="a")
     second = write_trace(tmp_path, 1, [all_reduce(6060, 40), all_reduce(7000, 40)], host="b")
     return [first, second]
@@ -119,13 +119,13 @@ def test_epoch_time_with_a_fraction_loses_no_nanosecond(tmp_path: Path) -> None:
     assert times == [0, 3.007]
 
 
-def test_time_of_day_is_had_back_from_the_merged_file(tmp_path: Path) -> None:
+def test_time_of_day_is_restored_from_the_merged_file(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(5.25)], base_ns=1_700_000_000_000_000_000)
     merge([path], tmp_path / "merged.json")
     assert read_merged(tmp_path / "merged.json")["baseTimeNanoseconds"] == 1_700_000_000_000_005_250
 
 
-def test_times_count_from_the_earliest_event_even_if_it_is_only_an_instant(tmp_path: Path) -> None:
+def test_times_count_from_the_earliest_event_or_instant(tmp_path: Path) -> None:
     instant = {"ph": "i", "name": "Iteration Start", "pid": "Traces", "tid": "Trace", "ts": 90, "s": "g"}
     events = merge_events(tmp_path, write_trace(tmp_path, 0, [on_host(100), instant]))
     assert [event["ts"] for event in events if "ts" in event] == [10, 0]
@@ -152,28 +152,28 @@ def test_broken_text_of_a_trace_is_valid_json_in_the_merged_one(tmp_path: Path) 
     assert next(event for event in events if event["name"] == "step")["args"] == {"note": "\ufffd\ufffd"}
 
 
-def test_event_without_a_usable_time_is_copied_and_told(tmp_path: Path) -> None:
+def test_event_without_usable_time_is_copied_with_a_warning(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(1), {**on_host(2), "ts": None}])
     report = merge([path], tmp_path / "merged.json")
     assert f"{path}: 1 events have no usable time: copied as they are" in report.warnings
 
 
-def test_thing_that_is_no_event_is_left_out_and_told(tmp_path: Path) -> None:
+def test_value_that_is_no_event_is_left_out_with_a_warning(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(1), {}])
     report = merge([path], tmp_path / "merged.json")
-    assert f"{path}: 1 things among its events are no events: left out" in report.warnings
+    assert f"{path}: 1 values among its events are no events: left out" in report.warnings
 
 
 # -- the processes ----------------------------------------------------------------------------------------------------
 
 
-def test_processes_of_all_ranks_are_told_apart_and_named(tmp_path: Path, pair: list[str]) -> None:
+def test_processes_of_all_ranks_are_distinct_and_named(tmp_path: Path, pair: list[str]) -> None:
     Path(pair[0]).write_text(Path(pair[0]).read_text().replace("]}", f", {json.dumps(on_host(1000))}]}}"))
     named = {e["pid"]: e["args"]["name"] for e in merge_events(tmp_path, *pair) if e["name"] == "process_name"}
     assert sorted(named.values()) == ["rank 0: GPU 0", "rank 0: host", "rank 1: GPU 0"]
 
 
-def test_processes_stand_in_the_order_of_ranks_with_the_host_first(tmp_path: Path) -> None:
+def test_processes_are_sorted_by_rank_with_the_host_first(tmp_path: Path) -> None:
     paths = [write_trace(tmp_path, rank, [all_reduce(9, 1), on_host(1, rank)]) for rank in (10, 2)]
     events = merge_events(tmp_path, *paths)
     index = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
@@ -182,7 +182,7 @@ def test_processes_stand_in_the_order_of_ranks_with_the_host_first(tmp_path: Pat
     assert in_order == ["rank 2: host", "rank 2: GPU 0", "rank 10: host", "rank 10: GPU 0"]
 
 
-def test_gpu_that_a_rank_did_not_use_is_no_process_of_the_timeline(tmp_path: Path) -> None:
+def test_unused_gpu_is_no_process_of_the_timeline(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(1)])  # its file names GPU 0 too
     names = [e["args"]["name"] for e in merge_events(tmp_path, path) if e["name"] == "process_name"]
     assert names == ["rank 0: host"]
@@ -198,7 +198,7 @@ def test_thread_names_are_kept(tmp_path: Path) -> None:
 # -- the clock --------------------------------------------------------------------------------------------------------
 
 
-def test_clocks_of_two_hosts_are_aligned_by_the_ends_of_collectives(tmp_path: Path, pair: list[str]) -> None:
+def test_clocks_of_two_hosts_are_aligned_by_collectives(tmp_path: Path, pair: list[str]) -> None:
     report = merge(pair, tmp_path / "merged.json")
     # Ends on rank 0: 1100 and 2040 us; on rank 1: 6100 and 7040 us.
     assert [one.offset_ns for one in report.ranks] == [0, 5_000_000]
@@ -242,13 +242,13 @@ def test_rank_that_shares_no_collective_leaves_the_error_unknown(tmp_path: Path,
     assert report.warnings == ["rank 5: no collective in common with the others: the host's clock was trusted"]
 
 
-def test_offset_of_a_second_group_is_counted_through_the_host_it_shares() -> None:
+def test_offset_of_a_second_group_follows_the_shared_host() -> None:
     # Rank 1 is 70 ahead of rank 0. Rank 3 is 5 behind rank 2, which is on rank 1's host: 70 - 5.
     clocks = {0: "a", 1: "b", 2: "b", 3: "c"}
     assert place_clocks(clocks, [{0: 0, 1: 70}, {2: 0, 3: -5}]) == ({"a": 0, "b": 70, "c": 65}, [])
 
 
-def test_group_on_hosts_of_its_own_is_tied_to_no_other() -> None:
+def test_group_on_separate_hosts_is_unrelated() -> None:
     clocks = {0: "a", 1: "b", 2: "c", 3: "d"}
     assert place_clocks(clocks, [{0: 0, 1: 7}, {2: 0, 3: 5}])[1] == ["rank 2, 3"]
 
@@ -256,7 +256,7 @@ def test_group_on_hosts_of_its_own_is_tied_to_no_other() -> None:
 # -- the arrows -------------------------------------------------------------------------------------------------------
 
 
-def test_flow_leaves_the_rank_that_came_last_when_it_comes(tmp_path: Path, pair: list[str]) -> None:
+def test_flow_starts_at_the_last_rank_when_it_enters(tmp_path: Path, pair: list[str]) -> None:
     events = merge_events(tmp_path, *pair)
     flows = [event for event in events if event.get("cat") == "collective"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
@@ -277,14 +277,14 @@ def reduced(start_ns: int, duration_ns: int) -> Collective:
     return Collective("0", 3, None, "all_reduce", None, 4, None, start_ns, duration_ns)
 
 
-def test_flow_passes_the_ranks_in_the_order_of_their_moments() -> None:
+def test_flow_visits_ranks_in_the_order_of_time() -> None:
     by_rank = {0: reduced(0, 100), 1: reduced(70, 30), 2: reduced(80, 20)}
-    assert find_moments(by_rank, 1, {0: 0, 1: 0, 2: 0}) == [(1, 70), (0, 70), (2, 80)]
+    assert find_flow_points(by_rank, 1, {0: 0, 1: 0, 2: 0}) == [(1, 70), (0, 70), (2, 80)]
 
 
 def test_flow_never_runs_back_in_time() -> None:
     by_rank = {0: reduced(50, 10), 1: reduced(0, 20)}  # rank 1 was gone at 20, before rank 0 came
-    assert find_moments(by_rank, None, {0: 0, 1: 0}) == [(1, 0), (0, 50)]
+    assert find_flow_points(by_rank, None, {0: 0, 1: 0}) == [(1, 0), (0, 50)]
 
 
 # -- the files --------------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_broken_file_costs_only_itself(tmp_path: Path, pair: list[str]) -> None:
     assert [file for file, _ in report.errors] == [str(broken)]
 
 
-def test_second_file_of_a_rank_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+def test_second_file_of_a_rank_is_refused_naming_the_first(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     paths = [write_trace(folder, 3, [on_host(1)]) for folder in (tmp_path, tmp_path / "b")]
     (file, reason), *_ = merge(paths, tmp_path / "merged.json").errors
@@ -317,20 +317,20 @@ def test_merged_timeline_is_not_merged_again(tmp_path: Path, pair: list[str]) ->
         merge([str(tmp_path / "merged.json")], tmp_path / "again.json")
 
 
-def test_merged_timeline_in_the_folder_of_its_traces_is_passed_over(tmp_path: Path, pair: list[str]) -> None:
+def test_merged_timeline_beside_its_traces_is_skipped(tmp_path: Path, pair: list[str]) -> None:
     merge(pair, tmp_path / "merged.json")
     report = merge([str(tmp_path)], tmp_path / "merged.json")
     assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
 
 
-def test_nothing_usable_says_why_and_leaves_no_file(tmp_path: Path) -> None:
+def test_no_usable_file_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UnavailableError, match=r"none of the 1 files can be merged: .*a\.json: JSON without"):
         merge([str(tmp_path / "a.json")], tmp_path / "merged.json.gz")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_folder_that_is_not_there_is_named_before_anything_is_read(tmp_path: Path, pair: list[str]) -> None:
+def test_missing_folder_is_an_error_before_reading(tmp_path: Path, pair: list[str]) -> None:
     out = tmp_path / "none" / "merged.json"
     read: list[int] = []
     with pytest.raises(UnavailableError, match=r"none/merged\.json cannot be written: No such file or directory"):
@@ -345,7 +345,7 @@ def test_output_that_is_a_folder_is_refused(tmp_path: Path, pair: list[str]) -> 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here to play the full disk")
 @pytest.mark.parametrize("name", ["merged.json", "merged.json.gz"])
-def test_full_disk_is_told(tmp_path: Path, name: str) -> None:
+def test_full_disk_is_an_error(tmp_path: Path, name: str) -> None:
     output = TimelineFile(tmp_path / name)
     (tmp_path / f".{name}.{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(UnavailableError, match=f"{name} cannot be written: No space left on device"), output:

@@ -1,4 +1,4 @@
-"""The sentence on a rank that does not move."""
+"""The sentence for a stalled rank."""
 
 from rankscope.collector.reports.stalls import describe_stall
 from rankscope.collector.reports.status_text import render_run
@@ -41,29 +41,29 @@ def stall_of(*pending: PendingCollective, frames: tuple[StackFrame, ...] = FRAME
     )  # fmt: skip
 
 
-def test_a_rank_that_moves_needs_no_sentence() -> None:
+def test_rank_without_stall_has_no_sentence() -> None:
     assert describe_stall(rank_of(stalled=False)) is None
     assert describe_stall(rank_of(stall=stall_of())) is None
 
 
-def test_a_stalled_rank_is_told_with_the_line_of_the_script_and_what_it_waits_for() -> None:
+def test_stalled_rank_has_script_line_and_collective() -> None:
     assert describe_stall(rank_of(stalled=True, stall=stall_of(pending_of(11), pending_of(12)))) == (
         "rank 1 (n0) is stalled in collective at train.py:74 (main), pending for 31.0 s: all_reduce 11 of default_pg, "
         "3108 bytes and 1 more"
     )
 
 
-def test_a_rank_that_waits_for_nobody_says_so() -> None:
+def test_rank_without_pending_collective_is_described() -> None:
     assert describe_stall(rank_of(stalled=True, stall=stall_of(frames=()))) == (
         "rank 1 (n0) is stalled in collective, no collective is pending"
     )
 
 
-def test_of_a_stall_that_was_not_described_it_is_said_that_there_is_one() -> None:
+def test_stall_without_details_is_still_reported() -> None:
     assert describe_stall(rank_of(stalled=True)) == "rank 1 (n0) is stalled"
 
 
-def test_a_rank_that_does_not_answer_is_told_as_the_kernel_sees_it() -> None:
+def test_unresponsive_rank_has_the_kernels_thread_state() -> None:
     thread = KernelThread(thread=7, name="python", state="D", wait_channel="nfs_wait")
     found = RankUnresponsive(
         sequence=1,
@@ -80,12 +80,12 @@ def test_a_rank_that_does_not_answer_is_told_as_the_kernel_sees_it() -> None:
     )
 
 
-def test_a_stack_without_a_line_of_the_script_has_none() -> None:
+def test_stack_without_script_line_has_no_place() -> None:
     assert find_script_frame(FRAMES[:1]) is None
     assert find_script_frame(FRAMES) == FRAMES[1]
 
 
-def test_status_shows_it_above_the_table() -> None:
+def test_status_shows_stall_above_the_table() -> None:
     run = RunSnapshot(run="bert", world_size=4, restart_count=0, ranks=(rank_of(stalled=True, stall=stall_of()),))
     lines = render_run(run).splitlines()
     assert lines[2].startswith("  rank 1 (n0) is stalled in collective at train.py:74 (main)")
