@@ -1,6 +1,4 @@
-"""Every question that is asked of a run, in the order in which they are asked: what explains comes before what would
-otherwise be left unexplained.
-"""
+"""Build all detectors with their thresholds, in the order in which they run: those that explain come first."""
 
 from dataclasses import replace
 from typing import Final
@@ -17,11 +15,11 @@ from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Detector
 
 EVERY_STEP: Final = 0.9
-"""A share of steps that leaves out those in which something else took longer still."""
+"""Share of the steps, less those in which something else took even longer."""
 
 
 def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
-    """The detectors with their thresholds."""
+    """Return the detectors with the thresholds of the configuration."""
     thresholds = read_thresholds(config)
     return (
         Hangs(),
@@ -36,7 +34,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
 
 
 def read_thresholds(config: CollectorConfig) -> Thresholds:
-    """When a rank is called slow."""
+    """Return the thresholds of a slow rank."""
     return Thresholds(
         steps_min=config.detect_steps_min,
         slowdown_ratio_min=config.slowdown_ratio_min,
@@ -47,12 +45,14 @@ def read_thresholds(config: CollectorConfig) -> Thresholds:
 
 
 def read_link_thresholds(config: CollectorConfig) -> Thresholds:
-    """When a link is called slow. It is so no longer when half of the smallest effect is gone, as with ranks."""
+    """Return the thresholds of a slow link. It has recovered when half of the smallest effect is gone, as with
+    ranks.
+    """
     return _with_effect(read_thresholds(config), config.link_slowdown_ratio_min)
 
 
 def read_imbalance_thresholds(config: CollectorConfig) -> Thresholds:
-    """When a group of ranks is said to have more work than the others: in every step, but for a few."""
+    """Return the thresholds of an imbalance: a group has more work than the others in all steps but a few."""
     thresholds = _with_effect(read_thresholds(config), config.imbalance_ratio_min)
     return replace(thresholds, persistence_ratio=max(EVERY_STEP, config.persistence_ratio))
 

@@ -1,4 +1,4 @@
-"""What detection says: a Finding, or an Abstain with its reason."""
+"""Define the results of detection: a Finding, or an Abstain with its reason."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -6,36 +6,35 @@ from typing import Final
 import msgspec
 
 STRAGGLER: Final = "straggler"
-"""The kind of finding about ranks whose own work takes longer than that of those they are compared with."""
+"""Kind of a finding about ranks whose self time is longer than that of their peers."""
 HANG: Final = "hang"
-"""The kind of finding about a job that does not move."""
+"""Kind of a finding about a run that makes no progress."""
 SLOW_LINK: Final = "slow_link"
-"""The kind and the cause of a finding about links."""
+"""Kind and cause of a finding about links."""
 PATTERNS: Final = ("steady", "intermittent", "drifting")
-"""How a slowness shows: in one step as in the next; only in some steps; ever more."""
+"""Patterns of a slowness: the same in every step; only in some steps; growing."""
 SEVERITIES: Final = ("info", "warning", "critical")
-"""To be known; to be looked at in the working day; to be looked at now."""
+"""For information; act within the working day; act now."""
 
 GROUP_SEPARATOR: Final = "; "
-"""Between the names of groups in `details["groups"]`; names of groups have commas in them."""
+"""Separator of group names in `details["groups"]`: group names contain commas."""
 TRANSFER_EXCESS: Final = "transfer_excess_ns"
-"""Of each slow group by how much its transfer is longer: evidence, with the group's name behind a slash."""
+"""Evidence key, followed by `/` and the group: by how many ns a slow group's transfer is longer."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict: about some ranks (the first one leads), about a process group, or about the whole run (neither).
+    """A verdict about some ranks (`rank` is the first), about a process group, or about the whole run (neither).
 
     `kind` is what a detector finds (`straggler`, `hang`, ...), `number` counts the findings of a run from 1 and stays
-    with one that changes, `cause` is why, for a straggler one of docs/definitions.md section 5. `since_step` is the
-    first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
-    machines it is about: of a straggler those nearly all of whose ranks are slow, of a link those it joins.
-    `evidence` holds the numbers behind the sentence, with their unit; `details` what is no number (a stack, the
+    when the finding changes, `cause` is the reason, for a straggler one of docs/definitions.md section 5. `since_step`
+    is the first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
+    machines it is about: for a straggler those nearly all of whose ranks are slow, for a link those it joins.
+    `evidence` holds the numbers behind the sentence, with their unit; `details` the texts (a stack, the
     names of links). `run_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
-    far, all ranks together. None: not known, or it makes no sense.
+    far, all ranks together. None: not known, or not applicable.
 
-    Of a finding that is over `until_step` is the last step in which it held, and `lasted_s` for how long it did;
-    `sentence` is then in the past tense. `past` is that form before it is over, with `{when}` where from when until
-    when is put in (`past.py`).
+    When a finding has closed, `until_step` is the last step in which it held, `lasted_s` its duration, and `sentence`
+    is in the past tense. `past` is that form in advance, with `{when}` in place of the period (`past.py`).
     """
 
     kind: str
@@ -60,12 +59,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank it is about, of several the first; None for one about a group or the run."""
+        """Return the rank it is about, the first of several; None for one about a group or the run."""
         return self.ranks[0] if self.ranks else None
 
     @property
     def subject(self) -> str:
-        """Whom it is about, for people.
+        """Return what it is about, as text.
 
         >>> finding = Finding(kind="straggler", ranks=(8, 9, 10, 12), cause="host_cpu", sentence="")
         >>> finding.subject, Finding(kind="run_slowdown", cause="unattributed", sentence="").subject
@@ -79,12 +78,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> tuple[str | None, ...]:
-        """The process groups it is about: those of `details["groups"]` where it is about several, else `group`."""
+        """Return the process groups it is about: those of `details["groups"]`, else `group`."""
         return tuple(self.details["groups"].split(GROUP_SEPARATOR)) if "groups" in self.details else (self.group,)
 
     def is_about_the_same(self, other: "Finding") -> bool:
-        """Whether two findings are one that has grown, shrunk or gone on: of one kind, of one group or with a group in
-        common, and with a rank in common where they are about ranks.
+        """Return whether two findings are the same one, possibly grown or shrunk: of one kind, with a group in common,
+        and with a rank in common where they are about ranks.
         """
         if self.kind != other.kind or set(self.groups).isdisjoint(other.groups):
             return False
@@ -94,13 +93,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abstain(msgspec.Struct, frozen=True):
-    """Detection gives no verdict, and says why."""
+    """No verdict, with the reason."""
 
     reason: str
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in ascending order, neighbours together.
+    """Return ranks, given in ascending order, as text with ranges.
 
     >>> format_ranks([0, 1, 2, 5, 7, 8])
     '0-2, 5, 7-8'

@@ -1,4 +1,4 @@
-"""Findings that are over, in the past tense: from when until when it was so, how long, and how a hang ended."""
+"""Write closed findings in the past tense: from when until when, for how long, and how a hang ended."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.measure.units import format_length
 
 WHEN: Final = "{when}"
-"""In the past form of a finding's sentence: where from when until when is to be put in."""
+"""Placeholder for the period in the past form of a sentence."""
 WENT_ON: Final = "went on"
 FINISHED: Final = "finished"
 ENDED: Final = "ended"
@@ -18,8 +18,8 @@ ENDED: Final = "ended"
 def close_finding(
     finding: Finding, *, until_step: int | None = None, lasted_s: float | None = None, outcome: str = ""
 ) -> Finding:
-    """The finding as it is told once it is over. Of a hang `outcome` says what came after it: WENT_ON, FINISHED or
-    ENDED, empty while nobody knows. May be asked again of a finding that is closed, when more is known.
+    """Return the finding in its closed form. `outcome` is what followed a hang: WENT_ON, FINISHED or ENDED, empty when
+    not known. A closed finding may be closed again when more is known.
     """
     closed = msgspec.structs.replace(finding, until_step=until_step, lasted_s=lasted_s)
     if finding.kind == HANG and outcome == FINISHED:
@@ -30,11 +30,11 @@ def close_finding(
 
 
 def describe_when(finding: Finding, outcome: str = "") -> str:
-    """From when until when, for the place of WHEN."""
-    return _describe_hang(finding, outcome) if finding.kind == HANG else _describe_stretch(finding)
+    """Return the period of a finding, to replace WHEN."""
+    return _describe_hang(finding, outcome) if finding.kind == HANG else _describe_period(finding)
 
 
-def _describe_stretch(finding: Finding) -> str:
+def _describe_period(finding: Finding) -> str:
     since, until = finding.since_step, finding.until_step
     length = "" if finding.lasted_s is None else format_length(finding.lasted_s)
     if until is None or (since is not None and until < since):
@@ -67,13 +67,13 @@ OF_IT: Final = " of it in "
 
 
 def put_in_past(text: str) -> str:
-    """A reason in the past tense.
+    """Return a cause's text in the past tense.
 
     >>> put_in_past("its GPU computes 2 ms a step longer on the same work, 1 ms of it in waits")
     'its GPU computed 2 ms a step longer on the same work, 1 ms of it in waits'
     """
-    told, of_it, phase = text.partition(OF_IT)
-    return " ".join(_put_word(word) for word in told.split(" ")) + of_it + phase
+    cause, of_it, phase = text.partition(OF_IT)
+    return " ".join(_put_word(word) for word in cause.split(" ")) + of_it + phase
 
 
 def _put_word(word: str) -> str:

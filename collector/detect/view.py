@@ -1,4 +1,4 @@
-"""What detection looks at: everything known of a run at one moment. And what a detector is."""
+"""Define the view of a run that detectors read, and the interface of a detector."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample,
 
 
 class GcPauses(NamedTuple):
-    """The garbage collector's pauses of a rank so far, when it had made so many steps."""
+    """The total garbage collector pauses of a rank after `steps` steps."""
 
     steps: int
     pause_ns: int
 
 
 class AllocatorCounts(NamedTuple):
-    """What torch's allocator had counted when the rank had made so many steps."""
+    """The counters of torch's allocator after `steps` steps of the rank."""
 
     steps: int
     sample: AllocatorSample
 
 
 class Samples(NamedTuple):
-    """What was sampled beside the steps, by rank, oldest first where there are several: breakdowns of full windows,
-    pauses of Python's garbage collector, the last GPU sample, counts of torch's allocator, the last sample of the host.
-    A rank that is missing, or has none, was not measured.
+    """The samples of each rank, oldest first where there are several: breakdowns of full windows, pauses of Python's
+    garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host. A rank that is
+    missing, or has none, was not measured.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -45,10 +45,10 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run at one moment. `series` has the ranks that have been heard of, of `world_size`; `nodes` is each rank's
-    machine; `groups` the members of each process group, `transfers` what their data movement took, `hang_states` where
-    each rank stands, empty while none is stalled. `known_usual` is the excess that open findings say is usual for a
-    rank; `steps_min` as in Thresholds.
+    """A run at one time. `series` has the ranks that have reported, of `world_size`; `nodes` is each rank's machine;
+    `groups` the members of each process group, `transfers` the times of their data movement, `hang_states` the state of
+    each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
+    in Thresholds.
     """
 
     now_collector_ns: int
@@ -65,12 +65,12 @@ class RunView:
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:
-        """By group what the data movement of its matched collectives took in each step of the series, shape (n,)."""
+        """Return by group the transfer time of its matched collectives in each step of the series, shape (n,) in ns."""
         return self.transfers.ns
 
     @property
     def transfer_bytes(self) -> Mapping[str, Floats]:
-        """By group how much these moved, shape (n,)."""
+        """Return by group how many bytes these moved, shape (n,)."""
         return self.transfers.size_bytes
 
     @cached_property
@@ -79,27 +79,27 @@ class RunView:
 
     @cached_property
     def excess(self) -> Floats:
-        """`find_excess` of the series, beyond what is usual for a rank that has no peers."""
+        """Return `find_excess` of the series, beyond what is usual for a rank without peers; shape (n, ranks)."""
         return self._whole_excess - self.usual if self.usual.any() else self._whole_excess
 
     @cached_property
     def is_known(self) -> Flags:
-        """Of which steps the excess of any rank is known, shape (n,)."""
+        """Return in which steps the excess of any rank is known, shape (n,)."""
         return np.asarray(~np.isnan(self.excess).all(axis=1))
 
     @cached_property
     def usual(self) -> Floats:
-        """`find_usual`, shape (ranks,)."""
+        """Return `find_usual` of the series, shape (ranks,)."""
         return find_usual(self._whole_excess, self.series, self.peer_groups, self.known_usual, self.steps_min)
 
     @cached_property
     def excess_ns(self) -> Floats:
-        """The same as a time: its own less that of those it is compared with, in ns."""
+        """Return the excess as a time, the self time less that of the peers, in ns; shape (n, ranks)."""
         return find_excess_ns(self.excess, self.series.self_ns)
 
     @cached_property
     def worst(self) -> Ints:
-        """The column with the largest excess in each step, shape (n,); -1 where none is known."""
+        """Return the column with the largest excess in each step, shape (n,); -1 where none is known."""
         worst = np.full(len(self.excess_ns), -1, dtype=np.int64)
         rows = np.flatnonzero(~np.isnan(self.excess_ns).all(axis=1))
         for some in in_blocks(rows, self.excess_ns.shape[1]):
@@ -108,18 +108,18 @@ class RunView:
 
     @cached_property
     def longest_ns(self) -> Floats:
-        """Each step as long as it took the rank it took longest, shape (n,); NaN where no rank's is known."""
+        """Return the time of each step on the rank it took longest, shape (n,) in ns; NaN where none is known."""
         step_ns = np.fmax.reduce(self.series.step_ns, axis=1, initial=-np.inf)
         return np.where(np.isinf(step_ns), np.nan, step_ns)
 
     def excess_of(self, rank: int) -> Floats:
-        """One rank's column of it, shape (n,)."""
+        """Return the excess of one rank, shape (n,)."""
         return self.excess[:, self.series.column_of(rank)]
 
 
 class Candidate(NamedTuple):
-    """A finding that passes its tests at this moment, and what each step of the series lost to it, shape (n,) in ns
-    (None: it has no cost of its own). Its finding says nothing of the cost so far, which the run keeps.
+    """A finding that passes its tests now, and what each step of the series lost to it, shape (n,) in ns (None: it has
+    no cost of its own). The finding is without the cost so far, which the run keeps.
     """
 
     finding: Finding
@@ -127,23 +127,25 @@ class Candidate(NamedTuple):
 
 
 class Detector(Protocol):
-    """One question that is asked at each look. Pure: all memory is in the run's open findings."""
+    """A question about a run, answered in each detection pass. Pure: all state is in the run's open findings."""
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of finding that it gives."""
+        """Return the kinds of finding that it gives."""
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """What passes every test now. `explained` is what detectors asked before this one have found, or hold open."""
+        """Return what passes every test now. `explained`: what earlier detectors of this pass found, and open
+        findings.
+        """
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
-        """Whether an open finding, which `find` has not given again, no longer holds; False also when nobody knows."""
+        """Return whether an open finding that `find` did not give again no longer holds; False when not known."""
 
 
 def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> RunView:
-    """The same steps with columns, shape (n,) each in ns, in the place of the ranks' self times.
+    """Return a view of the same steps with `columns`, shape (n,) each in ns, in place of the ranks' self times.
 
-    The comparisons name columns by number. A column that is a member of none is only compared with.
+    The comparisons name columns by number. A column that is a member of none only serves others for comparison.
     """
     ns = np.stack(columns, axis=1) if columns else np.empty((len(view.series.steps), 0))
     place = {column: number for number, one in enumerate(comparisons) for column in one.members}

@@ -9,7 +9,7 @@ from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import END_REASONS, RankUnresponsive
 from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
-from tests.unit.collector.detect.hang_standings import NOW_NS, view_on
+from tests.unit.collector.detect.hang_states import NOW_NS, view_on
 
 S = 1_000_000_000
 RANKS = 6

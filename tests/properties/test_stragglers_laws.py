@@ -99,7 +99,7 @@ def test_whoever_is_named_passes_every_test_that_is_promised(job: Job) -> None:
         assert slow.slowdown_ratio >= THRESHOLDS.slowdown_ratio_min * (1 - 1e-12)
         assert slow.robust_z >= THRESHOLDS.robust_z_min
         assert slow.persistence >= THRESHOLDS.persistence_ratio
-        assert slow.steps_looked_at >= THRESHOLDS.steps_min
+        assert slow.steps_judged >= THRESHOLDS.steps_min
         assert not has_recovered(view.excess_of(slow.rank), THRESHOLDS)
 
 

@@ -1,4 +1,4 @@
-"""A hang in one or two sentences: who keeps whom waiting, where in the script, in front of which collective."""
+"""Write the sentences about a hang: which ranks keep which others waiting, where, and in which collective."""
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -13,12 +13,12 @@ from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 STACKS_SHOWN_MAX: Final = 4
-"""Stacks kept in a finding: ranks that hang together hang at the same line, and a stack is up to 10 KB of text."""
+"""Stacks kept in a finding: ranks that hang together hang at the same line, and a stack has up to 10 KB."""
 
 
 class HangFacts:
-    """What a finding about a hang says. `ranks` are named for it, `stuck` is what the others wait in, None where that
-    is not known. `is_over`: it is told in the past tense.
+    """The facts that a finding about a hang states. `ranks` are named as its origin, `stuck` is what the others wait
+    in, None when not known. `is_over`: written in the past tense.
     """
 
     def __init__(
@@ -32,46 +32,46 @@ class HangFacts:
 
     @property
     def hang_states(self) -> Mapping[int, RankHangState]:
-        """Where each rank stands."""
+        """Return the state of each rank."""
         return self.view.hang_states
 
     @cached_property
-    def still(self) -> tuple[int, ...]:
-        """The ranks that stand still, in ascending order."""
-        return tuple(rank for rank, one in sorted(self.hang_states.items()) if one.stands_still)
+    def stalled(self) -> tuple[int, ...]:
+        """Return the stalled ranks, in ascending order."""
+        return tuple(rank for rank, one in sorted(self.hang_states.items()) if one.is_stalled_now)
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
-        """Those of them that wait in anything that is stuck, without the ranks named."""
+        """Return the ranks that wait in anything that is stuck, without the ranks named."""
         return tuple(sorted(self.graph.waiting.difference(self.ranks)))
 
     @cached_property
     def since_step(self) -> int | None:
-        """The step in which it hangs: the one behind the last that has ended; None where none has."""
-        last = [one for rank in self.still if (one := self.hang_states[rank].last_step) is not None]
+        """Return the step in which it hangs, the one after the last completed step; None when there is none."""
+        last = [one for rank in self.stalled if (one := self.hang_states[rank].last_step) is not None]
         return max(last) + 1 if last else None
 
     @cached_property
     def stalled_ns(self) -> int | None:
-        """How long nothing has happened, at the last word of the ranks that wait, or else that stand still."""
-        known = (self.hang_states[rank].stalled_ns for rank in self.waiting or self.still)
+        """Return how long the waiting ranks, or else the stalled ones, had made no progress at their last report."""
+        known = (self.hang_states[rank].stalled_ns for rank in self.waiting or self.stalled)
         return max((one for one in known if one is not None), default=None)
 
     def find_size(self, stuck: Stuck) -> int | None:
-        """The size in bytes of what is stuck, from a rank that waits in it; None where none tells."""
+        """Return the size in bytes of what is stuck, from a rank that waits in it; None when not known."""
         calls = (find_call(stuck, self.hang_states[rank]) for rank in stuck.waiting)
         return next((one.bytes for one in calls if one is not None and one.bytes is not None), None)
 
     def find_last(self, stuck: Stuck) -> int | None:
-        """The last collective that the first of the ranks named has enqueued in the group; None when not known."""
-        if not self.ranks or stuck.is_handover:
+        """Return the last sequence that the first of the ranks named has enqueued in the group; None when not known."""
+        if not self.ranks or stuck.is_point_to_point:
             return None
         return self.hang_states[self.ranks[0]].enqueued_in(stuck.group)
 
-    def count(self) -> dict[str, float]:
-        """The numbers behind the sentence; what is not known is left out."""
+    def collect_evidence(self) -> dict[str, float]:
+        """Return the numbers behind the sentence, without those not known."""
         known: dict[str, float | None] = {
-            "stalled_ranks": len(self.still),
+            "stalled_ranks": len(self.stalled),
             "waiting_ranks": len(self.waiting),
             "stalled_ns": self.stalled_ns,
         }
@@ -84,30 +84,30 @@ class HangFacts:
             }
         return {name: float(value) for name, value in known.items() if value is not None}
 
-    def quote(self) -> dict[str, str]:
-        """The stacks of the first of the ranks that it is about, and of one that waits for them."""
-        about = [rank for rank in self.ranks or self.still if describe_stack(self.hang_states[rank])]
+    def collect_stacks(self) -> dict[str, str]:
+        """Return the stacks of the first of the ranks that it is about, and of one that waits for them."""
+        about = [rank for rank in self.ranks or self.stalled if describe_stack(self.hang_states[rank])]
         stacks = {f"stack of rank {rank}": describe_stack(self.hang_states[rank]) for rank in about[:STACKS_SHOWN_MAX]}
         waits = describe_stack(self.hang_states[self.waiting[0]]) if self.ranks and self.waiting else ""
         return {**stacks, f"stack of rank {self.waiting[0]}, which waits": waits} if waits else stacks
 
 
-def describe_stack(standing: RankHangState) -> str:
-    """The stack of a rank's main thread, innermost frame first, one line each; the kernel's view of a rank that does
-    not answer. Empty where neither is known.
+def describe_stack(state: RankHangState) -> str:
+    """Return the stack of a rank's main thread, innermost frame first, a line each; the kernel's view of a rank that
+    does not respond. Empty when neither is known.
     """
-    if standing.unresponsive is not None:
-        threads = standing.unresponsive.threads
+    if state.unresponsive is not None:
+        threads = state.unresponsive.threads
         lines = [f"thread {one.thread} ({one.name}): {one.state} in {one.wait_channel or '?'}" for one in threads]
         return "\n".join(["no Python stack: the interpreter is not running", *lines])
-    main = standing.main_stack
+    main = state.main_stack
     if main is None:
         return ""
     lines = [f"{one.file}:{one.line} in {one.function}" for one in main.frames]
     return "\n".join([*lines, f"and {main.frames_left_out} more"] if main.frames_left_out else lines)
 
 
-CIRCLE_SHOWN_MAX: Final = 4
+CYCLE_SHOWN_MAX: Final = 4
 SUGGESTIONS: Final = {
     "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
     "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",
@@ -117,52 +117,52 @@ SUGGESTIONS: Final = {
     "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
     "unattributed": "Read the stacks of the stalled ranks.",
 }
-"""What to do first, by cause."""
+"""The first thing to do, by cause."""
 
 
 def write_hang(cause: str, facts: HangFacts) -> str:
-    """The sentences about a hang of this cause; of one that is over with WHEN where its length and its end come."""
+    """Return the sentences about a hang of this cause; for one that is over with WHEN in place of its period."""
     if cause == "deadlock":
-        lead = _tell_circle(facts)
+        text = _describe_cycle(facts)
     elif facts.ranks:
-        lead = _tell_missing(facts)
+        text = _describe_missing(facts)
     elif facts.stuck is None:
-        lead = _tell_standstill(facts)
+        text = _describe_stalled(facts)
     elif cause == "order_mismatch":
-        lead = _tell_mismatch(facts, facts.stuck)
+        text = _describe_mismatch(facts, facts.stuck)
     elif cause == "all_in_collective":
-        lead = _tell_incomplete(facts, facts.stuck)
+        text = _describe_incomplete(facts, facts.stuck)
     else:
-        lead = _tell_unknown(facts, facts.stuck)
+        text = _describe_unknown(facts, facts.stuck)
     if facts.is_over:
-        return f"{lead}. The run{WHEN}."
+        return f"{text}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"
-    return f"{lead}. The run hangs{step}."
+    return f"{text}. The run hangs{step}."
 
 
-def describe_place(standing: RankHangState, *, is_over: bool = False) -> str:
-    """Where a rank is, or was, in words that follow its name."""
-    if standing.is_silent and not standing.stands_still:
+def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
+    """Return where a rank is, or was, in words that follow its name."""
+    if state.is_silent and not state.is_stalled_now:
         if is_over:
             return "did not report (it was not known whether its process was alive)"
         return "does not report (it is not known whether its process is alive)"
-    if standing.ended is not None and not standing.is_silent:
-        ended = f"{standing.ended}{f' ({standing.ended_detail})' if standing.ended_detail else ''}"
+    if state.ended is not None and not state.is_silent:
+        ended = f"{state.ended}{f' ({state.ended_detail})' if state.ended_detail else ''}"
         return f"{'had' if is_over else 'has'} ended: {ended}"
-    if standing.unresponsive is not None:
-        state = standing.unresponsive.state
+    if state.unresponsive is not None:
+        process = state.unresponsive.state
         does, is_ = ("did", "was") if is_over else ("does", "is")
-        return f"{does} not respond: its Python interpreter {is_} not running{f' (state {state})' if state else ''}"
-    frame = find_script_frame(standing.frames)
+        return f"{does} not respond: its Python interpreter {is_} not running{f' (state {process})' if process else ''}"
+    frame = find_script_frame(state.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
-    if not standing.stands_still:
+    if not state.is_stalled_now:
         return f"{'was' if is_over else 'is'} still running{place}"
-    inside = "" if standing.activity in {None, "other"} else f" in {standing.activity}"
-    unheard = f" and no longer {'reported' if is_over else 'reports'}" if standing.is_silent else ""
-    return f"{'was' if is_over else 'is'} stalled{inside}{place}{unheard}"
+    inside = "" if state.activity in {None, "other"} else f" in {state.activity}"
+    silent = f" and no longer {'reported' if is_over else 'reports'}" if state.is_silent else ""
+    return f"{'was' if is_over else 'is'} stalled{inside}{place}{silent}"
 
 
-def _tell_missing(facts: HangFacts) -> str:
+def _describe_missing(facts: HangFacts) -> str:
     first = facts.ranks[0]
     place = describe_place(facts.hang_states[first], is_over=facts.is_over)
     who = f"Rank {first} ({facts.view.nodes.get(first, 'node not known')}) {place}"
@@ -171,45 +171,45 @@ def _tell_missing(facts: HangFacts) -> str:
         who = f"Ranks {format_ranks(facts.ranks)} {keep} the others waiting; of these rank {first} {place}"
     stuck = facts.stuck
     if stuck is None:
-        return f"{who}, and {_count(facts.still)} {_verb(facts, facts.still, 'stall')}{_for_how_long(facts)}"
+        return f"{who}, and {_count(facts.stalled)} {_verb(facts, facts.stalled, 'stall')}{_describe_duration(facts)}"
     last = facts.find_last(stuck)
     is_ = "was" if facts.is_over else "is"
     behind = f"; its last collective there {is_} {last}" if last is not None and last < stuck.sequence else ""
     others = set(facts.waiting).difference(stuck.waiting)
-    passed_on = ""
+    chained = ""
     if others:
-        passed_on = f"; {_count(others, 'more ')} {_verb(facts, others, 'wait')} in other collectives"
+        chained = f"; {_count(others, 'more ')} {_verb(facts, others, 'wait')} in other collectives"
     return (
         f"{who}, and {_count(stuck.waiting)} {_verb(facts, stuck.waiting, 'wait')} for {_pronoun(facts.ranks)} in "
-        f"{_describe(facts, stuck)}{_for_how_long(facts)}{behind}{passed_on}"
+        f"{_describe_operation(facts, stuck)}{_describe_duration(facts)}{behind}{chained}"
     )
 
 
-def _tell_circle(facts: HangFacts) -> str:
-    shown = facts.ranks[:CIRCLE_SHOWN_MAX]
+def _describe_cycle(facts: HangFacts) -> str:
+    shown = facts.ranks[:CYCLE_SHOWN_MAX]
     held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
     first = dict(reversed(held))
     parts = [f"rank {rank} in {_name_call(first[rank])} for {_name(first[rank].missing)}" for rank in shown]
     wait = "waited" if facts.is_over else "wait"
-    return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_for_how_long(facts)}: {', '.join(parts)}"
+    return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_describe_duration(facts)}: {', '.join(parts)}"
 
 
-def _tell_standstill(facts: HangFacts) -> str:
-    still, first = facts.still, facts.still[0]
+def _describe_stalled(facts: HangFacts) -> str:
+    stalled, first = facts.stalled, facts.stalled[0]
     return (
-        f"{_count(still).capitalize()} {_verb(facts, still, 'stall')}{_for_how_long(facts)}, in no known "
+        f"{_count(stalled).capitalize()} {_verb(facts, stalled, 'stall')}{_describe_duration(facts)}, in no known "
         f"collective; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
     )
 
 
-def _tell_mismatch(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> str:
     calls = sorted(find_calls(stuck, facts.hang_states).items(), key=lambda call: call[1])
-    told = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
+    parts = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
     differs = "differed" if facts.is_over else "differs"
-    return f"Collective {stuck.sequence} of {stuck.group} {differs} between ranks: {', '.join(told)}"
+    return f"Collective {stuck.sequence} of {stuck.group} {differs} between ranks: {', '.join(parts)}"
 
 
-def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     members = facts.view.groups.get(stuck.group, stuck.waiting)
     where = f"on {_name(stuck.waiting)}" if len(stuck.waiting) < len(members) else "on any of them"
     ends = f"{'did not complete' if facts.is_over else 'has not completed'} {where}"
@@ -218,21 +218,21 @@ def _tell_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     has, have = ("had", "had") if facts.is_over else ("has", "have")
     held_up = f"; it {has} not started on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
     return (
-        f"All {len(members)} ranks of the group {have} entered {_describe(facts, stuck)}, which {ends}"
-        f"{_for_how_long(facts)}{held_up}"
+        f"All {len(members)} ranks of the group {have} entered {_describe_operation(facts, stuck)}, which {ends}"
+        f"{_describe_duration(facts)}{held_up}"
     )
 
 
-def _tell_unknown(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_unknown(facts: HangFacts, stuck: Stuck) -> str:
     is_ = "was" if facts.is_over else "is"
-    told = f": the progress of {_name(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
+    why = f": the progress of {_name(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
     return (
-        f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in {_describe(facts, stuck)}"
-        f"{_for_how_long(facts)}, and it {is_} not known for which rank{told}"
+        f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in "
+        f"{_describe_operation(facts, stuck)}{_describe_duration(facts)}, and it {is_} not known for which rank{why}"
     )
 
 
-def _describe(facts: HangFacts, stuck: Stuck) -> str:
+def _describe_operation(facts: HangFacts, stuck: Stuck) -> str:
     size = facts.find_size(stuck)
     return f"{_name_call(stuck)}{'' if size is None else f' ({size} bytes)'}"
 
@@ -241,8 +241,8 @@ def _name_call(stuck: Stuck) -> str:
     return f"{stuck.op or 'collective'} {stuck.sequence} of {stuck.group}"
 
 
-def _for_how_long(facts: HangFacts) -> str:
-    """Of one that is over the whole length stands at the end of what is said."""
+def _describe_duration(facts: HangFacts) -> str:
+    """Return ` for 40.0 s`; empty for a hang that is over, whose whole duration ends the text."""
     return "" if facts.stalled_ns is None or facts.is_over else f" for {format_duration(facts.stalled_ns)}"
 
 

@@ -1,4 +1,4 @@
-"""Slow links as findings: between whom, how much slower than whom, since when, at what cost."""
+"""Build the findings about slow links: between which ranks or nodes, how much slower, since when, at what cost."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -25,17 +25,17 @@ from rankscope.collector.detect.links.slow_links import (
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.stragglers.sentence import COST_WORTH_SAYING, say_cost
+from rankscope.collector.detect.stragglers.sentence import COST_RATIO_STATED_MIN, describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration, ns_to_s
 
 PAST: Final = "past_transfer_ns"
-"""Of a group that was compared with its own past, that past: evidence, with the group's name behind a slash."""
+"""Evidence key, followed by `/` and the group: the past transfer in ns that the group is compared with."""
 NODES_NAMED_MAX: Final = 4
-"""Machines that a sentence names: a group may span thousands, and the finding has them all."""
+"""Nodes named in a sentence: a group may span thousands; the finding has them all."""
 NVLINK_XID: Final = 74
-"""The Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
+"""Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
 SUGGESTION: Final = (
     "Measure these links outside the run with nccl-tests (all_reduce_perf), and look at the error counters of the "
     "network cards and switch ports between them and at `nvidia-smi nvlink -e`."
@@ -43,7 +43,7 @@ SUGGESTION: Final = (
 
 
 class SlowLinks:
-    """The detector of slow links. `thresholds` are those of links: transfers scatter more than the work of ranks."""
+    """The detector of slow links. `thresholds` are those of links: transfers vary more than self times."""
 
     kinds = frozenset({SLOW_LINK})
 
@@ -51,7 +51,7 @@ class SlowLinks:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """The slow links of this moment; slow groups that share one link are one finding."""
+        """Return the slow links; slow groups that share one link are one finding."""
         known = [finding for finding in explained if finding.kind == SLOW_LINK]
         links = build_links(view, _read_pasts(known), self._thresholds)
         verdict = find_slow_links(links, _usual_step_ns(view.series), self._thresholds)
@@ -70,27 +70,27 @@ class SlowLinks:
         return _charge_each_step_once(described)
 
     def _still_slow(self, links: Links, known: Sequence[Finding]) -> Collection[str]:
-        """Groups of open findings that have not recovered: they say where a link is, also in a look in which they do
-        not pass every test.
+        """Return groups of open findings that have not recovered: they help to locate a link also while they do not
+        pass every test.
         """
         groups = {group for finding in known for group in finding.groups if group in links.names}
         return {str(group) for group in groups if not links.has_recovered(str(group), self._thresholds)}
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Whether the transfer of every group of the finding is what it should be again."""
+        """Return whether the transfer of every group of the finding has recovered."""
         links = build_links(view, _read_pasts([finding]), self._thresholds)
         return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
 
 
 def _locate_family(view: RunView, name: str, family: Sequence[str]) -> Location:
-    """All siblings together."""
+    """Return the location of all siblings together."""
     ranks = tuple(sorted({rank for group in family for rank in view.groups[group]}))
     nodes = tuple(sorted({view.nodes[rank] for rank in ranks if rank in view.nodes}))
     return Location((name,), ranks, nodes)
 
 
 def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
-    """The pasts that open findings compare with, which may have left the window."""
+    """Return the pasts that open findings compare with; they may predate the step table."""
     return {
         name.removeprefix(f"{PAST}/"): Past(value)
         for finding in findings
@@ -100,7 +100,7 @@ def _read_pasts(findings: Sequence[Finding]) -> dict[str, Past]:
 
 
 def _usual_step_ns(series: StepSeries) -> float:
-    """The median over the steps of what each took the slowest rank; 0 when none is known."""
+    """Return the median step of the slowest rank in ns; 0 when none is known."""
     known = series.step_ns[~np.isnan(series.step_ns).all(axis=1)]
     return float(np.median(np.nanmax(known, axis=1))) if len(known) else 0.0
 
@@ -108,14 +108,14 @@ def _usual_step_ns(series: StepSeries) -> float:
 def _describe(
     view: RunView, links: Links, location: Location, slow: Sequence[SlowLink], known: Sequence[Finding]
 ) -> tuple[Finding, Floats]:
-    """The finding about one link, of which some groups are slow now, and what each step lost to it."""
+    """Build the finding about one link, some of whose groups are slow now, and what each step lost to it."""
     leader = max(slow, key=lambda link: link.slow.self_ns - link.slow.peers_self_ns)
     before = next((finding for finding in known if not set(finding.groups).isdisjoint(location.groups)), None)
     since_step = min(_since_step(link, before) for link in slow)
     lost_ns = _lost_to(view, slow, since_step)
     cost = price(lost_ns, view, since_step)
-    costs = cost.run_slowdown_ratio >= COST_WORTH_SAYING or (before is not None and before.severity == "warning")
-    signs, details = _find_signs(view, location)
+    costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
+    indications, details = _find_indications(view, location)
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
     family_size = len(links.families.get(leader.group, ()))
@@ -132,22 +132,22 @@ def _describe(
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,
-        evidence={**_numbers(view, leader), **excesses, **pasts, **signs},
+        evidence={**_numbers(view, leader), **excesses, **pasts, **indications},
         details=details,
     )
     return finding, lost_ns
 
 
 def _since_step(link: SlowLink, before: Finding | None) -> int:
-    """Once the change has left the window, what was found stands."""
+    """Return the first slow step; that of an open finding where it may still be true."""
     if before is not None and before.since_step is not None and link.slow.may_have_begun_with(before.since_step):
         return before.since_step
     return link.slow.since_step
 
 
 def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:
-    """What each step lost to the slowness of these groups, shape (n,) in ns: the excess of their transfers, of each at
-    most what of the transfer was exposed. NaN where no excess is known; 0 before.
+    """Return what each step lost to these groups, shape (n,) in ns: the excess of their transfers, each at most its
+    exposed part. NaN where no excess is known; 0 before.
     """
     lost_ns = [np.clip(np.minimum(link.excess_ns, link.exposed_ns), 0.0, None) for link in slow]
     total_ns = np.where(np.isnan(lost_ns).all(axis=0), np.nan, np.nansum(lost_ns, axis=0))
@@ -155,7 +155,7 @@ def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats
 
 
 def _charge_each_step_once(described: Sequence[tuple[Finding, Floats]]) -> list[Candidate]:
-    """A step that two slow links made longer at the same time is charged to the one that took more of it."""
+    """Charge each step to the link that it lost the most to, so that two links are not both charged for it."""
     if not described:
         return []
     lost_ns = np.stack([lost for _, lost in described])
@@ -167,7 +167,7 @@ def _charge_each_step_once(described: Sequence[tuple[Finding, Floats]]) -> list[
 
 
 def _numbers(view: RunView, link: SlowLink) -> dict[str, float]:
-    """The evidence of one group. Bandwidths are in bytes per second, as nccl-tests defines them."""
+    """Return the evidence of one group. Bandwidths are in bytes per second, as nccl-tests defines them."""
     slow = link.slow
     found = {
         "transfer_ns": slow.self_ns,
@@ -182,8 +182,8 @@ def _numbers(view: RunView, link: SlowLink) -> dict[str, float]:
     return found
 
 
-def _find_signs(view: RunView, location: Location) -> tuple[dict[str, float], dict[str, str]]:
-    """What else speaks of the link: what the groups prove together, and what the GPUs' own counters of NVLink say."""
+def _find_indications(view: RunView, location: Location) -> tuple[dict[str, float], dict[str, str]]:
+    """Return further evidence of the link: what the groups prove together, and the GPUs' own NVLink counters."""
     details = {}
     if location.suspect:
         what = {"rank": format_ranks(location.ranks)}.get(location.suspect, ", ".join(location.nodes))
@@ -202,13 +202,13 @@ def _find_signs(view: RunView, location: Location) -> tuple[dict[str, float], di
         if device.nvlink_tx_bytes_per_s is not None:
             rates[rank in members].append(device.nvlink_tx_bytes_per_s)
     names = {True: "nvlink_tx_bytes_per_s", False: "peers_nvlink_tx_bytes_per_s"}
-    return {names[mine]: float(np.median(told)) for mine, told in rates.items() if told}, details
+    return {names[mine]: float(np.median(values)) for mine, values in rates.items() if values}, details
 
 
 def _write_sentence(
     location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost, *, is_over: bool = False
 ) -> str:
-    """Whose links, how much slower than what, since when, and what it costs."""
+    """Write which links are slow, by how much, since when, and at what cost."""
     count = len(leader.siblings)
     where = _name_nodes(location.nodes)
     whose = {
@@ -230,10 +230,10 @@ def _write_sentence(
         others = [group for group in location.groups if group != leader.group]
         shares = "shared them, was" if is_over else "shares them, is"
         text += f" in {leader.group}; {' and '.join(others)}, which {shares} slow too"
-    return f"{text}.{say_cost(cost, is_over=is_over)}"
+    return f"{text}.{describe_cost(cost, is_over=is_over)}"
 
 
 def _name_nodes(nodes: Sequence[str]) -> str:
-    """The first few machines by name, the others by number."""
+    """Return the first few nodes by name and the number of the others."""
     named = f"node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:NODES_NAMED_MAX])}"
     return f"{named} and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else named

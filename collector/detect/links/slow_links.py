@@ -1,17 +1,17 @@
-"""Which links are slow: whose data movement takes longer than that of groups that do the same, or than it used to.
+"""Find slow links: process groups whose transfers take longer than those of similar groups, or than before.
 
 The transfer of a synchronising collective is the shortest duration of any member (`wait_times.py`), so a rank that
-comes late does not lengthen it: what is left is the links. A group is to its siblings what a rank is to its peers, and
-is judged by the same rules (`stragglers.py`), on
+enters late does not lengthen it, and only the links remain. A group is compared with its siblings as a rank with its
+peers, by the same rules (`persistent.py`), on
 
     x[step] = log(transfer of the group / median transfer of its siblings)
 
 Siblings are the groups of the same mesh dimension, with as many members on as many machines, that move as many bytes.
 A group with fewer than three of them is compared with its own past: the median of its transfer before the clearest
-change of level. That past leaves the window in time, so an open finding keeps it. So are all siblings together: what
-makes most of them slow at once (a switch, a congested fabric) shows in none of them beside the others.
+change of level. That past leaves the step table, so an open finding keeps it. All siblings together are compared with
+their past too: what slows most of them at once (a switch, a congested fabric) does not show between them.
 
-Steps in which a group moved another amount than lately are left out: they would compare sizes and not links.
+Steps in which a group moved a different number of bytes than lately do not count.
 """
 
 import math
@@ -33,14 +33,14 @@ from rankscope.collector.steps.peer_groups import PEERS_MIN, Comparison
 from rankscope.collector.steps.step_series import Floats
 
 SAME_BYTES_RATIO: Final = 0.05
-"""Amounts that differ by less than 5 % move alike: padding is below it, the small batch that ends an epoch above."""
+"""Difference of bytes that counts as none: padding is below it, the small last batch of an epoch above."""
 EXCESS_STEP_RATIO_MIN: Final = 0.005
-"""Half a percent of the step: a transfer that is longer by less cannot make a job one percent slower, and of
-collectives of a few microseconds the transfer cannot be told from the launch (docs/definitions.md section 3)."""
+"""Least excess over the step: a smaller one cannot make a run one percent slower, and the transfer of collectives of a
+few microseconds cannot be separated from the launch (docs/definitions.md section 3)."""
 
 
 class Past(NamedTuple):
-    """What a group's transfer was, in ns, and by how much the logarithm of that may be off."""
+    """The past transfer of a group, in ns, and the uncertainty of its logarithm."""
 
     ns: float
     error: float = 0.0
@@ -61,9 +61,8 @@ class SlowLink(NamedTuple):
 
 @dataclass(frozen=True)
 class Links:
-    """The transfers of all groups as a view in which a column stands for a group, then for each family of siblings, and
-    behind these for the pasts of those that are compared with theirs. `names` are those of the columns, of which a past
-    has none; `families` the groups of each family.
+    """The transfers of all groups as a view with a column per group, then one per family of siblings, then one per past
+    that is compared with. `names` are those of the columns but the pasts; `families` the groups of each family.
     """
 
     view: RunView
@@ -73,11 +72,11 @@ class Links:
     exposed_ns: Mapping[str, Floats]
 
     def has_recovered(self, name: str, thresholds: Thresholds) -> bool:
-        """Whether the transfer is no longer than that of those it is compared with; False when not known."""
+        """Return whether the transfer is no longer than that of its siblings or past; False when not known."""
         return name in self.names and has_recovered(self.view.excess_of(self.names.index(name)), thresholds)
 
     def describe(self, slow: Slow) -> SlowLink:
-        """What was found of a column, as what it says of its group or family."""
+        """Return what was found for a column as a slow group or family."""
         name = self.names[slow.rank]
         siblings = tuple(self.names[peer] for peer in slow.peers.ranks if peer < len(self.names))
         excess_ns = find_excess_ns(self.view.excess_of(slow.rank), self.view.series.self_ns[:, slow.rank])
@@ -86,7 +85,7 @@ class Links:
 
 
 def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds) -> Links:
-    """Every group of more than one rank beside those that it is compared with. `pasts` are known from before."""
+    """Build the view of all groups of more than one rank. `pasts` are those of open findings."""
     groups = sorted(group for group in view.transfers_ns if _has_links(view, group))
     usual = {group: _usual_bytes(view, group, thresholds.steps_min) for group in groups}
     transfers = {group: _steady_transfer(view, group, usual[group]) for group in groups}
@@ -111,8 +110,8 @@ def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds
 
 
 def _has_links(view: RunView, group: str) -> bool:
-    """Whether its members have anything between them: on one machine without GPUs their data moves by the same cores
-    that compute, and what takes longer says nothing of a link.
+    """Return whether there is a link between its members: on one machine without GPUs the cores that compute also move
+    the data.
     """
     members = view.groups.get(group, ())
     on_machines = len({view.nodes.get(rank) for rank in members}) > 1
@@ -120,7 +119,9 @@ def _has_links(view: RunView, group: str) -> bool:
 
 
 def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tuple[SlowLink, ...] | Abstain:
-    """Every group whose links are slow now, slowest first; or why no verdict can be given. `step_ns`: a usual step."""
+    """Return the groups whose links are slow now, slowest first; or why no verdict can be given. `step_ns`: a usual
+    step.
+    """
     if not links.names:
         return Abstain("no transfer of any process group is known")
     verdict = find_stragglers(links.view, thresholds)
@@ -132,13 +133,13 @@ def find_slow_links(links: Links, step_ns: float, thresholds: Thresholds) -> tup
         link
         for link in found
         if link.slow.self_ns - link.slow.peers_self_ns >= EXCESS_STEP_RATIO_MIN * step_ns
-        and (link.siblings or _stands_out_of_its_past(link, links.pasts[link.group], thresholds))
+        and (link.siblings or _exceeds_its_past(link, links.pasts[link.group], thresholds))
     )
 
 
 def find_past(transfer_ns: Floats, steps_min: int) -> Past:
-    """The median of a group's transfer, shape (n,), before the clearest change of its level. Where too few steps lie
-    before it, the median of all, which no verdict can come of.
+    """Return the median of a group's transfer, shape (n,), before the clearest change of its level. With too few steps
+    before it, the median of all with an infinite error, so that no verdict follows.
     """
     known = np.log(np.maximum(transfer_ns[~np.isnan(transfer_ns)], 1.0))
     if len(known) == 0:
@@ -149,58 +150,60 @@ def find_past(transfer_ns: Floats, steps_min: int) -> Past:
     return Past(float(np.exp(np.median(known[:change]))), measure_noise(known, change).median_error(change))
 
 
-def _stands_out_of_its_past(link: SlowLink, past: Past, thresholds: Thresholds) -> bool:
-    """`find_stragglers` takes those it compares with for exact, and a past is known no better than the present."""
+def _exceeds_its_past(link: SlowLink, past: Past, thresholds: Thresholds) -> bool:
+    """Return whether the excess is certain also with the error of the past, which `find_stragglers` takes as exact."""
     level = math.log(link.slow.slowdown_ratio)
     return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
 
 
 def _family_of(view: RunView, group: str, usual_bytes: float | None) -> tuple[object, ...]:
-    """What siblings have in common: the dimension, the number of members and of machines, the bytes of a step."""
+    """Return what siblings have in common: the dimension, the number of members and of machines, the bytes of a
+    step.
+    """
     members = view.groups[group]
     machines = {view.nodes.get(rank) for rank in members}
     return group.partition("/")[0], len(members), len(machines), usual_bytes
 
 
 def _middle(transfers_ns: Sequence[Floats]) -> Floats:
-    """By step the transfer that more than half of the groups reach, shape (n,); NaN where one is not known."""
+    """Return by step the transfer that more than half of the groups reach, shape (n,); NaN where one is not known."""
     stacked = np.stack(transfers_ns)
     nth = (len(stacked) - 1) // 2
     return np.where(np.isnan(stacked).any(axis=0), np.nan, np.partition(stacked, nth, axis=0)[nth])
 
 
 def _name_family(view: RunView, groups: Sequence[str]) -> str:
-    """Like the name of a group: the dimension, a star for the siblings, and the lowest rank of theirs."""
+    """Return a name like that of a group: the dimension, a star for the siblings, and their lowest rank."""
     return f"{groups[0].partition('/')[0]}/*{min(view.groups[group][0] for group in groups)}"
 
 
 def _usual_bytes(view: RunView, group: str, steps: int) -> float | None:
-    """The median over the last steps of which it is known."""
+    """Return the median over the last known steps."""
     known = view.transfer_bytes[group][~np.isnan(view.transfer_bytes[group])][-steps:]
     return median(known.tolist()) if len(known) else None
 
 
 def _steady_transfer(view: RunView, group: str, usual_bytes: float | None) -> Floats:
-    """The transfer of the steps that moved what the last ones did, NaN in the others; shape (n,)."""
+    """Return the transfer of steps that moved the usual bytes, NaN in the others; shape (n,)."""
     if usual_bytes is None:
         return view.transfers_ns[group]
     differs = np.abs(view.transfer_bytes[group] - usual_bytes) > SAME_BYTES_RATIO * usual_bytes
     return np.where(differs, np.nan, view.transfers_ns[group])
 
 
-# Where a slow link is: what several slow groups have in common.
+# Location of a slow link, from what several slow groups have in common.
 #
-# One slow group says that some link between its members is slow. Where slow groups share one rank and nothing else, the
-# link is that rank's: its network card, its port. Where they share one machine of several, it is that machine's; where
-# they all reach from one machine to the same other one, it is what lies between the two.
+# One slow group proves that some link between its members is slow. Slow groups that share only one rank prove that
+# rank's link (network card, port); groups that share one node of several, that node's; groups that all span the same
+# two nodes, the links between the two.
 
 Place = TypeVar("Place", int, str)
 
 
 class Location(NamedTuple):
-    """Slow groups that go back to one link. `ranks` ascend: those that the groups have in common, of one group all.
-    `nodes`: the machines of these ranks. `suspect` says in words what the groups prove: `rank`, `node`, `node pair`, or
-    nothing.
+    """Slow groups with one link as their origin. `ranks`, ascending: those that the groups have in common, for one
+    group all. `nodes`: the machines of these ranks. `suspect` is what the groups prove: `rank`, `node`, `node pair`, or
+    empty.
     """
 
     groups: tuple[str, ...]
@@ -212,18 +215,18 @@ class Location(NamedTuple):
 def find_locations(
     groups: Iterable[str], members: Mapping[str, Sequence[int]], nodes: Mapping[int, str]
 ) -> tuple[Location, ...]:
-    """Every slow group in exactly one location. `members` are a group's ranks, `nodes` each rank's machine.
+    """Put every slow group into exactly one location. `members` are a group's ranks, `nodes` each rank's machine.
 
     >>> members = {"tp": (4, 5, 6, 7), "dp": (1, 5, 9, 13)}
     >>> find_locations(["tp", "dp"], members, dict.fromkeys(range(16), "a"))
     (Location(groups=('dp', 'tp'), ranks=(5,), nodes=('a',), suspect='rank'),)
     """
-    by_rank, apart = _bundle({group: frozenset(members[group]) for group in groups})
+    by_rank, unshared = _bundle({group: frozenset(members[group]) for group in groups})
     found = []
     for names, ranks in by_rank:
         machines = _machines(ranks, nodes)
         found.append(Location(names, tuple(sorted(ranks)), machines, "rank" if len(ranks) == 1 else ""))
-    by_node, alone = _bundle({group: frozenset(_machines(members[group], nodes)) for group in apart})
+    by_node, alone = _bundle({group: frozenset(_machines(members[group], nodes)) for group in unshared})
     machines_known = len(set(nodes.values()))
     for names, shared in by_node:
         suspect = {1: "node", 2: "node pair"}.get(len(shared), "")
@@ -237,21 +240,21 @@ def find_locations(
 
 
 def _bundle(places: Mapping[str, frozenset[Place]]) -> tuple[list[tuple[tuple[str, ...], frozenset[Place]]], list[str]]:
-    """Groups that share a place, with all the places they share, those of the most shared place first; and the groups
-    that share none with any other.
+    """Return bundles of groups that share a place, with all places they share, the most shared first; and the groups
+    that share none with another.
     """
-    left = dict(sorted(places.items()))
+    remaining = dict(sorted(places.items()))
     bundles = []
-    while left:
-        counts = Counter(place for there in left.values() for place in there)
+    while remaining:
+        counts = Counter(place for there in remaining.values() for place in there)
         place = max(sorted(counts), key=counts.__getitem__, default=None)
         if place is None or counts[place] < 2:  # noqa: PLR2004 - one group shares nothing
             break
-        names = tuple(group for group, there in left.items() if place in there)
-        bundles.append((names, frozenset.intersection(*(left.pop(group) for group in names))))
-    return bundles, list(left)
+        names = tuple(group for group, there in remaining.items() if place in there)
+        bundles.append((names, frozenset.intersection(*(remaining.pop(group) for group in names))))
+    return bundles, list(remaining)
 
 
 def _machines(ranks: Iterable[int], nodes: Mapping[int, str]) -> tuple[str, ...]:
-    """The machines of these ranks, those not known left out."""
+    """Return the machines of these ranks, without unknown ones."""
     return tuple(sorted({nodes[rank] for rank in ranks if rank in nodes}))

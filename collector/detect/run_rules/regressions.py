@@ -1,4 +1,4 @@
-"""Slower than before, without a rank that is slower than its peers: a whole stage, or the whole run.
+"""Find a whole stage, or the whole run, that has become slower than before.
 
     stage_slowdown   all ranks that do the same work (a pipeline stage, an expert group) have become slower than they
                      were, and than the others have
@@ -23,30 +23,30 @@ from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
-from rankscope.collector.detect.stragglers.sentence import say_cost
+from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
 STAGE, RUN = "stage_slowdown", "run_slowdown"
-NOBODY: Final = "and no single rank is to blame"
+NO_RANK: Final = "and no single rank is to blame"
 NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
 BEFORE: Final = "before_ns"
-"""In the evidence: the level before the change."""
+"""Evidence key: the level before the change, in ns."""
 EXPLAINED_SHARE: Final = 0.5
-"""A finding that costs at least so much of what was added explains it."""
+"""A finding that costs at least this share of the added time explains it."""
 PATIENCE: Final = 8
-"""So many times the steps of a verdict are waited for what the ranks' own time was: windows may come that rarely."""
+"""Self times are waited for over this many times the steps of a verdict: windows may be that rare."""
 RISE_SHARE: Final = 0.5
-"""So much of a stage's rise over the others must be a rise of its own: else the others have become faster. At least
-`slowdown_ratio_min` of its own past in any case."""
+"""Share of a stage's rise over the others that must be a rise over its own past, else the others have become faster.
+In any case it must be `slowdown_ratio_min` of its own past."""
 PAST_STEPS_MIN: Final = 24
-"""So many steps of its past has what is held against nothing but its past: a young run has not shown yet how far its
-steps vary (with fewer, one in 5 million healthy rank-steps was called slower than its 20 steps before)."""
+"""Least steps of the past for a run that is compared only with its past: the variation of a young run's steps is not
+known yet."""
 
 
 class _Change(NamedTuple):
-    """A rise of level: when, from what to what, in ns, and by how many standard errors."""
+    """A rise of level: first step, level before and after in ns, and size in standard errors."""
 
     since_step: int
     before_ns: float
@@ -55,7 +55,7 @@ class _Change(NamedTuple):
 
 
 class StageSlowdowns:
-    """The detector of ranks that do the same work and have all become slower."""
+    """The detector of peer groups that have become slower as a whole."""
 
     kinds = frozenset({STAGE})
 
@@ -63,7 +63,7 @@ class StageSlowdowns:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every peer group that has become slower than the other groups."""
+        """Return every peer group that has become slower than before and than the other groups."""
         groups = [one.members for one in view.peer_groups.comparisons if one.do_same_work and len(one.members) > 1]
         if len(view.peer_groups.comparisons) < 2 or not groups:  # noqa: PLR2004 - a comparison takes two
             return Abstain("all ranks do the same work: there is no stage to compare")
@@ -87,7 +87,7 @@ class StageSlowdowns:
         )  # fmt: skip
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Whether the ranks are back where they were."""
+        """Return whether the ranks are back at their level before."""
         ranks = tuple(rank for rank in finding.ranks if view.series.has(rank))
         return _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
 
@@ -101,29 +101,31 @@ class RunSlowdown:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """The run, if its steps have become longer and no other finding explains it."""
+        """Return the run, if its steps have become longer and no other finding explains it."""
         steps_ns = view.longest_ns.copy()
-        steps_ns[: view.series.earlier_count] = np.nan  # of what is long past a slow growth would look like a change
+        steps_ns[: view.series.earlier_count] = np.nan  # over a long past slow growth would look like a change
         change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
         if change is None or _is_explained(change.after_ns / change.before_ns, explained):
             return []
         are_compared = _are_compared(view, change, self._thresholds.steps_min)
-        if not are_compared and not _is_told_anyway(view, change, self._thresholds.steps_min):
+        if not are_compared and not _is_overdue(view, change, self._thresholds.steps_min):
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
-        blame = NOBODY if are_compared else NOT_KNOWN_YET
+        blame = NO_RANK if are_compared else NOT_KNOWN_YET
         who = "The steps of the whole run {are}"
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
-        """Whether the steps are as short as they were, or other findings explain by now why they are not."""
+        """Return whether the steps are as short as before, or other findings explain now why not."""
         return _is_explained(finding.slowdown_ratio or 1.0, explained) or _is_back(
             view.longest_ns, finding, self._thresholds
         )
 
 
 def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
-    """The median self time of these ranks in each step, shape (n,); NaN where fewer than half are known."""
+    """Return the median self time of these ranks in each step, shape (n,) in ns; NaN where fewer than half are
+    known.
+    """
     self_ns = view.series.self_ns[:, view.series.columns_of(ranks)]
     found = np.full(len(self_ns), np.nan)
     enough = 2 * np.count_nonzero(~np.isnan(self_ns), axis=1) >= max(1, len(ranks))
@@ -135,7 +137,9 @@ def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
 def _find_rise(
     view: RunView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
 ) -> _Change | None:
-    """The last change of level of `ratios`, if it is upwards, one of `times_ns` too, and holds; both of shape (n,)."""
+    """Return the last change of level of `ratios` if it is a rise, also of `times_ns`, and lasts; both of shape
+    (n,).
+    """
     known = np.flatnonzero(~np.isnan(ratios))
     if len(known) < 2 * thresholds.steps_min:
         return None
@@ -158,37 +162,39 @@ def _find_rise(
 
 
 def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
-    """Whether enough is known of the ranks since the change to tell a culprit: their waiting is known later than their
+    """Return whether enough self times are known since the change to name a slow rank: waits are known later than
     steps.
     """
     compared = (view.series.steps >= change.since_step) & view.is_known
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 
-def _is_told_anyway(view: RunView, change: _Change, steps_min: int) -> bool:
-    """Whether it has been waited for long enough, and no phases differ: those are known."""
+def _is_overdue(view: RunView, change: _Change, steps_min: int) -> bool:
+    """Return whether PATIENCE is used up and the ranks' phases, which are known, do not differ."""
     made = np.count_nonzero(view.series.steps >= change.since_step)
     return bool(made >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
 
 
 def _have_grown_apart(view: RunView, change: _Change) -> bool:
-    """Whether the phases in which a rank does not wait have grown by half of what was added on some rank, and on half
-    of the ranks by less than half as much.
+    """Return whether the phases without waits have grown by half of the added time on some rank, and on half of the
+    ranks by less than half as much.
     """
-    own_ns = sum_computing(view.series.phases_ns)
-    if own_ns is None:
+    computing_ns = sum_computing(view.series.phases_ns)
+    if computing_ns is None:
         return False
-    known = ~np.isnan(own_ns).any(axis=1)
+    known = ~np.isnan(computing_ns).any(axis=1)
     since = view.series.steps >= change.since_step
     if not (known & since).any() or not (known & ~since).any():
         return False
-    grown_ns = np.sort(np.median(own_ns[known & since], axis=0) - np.median(own_ns[known & ~since], axis=0))
-    most_ns, typical_ns = grown_ns[-1], grown_ns[(len(grown_ns) - 1) // 2]
+    grcomputing_ns = np.sort(
+        np.median(computing_ns[known & since], axis=0) - np.median(computing_ns[known & ~since], axis=0)
+    )
+    most_ns, typical_ns = grcomputing_ns[-1], grcomputing_ns[(len(grcomputing_ns) - 1) // 2]
     return bool(most_ns >= EXPLAINED_SHARE * (change.after_ns - change.before_ns) and 2 * typical_ns < most_ns)
 
 
 def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:
-    """Whether other findings that cost the run something together cost half of what was added, or more."""
+    """Return whether the other findings together cost at least EXPLAINED_SHARE of the added time."""
     theirs = sum((finding.run_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind != RUN)
     return theirs >= EXPLAINED_SHARE * (ratio - 1)
 
@@ -208,11 +214,11 @@ def _describe(
     *,
     kind: str,
     who: str,
-    blame: str = NOBODY,
+    blame: str = NO_RANK,
     ranks: tuple[int, ...] = (),
     nodes: tuple[str, ...] = (),
 ) -> Candidate:
-    """The finding. Where it is already known, what it was before is taken from there: a part of it may have left."""
+    """Build the finding. An open one keeps its level before: a part of that may have left the step table."""
     since, before_ns = change.since_step, change.before_ns
     if known is not None and known.since_step is not None:
         since, before_ns = min(since, known.since_step), known.evidence[BEFORE]
@@ -233,11 +239,11 @@ def _describe(
         cause=cause.name,
         sentence=(
             f"{who.format(do='do', are='are')} {slower}: {numbers}, {blame}; cause {cause.name}: {cause.because}."
-            f"{say_cost(cost)}"
+            f"{describe_cost(cost)}"
         ),
         past=(
             f"{who.format(do='did', are='were')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
-            f"cause {cause.name}: {put_in_past(cause.because)}.{say_cost(cost, is_over=True)}"
+            f"cause {cause.name}: {put_in_past(cause.because)}.{describe_cost(cost, is_over=True)}"
         ),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={**cause.evidence, BEFORE: before_ns, "after_ns": change.after_ns, "robust_z": change.robust_z},

@@ -1,22 +1,21 @@
-"""Rules over a whole job: what holds all of its ranks up, by which numbers, and what to do about it.
+"""Judge a whole run: what slows all of its ranks, by which numbers, and what to do about it.
 
-They are about the job, and blame no rank. Each has a threshold to open and, by CLOSE_RATIO, a laxer one to stay open;
-each may abstain when what it needs is not known. One situation gives one finding: where a rule has found why the
-devices are idle, the rule that only says so is silent, and so is one that would say again what an open finding about
-slow ranks, a slow stage, a slower run or a slow link explains.
+The rules name no rank. Each has a threshold to open and, by CLOSE_RATIO, a laxer one to stay open; each may abstain
+when its signals are not known. One situation gives one finding: where a rule has found why the devices are idle, the
+rule about idle devices is silent, and so is one that repeats an open finding about slow ranks, a slow stage, a slower
+run or a slow link.
 
-| rule | what most ranks show |
+| rule | on most ranks |
 |---|---|
 | `data_bound` | the data phase takes a tenth of the step (on a GPU: and the device is idle as long) |
 | `host_bound` | the GPU is idle for 30 % of the time beyond that, and moves little data that nothing hides |
-| `low_gpu_utilisation` | the GPU is idle for 30 % of the time, and neither of the two says why |
-| `communication_bound` | data is moved, with nothing computed meanwhile, for 15 % of the time; waiting does not count |
-| `serialised_communication` | little communication is hidden, and computing could hide a tenth of the time of it |
-| `memory_pressure` | time and again the allocator runs out of memory, or takes it from the driver and gives it back |
+| `low_gpu_utilisation` | the GPU is idle for 30 % of the time, and neither of the two explains it |
+| `communication_bound` | exposed communication for 15 % of the time; waits do not count |
+| `serialised_communication` | little communication overlaps, and overlap could save a tenth of the time |
+| `memory_pressure` | repeatedly the allocator runs out of memory, or allocates from the driver and frees to it |
 
-On a job without GPUs only `data_bound` is judged. A host that waits for its device when it should launch ahead
-(`blocking_sync` in traces) is not told apart here: what a rank reports of its windows does not have the calls that
-wait.
+In a run without GPUs only `data_bound` is judged. A host that waits for its device instead of launching ahead
+(`blocking_sync` in traces) has no rule here: the reported breakdowns do not hold the calls that wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,15 +42,14 @@ from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
 
 CLOSE_RATIO: Final = 0.8
-"""An open finding passes when its number is below so much of what opens it: a fifth is more than shares of windows
-differ by in a job that goes on as before (gloo-2.13, clean: 2 to 7 %)."""
+"""An open finding passes when its number falls below this share of its threshold: shares of windows vary by less than
+a fifth in a steady run."""
 INTERVALS_RATIO_MIN: Final = 0.5
-"""Of the intervals between samples of the allocator. A cache that is emptied once, at an unusual batch, is no pressure;
-in every second interval it is what the training does."""
+"""Share of the intervals between allocator samples. A cache emptied once, at an unusual batch, is no pressure."""
 
 
 class Judged(NamedTuple):
-    """What a rule has found. `ratio` is the share of the time it is about, `evidence` the numbers by their names."""
+    """The result of a rule. `ratio` is the share of the time it is about, `evidence` the numbers by name."""
 
     ratio: float
     sentence: str
@@ -63,101 +61,101 @@ Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
 
 
-def judge_data(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether the steps wait for the data loaders."""
-    if signs.data is None or not signs.has_windows:
+def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether the steps wait for the data loaders."""
+    if signals.data is None or not signals.has_windows:
         return Abstain("the data phase or the idle time of the GPUs in it is not known")
-    ratio = signs.data if signs.idle is None else min(signs.data, signs.idle)
+    ratio = signals.data if signals.idle is None else min(signals.data, signals.idle)
     if ratio < ease * DATA_RATIO_MIN:
         return None
     return Judged(
         ratio,
         f"The ranks wait for their data loaders {percent(ratio)} of the time, "
-        f"{format_duration(ratio * signs.step_ns)} in a step.",
+        f"{format_duration(ratio * signals.step_ns)} in a step.",
         FEED_FASTER,
-        {"data_ratio": signs.data, "data_ratio_min": DATA_RATIO_MIN},
+        {"data_ratio": signals.data, "data_ratio_min": DATA_RATIO_MIN},
     )
 
 
-def judge_host(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether the GPUs wait for their hosts, and not for data or for each other."""
-    if signs.idle is None:
+def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether the GPUs wait for their hosts, and not for data or for each other."""
+    if signals.idle is None:
         return Abstain("no GPU has enough profiler windows yet")
-    data, moving = min(signs.data or 0.0, signs.idle), signs.moving or 0.0
-    if signs.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
+    data, moving = min(signals.data or 0.0, signals.idle), signals.moving or 0.0
+    if signals.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
     return Judged(
-        signs.idle - data,
-        f"The GPUs are idle {percent(signs.idle)} of the time, waiting for their hosts; waiting for data is "
+        signals.idle - data,
+        f"The GPUs are idle {percent(signals.idle)} of the time, waiting for their hosts; waiting for data is "
         f"{percent(data)} of the time.",
         FREE_THE_HOST,
-        {"host_idle_ratio": signs.idle - data, "host_idle_ratio_min": IDLE_RATIO_MIN, "idle_ratio": signs.idle},
+        {"host_idle_ratio": signals.idle - data, "host_idle_ratio_min": IDLE_RATIO_MIN, "idle_ratio": signals.idle},
     )
 
 
-def judge_utilisation(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether the GPUs are idle much of the time, and no other rule says why."""
-    if signs.idle is None:
+def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether the GPUs are idle much of the time, and no other rule explains it."""
+    if signals.idle is None:
         return Abstain("no GPU has enough profiler windows yet")
-    told = any(isinstance(judge(signs), Judged) for judge in (judge_data, judge_host))
-    if signs.idle < ease * IDLE_RATIO_MIN or told:
+    explained = any(isinstance(judge(signals), Judged) for judge in (judge_data, judge_host))
+    if signals.idle < ease * IDLE_RATIO_MIN or explained:
         return None
     return Judged(
-        signs.idle,
-        f"The GPUs are busy only {percent(1 - signs.idle)} of the time, and neither data loading nor their hosts alone "
-        "explain it.",
+        signals.idle,
+        f"The GPUs are busy only {percent(1 - signals.idle)} of the time, and neither data loading nor their hosts "
+        "alone explain it.",
         f"Look at one rank's step in a trace (rankscope analyze): what its host does while its GPU is idle. "
         f"{FREE_THE_HOST}",
-        {"busy_ratio": 1 - signs.idle, "busy_ratio_max": 1 - IDLE_RATIO_MIN},
+        {"busy_ratio": 1 - signals.idle, "busy_ratio_max": 1 - IDLE_RATIO_MIN},
     )
 
 
-def judge_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether the steps spend their time moving data, with nothing computed meanwhile."""
-    if signs.moving is None:
+def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether exposed communication takes much of the time."""
+    if signals.moving is None:
         return Abstain("how long the data movement takes is not known")
-    if signs.moving < ease * EXPOSED_RATIO_MIN:
+    if signals.moving < ease * EXPOSED_RATIO_MIN:
         return None
     return Judged(
-        signs.moving,
-        f"{percent(signs.moving)} of the time is communication that does not overlap with compute, waits for other "
+        signals.moving,
+        f"{percent(signals.moving)} of the time is communication that does not overlap with compute, waits for other "
         "ranks not counted.",
         COMMUNICATE_LESS,
-        {"exposed_transfer_ratio": signs.moving, "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN},
+        {"exposed_transfer_ratio": signals.moving, "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN},
     )
 
 
-def judge_serial_communication(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether communicating and computing take turns although they could run together."""
-    if signs.hideable is None or signs.overlap is None:
+def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether communication and compute alternate although they could overlap."""
+    if signals.hideable is None or signals.overlap is None:
         return Abstain("how long the data movement takes is not known")
-    if signs.overlap >= OVERLAP_RATIO_MAX / ease or signs.hideable < ease * HIDEABLE_RATIO_MIN:
+    if signals.overlap >= OVERLAP_RATIO_MAX / ease or signals.hideable < ease * HIDEABLE_RATIO_MIN:
         return None
     return Judged(
-        signs.hideable,
-        f"Only {percent(signs.overlap)} of the communication overlaps with compute; full overlap would save up to "
-        f"{percent(signs.hideable)} of the time.",
+        signals.hideable,
+        f"Only {percent(signals.overlap)} of the communication overlaps with compute; full overlap would save up to "
+        f"{percent(signals.hideable)} of the time.",
         OVERLAP,
         {
-            "hideable_ratio": signs.hideable,
+            "hideable_ratio": signals.hideable,
             "hideable_ratio_min": HIDEABLE_RATIO_MIN,
-            "overlap_ratio": signs.overlap,
+            "overlap_ratio": signals.overlap,
             "overlap_ratio_max": OVERLAP_RATIO_MAX,
         },
     )
 
 
-def judge_memory(signs: RunSignals, ease: float = 1.0) -> Verdict:
-    """Whether torch's allocators have too little memory, or keep too little of it."""
-    if signs.retrying is None or signs.churning is None:
+def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether torch's allocators have too little memory, or keep too little of it."""
+    if signals.retrying is None or signals.churning is None:
         return Abstain("no allocator was sampled often enough")
     least = ease * INTERVALS_RATIO_MIN
-    if signs.retrying >= least:
+    if signals.retrying >= least:
         sentence = (
-            f"The GPUs' memory runs out again and again: torch emptied its cache {signs.retries} times in the "
+            f"The GPUs' memory runs out again and again: torch emptied its cache {signals.retries} times in the "
             "sampled intervals, which stops the GPU each time."
         )
-    elif signs.churning >= least:
+    elif signals.churning >= least:
         sentence = "Torch allocates memory from the driver and frees it again during training, which stops the GPU."
     else:
         return None
@@ -166,17 +164,17 @@ def judge_memory(signs: RunSignals, ease: float = 1.0) -> Verdict:
         sentence,
         FREE_THE_ALLOCATOR,
         {
-            "retrying_intervals_ratio": signs.retrying,
-            "churning_intervals_ratio": signs.churning,
+            "retrying_intervals_ratio": signals.retrying,
+            "churning_intervals_ratio": signals.churning,
             "intervals_ratio_min": INTERVALS_RATIO_MIN,
-            "retries": float(signs.retries),
+            "retries": float(signals.retries),
         },
     )
 
 
 class Rule(NamedTuple):
-    """How one kind of finding is judged. It is silent beside findings with a cause of `restates` (None: beside every
-    straggler), and beside those of a kind in `after`, which say why.
+    """A rule for one kind of finding. It is silent beside findings with a cause in `restates` (None: beside every
+    straggler), and beside those of a kind in `after`, which explain it.
     """
 
     judge: Callable[[RunSignals, float], Verdict]
@@ -193,11 +191,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
 }
-"""By kind, which is the cause too, in the order in which they are asked."""
+"""The rules by kind, which is the cause too, in the order in which they run."""
 
 
 class RunRules:
-    """The detector of what holds up a whole job. `steps` is how many of the last steps it looks at."""
+    """The detector of what slows a whole run. `steps` is how many of the last steps it judges."""
 
     kinds = frozenset(RULES)
 
@@ -205,22 +203,22 @@ class RunRules:
         self._steps = steps
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """What holds now, unless what is known already explains it."""
-        signs = read_signals(view, self._steps)
-        if isinstance(signs, Abstain):
-            return signs
+        """Return what holds now, unless known findings explain it."""
+        signals = read_signals(view, self._steps)
+        if isinstance(signals, Abstain):
+            return signals
         known = {finding.kind: finding for finding in explained}
         found = []
         for kind, rule in RULES.items():
-            judged = rule.judge(signs, 1.0)
+            judged = rule.judge(signals, 1.0)
             if isinstance(judged, Judged) and (kind in known or not _is_explained(rule, explained)):
-                found.append(Candidate(_describe(kind, judged, signs, known.get(kind))))
+                found.append(Candidate(_describe(kind, judged, signals, known.get(kind))))
         return found
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Whether it no longer holds by the laxer threshold either."""
-        signs = read_signals(view, self._steps)
-        return not isinstance(signs, Abstain) and RULES[finding.kind].judge(signs, CLOSE_RATIO) is None
+        """Return whether it no longer holds by the laxer threshold either."""
+        signals = read_signals(view, self._steps)
+        return not isinstance(signals, Abstain) and RULES[finding.kind].judge(signals, CLOSE_RATIO) is None
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
@@ -231,11 +229,11 @@ def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
     )
 
 
-def _describe(kind: str, judged: Judged, signs: RunSignals, known: Finding | None) -> Finding:
+def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | None) -> Finding:
     return Finding(
         kind=kind,
-        # The windows looked at move on with the run; what was found to begin earlier has begun there.
-        since_step=signs.since_step if known is None else known.since_step,
+        # The windows move on with the run: the begin of an open finding is kept.
+        since_step=signals.since_step if known is None else known.since_step,
         cause=kind,
         sentence=judged.sentence,
         past=f"{put_in_past(judged.sentence)} That was so{WHEN}.",

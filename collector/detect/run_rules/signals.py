@@ -1,14 +1,14 @@
-"""What the rules over a whole job look at: shares of the time, each as most of its ranks have it.
+"""Compute the signals that the rules over a whole run judge: shares of the time, as most of its ranks have them.
 
-A share that most ranks have is the lower median over them: more than half have at least so much, and of two ranks both.
-So a single rank, however slow, makes no finding about the job. Of a large job RANKS_ASKED_MAX ranks are asked.
+The share that most ranks have is the lower median over them: more than half have at least that much, and of two ranks
+both. So a single rank, however slow, makes no finding about the run. In a large run RANKS_SAMPLED_MAX ranks are read.
 
-Shares of the device's time come from full profiler windows, of which every rank asked must have shown WINDOWS_MIN. A
-window's steps take longer than others, because the profiler slows the host: what they take longer is taken off the
-idle time. Communication counts as far as data is moved by it: per step at most the exposed transfer of the rank's
-groups, which is what is left without the waiting for other ranks.
+Shares of the device's time come from full profiler windows, of which every rank read must have WINDOWS_MIN. The steps
+of a window take longer than others, because the profiler slows the host: the difference is subtracted from the idle
+time. Communication counts only as data movement: per step at most the exposed transfer of the rank's groups, which
+excludes waits for other ranks.
 
-What happens in the first `steps` steps (start-up, compilation, the first batches) is not looked at.
+The first `steps` steps (start-up, compilation, the first batches) do not count.
 """
 
 import itertools
@@ -25,27 +25,25 @@ from rankscope.collector.detect.view import AllocatorCounts, RunView
 from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown
 
-RANKS_ASKED_MAX: Final = 64
-"""So many, evenly spread, tell what most ranks have: the share of ranks that reach a value is off by 6 % (one standard
-error at a half)."""
+RANKS_SAMPLED_MAX: Final = 64
+"""Ranks read at most, evenly spread: the share of ranks that reach a value is then within 6 % (one standard error)."""
 WINDOWS_MIN: Final = 3
-"""One window may hold a checkpoint, or a neighbour's; of three the median does not."""
-WINDOWS_LOOKED_AT: Final = 5
-"""The last ones: windows may be minutes apart, and what was is not what is."""
+"""One window may hold a checkpoint; the median of three does not."""
+WINDOWS_READ: Final = 5
+"""Only the last windows: they may be minutes apart."""
 INTERVALS_MIN: Final = 4
-INTERVALS_LOOKED_AT: Final = 8
-"""Between samples of the allocator. They come every few seconds: eight of them are about a minute."""
+INTERVALS_READ: Final = 8
+"""Intervals between samples of the allocator, which come every few seconds: eight are about a minute."""
 
 
 class RunSignals(NamedTuple):
     """Shares of the time, 0 to 1; None: not known.
 
-    `idle`, `moving` and `hideable` are of GPUs only: on a CPU computing and communicating share the cores. `moving` is
-    communication that nothing hides, without waiting; `hideable` the part of it that computing could hide, `overlap`
-    the part of all communication that is hidden. `retrying` and `churning` are shares of the intervals between samples:
-    in which the allocator ran out of memory, and in which it both took memory from the driver and gave some back;
-    `retries` counts over all ranks asked. `has_windows`: whether enough ranks have shown enough windows; `since_step`
-    is the first step looked at.
+    `idle`, `moving` and `hideable` are of GPUs only: on a CPU compute and communication share the cores. `moving` is
+    exposed communication without waits; `hideable` the part of it that compute could hide, `overlap` the hidden part of
+    all communication. `retrying` and `churning` are shares of the intervals between samples: those in which the
+    allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
+    over all ranks read. `has_windows`: whether enough ranks have enough windows; `since_step` is the first step used.
     """
 
     since_step: int
@@ -62,53 +60,53 @@ class RunSignals(NamedTuple):
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
-    """The signs of a job in its last steps; why not when it has made fewer than twice `steps`."""
+    """Compute the signals of a run over its last steps; abstain when it has made fewer than twice `steps`."""
     series = view.series
     made = int(series.steps[-1]) + 1 if len(series.steps) else 0
     if made < 2 * steps or len(series.steps) < steps:
         return Abstain(f"{made} steps are known, {2 * steps} are needed to judge the run as a whole")
-    # Every second would always be the first rank of a node: an odd distance reaches all places.
-    asked = series.ranks[:: -(-len(series.ranks) // RANKS_ASKED_MAX) | 1]
-    usual_ns = _usual_steps(view, asked, steps)
+    # An odd stride reaches all places of a node; an even one might read only the first rank of each.
+    sampled = series.ranks[:: -(-len(series.ranks) // RANKS_SAMPLED_MAX) | 1]
+    usual_ns = _usual_steps(view, sampled, steps)
     if not usual_ns:
         return Abstain("no rank's steps are known")
-    windows, moved_ns = _find_windows(view, asked, steps), _find_moved(view, asked, steps)
+    windows, moved_ns = _find_windows(view, sampled, steps), _find_moved(view, sampled, steps)
     shares = [
         _read_shares(seen, usual_ns[rank], moved_ns.get(rank), has_gpu=bool(view.samples.devices.get(rank)))
         for rank, seen in windows.items()
         if rank in usual_ns
     ]
     firsts = [seen[0].first_step for seen in windows.values()]
-    intervals = [one for rank in asked if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
+    intervals = [one for rank in sampled if (one := _read_intervals(view.samples.allocators.get(rank, ()), steps))]
     return RunSignals(
         since_step=min([int(series.steps[-steps]), *firsts]),
         step_ns=median(usual_ns.values()),
-        has_windows=len(shares) >= KNOWN_MIN * len(asked),
-        data=_data_share(view, asked, steps),
-        idle=_of_most((one.idle for one in shares), len(asked)),
-        moving=_of_most((one.moving for one in shares), len(asked)),
-        hideable=_of_most((one.hideable for one in shares), len(asked)),
-        overlap=_at_most((one.overlap for one in shares), len(asked)),
-        retrying=_of_most((one.retrying for one in intervals), len(asked)),
-        churning=_of_most((one.churning for one in intervals), len(asked)),
+        has_windows=len(shares) >= KNOWN_MIN * len(sampled),
+        data=_data_share(view, sampled, steps),
+        idle=_of_most((one.idle for one in shares), len(sampled)),
+        moving=_of_most((one.moving for one in shares), len(sampled)),
+        hideable=_of_most((one.hideable for one in shares), len(sampled)),
+        overlap=_at_most((one.overlap for one in shares), len(sampled)),
+        retrying=_of_most((one.retrying for one in intervals), len(sampled)),
+        churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
     )
 
 
 def _known(values: Iterable[float | None], ranks: int) -> list[float]:
-    """Those that are known; none when they are not known of KNOWN_MIN of the ranks."""
+    """Return the known values; none when they are not known of KNOWN_MIN of the ranks."""
     known = [value for value in values if value is not None]
     return known if len(known) >= KNOWN_MIN * ranks else []
 
 
 def _of_most(values: Iterable[float | None], ranks: int) -> float | None:
-    """What more than half of the ranks reach."""
+    """Return the value that more than half of the ranks reach."""
     known = _known(values, ranks)
     return median_low(known) if known else None
 
 
 def _at_most(values: Iterable[float | None], ranks: int) -> float | None:
-    """What more than half of the ranks do not exceed."""
+    """Return the value that more than half of the ranks do not exceed."""
     known = _known(values, ranks)
     return median_high(known) if known else None
 
@@ -116,15 +114,15 @@ def _at_most(values: Iterable[float | None], ranks: int) -> float | None:
 # -- the host's time --------------------------------------------------------------------------------------------------
 
 
-def _usual_steps(view: RunView, asked: Sequence[int], steps: int) -> dict[int, float]:
-    """The median step of each rank that has any, in ns."""
-    usual_ns = medians_of_last(view.series.step_ns[-steps:, view.series.columns_of(asked)], steps)
-    return {rank: found for rank, found in zip(asked, usual_ns.tolist(), strict=True) if not math.isnan(found)}
+def _usual_steps(view: RunView, sampled: Sequence[int], steps: int) -> dict[int, float]:
+    """Return the median step of each rank that has any, in ns."""
+    usual_ns = medians_of_last(view.series.step_ns[-steps:, view.series.columns_of(sampled)], steps)
+    return {rank: found for rank, found in zip(sampled, usual_ns.tolist(), strict=True) if not math.isnan(found)}
 
 
-def _data_share(view: RunView, asked: Sequence[int], steps: int) -> float | None:
-    """The data phase over the step, in each half of the last steps: one long wait (an epoch begins) is in only one."""
-    columns = view.series.columns_of(asked)
+def _data_share(view: RunView, sampled: Sequence[int], steps: int) -> float | None:
+    """Return the data phase over the step, the smaller of both halves: one long wait (a new epoch) is in one only."""
+    columns = view.series.columns_of(sampled)
     data_ns = view.series.phases_ns.get("data")
     if data_ns is None:
         return None
@@ -132,11 +130,11 @@ def _data_share(view: RunView, asked: Sequence[int], steps: int) -> float | None
     middle = steps // 2
     halves = [_ratio_of_sums(data_ns[rows], step_ns[rows]) for rows in (slice(middle), slice(middle, None))]
     shares = np.minimum(*halves)
-    return _of_most(shares[~np.isnan(shares)].tolist(), len(asked))
+    return _of_most(shares[~np.isnan(shares)].tolist(), len(sampled))
 
 
 def _ratio_of_sums(part: Floats, whole: Floats) -> Floats:
-    """Column by column over the rows where both are known, NaN where none is; shape (n, m) to (m,)."""
+    """Return the ratio per column over the rows where both are known, NaN where none is; shape (n, m) to (m,)."""
     known = ~np.isnan(part) & ~np.isnan(whole)
     part_sum, whole_sum = (np.where(known, values, 0.0).sum(axis=0) for values in (part, whole))
     ratio: Floats = np.divide(part_sum, whole_sum, out=np.full(part.shape[1], np.nan), where=whole_sum > 0)
@@ -147,7 +145,7 @@ def _ratio_of_sums(part: Floats, whole: Floats) -> Floats:
 
 
 class _RankShares(NamedTuple):
-    """The shares of one rank, as RunSignals."""
+    """The shares of one rank, as in RunSignals."""
 
     idle: float | None
     moving: float | None
@@ -155,15 +153,15 @@ class _RankShares(NamedTuple):
     overlap: float | None
 
 
-def _find_windows(view: RunView, asked: Sequence[int], steps: int) -> Mapping[int, Sequence[WindowBreakdown]]:
-    """The last windows of each rank that has shown enough of them."""
+def _find_windows(view: RunView, sampled: Sequence[int], steps: int) -> Mapping[int, Sequence[WindowBreakdown]]:
+    """Return the last windows of each rank that has enough of them."""
     found = {
         rank: [
             window
             for window in view.samples.breakdowns.get(rank, ())
             if window.first_step >= steps and window.step_count > 0 and window.window_ns > 0
-        ][-WINDOWS_LOOKED_AT:]
-        for rank in asked
+        ][-WINDOWS_READ:]
+        for rank in sampled
     }
     return {rank: windows for rank, windows in found.items() if len(windows) >= WINDOWS_MIN}
 
@@ -178,7 +176,7 @@ def _read_shares(
         computing = median(window.compute_ns / window.window_ns for window in windows)
         alone = median((window.compute_ns - window.overlap_ns) / window.window_ns for window in windows)
         moving = min(exposed, moved_ns / usual_ns)
-        # Side by side the one that takes longer sets the pace: only with enough to compute can all be hidden.
+        # Overlapped, the longer of the two sets the pace: only with enough compute can all be hidden.
         hideable = min(moving, alone) if computing >= moving else 0.0
     return _RankShares(
         idle=median(_idle_share(window, usual_ns) for window in windows) if has_gpu else None,
@@ -189,19 +187,19 @@ def _read_shares(
 
 
 def _idle_share(window: WindowBreakdown, usual_ns: float) -> float:
-    """The device's idle time in a window, as it would have been without the profiler."""
+    """Return the device's idle share in a window, as it would have been without the profiler."""
     step_ns = window.window_ns / window.step_count
     stretched_ns = max(0.0, step_ns - usual_ns)
     return max(0.0, window.idle_ns / window.step_count - stretched_ns) / (step_ns - stretched_ns)
 
 
-def _find_moved(view: RunView, asked: Sequence[int], steps: int) -> dict[int, float]:
-    """What of the data movement of each rank's groups is exposed in a step, all together, where it is known."""
+def _find_moved(view: RunView, sampled: Sequence[int], steps: int) -> dict[int, float]:
+    """Return the exposed transfer per step of all of each rank's groups, in ns, where it is known."""
     names = list(view.transfers.exposed_ns)
     if not names:
         return {}
     of_groups = medians_of_last(np.stack([view.transfers.exposed_ns[name][-steps:] for name in names], axis=1), steps)
-    wanted, found = set(asked), dict[int, float]()
+    wanted, found = set(sampled), dict[int, float]()
     for name, exposed_ns in zip(names, of_groups.tolist(), strict=True):
         if not math.isnan(exposed_ns):
             for rank in wanted.intersection(view.groups.get(name, ())):
@@ -213,7 +211,7 @@ def _find_moved(view: RunView, asked: Sequence[int], steps: int) -> dict[int, fl
 
 
 class _Intervals(NamedTuple):
-    """What one rank's allocator did between samples."""
+    """The activity of one rank's allocator between samples."""
 
     retrying: float
     churning: float
@@ -221,11 +219,11 @@ class _Intervals(NamedTuple):
 
 
 def _read_intervals(counts: Sequence[AllocatorCounts], steps: int) -> _Intervals | None:
-    """Over the last intervals in which steps were made; None when they are too few, or nothing was counted."""
-    settled = [one for one in counts if one.steps >= steps][-INTERVALS_LOOKED_AT - 1 :]
+    """Return the activity over the last intervals with steps; None when they are too few, or nothing was counted."""
+    settled = [one for one in counts if one.steps >= steps][-INTERVALS_READ - 1 :]
     pairs = [(a, b) for a, b in itertools.pairwise(settled) if b.steps > a.steps]
     retries = [_growth(a.sample.retries, b.sample.retries) for a, b in pairs]
-    turned_over = [
+    churned = [
         min(
             _growth(a.sample.device_allocs, b.sample.device_allocs),
             _growth(a.sample.device_frees, b.sample.device_frees),
@@ -236,11 +234,11 @@ def _read_intervals(counts: Sequence[AllocatorCounts], steps: int) -> _Intervals
         return None
     return _Intervals(
         retrying=sum(count > 0 for count in retries) / len(pairs),
-        churning=sum(count > 0 for count in turned_over) / len(pairs),
+        churning=sum(count > 0 for count in churned) / len(pairs),
         retries=sum(retries),
     )
 
 
 def _growth(before: int | None, after: int | None) -> int:
-    """How far a count has grown; 0 where it was reset or is not known."""
+    """Return by how much a count has grown; 0 where it was reset or is not known."""
     return max(0, (after or 0) - (before or 0)) if before is not None and after is not None else 0

@@ -1,12 +1,12 @@
-"""Work that is shared out unevenly: pipeline stages or expert groups of which some have more to do than others.
+"""Find pipeline stages or expert groups that have more work than others by design.
 
-Peers do the same work, so ranks that are no peers may differ by design: the first stage has the embedding, the last one
-the loss. What the heaviest group does beyond the mean of all is what a better split would save in every step.
+Ranks that are no peers may differ by design: the first stage has the embedding, the last one the loss. The excess of
+the heaviest group over the mean of all is what an even split would save in every step.
 
     ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
 
-That this is the split and not a fault shows in that it was so from the first step known to the last: an excess that
-began is somebody's slowness, and left to those who look for that.
+It is the split and not a fault because it has lasted from the first known step to the last; an excess that began later
+is left to the detectors of slowness.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, form
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
-from rankscope.collector.detect.stragglers.sentence import say_cost
+from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.collector.steps.step_series import Floats
@@ -40,7 +40,7 @@ class StageImbalance:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every group whose ranks have more work than the mean in step after step, most first."""
+        """Return every group whose ranks have more work than the mean in every step, the heaviest first."""
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
             return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
@@ -60,7 +60,7 @@ class StageImbalance:
         ]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Whether the group's work is near the mean; False when its ranks are no group any more."""
+        """Return whether the group's work is near the mean; False when its ranks are no group any more."""
         groups = _same_work_groups(view)
         for column, group in enumerate(groups):
             if group.members == finding.ranks:
@@ -73,16 +73,16 @@ def _same_work_groups(view: RunView) -> list[Comparison]:
 
 
 def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
-    """A column for each group, the median self time of its ranks, each compared with the last one: the mean over all
-    ranks. Steps of which some rank's self time is not known are not known.
+    """Return a view with a column per group, the median self time of its ranks, each compared with the last column, the
+    mean over all ranks. Steps without the self times of all ranks are NaN.
     """
     self_ns = view.series.self_ns
     medians = [np.median(self_ns[:, view.series.columns_of(group.members)], axis=1) for group in groups]
     weights = [len(group.members) for group in groups]
     for comparison in view.peer_groups.comparisons:
         if not comparison.do_same_work:
-            rest = self_ns[:, view.series.columns_of(comparison.members)]
-            medians.append(rest.mean(axis=1))
+            ungrouped_ns = self_ns[:, view.series.columns_of(comparison.members)]
+            medians.append(ungrouped_ns.mean(axis=1))
             weights.append(len(comparison.members))
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
@@ -122,13 +122,13 @@ def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool 
         f"Ranks {format_ranks(group.members)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
         f"ranks in every step{when}: {format_duration(slow.self_ns)} a step excluding waits for other ranks, against "
         f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} different work from the other "
-        f"ranks, and the split {is_} not even.{say_cost(cost, than='with an even split', is_over=is_over)}"
+        f"ranks, and the split {is_} not even.{describe_cost(cost, than='with an even split', is_over=is_over)}"
     )
 
 
 def _lost_to(view: RunView, stages: RunView, column: int) -> Floats:
-    """What each step lost to the split, shape (n,) in ns, NaN where not known: what the group has beyond the mean, at
-    most what would leave the mean of the step. A step is charged to the group with the most work only.
+    """Return what each step lost to the split, shape (n,) in ns, NaN where not known: the group's excess over the mean,
+    at most what leaves the mean of the step. A step is charged only to the group with the most work.
     """
     work_ns = stages.series.self_ns
     lost_ns = np.full(len(work_ns), np.nan)

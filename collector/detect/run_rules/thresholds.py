@@ -1,27 +1,24 @@
-"""What a job can be held up by, live or in a trace: from where on it is worth saying, and what to do about it.
+"""Define the thresholds and suggestions that the rules over a live run and over its traces share.
 
-The rules over a running job (`rules.py`) and those over its traces (`traces/advice_rules_*.py`) ask the same questions
-of different evidence. What they have in common stands here once.
+The rules over a live run (`rules.py`) and over its traces (`traces/advice_rules_*.py`) apply them to different
+evidence.
 """
 
 from typing import Final
 
 CRITICAL_RATIO: Final = 0.3
-"""What takes this share of the time makes the step 1.4 times as long as it could be."""
+"""A share of the time that makes the step 1.4 times as long as it could be."""
 IDLE_RATIO_MIN: Final = 0.3
-"""Idle time of the device that its host causes: 9 % where the loader is the problem (ResNet-50, V100), 45 % and more
-where the host is (DLRM 45 %, ResNet DDP on A100 76 %, BERT inference on H100 91 %). 30 % lies between."""
+"""Idle time of the device caused by its host: 9 % in data-bound traces, 45 % and more in host-bound ones."""
 DATA_RATIO_MIN: Final = 0.1
-"""Of the steps: ResNet-50 without workers 34 %, a loader slowed by 100 ms 34 % (gloo-2.13/ddp_2r_slow1_data); sound
-loaders up to 2 % (the rest of gloo-2.13), and DLRM, which is host-bound, 5 to 10 %."""
+"""Data phase over the step: 34 % in data-bound traces, up to 2 % with sound loaders, 5 to 10 % in host-bound ones."""
 EXPOSED_RATIO_MIN: Final = 0.15
-"""Of the window, without the waiting where it is known: ranks of sound jobs in gloo-2.13 stay below 7 %, DLRM reaches
-16 to 24 %. Exposed communication of a lone rank holds waiting for others as well."""
+"""Exposed communication over the window, without waits where they are known: healthy runs stay below 7 %. That of a
+single rank's trace includes waits for others."""
 OVERLAP_RATIO_MAX: Final = 0.2
-"""DDP overlaps 43 to 90 % of its communication in gloo-2.13; the A100 ResNet 16 %, DLRM 2 to 8 %."""
+"""Healthy DDP overlaps 43 to 90 % of its communication; serialised traces 2 to 16 %."""
 HIDEABLE_RATIO_MIN: Final = 0.1
-"""Of the time the device worked, what could be saved at the most: the shorter of communicating alone and computing
-alone. A100 ResNet 25 %, DLRM 8 to 18 %."""
+"""Largest possible saving over the time the device worked: the shorter of communication alone and compute alone."""
 
 FREE_THE_HOST: Final = (
     "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers; move "
@@ -48,7 +45,7 @@ OVERLAP: Final = (
 
 
 def percent(ratio: float) -> str:
-    """A share for people.
+    """Return a share as text.
 
     >>> percent(0.156), percent(0.0042)
     ('16 %', '0.4 %')

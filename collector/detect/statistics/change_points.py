@@ -1,4 +1,4 @@
-"""The levels of a noisy series: whether, and where, it has clearly changed.
+"""Find where the level of a noisy series has clearly changed.
 
 A series is log(time / what it is compared with) step by step, shape (n,), without NaN: one rank over its peers, a
 group of ranks over the others, the whole run over its own past.
@@ -13,14 +13,14 @@ from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.steps.step_series import Floats, Ints
 
 SIDE_MIN = 3
-"""Fewest values on either side of a change: one or two outliers at an end are no change."""
+"""Least values on either side of a change: one or two outliers at an end are no change."""
 OUTLIER_QUANTILE = 0.05
-"""Values beyond this quantile at either end are pulled in to it: one stalled step must not look like a change,
-nor bend a ramp."""
+"""Values beyond this quantile at either end are clipped to it: one stalled step must not look like a change or bend a
+ramp."""
 
 
 def find_change(series: Floats) -> int:
-    """The index of the first value after the most likely change of level; 0 when there are too few values to tell.
+    """Return the index of the first value after the most likely change of level; 0 when there are too few values.
 
     `series`: shape (n,), no NaN. The split maximises the difference of the two sides' means, weighted by
     sqrt(k (n - k) / n), the cumulative-sum statistic for one change of mean in noise (Page 1954).
@@ -40,13 +40,15 @@ def find_change(series: Floats) -> int:
 
 
 SIGMA_FLOOR: Final = 0.01
-"""1 %: what identical ranks differ by for reasons nobody can act on."""
+"""1 %: the usual difference between identical ranks, without a cause to act on."""
 SURE_DEVIATIONS: Final = 3.0
-"""By so many standard errors the medians on both sides must differ for a change to be clear."""
+"""Standard errors by which the medians on both sides must differ for a change to be clear."""
 
 
 def find_clear_change(series: Floats, steps_min: int) -> int:
-    """Where the level has changed most clearly; 0 when it has not, or fewer than `steps_min` values follow."""
+    """Return the index of the clearest change of level; 0 when there is none, or fewer than `steps_min` values
+    follow.
+    """
     change = find_change(series)
     after, before = series[change:], series[:change]
     if change == 0 or len(after) < steps_min:
@@ -58,11 +60,10 @@ def find_clear_change(series: Floats, steps_min: int) -> int:
 
 
 def find_last_change(series: Floats, steps_min: int) -> int:
-    """Where the present level begins: at the last clear change, up or down, else at 0.
+    """Return the index at which the present level begins: the last clear change, up or down, else 0.
 
-    The clearest change of all need not be the last one: of a slowness that has passed it is the begin. So the part
-    behind a change is searched again. A change so recent that fewer than `steps_min` values follow it is left to later
-    looks.
+    The clearest change need not be the last one, so the part after a change is searched again. A change that fewer than
+    `steps_min` values follow is not found yet.
     """
     since = 0
     while (change := find_clear_change(series[since:], steps_min)) > 0:
@@ -70,28 +71,25 @@ def find_last_change(series: Floats, steps_min: int) -> int:
     return since
 
 
-# Whether a rank became slow from one step to the next or little by little, and where that began.
+# Ramps: whether a level changed from one step to the next or gradually, and where that began.
 #
 #     x[i] = low                                  i <  begin
 #     x[i] = low + height (i - begin) / length    begin <= i < begin + length
 #     x[i] = low + height                         from there on
 #
 # fitted by least squares over a grid of begins and lengths, against two sudden changes one after the other, which have
-# as many numbers to choose.
+# as many parameters.
 
 GRID: Final = 32
-"""Begins and lengths tried: of 256 steps every eighth, which is as well as a slow drift can be told."""
+"""Begins and lengths tried: of 256 steps every eighth, as finely as a slow drift can be located."""
 GRADUAL_STEPS_MIN: Final = 8
 """A shorter ramp is a change from one step to the next with noise on it."""
 BETTER_RATIO: Final = 0.9
-"""What a ramp must leave at most of the squares that two sudden changes leave: one of them leaves a little less by
-chance."""
+"""Largest ratio of the squares left by a ramp to those left by two sudden changes: less is not by chance."""
 
 
 class Ramp(NamedTuple):
-    """The best ramp: the index at which it begins, how many values it takes, and whether it fits clearly better than
-    sudden changes.
-    """
+    """The best ramp: its first index, its length in values, and whether it fits clearly better than sudden changes."""
 
     begin: int
     length: int
@@ -99,7 +97,7 @@ class Ramp(NamedTuple):
 
 
 def fit_ramp(series: Floats) -> Ramp:
-    """The ramp that fits a series best; shape (n,), n >= 2, no NaN."""
+    """Return the ramp that fits a series best; shape (n,), n >= 2, no NaN."""
     count = len(series)
     bounded = np.clip(series, *np.quantile(series, [OUTLIER_QUANTILE, 1 - OUTLIER_QUANTILE]))
     begins = np.unique(np.linspace(1, count - 1, min(GRID, count - 1)).astype(np.int64))
@@ -111,20 +109,20 @@ def fit_ramp(series: Floats) -> Ramp:
 
 
 def _squares_left_by_two_changes(series: Floats) -> float:
-    """The best change, and the best in what is left then."""
-    rest = series
+    """Return the squares left by the best change and the best one in the remainder."""
+    residual = series
     for _ in range(2):
-        begins = np.arange(1, len(rest))
-        begin = int(begins[int(np.argmin(_squares_left(rest, begins, 1)))])
-        rest = np.concatenate([rest[:begin] - rest[:begin].mean(), rest[begin:] - rest[begin:].mean()])
-    return float(np.sum(rest**2))
+        begins = np.arange(1, len(residual))
+        begin = int(begins[int(np.argmin(_squares_left(residual, begins, 1)))])
+        residual = np.concatenate([part - part.mean() for part in (residual[:begin], residual[begin:])])
+    return float(np.sum(residual**2))
 
 
 def _squares_left(series: Floats, begins: Ints, length: int) -> Floats:
-    """For each begin the sum of squares that the best ramp of that length leaves; shape (begins,)."""
+    """Return for each begin the sum of squares left by the best ramp of that length; shape (begins,)."""
     shape = np.clip((np.arange(len(series)) - begins[:, np.newaxis] + 1) / length, 0.0, 1.0)
     shape -= shape.mean(axis=1, keepdims=True)
-    rest = series - series.mean()
+    residual = series - series.mean()
     power = np.sum(shape**2, axis=1)
-    height = np.divide(shape @ rest, power, out=np.zeros_like(power), where=power > 0)
-    return np.asarray(np.sum(rest**2) - height**2 * power)
+    height = np.divide(shape @ residual, power, out=np.zeros_like(power), where=power > 0)
+    return np.asarray(np.sum(residual**2) - height**2 * power)

@@ -1,7 +1,7 @@
-"""How much longer a rank's own work takes than that of those it is compared with, step by step.
+"""Compute by how much a rank's self time exceeds that of its peers, step by step.
 
-A rank with too few peers is compared with ranks that do other work. That they take less or more says nothing: what is
-usual for the rank, beside the others, is its measure, and only what goes beyond that is its excess.
+A rank with too few peers is compared with ranks that do other work: what counts is only what exceeds the rank's own
+usual ratio to them.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries, in_blocks, medians_of_last
 
 PARTS: Final = 4
-"""Of so many parts of a series the medians are compared before a change is looked for: it would show in one of them."""
+"""Parts of a series whose medians are compared first: a change shows in one of them."""
 KNOWN_MIN: Final = 0.5
-"""Share of the ranks compared with whose self time must be known: a median over fewer may be another one's."""
+"""Share of the peers whose self time must be known for a median."""
 
 
 def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
-    """log(self time / median of the self times of those it is compared with), shape (n, ranks) as the series; NaN where
-    its own or too many of theirs are not known.
+    """Return log(self time / median self time of the peers), shape (n, ranks) as the series; NaN where the rank's or
+    too many of its peers' self times are not known.
     """
-    rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waiting is measured in some steps only
+    rows = np.flatnonzero(~np.isnan(series.self_ns).all(axis=1))  # waits are measured in some steps only
     excess = np.full(series.self_ns.shape, np.nan)
 
     def cells(some: Ints, columns: Ints) -> Any:
-        return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # of all nothing is to be moved
+        return some if len(columns) == len(series.ranks) else np.ix_(some, columns)  # all columns: no copy
 
     for comparison in peer_groups.comparisons:
         members, against = series.columns_of(comparison.members), series.columns_of(comparison.against)
@@ -40,12 +40,10 @@ def find_excess(series: StepSeries, peer_groups: PeerGroups) -> Floats:
 
 
 def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
-    """An excess as a time: its own less that of those it is compared with, in ns, shape as both; NaN where one is not
-    known.
-    """
+    """Return an excess as a time, the self time less that of the peers, in ns, shape as both; NaN where not known."""
     # x = log(mine / theirs), so mine - theirs = mine (1 - exp(-x)).
     share = np.negative(excess)  # and all that follows in the same array
-    with np.errstate(invalid="ignore"):  # numpy 1.24 warns of the NaN that it hands through, on CPUs with AVX-512
+    with np.errstate(invalid="ignore"):  # numpy 1.24 warns of NaN on CPUs with AVX-512
         np.negative(np.expm1(share, out=share), out=share)
     return np.multiply(self_ns, share, out=share)
 
@@ -53,29 +51,29 @@ def find_excess_ns(excess: Floats, self_ns: Floats) -> Floats:
 def find_usual(
     excess: Floats, series: StepSeries, peer_groups: PeerGroups, known: Mapping[int, float], steps_min: int
 ) -> Floats:
-    """What excess is usual for each rank, shape (ranks,): 0 for those with peers. For the others what is `known` of
-    them from before, else the median before the last clear change of level, or of all where there is none.
+    """Return the usual excess of each rank, shape (ranks,): 0 for ranks with peers; for the others the `known` one,
+    else the median before the last clear change of level, or of all steps where there is none.
 
-    A change so recent that fewer than `steps_min` steps follow it is none yet.
+    A change counts once `steps_min` steps follow it.
     """
     usual = np.zeros(excess.shape[1])
-    strangers = [rank for one in peer_groups.comparisons if not one.do_same_work for rank in one.members]
-    for rank in strangers:
+    without_peers = [rank for one in peer_groups.comparisons if not one.do_same_work for rank in one.members]
+    for rank in without_peers:
         column = series.column_of(rank)
-        told = excess[~np.isnan(excess[:, column]), column]
+        values = excess[~np.isnan(excess[:, column]), column]
         if rank in known:
             usual[column] = known[rank]
-        elif len(told):
-            usual[column] = _usual_level(told, steps_min)
+        elif len(values):
+            usual[column] = _usual_level(values, steps_min)
     return usual
 
 
-def _usual_level(told: Floats, steps_min: int) -> float:
-    medians = [float(np.median(part)) for part in np.array_split(told, PARTS) if len(part)]
-    since = find_last_change(told, steps_min) if max(medians) - min(medians) > SIGMA_FLOOR else 0
+def _usual_level(values: Floats, steps_min: int) -> float:
+    medians = [float(np.median(part)) for part in np.array_split(values, PARTS) if len(part)]
+    since = find_last_change(values, steps_min) if max(medians) - min(medians) > SIGMA_FLOOR else 0
     if since == 0:
-        return float(np.median(told))
-    before = told[:since]
+        return float(np.median(values))
+    before = values[:since]
     return float(np.median(before[find_last_change(before, steps_min) :]))
 
 
@@ -87,13 +85,13 @@ def _compare(mine: Floats, against: Floats) -> Floats:
     if count > 1:
         found[complete] = np.log(mine[complete] / _median_of_others(against[complete], mine[complete]))
     for row in np.flatnonzero(~complete & (known >= max(2, KNOWN_MIN * count))):
-        told = against[row, ~np.isnan(against[row])][np.newaxis]
-        found[row] = np.log(mine[row] / _median_of_others(told, mine[[row]])[0])
+        values = against[row, ~np.isnan(against[row])][np.newaxis]
+        found[row] = np.log(mine[row] / _median_of_others(values, mine[[row]])[0])
     return found
 
 
 def _median_of_others(values: Floats, mine: Floats) -> Floats:
-    """For each of `mine`, which are among the values of the same row, the median of the row's other values.
+    """Return for each of `mine`, which are among the values of the same row, the median of the row's other values.
 
     `values`: shape (n, m), m >= 2; `mine`: (n, k), NaN where one is not known.
     """
@@ -108,7 +106,5 @@ def _median_of_others(values: Floats, mine: Floats) -> Floats:
 
 
 def slowdown_ratios(excess: Floats, steps: int) -> Floats:
-    """exp of the median over the last steps that are known, of every rank; shape (n, ranks) to (ranks,), NaN where none
-    is.
-    """
+    """Return exp of each rank's median over its last known steps; shape (n, ranks) to (ranks,), NaN where none is."""
     return np.asarray(np.exp(medians_of_last(excess, steps)))

@@ -1,4 +1,4 @@
-"""What a slowness costs: the step as it was against what it would have been (docs/definitions.md section 4)."""
+"""Compute the cost of a slowness: the step against the step without it (docs/definitions.md section 4)."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from rankscope.measure.units import ns_to_s
 
 
 class Cost(NamedTuple):
-    """`run_slowdown_ratio`: median step over ideal step, of an intermittent slowness the means. `lost_rank_seconds`: of
-    the steps looked at, all ranks together (on GPUs with one rank each: GPU-seconds). `lost_rank_hours_per_hour` at the
-    present pace.
+    """The cost of a slowness. `run_slowdown_ratio`: median step over ideal step, means for an intermittent slowness.
+    `lost_rank_seconds`: over the priced steps, all ranks together (with one rank per GPU: GPU-seconds).
+    `lost_rank_hours_per_hour`: at the present rate.
     """
 
     run_slowdown_ratio: float
@@ -22,11 +22,11 @@ class Cost(NamedTuple):
 
 
 def lost_to(slow: Slow, view: RunView) -> Floats:
-    """What each step lost to one straggler since it is slow, shape (n,) in ns; 0 before, NaN where not known.
+    """Return what each step lost to one straggler since it is slow, shape (n,) in ns; 0 before, NaN where not known.
 
-    lost = self time of the straggler - median self time of those it is compared with, at most what would leave that
-    time of the step. A step is charged to the rank with the largest excess only, so that two stragglers do not pay for
-    the same step twice. Of an intermittent slowness only the slow steps are charged.
+    lost = self time of the straggler - median self time of its peers, at most what leaves that time of the step. A step
+    is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
+    intermittent slowness only the slow steps are charged.
     """
     series, column = view.series, view.series.column_of(slow.rank)
     known = ~np.isnan(view.excess[:, column]) & ~np.isnan(view.longest_ns)
@@ -42,7 +42,9 @@ def lost_to(slow: Slow, view: RunView) -> Floats:
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:
-    """What the steps from `from_step` on have lost. `lost_ns` is as of `lost_to`; unknown steps are left out."""
+    """Return the cost of the steps from `from_step` on. `lost_ns` is as `lost_to` returns it; unknown steps do not
+    count.
+    """
     series = view.series
     rows = np.flatnonzero((series.steps >= from_step) & ~np.isnan(lost_ns) & ~np.isnan(view.longest_ns))
     if len(rows) == 0:

@@ -1,4 +1,4 @@
-"""Ranks whose own work takes longer than their peers', as findings: who, how much, since when, why, at what cost."""
+"""Build the findings about stragglers, with nodes whose ranks are nearly all slow as one finding."""
 
 import math
 import statistics
@@ -22,19 +22,18 @@ from rankscope.collector.detect.stragglers.sentence import write_sentence
 from rankscope.collector.detect.view import Candidate, RunView
 
 SHARE_MIN: Final = 0.75
-"""Of a node's ranks so many must be slow for it to be the node: the last one or two may be just below the limit."""
+"""Share of a node's ranks that must be slow for the finding to be about the node."""
 EXPLAINED_RATIO_MAX: Final = 1.25
-"""A rank's excess may be so much more than its transfers' and still come from them: both are medians of noisy steps."""
+"""Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
-"""Slow ranks and nodes described at one look, the slowest first: where more are slow, it is none of them."""
-CAUSES_ASKED_MAX: Final = 8
-"""Ranks of a slow node that are asked why."""
+"""Slow ranks and nodes described in one detection pass, the slowest first."""
+CAUSES_READ_MAX: Final = 8
+"""Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
 KNOWN_GAP: Final = "gap_known_steps"
-"""In the evidence of an intermittent slowness: the usual distance of its spells, in steps, and in those of them whose
-waiting is known."""
+"""Evidence keys of an intermittent slowness: the usual gap between its slow periods, in steps and in known steps."""
 USUAL: Final = "usual_log_excess"
-"""In the evidence of a rank without peers, with its number behind a slash: what was usual for it (`excess.py`)."""
+"""Evidence key, followed by `/` and the rank: the usual excess of a rank without peers (`excess.py`)."""
 
 
 class SlowRanks:
@@ -46,19 +45,19 @@ class SlowRanks:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Every rank or node that is slow now, slowest first, but those that slow links hold up."""
+        """Return every rank or node that is slow now, slowest first, without those that slow links explain."""
         verdict = find_stragglers(view, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
         steady = {slow.rank for slow in verdict}
-        now_and_then = intermittent.find_intermittent(view, self._thresholds, steady)
+        intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
-        joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(now_and_then, view.nodes)]
+        joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
         return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Whether every rank of the finding has recovered."""
+        """Return whether every rank of the finding has recovered."""
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
@@ -66,7 +65,7 @@ class SlowRanks:
 
 
 def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
-    """What open findings say was usual for ranks without peers, which may have left the window."""
+    """Return the usual excess of ranks without peers from open findings; it may predate the step table."""
     return {
         int(name.removeprefix(f"{USUAL}/")): value
         for finding in findings
@@ -76,10 +75,11 @@ def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
 
 
 def is_explained_by_links(slow: Slow, view: RunView, explained: Sequence[Finding]) -> bool:
-    """Whether a slow rank is one that slow links hold up. Where nobody tells how much of a collective was exposed, the
-    transfer counts as a rank's own time (`wait_times.py`), and all members of a group with a slow link look slow.
+    """Return whether open findings about links explain a slow rank: its excess is no more than that of the transfers of
+    its groups.
 
-    It is when its excess is no more than that of the transfers of its groups in open findings about links.
+    Where it is not known how much of a collective was exposed, the transfer counts as self time (`wait_times.py`), and
+    all members of a group with a slow link look slow.
     """
     transfer_ns = sum(
         value
@@ -93,10 +93,10 @@ def is_explained_by_links(slow: Slow, view: RunView, explained: Sequence[Finding
 
 
 def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
-    """The finding about one rank, or about the ranks of one node; its numbers are those of the slowest."""
-    slow = _settle(slow_ranks[0], slow_ranks, known)
-    causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_ASKED_MAX]]
-    cause = _choose(causes)
+    """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
+    slow = _align_begin(slow_ranks[0], slow_ranks, known)
+    causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_READ_MAX]]
+    cause = _find_most_common(causes)
     lost_ns = np.sum([lost_to(one, view) for one in slow_ranks], axis=0)
     cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")
     evidence = {
@@ -128,9 +128,9 @@ def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known
     return Candidate(finding, lost_ns)
 
 
-def _settle(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
-    """The slowest with the begin of all: the more steps on either side, the surer the change; once it has left the
-    window, or lies between two steps that are known, what was found stands.
+def _align_begin(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
+    """Return the slowest rank with the begin of all. The begin of an open finding is kept where it may still be true:
+    the change may have left the step table.
     """
     found = known.get(slow.rank)
     if found is not None and found.since_step is not None and slow.may_have_begun_with(found.since_step):
@@ -138,15 +138,15 @@ def _settle(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]
     return slow._replace(since_step=statistics.median_low(one.since_step for one in slow_ranks))
 
 
-def _choose(causes: Sequence[Cause]) -> Cause:
-    """The commonest of them, of equally common ones the slowest rank's."""
+def _find_most_common(causes: Sequence[Cause]) -> Cause:
+    """Return the most common cause, of equally common ones the slowest rank's."""
     (name, _), *_ = Counter(cause.name for cause in causes).most_common()
     return next(cause for cause in causes if cause.name == name)
 
 
 def _wait_caused(view: RunView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
-    """What all ranks wait a step because of these, since the present level; empty when not known. Of a slowness that
-    comes now and then it is the mean, else the median.
+    """Return what all ranks wait per step because of these, since the present level; empty when not known. It is the
+    median, for an intermittent slowness the mean.
     """
     if view.series.wait_caused_ns is None:
         return {}
@@ -159,9 +159,9 @@ def _wait_caused(view: RunView, slow_ranks: Sequence[Slow], since: Slow) -> dict
 
 
 def join_nodes(slow_ranks: Sequence[Slow], nodes: Mapping[int, str]) -> list[tuple[str | None, tuple[Slow, ...]]]:
-    """The slow ranks, those of a slow node together with its name, every other one by itself; in the order given.
+    """Group the slow ranks: those of a slow node with its name, every other one by itself; in the order given.
 
-    A node of which one rank reports, and one that all ranks are on, is not told from its ranks.
+    A node with a single rank, and one that has all ranks, is not distinguished from its ranks.
     """
     sizes = Counter(nodes.values())
     slow_on: dict[str, list[Slow]] = {}

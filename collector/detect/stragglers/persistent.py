@@ -1,22 +1,22 @@
-"""Who is the straggler: whose own work takes persistently longer than its peers' (docs/definitions.md section 4).
+"""Find the stragglers: ranks whose self time is persistently longer than their peers' (docs/definitions.md section 4).
 
-In synchronous training every rank's step takes the same time, because the others wait for the slow one. So ranks are
-compared by their *self time*: the step less the waiting that others caused (`wait_times.py`).
+In synchronous training all ranks' steps take the same time, because the others wait for the slow one. So ranks are
+compared by their *self time*: the step less the waits that others caused (`wait_times.py`).
 
     x[step] = log(self time of the rank / median self time of its peers)
 
-A rank is slow when, over the stretch of steps since the last change of level in x,
+A rank is slow when, over the steps since the last change of level in x,
 
     exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
-    median x / sigma         >= robust_z_min              it stands out of the noise, where sigma is the largest of
+    median x / sigma         >= robust_z_min              it exceeds the noise, where sigma is the largest of
                                                             - the spread between the peers: 1.4826 MAD of their medians
                                                             - the error of the rank's own median over time
-                                                            - the same error as the peers' noise would have it
+                                                            - the same error by the peers' noise
                                                             - SIGMA_FLOOR
     share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
-and when it has not recovered. It has once the median of its last `steps_min` steps is below `slowdown_close_ratio`;
-until then it stays called slow (hysteresis).
+and has not recovered. It recovers once the median of its last `steps_min` steps is below `slowdown_close_ratio`
+(hysteresis).
 """
 
 import math
@@ -39,13 +39,13 @@ from rankscope.collector.steps.peer_groups import Peers
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 
 WORTH_JUDGING_Z: Final = 1.5
-"""A rank is judged only if some stretch up to now stands out by so many errors: far below any `robust_z_min` that is
-in use. Of 16,384 healthy ranks some hundreds are left to be judged one by one."""
+"""A rank is judged only if some period up to now exceeds this many errors, far below any `robust_z_min` in use: so
+few healthy ranks are judged one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When a rank is called slow, and when no longer. The collector's configuration documents each."""
+    """The limits at which a rank is called slow, and no longer. The collector's configuration documents each."""
 
     steps_min: int = 12
     slowdown_ratio_min: float = 1.05
@@ -55,13 +55,13 @@ class Thresholds:
 
 
 class Slow(NamedTuple):
-    """A rank that passes every test, with the numbers it passed them by. They are medians since `level_from_step`, of
-    an intermittent slowness over its slow steps.
+    """A rank that passes every test, with its numbers: medians since `level_from_step`, or over the slow steps of an
+    intermittent slowness.
 
     `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
-    has become slower or less slow. `before_step` is the last known step before `since_step`, between which and that one
-    it began; None where the known steps merely begin there. `persistence` is the share of slow steps since
-    then; `slow_steps`, shape (m,), are the steps that the numbers are medians of.
+    has become slower or less slow. `before_step` is the last known step before `since_step`: the slowness began between
+    the two; None where no earlier step is known. `persistence` is the share of slow steps since then; `slow_steps`,
+    shape (m,), are the steps that the numbers are medians of.
     """
 
     rank: int
@@ -73,32 +73,32 @@ class Slow(NamedTuple):
     persistence: float
     self_ns: float
     peers_self_ns: float
-    steps_looked_at: int
+    steps_judged: int
     peers: Peers
     pattern: str
     slow_steps: Ints
 
     @property
     def change_is_seen(self) -> bool:
-        """Whether it is known when the slowness began."""
+        """Return whether it is known when the slowness began."""
         return self.before_step is not None
 
     def may_have_begun_with(self, step: int) -> bool:
-        """Whether what is known leaves it open that this was the first slow step."""
+        """Return whether this may have been the first slow step, as far as is known."""
         return self.before_step is None or self.before_step < step <= self.since_step
 
     @property
     def tests(self) -> dict[str, float]:
-        """What it passed the tests by, for the evidence of a finding."""
+        """Return the numbers of the tests, for the evidence of a finding."""
         return {
             "robust_z": self.robust_z,
             "persistence_ratio": self.persistence,
-            "steps_looked_at": float(self.steps_looked_at),
+            "steps_judged": float(self.steps_judged),
         }
 
 
 def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
-    """Every rank that is slow now, slowest first; or why no verdict can be given."""
+    """Return every rank that is slow now, slowest first; or why no verdict can be given."""
     series = view.series
     if len(series.ranks) < view.world_size:
         missing = view.world_size - len(series.ranks)
@@ -115,39 +115,39 @@ def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[Slow, ...] |
 
 
 def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
-    """Which ranks may be slow, shape (ranks,), of an excess of which at least `steps_min` steps are known of some rank:
-    cheap, and never False for one that would be judged to be.
+    """Return which ranks may be slow, shape (ranks,), from `excess`, shape (n, ranks), of which `steps_min` steps must
+    be known of some rank. It is cheap, and never False for a rank that would be judged slow.
 
-    They must not have recovered, and stand out of their noise in the last `steps_min`, twice as many, ... steps, one of
-    which a slow stretch fills at least half. The noise is that between neighbouring steps, which no change of level
-    makes larger.
+    Such a rank has not recovered, and exceeds its noise in the last `steps_min`, twice as many, ... steps: a slow
+    period fills at least half of one of them. The noise is that between neighbouring steps, which a change of level
+    does not raise.
     """
     rows = np.flatnonzero(~np.isnan(excess).all(axis=1))
     recent = excess[rows[-thresholds.steps_min :]]
     worth: Flags = np.asarray(np.isnan(recent).any(axis=0))
     worth |= np.median(recent, axis=0) >= math.log(thresholds.slowdown_close_ratio)
     for columns in in_blocks(np.flatnonzero(worth), len(rows)):
-        worth[columns] = _stands_out(excess[np.ix_(rows, columns)], thresholds)
+        worth[columns] = _exceeds_noise(excess[np.ix_(rows, columns)], thresholds)
     return worth
 
 
-def _stands_out(excess: Floats, thresholds: Thresholds) -> Flags:
-    """Whether any stretch up to now does, of each column; True where a value is missing, of which nobody can tell."""
+def _exceeds_noise(excess: Floats, thresholds: Thresholds) -> Flags:
+    """Return of each column whether any period up to now exceeds the noise; True where a value is missing."""
     found: Flags = np.asarray(np.isnan(excess).any(axis=0))
-    told = np.nan_to_num(excess, nan=0.0)
-    apart = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(told, axis=0)), axis=0)
-    length = min(thresholds.steps_min, len(told))
+    known = np.nan_to_num(excess, nan=0.0)
+    deviations = MAD_TO_SIGMA / math.sqrt(2) * np.median(np.abs(np.diff(known, axis=0)), axis=0)
+    length = min(thresholds.steps_min, len(known))
     while True:
-        level = np.median(told[-length:], axis=0)
-        error = np.maximum(median_errors(apart, np.zeros_like(apart), length), SIGMA_FLOOR)
+        level = np.median(known[-length:], axis=0)
+        error = np.maximum(median_errors(deviations, np.zeros_like(deviations), length), SIGMA_FLOOR)
         found |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
-        if length == len(told):
+        if length == len(known):
             return found
-        length = min(2 * length, len(told))
+        length = min(2 * length, len(known))
 
 
 def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
-    """Whether a rank that was called slow is so no longer. `excess`: its column, shape (n,)."""
+    """Return whether a slow rank has recovered. `excess`: its column, shape (n,)."""
     known = excess[~np.isnan(excess)]
     if len(known) < thresholds.steps_min:
         return False
@@ -161,8 +161,8 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
         return None
     since = find_last_change(excess[known], thresholds.steps_min)
     rows = known[since:]
-    stretch = excess[rows]
-    level = float(np.median(stretch))
+    recent = excess[rows]
+    level = float(np.median(recent))
     if level < math.log(thresholds.slowdown_ratio_min):
         return None
     noise = measure_noise(excess[known], since)
@@ -171,7 +171,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
     if not peers.do_same_work:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since)) if since else sigma
     robust_z = level / sigma
-    persistence = _persistence(stretch, level, noise, thresholds)
+    persistence = _persistence(recent, level, noise, thresholds)
     if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
         return None
     began = _begin_of_slowness(excess[known], since, thresholds)
@@ -188,8 +188,8 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
         robust_z=robust_z,
         persistence=persistence,
         self_ns=float(np.median(self_ns)),
-        peers_self_ns=float(np.median(self_ns / np.exp(stretch))),
-        steps_looked_at=len(rows),
+        peers_self_ns=float(np.median(self_ns / np.exp(recent))),
+        steps_judged=len(rows),
         peers=peers,
         pattern="drifting" if ramp is not None and ramp.is_gradual else "steady",
         slow_steps=view.series.steps[rows],
@@ -197,10 +197,10 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
 
 
 def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:
-    """The first slow value: goes back from change to change as long as the rank was already slow before.
+    """Return the index of the first slow value: go back from change to change while the rank was already slow before.
 
-    That it is slow is settled. So how short the stretch before is does not matter, as long as it is no mere outlier:
-    a rank that becomes slower twice within `steps_min` steps is slow since the first time.
+    The period before a change may be short, as long as it is no mere outlier: a rank that becomes slower twice within
+    `steps_min` steps is slow since the first time.
     """
     while since > 0:
         before = excess[:since]
@@ -213,20 +213,19 @@ def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> in
     return since
 
 
-def _persistence(stretch: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:
-    """The share of slow steps: those nearer to the level than to no effect, and above half of the smallest effect.
-
-    Noise carries steps far below a level that it is nearly as large as: down to one deviation that is no objection.
+def _persistence(recent: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:
+    """Return the share of slow steps: those nearer to the level than to no effect, and above half of the smallest
+    effect. A step up to one deviation of the noise below the level counts as slow.
     """
     half_minimum = math.log(1 + (thresholds.slowdown_ratio_min - 1) / 2)
     slow_from = max(half_minimum, min(level / 2, level - noise.deviation))
-    return float(np.mean(stretch > slow_from))
+    return float(np.mean(recent > slow_from))
 
 
 def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
-    """By how much the level of the stretch `known[since:]` may be off: see the head of this file.
+    """Return the uncertainty of the level of `known[since:]`: see the head of this file.
 
-    The peers' noise counts because one rank's own can look small by chance, and several ranks' hardly.
+    The peers' noise counts because one rank's noise can be small by chance, that of several ranks hardly.
     """
     series = view.excess[np.ix_(known, view.series.columns_of(peers.ranks))]
     series = series[:, ~np.isnan(series).any(axis=0)]

@@ -1,8 +1,7 @@
-"""Why some ranks, or all, have become slower than they were: what they do now against what they did before.
+"""Find why some ranks, or all, have become slower than before, by comparing them with their own past.
 
-Where nobody does the same work at the same pace any more there are no peers to compare with, only the past. Each test
-asks, as in `root_cause.py`, whether its part explains at least half of what was added. Clocks and throttling are not
-kept over time: there the ranks are held against the others, where there are any.
+Each test, as in `root_cause.py`, requires that its part explains at least half of the added time. Clocks and throttle
+reasons have no history: there the ranks are compared with the other ranks, if any.
 """
 
 from collections import Counter
@@ -27,7 +26,7 @@ Verdict = tuple[str, str] | None
 
 
 def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
-    """The cause of these ranks' taking `added_ns` a step longer since that step; `unattributed` when no test passes."""
+    """Return why these ranks take `added_ns` a step longer since that step; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
     for test in (_data, _transfer, _garbage, _throttle, _windows):
         found = test(view, ranks, since_step, max(1.0, added_ns), evidence)
@@ -50,7 +49,7 @@ def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evid
 
 
 def _filled(values: Floats) -> Floats:
-    """Rows in which nothing is known as zeros, which `_growth` leaves out: a median of nothing warns."""
+    """Replace rows without known values by zeros, which `_growth` ignores: a median of nothing warns."""
     return np.where(np.isnan(values).all(axis=1, keepdims=True), 0.0, values)
 
 
@@ -71,7 +70,7 @@ def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
 
 
 def _growth(values_ns: Floats, view: RunView, since: int) -> float | None:
-    """By how much the median has grown since that step; zeros are not known. None where a side is not known at all."""
+    """Return by how much the median has grown since that step, ignoring zeros; None where a side has no value."""
     known = values_ns > 0
     after = values_ns[known & (view.series.steps >= since)]
     before = values_ns[known & (view.series.steps < since)]
@@ -95,7 +94,7 @@ def _garbage(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
 
 
 def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
-    """Most of their GPUs give a reason to throttle, or run slowly, and most of the others do not."""
+    """Find a throttle reason or a slow clock that most of their GPUs have, and most of the others have not."""
     del since, added_ns
     mine = [device for rank in ranks for device in view.samples.devices.get(rank, ())]
     chosen = set(ranks)
@@ -118,7 +117,7 @@ def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
 
 
 def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
-    """More work, slower kernels, or devices that are idle while their hosts are at work."""
+    """Find more work, slower kernels, or devices that are idle while their hosts work."""
 
     def grown(read: Callable[[WindowBreakdown], float | None]) -> tuple[float, float] | None:
         values: dict[bool, list[float]] = {True: [], False: []}

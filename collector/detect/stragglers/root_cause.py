@@ -1,8 +1,9 @@
-"""Why: where the straggler's excess over its peers lies, and which of the causes of docs/definitions.md section 5 fits.
+"""Find the cause of a straggler: the part of the step that holds its excess over its peers (docs/definitions.md section
+5).
 
-Every rule asks whether its part explains at least half of the excess. Data, garbage collection and the device are
-asked first because they are the most specific, then memory, which makes a host wait for its GPU; what is left lies
-with the host. `unattributed` when nothing fits.
+Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
+first because they are the most specific, then memory, which makes a host wait for its GPU, then the host.
+`unattributed` when no rule holds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +17,25 @@ from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
 from rankscope.measure.units import format_duration
 
-# Whether memory does not suffice a rank: what torch's allocator and the host count, against its peers.
+# Memory pressure: the counters of torch's allocator and of the host, compared with those of the peers.
 #
-# A training that has its memory takes all its blocks in the first steps and none afterwards. One that does not gives
-# blocks back to the driver and takes them anew in step after step, and each time the GPU is waited for.
+# A healthy run allocates all its blocks in the first steps and none afterwards. Under memory pressure blocks are freed
+# and allocated again in step after step, and each time the host waits for the GPU.
 
 RETRIES_PER_STEP: Final = 0.1
-"""Above the peers'. A retry empties the cache and stops the GPU until the blocks are taken anew; one in ten steps, step
-after step, is what no training makes that has its memory."""
+"""Retries above the peers'. A retry empties the cache and stops the GPU until blocks are allocated again; a run with
+enough memory makes none."""
 DEVICE_CALLS_PER_STEP: Final = 1.0
-"""Blocks taken from the driver and given back, above the peers': a steady training makes no such call at all, and a
-single large batch makes a few of them once."""
+"""Allocations and frees at the driver, above the peers': a steady run makes none, a single large batch a few once."""
 MAJOR_FAULT_NS: Final = 100_000
-"""Reading a page from a fast disk takes about 0.1 ms, from others longer: so much time page faults explain at least."""
+"""The least time that a major page fault takes: 0.1 ms from a fast disk."""
 
 
 def find_memory_pressure(
     slow: Slow, explained_ns_min: float, evidence: dict[str, float], samples: Samples
 ) -> str | None:
-    """Half a sentence on how memory does not suffice the rank, its numbers put into `evidence`; None when it does, or
-    when it or its peers do not tell. Page faults must explain `explained_ns_min` of a step.
+    """Describe the memory pressure of the rank and add its numbers to `evidence`; None when there is none, or the rank
+    or its peers have no counters. Page faults must explain `explained_ns_min` of a step.
     """
     retries = _compare(slow, evidence, "retries_per_step", lambda rank: _per_step(rank, slow, samples, _retries))
     calls = _compare(slow, evidence, "device_calls_per_step", lambda rank: _per_step(rank, slow, samples, _calls))
@@ -52,7 +52,7 @@ def find_memory_pressure(
 def _compare(
     slow: Slow, evidence: dict[str, float], name: str, measure: Callable[[int], float | None]
 ) -> tuple[float, float] | None:
-    """The rank's and the median of its peers, as far as they tell; None when it or all of them do not."""
+    """Return the rank's value and the median of its peers'; None when it or all of them are not known."""
     mine = measure(slow.rank)
     peers = [value for value in map(measure, slow.peers.ranks) if value is not None]
     if mine is None or not peers:
@@ -72,19 +72,19 @@ def _calls(sample: AllocatorSample) -> int | None:
 
 
 def _per_step(rank: int, slow: Slow, samples: Samples, count: Callable[[AllocatorSample], int | None]) -> float | None:
-    """How often a step since the slow rank's present level; None without two counts in that time."""
-    told: Sequence[AllocatorCounts] = [
+    """Return the count per step since the slow rank's present level; None without two counts in that time."""
+    known: Sequence[AllocatorCounts] = [
         counts for counts in samples.allocators.get(rank, ()) if counts.steps >= slow.level_from_step
     ]
-    if len(told) < 2 or told[-1].steps == told[0].steps:  # noqa: PLR2004 - a difference takes two
+    if len(known) < 2 or known[-1].steps == known[0].steps:  # noqa: PLR2004 - a difference takes two
         return None
-    first, last = count(told[0].sample), count(told[-1].sample)
-    return None if first is None or last is None else (last - first) / (told[-1].steps - told[0].steps)
+    first, last = count(known[0].sample), count(known[-1].sample)
+    return None if first is None or last is None else (last - first) / (known[-1].steps - known[0].steps)
 
 
 def _faults_per_step(rank: int, samples: Samples) -> float | None:
-    """Page faults that read from disk, a step since the start: only the last count is kept. The steps are those that
-    the rank had made when it told of its garbage collector, in the same report.
+    """Return the major page faults per step since the start, with the steps of the garbage collector's sample in the
+    same report.
     """
     host, pauses = samples.hosts.get(rank), samples.gc_pauses.get(rank, ())
     if host is None or host.major_faults is None or not pauses or pauses[-1].steps == 0:
@@ -95,19 +95,19 @@ def _faults_per_step(rank: int, samples: Samples) -> float | None:
 EXPLAINS = 0.5
 """Share of the excess that a part must hold to be named: more than everything else together."""
 MORE_WORK_RATIO = 1.05
-"""So many more operators than the peers are more work; equal work has equal counts, exactly."""
+"""Ratio of operators to the peers' from which it is more work; equal work has exactly equal counts."""
 CLOCK_RATIO = 0.95
 """An SM clock below this share of the peers' median is slow: boost clocks of healthy peers differ by 1 to 3 %."""
 
 HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
-"""Xid errors that speak of the GPU or its links and not of the program (NVIDIA's Xid catalogue): memory errors and row
+"""Xid errors of the GPU or its links, not of the program (NVIDIA's Xid catalogue): memory errors and row
 remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle"})
-"""Excesses that are no phases of the step."""
+"""Excesses that are not phases of the step."""
 
 
 class Cause(NamedTuple):
-    """The cause's name, half a sentence of evidence, and the numbers behind it."""
+    """A cause: its name, a clause that gives the reason, and the numbers behind it."""
 
     name: str
     because: str
@@ -115,7 +115,7 @@ class Cause(NamedTuple):
 
 
 def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
-    """The cause of one straggler."""
+    """Return the cause of one straggler."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
     for rule in (_data, _garbage, _fault, _clock, _memory, _window):
@@ -127,8 +127,8 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
 
 
 def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
-    """By how much each phase of the rank is longer than its peers', `NAME_excess_ns`, and its CPU time. They are known
-    also where waiting is not: of the present level all steps count, of one that comes now and then the slow ones.
+    """Return by how much each phase of the rank, and its CPU time, is longer than its peers', as `NAME_excess_ns`. All
+    steps of the present level count, for an intermittent slowness the slow ones.
     """
     if slow.pattern == "intermittent":
         rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
@@ -142,8 +142,8 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
 
 
 def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
-    """The median of the rank less that of its peers' medians, over the steps that are known of the rank and of a peer:
-    CPU time is measured on some steps only, and not by all on the same. NaN without such a step.
+    """Return the rank's median less that of its peers' medians, over the steps known of the rank and of a peer (CPU
+    time is measured on some steps only); NaN without such a step.
     """
     mine = values[rows, series.column_of(slow.rank)]
     peers = values[np.ix_(rows, series.columns_of(slow.peers.ranks))]
@@ -180,12 +180,12 @@ def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: 
 
 
 def _share_of_slow_steps(slow: Slow) -> float:
-    """What is counted a step falls on the slow steps only where not all are slow."""
+    """Return the share of the steps that an excess per step falls on."""
     return slow.persistence if slow.pattern == "intermittent" else 1.0
 
 
 def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
-    """The pauses in ns a step from that step on; None without two samples in that time."""
+    """Return the pauses in ns per step from that step on; None without two samples in that time."""
     inside = [sample for sample in pauses if sample.steps >= from_step]
     if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
         return None
@@ -193,7 +193,7 @@ def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
 
 
 def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
-    """A GPU that reports a fault of its own and is slow. What most of its peers report too is no reason."""
+    """Find a fault that the rank's GPU reports, and most of its peers' do not."""
     peers = [_find_faults(device) for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
         mine = {found for found in _find_faults(device) if 2 * sum(found in theirs for theirs in peers) <= len(peers)}
@@ -203,8 +203,8 @@ def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: 
 
 
 def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """The GPU itself. Its clock must be so far below its peers' that half of the excess can come from that; where
-    clocks are not known it must give a reason to throttle that most of its peers' GPUs do not give.
+    """Find a slow clock of the rank's GPU that can explain half of the excess; where clocks are not known, a throttle
+    reason that most of its peers' GPUs do not report.
     """
     peers = [device for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
@@ -224,7 +224,7 @@ def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Sa
 
 
 def _find_faults(device: DeviceSample) -> set[str]:
-    """What the GPU says is broken in it."""
+    """Return the faults that the GPU reports."""
     found = {f"Xid {device.xid_last}"} if device.xid_last in HARDWARE_XIDS else set()
     if device.ecc_uncorrected:
         found.add("uncorrectable memory errors")
@@ -236,7 +236,7 @@ def _find_faults(device: DeviceSample) -> set[str]:
 
 
 def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float | None:
-    """Its SM clock over the median of its peers'; None where they are not known."""
+    """Return its SM clock over the median of its peers'; None when not known."""
     peers_hertz = [peer.sm_clock_hertz for peer in peers if peer.sm_clock_hertz]
     if not device.sm_clock_hertz or not peers_hertz:
         return None
@@ -244,13 +244,13 @@ def _clock_ratio(device: DeviceSample, peers: Sequence[DeviceSample]) -> float |
 
 
 def _is_common(reason: str, peers: Sequence[DeviceSample]) -> bool:
-    """Whether at least half of the peers' GPUs give that reason too: GPUs at their power cap are in good health."""
-    told = [peer.throttle_reasons for peer in peers if peer.throttle_reasons is not None]
-    return bool(told) and 2 * sum(reason in reasons for reasons in told) >= len(told)
+    """Return whether at least half of the peers' GPUs report that reason too: GPUs at their power cap are healthy."""
+    known = [peer.throttle_reasons for peer in peers if peer.throttle_reasons is not None]
+    return bool(known) and 2 * sum(reason in reasons for reasons in known) >= len(known)
 
 
 def name_throttle(reasons: Sequence[str]) -> Verdict:
-    """The cause that reasons to throttle name, heat before power; None when they name neither."""
+    """Return the cause that throttle reasons name, heat before power; None when they name neither."""
     for word, name in (("thermal", "gpu_thermal_throttle"), ("power", "gpu_power_cap")):
         found = [reason for reason in reasons if word in reason]
         if found:
@@ -259,7 +259,7 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
 
 
 def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """Memory that does not suffice stops a GPU between its kernels: what makes kernels longer is something else."""
+    """Find memory pressure, which stops a GPU between its kernels: longer kernels have another cause."""
     compute = _window_medians(slow, samples, "compute_ns")
     if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
         return None
@@ -268,7 +268,7 @@ def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
 
 
 def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """What the windows show: more work, slower kernels, or a device that is idle while its host is at work."""
+    """Find in the windows more work, slower kernels, or a device that is idle while its host works."""
     compute = _window_medians(slow, samples, "compute_ns")
     operators = _window_medians(slow, samples, "operator_count")
     idle = _window_medians(slow, samples, "idle_ns")
@@ -302,7 +302,7 @@ def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
 def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
     where = _where(evidence, excess_ns)
     if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
-        # On a GPU a slow host shows as an idle device, which only device windows tell.
+        # On a GPU a slow host shows as an idle device, which only device windows measure.
         return "unattributed", f"no known cause explains it{where}"
     if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
         return "host_cpu", f"its training thread computes longer{where}"
@@ -310,15 +310,15 @@ def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Sam
 
 
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
-    """The phase that holds at least half of the excess, as the end of a sentence; empty when none does."""
+    """Return the phase that holds at least half of the excess, as the end of a clause; empty when none does."""
     phases = {name.removesuffix("_excess_ns"): value for name, value in evidence.items() if name.endswith("_excess_ns")}
     part_ns, phase = max(((value, name) for name, value in phases.items() if name not in NO_PHASES), default=(0.0, ""))
     return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
 
 
 def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
-    """Median of a breakdown's field per step at the present level: the rank's and its peers'. Of a rank that is slow
-    now and then, the windows that hold a slow step.
+    """Return the median of a breakdown's field per step at the present level: the rank's and its peers'. For an
+    intermittent slowness only the rank's windows with a slow step count.
     """
 
     def per_step(rank: int) -> list[float]:

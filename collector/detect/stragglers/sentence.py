@@ -1,4 +1,4 @@
-"""The verdict in one sentence: which rank, how much slower than whom, since when, why, and what it costs."""
+"""Write the sentence of a straggler: which rank, how much slower than its peers, since when, the cause and the cost."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,15 +12,15 @@ from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import RunView
 from rankscope.measure.units import format_duration
 
-COST_WORTH_SAYING = 1.01
+COST_RATIO_STATED_MIN = 1.01
 IT_WOULD: Final = "it would without this"
 
 
 def write_sentence(
     slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: RunView, *, is_over: bool = False
 ) -> str:
-    """The sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`: in the
-    past tense, with WHEN where from when until when is to be put in.
+    """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`:
+    in the past tense, with WHEN in place of the period.
     """
     what = "excluding waits for other ranks" if view.series.self_is_measured else "in data, forward and optimizer"
     text = (
@@ -30,12 +30,12 @@ def write_sentence(
         f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
-    return text + say_cost(cost, is_over=is_over)
+    return text + describe_cost(cost, is_over=is_over)
 
 
-def say_cost(cost: Cost, *, than: str = IT_WOULD, is_over: bool = False) -> str:
-    """What it costs, as a sentence to follow another; empty where that is next to nothing."""
-    if cost.run_slowdown_ratio < COST_WORTH_SAYING:
+def describe_cost(cost: Cost, *, than: str = IT_WOULD, is_over: bool = False) -> str:
+    """Return a sentence about the cost, to follow another; empty below COST_RATIO_STATED_MIN."""
+    if cost.run_slowdown_ratio < COST_RATIO_STATED_MIN:
         return ""
     takes, costs = ("took", "cost") if is_over else ("takes", "costs")
     than = "it would have without this" if is_over and than == IT_WOULD else than

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rankscope.collector.detect.hang_state import Handover, RankHangState, Wait, find_handover
+from rankscope.collector.detect.hang_state import PointToPoint, RankHangState, Wait, parse_point_to_point
 from rankscope.measure.stalls import GroupStatus, KernelThread
-from tests.unit.collector.detect.hang_standings import (
+from tests.unit.collector.detect.hang_states import (
     WORLD,
     call,
     ended,
@@ -50,7 +50,7 @@ def test_without_a_recorder_the_counters_tell_where_it_waits(
 
 @pytest.mark.parametrize("rank", [moving({WORLD: (9, 8)}), ended("failed", counters={WORLD: (9, 8)}), silent()])
 def test_a_rank_that_does_not_stand_still_waits_for_nobody_known(rank: RankHangState) -> None:
-    assert (rank.waits, rank.handovers, rank.oldest) == ((), (), None)
+    assert (rank.waits, rank.transfers, rank.oldest) == ((), (), None)
 
 
 def test_a_rank_that_was_stalled_when_it_fell_silent_still_waits_there() -> None:
@@ -60,7 +60,7 @@ def test_a_rank_that_was_stalled_when_it_fell_silent_still_waits_there() -> None
 def test_sends_and_receives_are_no_collectives_and_their_group_s_counters_tell_nothing() -> None:
     rank = still({PIPE: (5, 4)}, call(PIPE, 5, "recv 1<-0"))
     assert rank.waits == ()
-    assert [handover for _, handover in rank.handovers] == [Handover(is_send=False, peer=0)]
+    assert [handover for _, handover in rank.transfers] == [PointToPoint(is_send=False, peer=0)]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_sends_and_receives_are_no_collectives_and_their_group_s_counters_tell_n
     [
         ("all_reduce", None),
         ("sendrecv", None),
-        ("send 0->12", Handover(is_send=True, peer=12)),
-        ("recv 3<-2", Handover(is_send=False, peer=2)),
-        ("recv anysource", Handover(is_send=False, peer=None)),
-        ("send", Handover(is_send=True, peer=None)),
+        ("send 0->12", PointToPoint(is_send=True, peer=12)),
+        ("recv 3<-2", PointToPoint(is_send=False, peer=2)),
+        ("recv anysource", PointToPoint(is_send=False, peer=None)),
+        ("send", PointToPoint(is_send=True, peer=None)),
     ],
 )
-def test_point_to_point_calls_are_told_by_their_names(op: str, expected: Handover | None) -> None:
-    assert find_handover(call(op=op)) == expected
+def test_point_to_point_calls_are_told_by_their_names(op: str, expected: PointToPoint | None) -> None:
+    assert parse_point_to_point(call(op=op)) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import msgspec
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
-from tests.unit.collector.detect.hang_standings import (
+from tests.unit.collector.detect.hang_states import (
     BEGAN_NS,
     LIMIT_NS,
     NOW_NS,

@@ -16,7 +16,7 @@ from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
 from rankscope.measure.records import GroupInfo
-from tests.unit.collector.detect.hang_standings import call, progress_of, stall_of
+from tests.unit.collector.detect.hang_states import call, progress_of, stall_of
 from tests.unit.collector.runs.job_stories import GROUP, S, Story, boot_of
 
 RANKS = 4

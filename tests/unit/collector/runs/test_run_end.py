@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.hang_state import HEAD_START_NS
+from rankscope.collector.detect.hang_state import DEATH_SEEN_DELAY_NS
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProcessEnd, RunEnd, find_run_end
 from rankscope.collector.runs.run_end_words import (
@@ -132,7 +132,7 @@ def test_signal_without_a_name_is_told_by_its_number() -> None:
 
 def test_peers_whose_exception_came_a_little_before_a_death_are_its_victims() -> None:
     # The sockets of a dying process are closed before it is gone.
-    raised, head_start_s = life(0, "failed", 10.0, "RuntimeError: peer"), HEAD_START_NS / S
+    raised, head_start_s = life(0, "failed", 10.0, "RuntimeError: peer"), DEATH_SEEN_DELAY_NS / S
     assert first_of(raised, life(1, "killed", 10.0 + head_start_s - 0.1, "SIGKILL")) == 1
     assert first_of(raised, life(1, "killed", 10.0 + head_start_s + 0.1, "SIGKILL")) == 0
 

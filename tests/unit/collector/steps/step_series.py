@@ -94,7 +94,7 @@ def slow_of(
         persistence=1.0,
         self_ns=self_ms * MS,
         peers_self_ns=peers_ms * MS,
-        steps_looked_at=32,
+        steps_judged=32,
         peers=Peers(peers, len(peers), do_same_work),
         pattern="steady",
         slow_steps=np.arange(level_from_step, level_from_step + 1_000),

@@ -9,7 +9,7 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs, find_first_dead
 from rankscope.collector.detect.view import RunView
 from rankscope.measure.stalls import EXCUSED_FACTOR
-from tests.unit.collector.detect.hang_standings import (
+from tests.unit.collector.detect.hang_states import (
     BEGAN_NS,
     LIMIT_NS,
     NOW_NS,

@@ -16,7 +16,7 @@ from rankscope.collector.detect.hangs.report import (
 from rankscope.collector.detect.hangs.wait_graph import find_stuck
 from rankscope.collector.detect.view import Candidate
 from rankscope.measure.stalls import GroupStatus, KernelThread, StackFrame, Stall, ThreadStack
-from tests.unit.collector.detect.hang_standings import (
+from tests.unit.collector.detect.hang_states import (
     LIMIT_NS,
     WORLD,
     call,

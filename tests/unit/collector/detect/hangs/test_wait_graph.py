@@ -12,7 +12,7 @@ from rankscope.collector.detect.hangs.wait_graph import (
     find_stuck,
     has_mismatch,
 )
-from tests.unit.collector.detect.hang_standings import WORLD, call, dead, moving, still, waits
+from tests.unit.collector.detect.hang_states import WORLD, call, dead, moving, still, waits
 
 PIPE = "mesh_pp"
 PIPES = {PIPE: (0, 2, 4)}
@@ -25,7 +25,7 @@ def graph_of(hang_states: dict[int, RankHangState], groups: Groups) -> WaitForGr
 
 def test_a_collective_is_described_once_for_all_who_wait_in_it() -> None:
     graph = graph_of({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}, {WORLD: (0, 1, 2, 3)})
-    assert graph.stuck == (Stuck(WORLD, 8, "all_reduce", (0, 2), (1,), (3,), 8, in_front=2),)
+    assert graph.stuck == (Stuck(WORLD, 8, "all_reduce", (0, 2), (1,), (3,), 8, oldest_of=2),)
     assert (graph.blocked, graph.roots, graph.waiting) == (frozenset({0, 2}), (1,), frozenset({0, 2}))
 
 
@@ -43,7 +43,7 @@ def test_a_group_whose_members_nobody_told_has_those_that_wait_in_it() -> None:
 def test_a_receiver_waits_for_its_sender() -> None:
     hang_states = {0: still({}), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
     (one,) = graph_of(hang_states, PIPES).stuck
-    assert (one.waiting, one.missing, one.unknown, one.is_handover) == ((2,), (0,), (), True)
+    assert (one.waiting, one.missing, one.unknown, one.is_point_to_point) == ((2,), (0,), (), True)
 
 
 @pytest.mark.parametrize("posted", ["send 0->1", "send"])
@@ -60,7 +60,7 @@ def test_another_transfer_of_the_sender_does_not_answer(posted: str) -> None:
 
 def test_two_ranks_that_both_receive_are_in_a_circle() -> None:
     hang_states = {0: still({}, call(PIPE, 9, "recv 0<-1")), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
-    assert graph_of(hang_states, PIPES).find_circle() == (0, 2)
+    assert graph_of(hang_states, PIPES).find_cycle() == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_transfer_from_a_rank_outside_the_group_is_answered_by_nobody() -> Non
 def test_counters_of_a_group_in_which_transfers_are_pending_say_nothing_of_its_collectives() -> None:
     hang_states = {0: waits(PIPE, 8), 2: still({PIPE: (3, 3)}, call(PIPE, 4, "recv 1<-0")), 4: moving()}
     graph = graph_of(hang_states, PIPES)
-    assert [(one.missing, one.unknown) for one in graph.stuck if not one.is_handover] == [((), (2, 4))]
+    assert [(one.missing, one.unknown) for one in graph.stuck if not one.is_point_to_point] == [((), (2, 4))]
 
 
 def test_what_is_named_is_what_the_missing_rank_would_enter_next() -> None:
@@ -103,15 +103,15 @@ def test_what_is_named_is_what_the_missing_rank_would_enter_next() -> None:
     groups = {WORLD: (0, 1, 2, 3), "a": (0, 1)}
     ahead = still({"a": (3, 2), WORLD: (8, 7)}, call("a", 3), call())
     hang_states = {0: still({"a": (2, 2), WORLD: (7, 7)}), 1: ahead, 2: waits(), 3: waits()}
-    missed = graph_of(hang_states, groups).find_missed((0,))
+    missed = graph_of(hang_states, groups).find_stuck_without((0,))
     assert missed is not None
-    assert (missed.group, missed.in_front) == ("a", 1)
-    assert graph_of(hang_states, groups).find_missed((1,)) is None
+    assert (missed.group, missed.oldest_of) == ("a", 1)
+    assert graph_of(hang_states, groups).find_stuck_without((1,)) is None
 
 
 def test_nobody_waits_in_a_circle_where_nobody_waits_or_somebody_is_missing() -> None:
-    assert graph_of({0: moving()}, {WORLD: (0,)}).find_circle() == ()
-    assert graph_of({0: waits(), 1: still({})}, {WORLD: (0, 1)}).find_circle() == ()
+    assert graph_of({0: moving()}, {WORLD: (0,)}).find_cycle() == ()
+    assert graph_of({0: waits(), 1: still({})}, {WORLD: (0, 1)}).find_cycle() == ()
 
 
 def test_calls_are_told_by_those_whose_recorder_has_them() -> None:

@@ -64,7 +64,7 @@ def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blame
         "would without this; each hour costs 1.1 rank-hours."
     )
     assert finding.evidence == pytest.approx(
-        {"gap_ns": 40 * MS, "gap_step_ratio": 40 / 140, "most_often_slowest_ratio": 0.25, "steps_looked_at": 64}
+        {"gap_ns": 40 * MS, "gap_step_ratio": 40 / 140, "most_often_slowest_ratio": 0.25, "steps_judged": 64}
     )
 
 
@@ -131,7 +131,7 @@ def test_parts_of_the_work_that_are_longer_together_speak_for_the_batches() -> N
     assert finding.cause == "data_imbalance"
     assert finding.evidence["correlation"] > 0.9
     assert finding.severity == "warning"
-    assert finding.suggestion.startswith("Give every rank as much work in a step")
+    assert finding.suggestion.startswith("Give all ranks equal work in each step")
 
 
 def test_part_that_varies_by_itself_does_not() -> None:

@@ -10,7 +10,7 @@ from rankscope.collector.detect.run_rules.signals import (
 )
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
-from tests.unit.collector.detect.job_views import (
+from tests.unit.collector.detect.run_views import (
     BUSY,
     GROUP,
     RULE,

@@ -5,16 +5,16 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.run_rules.signals import (
-    INTERVALS_LOOKED_AT,
     INTERVALS_MIN,
-    RANKS_ASKED_MAX,
-    WINDOWS_LOOKED_AT,
+    INTERVALS_READ,
+    RANKS_SAMPLED_MAX,
     WINDOWS_MIN,
+    WINDOWS_READ,
 )
 from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.records import AllocatorSample
-from tests.unit.collector.detect.job_views import (
+from tests.unit.collector.detect.run_views import (
     BUSY,
     CHURNING,
     RETRYING,
@@ -57,7 +57,7 @@ def test_memory_that_goes_back_and_forth_to_the_driver_is_pressure_too() -> None
         ("it was while the job started", counts_of(*RETRYING, first_steps=STEPS - 90)),
         ("no steps were made meanwhile", counts_of(*RETRYING, apart=0)),
         ("it is too early to tell", counts_of(*RETRYING[:INTERVALS_MIN])),
-        ("it was a while ago", counts_of(*RETRYING, *[(9, 0)] * INTERVALS_LOOKED_AT)),
+        ("it was a while ago", counts_of(*RETRYING, *[(9, 0)] * INTERVALS_READ)),
         ("nothing is counted", [AllocatorCounts(STEPS + 10 * n, AllocatorSample(host_ns=0)) for n in range(9)]),
     ],
 )
@@ -114,7 +114,7 @@ def test_windows_of_the_first_steps_are_not_looked_at() -> None:
 def test_only_the_last_windows_are_looked_at() -> None:
     view = job_of(BUSY, BUSY)
     before = [window_of(40, {"compute": 20})] * 10
-    now = [window_of(60 + n, BUSY) for n in range(WINDOWS_LOOKED_AT)]
+    now = [window_of(60 + n, BUSY) for n in range(WINDOWS_READ)]
     assert kinds_in(with_samples(view, view.samples._replace(breakdowns={0: before + now, 1: before + now}))) == []
 
 
@@ -132,6 +132,6 @@ def test_rank_without_steps_of_its_own_is_left_out() -> None:
 def test_of_a_large_job_some_ranks_are_asked_at_an_odd_distance() -> None:
     # Of four times as many as are asked every fifth.
     idle: Shares = {"compute": 20}
-    count = 4 * RANKS_ASKED_MAX
+    count = 4 * RANKS_SAMPLED_MAX
     assert kinds_in(job_of(*[idle if rank % 5 else BUSY for rank in range(count)])) == []
     assert kinds_in(job_of(*[BUSY if rank % 5 else idle for rank in range(count)])) == ["host_bound"]

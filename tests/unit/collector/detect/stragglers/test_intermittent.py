@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.stragglers.intermittent import chance_of, find_intermittent, find_period, has_passed
+from rankscope.collector.detect.stragglers.intermittent import (
+    find_intermittent,
+    find_period,
+    has_passed,
+    probability_of,
+)
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
@@ -117,11 +122,11 @@ def test_it_has_passed_after_four_times_the_usual_distance() -> None:
 
 
 def test_chance_is_the_tail_of_the_binomial() -> None:
-    assert chance_of(3, 10, 0.2) == pytest.approx(
+    assert probability_of(3, 10, 0.2) == pytest.approx(
         1 - sum(math.comb(10, k) * 0.2**k * 0.8 ** (10 - k) for k in range(3))
     )
-    assert chance_of(0, 10, 0.2) == 1.0
-    assert chance_of(60, 100, 0.9) == chance_of(60, 100, 0.5)
+    assert probability_of(0, 10, 0.2) == 1.0
+    assert probability_of(60, 100, 0.9) == probability_of(60, 100, 0.5)
 
 
 def test_period_of_one_spell_is_not_known() -> None:
