@@ -1,4 +1,4 @@
-"""Laws of what the agent may cost: the budget holds, ranks with different costs share windows, nothing flaps.
+"""Laws of the agent's cost: the budget holds, ranks with different costs share windows, nothing flaps.
 
 A rank is simulated step by step, with a report every second of its own time, as the agent makes one: plan and governor
 are the real ones, what hooks, windows and the agent thread cost is drawn.
@@ -38,7 +38,7 @@ few_examples = settings(max_examples=40)
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What things take, in ns: a light window `light_ns` and `light_step_ns` for each of its steps. `base_ratio` is the
+    """Costs in ns: a light window `light_ns` and `light_step_ns` for each of its steps. `base_ratio` is the
     share of the time of hooks and agent thread; `swing` 0.5: a window costs up to half less or more than its kind.
     """
 
@@ -50,7 +50,7 @@ class Costs:
     swing: float = 0.0
 
     def times(self, factor: float) -> "Costs":
-        """A rank on which all of the agent costs that many times as much; its steps are the same."""
+        """Return a rank whose agent costs this many times as much, with the same steps."""
         return Costs(
             step_ns=self.step_ns,
             full_ns=round(self.full_ns * factor),
@@ -80,7 +80,7 @@ class Rank:
     full_steps: list[int] = field(default_factory=list)
     light_steps: list[int] = field(default_factory=list)
     overdrawn_ns: float = -float("inf")
-    """The most by which what was spent has exceeded the budget of the time so far."""
+    """The largest excess of the cost over the budget of the time so far."""
     dearest_ns: dict[str, int] = field(default_factory=lambda: {FULL_WINDOWS: 0, LIGHT_WINDOWS: 0})
     lights_unseen_max: int = 2
     """The most light windows that have begun from one report to the one after the next: each was paid from what the
@@ -106,7 +106,7 @@ class Rank:
 
     @property
     def surprise_ns(self) -> int:
-        """The most that windows cost which the account does not know of yet."""
+        """Return the largest cost of windows that is not in the account yet."""
         return self.dearest_ns[FULL_WINDOWS] + self.lights_unseen_max * self.dearest_ns[LIGHT_WINDOWS] + ROUNDING_NS
 
     def train(self, steps: int = STEPS) -> "Rank":
@@ -121,7 +121,7 @@ class Rank:
         return self
 
     def _cross_boundary(self, step: int) -> None:
-        """The boundary before a step, as WindowScheduler crosses it."""
+        """Handle the boundary before a step, as WindowScheduler does."""
         begins_full = self._running != FULL_WINDOWS and self.plan.begins_full(step)
         begins_light = self._running != FULL_WINDOWS and self.plan.begins_light(step)
         full_ends = self._running == FULL_WINDOWS and step >= self._full_ends

@@ -12,11 +12,11 @@ from rankscope.measure.records import PHASES, StepRecord
 
 PHASES_MAX = 2
 BOUNDARY_TICKS = 3
-"""What starting or stopping a profiler window takes of the virtual clock."""
+"""Time by which starting or stopping a profiler window advances the virtual clock."""
 
 
 class Script:
-    """A script that does anything, at any time, on a clock that never goes back."""
+    """A script of any actions at any time, on a monotonic clock."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -36,7 +36,7 @@ class Script:
         self.now_ns += BOUNDARY_TICKS
 
     def _on_pause(self) -> None:
-        """The step that had begun last is given up; its number will be used again."""
+        """Discard the step that had begun last; its number will be used again."""
         self.boundaries = [(step, at_ns) for step, at_ns in self.boundaries if step < len(self.records)]
 
     def play(self, events: list[tuple[int, str]]) -> "Script":

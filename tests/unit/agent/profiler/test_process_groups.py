@@ -259,7 +259,9 @@ def test_a_group_is_described_once_and_a_new_one_when_it_comes(monkeypatch: pyte
 
 
 def test_new_group_at_a_reused_address_is_described_anew() -> None:
-    """Destroyed and made anew, under the same name and perhaps at the same address, as in an elastic restart."""
+    """A group is destroyed and made anew, under the same name and perhaps at the same address, as in an elastic
+    restart.
+    """
     groups, seen = ProcessGroups(4), []
     for size in (4, 2, 3):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
@@ -300,7 +302,7 @@ class Group:
 
 @pytest.fixture
 def unrecorded(monkeypatch: pytest.MonkeyPatch) -> dict[Group, tuple[str, None]]:
-    """Process groups with their backends, of which torch records nothing."""
+    """Process groups with their backends, without a recorder."""
     groups: dict[Group, tuple[str, None]] = {}
     torch_s = SimpleNamespace(_world=SimpleNamespace(pg_map=groups), get_process_group_ranks=lambda _group: [0, 1])
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", torch_s)
@@ -357,7 +359,7 @@ def test_groups_are_not_read_where_the_recorder_has_them(
         ({0: 10}, {0: 14}, {0: (11, 14)}),
         ({0: 10, 1: 4}, {0: 10, 1: 5}, {1: (5, 5)}),
         ({0: 10}, {0: 10, 2: 3}, {2: (1, 3)}),  # a group made in between counts from 1
-        ({0: 10, 1: 4}, {0: 11}, {0: (11, 11)}),  # one destroyed in between has nothing to tell
+        ({0: 10, 1: 4}, {0: 11}, {0: (11, 11)}),  # one destroyed in between has no progress
     ],
 )
 def test_enqueued_collectives_are_counted_by_group(

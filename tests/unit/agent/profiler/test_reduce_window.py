@@ -73,7 +73,7 @@ def ran(
     call: str = "cudaLaunchKernel",
     metadata: str | None = None,
 ) -> list[TracedActivity]:
-    """A call and what it launched."""
+    """Return a call and the work that it launched."""
     number = next(_numbers)
     operator = None if metadata is None else at("cpu_op", PARAM_COMMS, called_us, 1, MAIN, metadata=metadata)
     stream = STREAM if metadata is None else COMMUNICATION_STREAM
@@ -222,7 +222,7 @@ ON_CPU = ("cpu_only_r34", "gloo-2.13/ddp_2r_clean/rank0", "gloo-2.13/fsdp2_2r_cl
 
 @cache
 def read_both_ways(name: str) -> tuple[RankView, RankView]:
-    """The view of a trace as its file is read, and as a live window with the same events is."""
+    """Return the view of a trace file, and that of a window with the same events."""
     path = TRACES / f"{name}.json.gz"
     columns = read_columns(to_activities(read_events(path)), on_device=name in WITH_DEVICE)
     return RankView(read_trace(read_chunks(str(path)))), RankView(to_trace(columns))
@@ -238,7 +238,7 @@ def test_window_and_trace_file_give_the_same_intervals(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_DEVICE)
 def test_window_and_trace_file_give_the_same_collectives(name: str) -> None:
     file, live = read_both_ways(name)
-    # Windows are recorded without shapes: what only the shapes of an old trace's operators tell is not known.
+    # Windows are recorded without shapes: values that an old trace has only in the shapes of its operators are unknown.
     expected = [one if one.group_size else msgspec.structs.replace(one, bytes=None) for one in find_collectives(file)]
     assert find_collectives(live) == expected
 
@@ -291,7 +291,7 @@ def test_real_window_steps_are_contiguous_and_hold_all_work(name: str) -> None:
 
 
 class Swept:
-    """How a window was spent, by walking through its events' edges with counters; nothing of ours is used."""
+    """The breakdown of a window by a sweep over its events' edges with counters, without the agent's code."""
 
     def __init__(self, events: Sequence[dict[str, Any]], start_ns: int, end_ns: int) -> None:
         gloo = [event for event in events if event["name"].startswith("gloo:")]
@@ -321,7 +321,7 @@ def _bounds_ns(event: dict[str, Any]) -> tuple[int, int]:
 
 
 def _begins_of_outermost(computing: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list[int]:
-    """Operators that no operator of their thread encloses, found by comparing with those before."""
+    """Return operators that no operator of their thread encloses, by comparing with those before."""
     found = []
     ours = {id(event) for event in computing}
     by_thread = defaultdict(list)

@@ -32,11 +32,11 @@ from rankscope.measure.window_columns import WindowColumns
 
 DEADLINE_S = 60.0
 ALWAYS_A_CHILD = -1
-"""Most events of a window that is reduced in place: none is."""
+"""Events up to which a window is reduced in place: none is."""
 
 
 def request(step: int) -> WindowRequest:
-    """A window of one step without any events: idle all the time."""
+    """Return the request of a window of one step without events, which is all idle."""
     steps = (StepBounds(step, 0, 1_000),)
     return WindowRequest(columns=WindowColumns(), steps=steps, wall_minus_host_ns=0, on_device=False)
 

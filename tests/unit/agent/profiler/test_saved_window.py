@@ -1,4 +1,4 @@
-"""What is read off a live profiler is what torch itself writes of the same session."""
+"""The data read from the profiler equal the trace file that torch writes of the same session."""
 
 from collections.abc import Callable
 

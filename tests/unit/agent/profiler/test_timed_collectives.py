@@ -25,7 +25,7 @@ def steps(*numbers: int) -> list[StepRecord]:
 
 @dataclass
 class Rank:
-    """The recorder of a rank, its clocks, and how often the recorder was read."""
+    """The recorder of a rank, its clocks, and the count of its reads."""
 
     entries: Sequence[TimedEntry] = ()
     now_ns: int = 0

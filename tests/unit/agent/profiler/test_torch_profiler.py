@@ -21,7 +21,7 @@ SCOPE = SimpleNamespace(USER_SCOPE="user", FUNCTION="function", BACKWARD_FUNCTIO
 
 @dataclass
 class Autograd:
-    """The profiler's entrances. A session must be prepared with the activities it is enabled with."""
+    """The profiler's functions. A session must be prepared with the activities it is enabled with."""
 
     _ProfilerResult = SimpleNamespace(trace_activities=None)
     supported: frozenset[str] = frozenset({"CPU", "CUDA"})
@@ -69,7 +69,7 @@ def c_profiler(*, knows_trace_only: bool = True) -> Any:
 
 @dataclass
 class Script:
-    """What the training script has done so far."""
+    """The state of the training script."""
 
     uses_device: bool = False
     communicates: bool = False
@@ -127,7 +127,7 @@ def test_an_older_torch_makes_its_event_objects() -> None:
 
 @dataclass
 class Module:
-    """torch.cuda or torch.xpu, as far as it is asked."""
+    """torch.cuda or torch.xpu, as far as it is used."""
 
     compiled: bool
     initialized: bool = False

@@ -1,4 +1,4 @@
-"""WindowPlan: on which steps windows begin, and how time and cost set their distance. Arithmetic on step numbers."""
+"""WindowPlan: the steps at which windows begin, by time and cost. Arithmetic on step numbers."""
 
 import itertools
 
@@ -12,7 +12,7 @@ WARMUP_STEPS = 4
 STEPS = range(3000)
 BUDGET = 0.005
 PLENTY = Allowance(windows_ratio=BUDGET, budget_left_ns=NS_PER_S, elapsed_ns=10_000 * NS_PER_S)
-"""An old job that has hardly spent anything: 25 s for full windows."""
+"""A long run that has spent little: 25 s are left for full windows."""
 
 
 def plan_with(full_window_steps: int = 2) -> WindowPlan:
@@ -41,7 +41,7 @@ def learn_light(plan: WindowPlan, cost_ns: int, events_a_step: float | None = No
 
 
 def full_steps(plan: WindowPlan, steps: range = STEPS) -> list[int]:
-    """How many steps after the warm-up each full window begins."""
+    """Return the steps after the warm-up at which full windows begin."""
     return [step - WARMUP_STEPS for step in steps if plan.begins_full(step)]
 
 

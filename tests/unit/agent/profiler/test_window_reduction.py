@@ -1,4 +1,4 @@
-"""WindowReduction: which collective belongs to which group, step and sequence, and how a step was spent.
+"""WindowReduction: group, step and sequence of collectives, and the breakdown of steps.
 
 Steps last 1,000 ticks on the host clock. Kineto writes wall time, which is `WALL` ahead of it.
 """
@@ -34,7 +34,7 @@ FLOATS_10 = (
 
 @dataclass
 class FakeActivity:
-    """What Kineto hands over for one range or operator."""
+    """Kineto's activity of one range or operator."""
 
     label: str
     start: int
@@ -72,7 +72,7 @@ def operator(name: str, start: int, ticks: int, thread: int = MAIN) -> FakeActiv
 
 @dataclass
 class World:
-    """The groups and the flight recorder that the reduction may look into, and how often it did."""
+    """The groups and the flight recorder, with a count of reads."""
 
     groups: dict[str, GroupInfo] = field(default_factory=lambda: dict(GROUPS))
     entries: list[FlightEntry] = field(default_factory=list)
@@ -120,7 +120,7 @@ def reduction(world: World, yield_gil: Callable[[], None] = lambda: None) -> Win
 
 
 def break_down(world: World, window: RawWindow) -> list[WindowBreakdown]:
-    """The breakdown of each step of a full window."""
+    """Return the breakdown of each step of a full window."""
     reducing = reduction(world)
     assert reducing.reduce(window).breakdowns == [], "they come later"
     (reduced,) = reducing.collect()
@@ -132,7 +132,7 @@ def only_world() -> World:
 
 
 def placed(records: Sequence[CollectiveRecord]) -> list[tuple[str, int, int | None]]:
-    """Group, step and sequence of each record."""
+    """Return group, step and sequence of each record."""
     return [(record.group, record.step, record.sequence) for record in records]
 
 
@@ -256,7 +256,8 @@ def test_operations_unlike_the_recorder_cover_no_step() -> None:
 
 
 def test_a_worker_that_would_belong_to_two_groups_is_not_learnt() -> None:
-    # Enqueued in the order 0, 1, 0, 1; the third began before the second, so that position tells the wrong group.
+    # Enqueued in the order 0, 1, 0, 1; the third began before the second, so that the position would give the wrong
+    # group.
     enqueued_order = [(0, 1), (1, 1), (0, 2), (1, 2)]
     entries = [FlightEntry(g, sequence, "all_reduce", WALL + 5_000) for g, sequence in enqueued_order]
     began = [(5_100, WORKER_A), (5_200, WORKER_A), (5_210, WORKER_C), (5_300, WORKER_C)]

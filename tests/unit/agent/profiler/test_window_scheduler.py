@@ -1,4 +1,4 @@
-"""WindowScheduler: when the profiler is on, what is handed over, and who gives way to whom.
+"""WindowScheduler: when the profiler is on, which windows are passed on, and precedence of the user's profiler.
 
 The profiler is a strict stand-in. It and the real one pass the same few tests, at the head of this file.
 """
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:
 
 
 class Rig(NamedTuple):
-    """A profiler, and what a script can do meanwhile."""
+    """A profiler, and the actions of a script meanwhile."""
 
     profiler: Profiler
     enter_range: Callable[[str], None]
@@ -33,7 +33,7 @@ class Rig(NamedTuple):
 
 
 class FakeElse:
-    """Somebody else's profiler as a block, for the stand-in."""
+    """Another profiler as a context manager, for the stand-in."""
 
     def __init__(self, profiler: FakeProfiler) -> None:
         self._profiler = profiler
@@ -111,7 +111,7 @@ def test_another_thread_cannot_stop_a_session(rig: Rig) -> None:
 
 
 def error_on_another_thread(action: Callable[[], object]) -> BaseException | None:
-    """Run something on a thread of its own; what it raised."""
+    """Run a function on another thread; return what it raised."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -167,7 +167,7 @@ def test_full_windows_alone_leave_the_profiler_off_in_between() -> None:
 
 
 def test_window_has_the_resident_bytes_at_its_begin() -> None:
-    """Here 100 bytes more with each step; the first windows begin with the step after the warm-up."""
+    """The resident bytes grow by 100 with each step; the first windows begin with the step after the warm-up."""
     training = Training(full=False).run(WARMUP_STEPS + 3 * LIGHT)
     assert [window.resident_before_bytes for window in training.windows_taken] == [
         100 * window.steps[0].step for window in training.windows_taken
@@ -221,7 +221,7 @@ def test_closing_on_another_thread_leaves_the_window_to_its_own() -> None:
 
 def test_an_error_is_counted_and_the_next_window_is_tried() -> None:
     training = Training(full=False).run(WARMUP_STEPS)
-    training.profiler.stop()  # somebody ended our session behind our back
+    training.profiler.stop()  # the session was ended by other code
     training.run(3 * LIGHT)
     assert training.guard.errors == {PART: 1}
     assert training.spans() == [("light", 18, 25)]  # nothing of steps 2 to 9, and the boundary at 10 was lost with them

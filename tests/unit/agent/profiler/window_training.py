@@ -1,4 +1,4 @@
-"""A training thread with windows on it, and a profiler that stands in for torch's."""
+"""A training thread with windows, and a stand-in for torch's profiler."""
 
 import threading
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ FULL_STEPS = 3
 
 
 class FakeProfiler:
-    """A profiler that refuses everything the real one would not survive. `log` tells what was done."""
+    """A profiler that raises where the real one would crash. `log` has the calls."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -31,7 +31,7 @@ class FakeProfiler:
 
     @property
     def is_on(self) -> bool:
-        """Whether a session of ours is on, on any thread."""
+        """Return whether our session is on, on any thread."""
         return self._thread is not None
 
     @property
@@ -62,7 +62,7 @@ class FakeProfiler:
 
 
 class Training:
-    """A training thread that takes steps, with windows on it. Every step enqueues two collectives of group 0."""
+    """A training thread with windows. Every step enqueues two collectives of group 0."""
 
     def __init__(self, *, light: bool = True, full: bool = True, room: int = 100, wait_s: float = 0.0) -> None:
         self.profiler = FakeProfiler()
@@ -109,5 +109,5 @@ class Training:
         return self
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """Each window handed over: its kind, first and last step."""
+        """Return the kind, first and last step of each window passed on."""
         return [("full" if w.full else "light", w.steps[0].step, w.steps[-1].step) for w in self.windows_taken]
