@@ -1,4 +1,4 @@
-"""Asking a running collector over HTTP, for the commands that show what it knows."""
+"""Query a running collector over HTTP, for the commands that show its data."""
 
 import argparse
 import contextlib
@@ -22,16 +22,16 @@ from rankscope.measure.key_files import read_private_text
 HTTP_TIMEOUT_S: Final = 10.0
 ERROR_BYTES_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A run of 16,384 ranks of which everything is known has 35 MB of JSON; what is larger is another server's."""
+"""A complete run of 16,384 ranks has 35 MB of JSON; a larger answer comes from another server."""
 OUR_REALM: Final = 'realm="rankscope"'
-"""A collector that asks for its token says so (`publish/http_access.py`); other servers ask for another one's."""
+"""The realm in a collector's 401 answers (`publish/http_auth.py`); other servers have another."""
 
 T = TypeVar("T")
 
 
 class Credentials(NamedTuple):
-    """What a collector may ask for: its token, and whose certificates are trusted (None: those the system trusts).
-    `token_file` is for those who read an error: where the token was read from, and who named that file.
+    """The token for a collector, and the certificates to trust (None: those of the system). `token_file` is for error
+    texts: the file of the token, and the setting that named it.
     """
 
     token: str = ""
@@ -43,14 +43,14 @@ ANONYMOUS: Final = Credentials()
 
 
 class Collector(NamedTuple):
-    """Where the collector is, an address to which a path may be added, and what it may ask for."""
+    """The URL of a collector, without a trailing slash, and the credentials for it."""
 
     url: str
     credentials: Credentials = ANONYMOUS
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the collector is."""
+    """Add the options for the address and credentials of the collector."""
     parser.add_argument(
         "--url", default=None, help=f"the collector's HTTP address [RANKSCOPE_URL, client.toml, or {DEFAULT_URL}]"
     )
@@ -58,7 +58,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what it may ask for."""
+    """Add the options for the credentials."""
     parser.add_argument(
         "--token-file", default=None, metavar="FILE", help="file with the collector's token [RANKSCOPE_TOKEN_FILE]"
     )
@@ -71,18 +71,18 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(options: argparse.Namespace) -> ClientConfig:
-    """Return what these options, the environment and the file together give. Raises SettingError."""
+    """Return the configuration from these options, the environment and the file. Raises SettingError."""
     given = {key: getattr(options, key) for key in ("url", "token_file", "ca_file")}
     return read_client_config(os.environ, {key: value for key, value in given.items() if value is not None})
 
 
 def find_collector(options: argparse.Namespace) -> Collector:
-    """Return the collector that a command asks. Raises SettingError for a value or a file that cannot be used."""
+    """Return the collector of a command. Raises SettingError for a value or a file that cannot be used."""
     return open_collector(read_config(options))
 
 
 def open_collector(config: ClientConfig) -> Collector:
-    """Return the collector of this configuration, with the token and the certificate that its files hold."""
+    """Return the collector of this configuration, with the token and certificate read from its files."""
     token_file = f"{config.token_file} ({config.source('token_file')})"
     return Collector(config.url.rstrip("/"), Credentials(_read_token(config), _read_trust(config), token_file))
 
@@ -93,14 +93,14 @@ def _read_token(config: ClientConfig) -> str:
     token = read_private_text(_expand(config.token_file), "token_file").strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:  # the text itself is not shown
         raise SettingError(
-            f"token_file is {config.token_file!r} ({config.source('token_file')}), whose text is no token: that is one "
+            f"token_file is {config.token_file!r} ({config.source('token_file')}), which holds no token: that is one "
             "word of ASCII characters. Name a copy of the file that the collector's http_token_file names."
         )
     return token
 
 
 def _expand(path: str) -> str:
-    """Return the path with a `~` at its begin as the user's home, which nobody expands in a file."""
+    """Return the path with a leading `~` expanded to the user's home."""
     try:
         return str(Path(path).expanduser())
     except RuntimeError:  # there is no such user
@@ -127,15 +127,15 @@ class _Runs(msgspec.Struct, frozen=True):
 
 
 def fetch_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...]:
-    """Return the ids of the runs that the collector at `url` knows, ordered by name. Raises UnavailableError where
-    there is none.
+    """Return the ids of the runs that the collector at `url` knows, ordered by name. Raises UnavailableError where no
+    collector answers.
     """
     return tuple(known.run_id or known.run for known in fetch(f"{url}/api/v1/runs", _Runs, credentials).runs)
 
 
 def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
-    """Return what a page of a collector says, as that type. Raises UnavailableError where it cannot be had."""
-    page = ask(url, credentials)
+    """Fetch a page of a collector and decode it as `kind`. Raises UnavailableError where that fails."""
+    page = fetch_bytes(url, credentials)
     try:
         return msgspec.json.decode(page, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -143,16 +143,16 @@ def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
         raise UnavailableError(f"what answers at {url} {reason}. {WHERE}.") from error
 
 
-def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
-    """Return the body of a page of a collector, at an http or https address. Raises UnavailableError without one."""
+def fetch_bytes(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
+    """Fetch the body of a page of a collector. Raises UnavailableError where that fails."""
     request = urllib.request.Request(url)  # noqa: S310 - ClientConfig has checked it
     if credentials.token:
-        # Not with a redirect: another server has no business with the token.
+        # Not sent with a redirect: another server must not get the token.
         request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
     try:
         with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S, context=credentials.tls) as answer:  # noqa: S310
             body = bytes(answer.read(ANSWER_BYTES_MAX + 1))
-            if answer.length and len(body) <= ANSWER_BYTES_MAX:  # asked for at most so much, http.client lets that pass
+            if answer.length and len(body) <= ANSWER_BYTES_MAX:  # with a limit, http.client does not report this
                 raise http.client.IncompleteRead(body, answer.length)
     except urllib.error.HTTPError as error:
         raise UnavailableError(_describe_refusal(url, error, credentials)) from error
@@ -165,16 +165,16 @@ def ask(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
 
 
 def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:
-    """Return the sentence for an answer that is an error of HTTP."""
+    """Return the sentence for an HTTP error."""
     if error.code == HTTPStatus.UNAUTHORIZED:
         return _describe_unauthorised(url, error, credentials)
     text = ""
-    with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end before all of it has come
+    with error, contextlib.suppress(OSError, http.client.HTTPException):  # it may end early
         text = error.read(ERROR_BYTES_MAX).decode(errors="replace")
     try:
         return f"the collector at {url} answers {error.code}: {json.loads(text)['error']}"
     except (ValueError, KeyError, TypeError):
-        if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:  # what stands before a collector may say so
+        if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:  # from a proxy before the collector
             return f"the collector at {url} answers {error.code}: {error.reason}"
         return describe_failure(url, error)
 

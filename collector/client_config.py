@@ -1,6 +1,6 @@
-"""Where the collector is, for the commands that ask one: configs/client.toml is written from this file.
+"""Define the settings of the commands that query a collector: configs/client.toml is written from this file.
 
-A value comes from the last of these that gives one: the default, the file, the environment, the command line. The file
+The last of these that sets a value wins: the default, the file, the environment, the command line. The file
 is the one that RANKSCOPE_CLIENT_CONFIG names, or else ~/.config/rankscope/client.toml where there is one.
 """
 
@@ -16,7 +16,7 @@ from rankscope.measure.settings import FROM_DEFAULT, Setting, Settings, Value, f
 
 DEFAULT_URL: Final = "http://127.0.0.1:18491"
 USER_FILE: Final = "rankscope/client.toml"
-"""In the user's folder of configurations, $XDG_CONFIG_HOME or ~/.config."""
+"""Path in the user's folder of configurations, $XDG_CONFIG_HOME or ~/.config."""
 
 
 def _find_url_problem(url: str) -> str | None:
@@ -35,7 +35,7 @@ def _find_url_problem(url: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientConfig(Settings):
-    """Everything that can be set for the commands that ask a collector: status, top, incidents, report, doctor."""
+    """All settings of the commands that query a collector: status, top, incidents, report, doctor."""
 
     TITLE: ClassVar[str] = (
         "rankscope status, top, incidents, report: where the collector is. Read as ~/.config/rankscope/client.toml too."
@@ -53,28 +53,28 @@ class ClientConfig(Settings):
     token_file: str = setting(
         "",
         Setting(
-            "File with the token that the collector asks for (its `http_token_file`). Only its owner may read it, and "
-            "perhaps its group."
+            "File with the token that the collector requires (its `http_token_file`). Only its owner, and "
+            "optionally its group, may read it."
         ),
     )
     ca_file: str = setting(
         "",
         Setting(
             "File with the certificate to trust, PEM, for a collector with HTTPS whose certificate the system does not "
-            "know. Empty: those that the system trusts."
+            "trust. Empty: the certificates that the system trusts."
         ),
     )
 
     @property
     def is_url_given(self) -> bool:
-        """Whether anybody has said where the collector is."""
+        """Whether the address of the collector was set anywhere."""
         return self.source("url") != FROM_DEFAULT
 
 
 def read_client_config(environment: Mapping[str, str], overrides: Mapping[str, Value] | None = None) -> ClientConfig:
     """Return the configuration of the commands. Raises SettingError for a value or a file that cannot be used.
 
-    Of the environment only the variables of these settings are looked at: agents have others with the same prefix.
+    Only the variables of these settings are read: agents have others with the same prefix.
     """
     names = {f"{ClientConfig.PREFIX}{key.upper()}" for key, _, _ in find_settings(ClientConfig)}
     named = environment.get(ClientConfig.FILE_VARIABLE, "")

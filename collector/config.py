@@ -1,4 +1,4 @@
-"""The collector's settings: configs/collector.toml is written from this file."""
+"""Define the collector's settings: configs/collector.toml is written from this file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ def _find_http_problem(address: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectorConfig(Settings):
-    """Everything that can be set for a collector. `_s` are seconds, `_bytes` bytes, `_ratio` plain ratios."""
+    """All settings of a collector. `_s` are seconds, `_bytes` bytes, `_ratio` plain ratios."""
 
-    TITLE: ClassVar[str] = "rankscope collector: the program that compares the ranks of every run."
+    TITLE: ClassVar[str] = "rankscope collector: compares the ranks of every run."
     PREFIX: ClassVar[str] = "RANKSCOPE_SERVE_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_SERVE_CONFIG"
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_SERVE_CONFIG",)
@@ -33,17 +33,17 @@ class CollectorConfig(Settings):
         Ordered(
             "slowdown_close_ratio",
             "slowdown_ratio_min",
-            "a finding that closes where it opens would flicker.",
+            "a finding that closes at the ratio where it opens would flicker.",
             strictly=True,
         ),
-        Ordered("detect_steps_min", "detect_steps", "a verdict cannot need more steps than it looks at."),
-        Ordered("detect_steps", "steps_kept", "a verdict cannot look at steps that are not kept."),
+        Ordered("detect_steps_min", "detect_steps", "a verdict cannot require more steps than it uses."),
+        Ordered("detect_steps", "steps_kept", "a verdict cannot use steps that are not kept."),
     )
 
     listen: str = setting(
         "tcp://127.0.0.1:18490",
         Setting(
-            "Address the agents connect to, tcp://HOST:PORT. Port 0 stands for any free one. The default is reached "
+            "Address the agents connect to, tcp://HOST:PORT. Port 0 is any free one. The default accepts connections "
             "from this machine only.",
             find_problem=_find_listen_problem,
         ),
@@ -51,45 +51,45 @@ class CollectorConfig(Settings):
     http_listen: str = setting(
         "127.0.0.1:18491",
         Setting(
-            "Address of the metrics, HOST:PORT. Port 0 stands for any free one. The default is reached from this "
-            "machine only.",
+            "Address of the HTTP server (metrics, API, live page), HOST:PORT. Port 0 is any free one. The default "
+            "accepts connections from this machine only.",
             find_problem=_find_http_problem,
         ),
     )
     key_file: str = setting(
         "",
         Setting(
-            "File with the collector's pair of keys, made by `rankscope keys`. With it the agents' wire is encrypted, "
-            "and only agents whose key is allowed may connect."
+            "File with the collector's pair of keys, made by `rankscope keys`. With it connections of agents are "
+            "encrypted, and only agents whose key is allowed may connect."
         ),
     )
     allowed_keys: str = setting(
         "",
         Setting(
-            "Folder with the public keys of those who may send reports, files that end in .pub. It is read anew while "
-            "the collector runs."
+            "Folder with the public keys of clients that may send reports, files that end in .pub. Changes take effect "
+            "within a second."
         ),
     )
     insecure: bool = setting(
         False,
-        Setting("Whether agents of other machines may connect without keys. Without this such a listen is refused."),
+        Setting("Allow agents of other machines to connect without keys. Without it such a `listen` is refused."),
     )
     http_token_file: str = setting(
         "",
         Setting(
-            "File with the token that whoever asks over HTTP must send, as a bearer token or as the password of basic "
-            "authentication with any user. /healthz and /readyz need none. Empty: everybody who reaches it may read."
+            "File with the token that HTTP clients must send, as a bearer token or as the password of basic "
+            "authentication with any user. /healthz and /readyz need none. Empty: any client may read."
         ),
     )
     http_certificate_file: str = setting(
         "",
-        Setting("File with the certificate of the HTTP server and those above it, PEM. With it HTTP is HTTPS."),
+        Setting("File with the certificate of the HTTP server and its chain, PEM. With it the server speaks HTTPS."),
     )
     http_key_file: str = setting("", Setting("File with the secret key of that certificate, PEM."))
     tick_s: float = setting(
         1.0,
         Setting(
-            "Time between two comparisons of the ranks, after each of which the metrics are made anew.",
+            "Time between two ticks: detection passes, liveness checks and new snapshots for metrics and API.",
             unit="seconds",
             smallest=0.05,
             largest=10,
@@ -98,8 +98,8 @@ class CollectorConfig(Settings):
     metrics_ranks_max: int = setting(
         64,
         Setting(
-            "Up to so many ranks of all runs together /metrics has the families of every rank too; beyond that they "
-            "are at /metrics/ranks.",
+            "Export per-rank metrics on /metrics while all runs together have at most this many ranks; above it, only "
+            "on /metrics/ranks.",
             unit="ranks",
             smallest=0,
             largest=1_000_000,
@@ -108,8 +108,8 @@ class CollectorConfig(Settings):
     series_max: int = setting(
         250_000,
         Setting(
-            "Most series of a page of metrics. A family that would bring it beyond that is left out and counted. "
-            "Prometheus reads so many in 0.8 s; of more, /metrics/ranks?shard=I/N gives parts.",
+            "Most series of a page of metrics. A family that would exceed it is dropped and counted. Prometheus reads "
+            "the default in 0.8 s; for more, scrape parts of the page, /metrics/ranks?shard=I/N.",
             unit="series",
             smallest=1000,
             largest=100_000_000,
@@ -118,7 +118,8 @@ class CollectorConfig(Settings):
     message_bytes_max: int = setting(
         8 * _MIB,
         Setting(
-            "Largest message that is taken from an agent; the connection that sends a larger one is closed.",
+            "Largest message accepted from an agent. Larger ones are refused; one of twice the size closes its "
+            "connection.",
             unit="bytes",
             smallest=_MIB // 16,
             largest=8 * _MIB,
@@ -128,7 +129,7 @@ class CollectorConfig(Settings):
     runs_max: int = setting(
         64,
         Setting(
-            "Most runs known at a time. For a new one beyond that the one that ended first is forgotten.",
+            "Most runs known at a time; beyond it the run that ended first is forgotten for a new one.",
             unit="runs",
             smallest=1,
             largest=10_000,
@@ -137,7 +138,7 @@ class CollectorConfig(Settings):
     ranks_max: int = setting(
         16_384,
         Setting(
-            "Most ranks of all runs together. Further ones are refused and told so.",
+            "Most ranks of all runs together. Further ones are refused, with an error in their log.",
             unit="ranks",
             smallest=1,
             largest=1_000_000,
@@ -146,7 +147,8 @@ class CollectorConfig(Settings):
     rank_silent_s: float = setting(
         15.0,
         Setting(
-            "Without a report for so long a rank counts as silent. An agent that costs too much reports every 4 s.",
+            "A rank without a report for this long counts as silent. An agent that exceeds its overhead budget reports "
+            "every 4 s.",
             unit="seconds",
             smallest=2,
             largest=3600,
@@ -155,7 +157,7 @@ class CollectorConfig(Settings):
     run_kept_s: float = setting(
         3600.0,
         Setting(
-            "How long a run that has ended stays visible in the metrics.",
+            "How long a run that has ended stays in metrics and API.",
             unit="seconds",
             smallest=0,
             largest=30 * 86_400,
@@ -164,8 +166,8 @@ class CollectorConfig(Settings):
     restart_within_s: float = setting(
         900.0,
         Setting(
-            "A start so long after the end of a run of the same name that failed or was killed is a restart of that "
-            "run; a later one is a new run. After a run that finished or was interrupted each start is a new run.",
+            "A start within this time after a run of the same name failed or was killed is a restart of that run; a "
+            "later one is a new run. After a run that finished or was interrupted each start is a new run.",
             unit="seconds",
             smallest=0,
             largest=30 * 86_400,
@@ -178,7 +180,7 @@ class CollectorConfig(Settings):
     clock_ping_s: float = setting(
         5.0,
         Setting(
-            "Time between two comparisons of the clocks with one agent.",
+            "Time between two clock measurements with one agent.",
             unit="seconds",
             smallest=0.1,
             largest=3600,
@@ -186,7 +188,7 @@ class CollectorConfig(Settings):
     )
     detect_steps: int = setting(
         32,
-        Setting("How many of the last steps a verdict looks at.", unit="steps", smallest=8, largest=256),
+        Setting("How many of the last steps a verdict uses.", unit="steps", smallest=8, largest=256),
     )
     detect_steps_min: int = setting(
         12,
@@ -200,7 +202,7 @@ class CollectorConfig(Settings):
     slowdown_ratio_min: float = setting(
         1.05,
         Setting(
-            "Smallest effect called slow: the rank's own time over the median of the ranks that do the same work.",
+            "Smallest effect called slow: the rank's compute excluding waits over the median of its peer ranks.",
             unit="ratio",
             smallest=1.01,
             largest=10,
@@ -208,26 +210,26 @@ class CollectorConfig(Settings):
     )
     slowdown_close_ratio: float = setting(
         1.025,
-        Setting("The same ratio at which an open finding closes.", unit="ratio", smallest=1.0, largest=10),
+        Setting("Ratio at which an open finding closes (hysteresis).", unit="ratio", smallest=1.0, largest=10),
     )
     robust_z_min: float = setting(
         5.0,
         Setting(
-            "Smallest distance from the median of the ranks that do the same work, in robust standard deviations "
-            "(1.4826 times the median absolute deviation), called slow.",
+            "Minimum z-score called slow: the distance from the median of the peer ranks in robust standard deviations "
+            "(1.4826 times the median absolute deviation).",
             smallest=1,
             largest=100,
         ),
     )
     persistence_ratio: float = setting(
         0.7,
-        Setting("Share of the looked-at steps that must be slow.", unit="ratio", smallest=0.5, largest=1.0),
+        Setting("Share of the `detect_steps` steps that must be slow.", unit="ratio", smallest=0.5, largest=1.0),
     )
     link_slowdown_ratio_min: float = setting(
         1.25,
         Setting(
-            "Smallest effect called a slow link: the transfer time of a process group over that of groups that do the "
-            "same, or over its own before. Healthy groups on other switches and rings differ by a tenth to a fifth.",
+            "Smallest effect called a slow link: the transfer time of a process group over that of similar groups, or "
+            "over its own before. Healthy groups on other switches and rings differ by a tenth to a fifth.",
             unit="ratio",
             smallest=1.05,
             largest=10,
@@ -236,8 +238,9 @@ class CollectorConfig(Settings):
     imbalance_ratio_min: float = setting(
         1.15,
         Setting(
-            "Smallest effect called an imbalance: the own time of ranks that do other work than the rest (a pipeline "
-            "stage, a group of experts) over the mean of all. A layer more than the mean of seven is 1.14.",
+            "Smallest effect called an imbalance: the compute excluding waits of ranks that do other work than the "
+            "others (a pipeline stage, a group of experts) over the mean of all. One layer above a mean of seven is "
+            "1.14.",
             unit="ratio",
             smallest=1.02,
             largest=10,
@@ -246,8 +249,8 @@ class CollectorConfig(Settings):
     uneven_work_ratio_min: float = setting(
         0.1,
         Setting(
-            "Smallest share of the step lost to work that differs from step to step, in each of which another rank is "
-            "the slowest. A jitter of 0.02 costs 8 ranks 0.03 of the step and 1,024 ranks 0.06.",
+            "Smallest share of the step lost to work that varies between steps, with another rank the slowest in each. "
+            "A jitter of 0.02 costs 8 ranks 0.03 of the step and 1,024 ranks 0.06.",
             unit="ratio",
             smallest=0.01,
             largest=1,
@@ -255,19 +258,19 @@ class CollectorConfig(Settings):
     )
     findings_max: int = setting(
         256,
-        Setting("Most findings kept of one run.", unit="findings", smallest=1, largest=100_000),
+        Setting("Most findings kept for one run.", unit="findings", smallest=1, largest=100_000),
     )
     store: str = setting(
         "",
         Setting(
-            "File in which incidents, runs and their history are kept, an SQLite database on a local disk that is made "
-            "when it is not there. Empty: all is kept in memory and ends with the collector."
+            "File for incidents, runs and their history, an SQLite database on a local disk; it is created if missing. "
+            "Empty: everything is kept in memory and lost when the collector ends."
         ),
     )
     history_kept_s: float = setting(
         30 * 86_400.0,
         Setting(
-            "How long steps stay in the store, also those of runs that have ended.",
+            "How long steps stay in the store, also for runs that have ended.",
             unit="seconds",
             smallest=60,
             largest=3650 * 86_400,
@@ -276,8 +279,8 @@ class CollectorConfig(Settings):
     history_bytes_max: int = setting(
         2048 * _MIB,
         Setting(
-            "Most that the store may hold; beyond that the oldest history goes. A step a second is 13 MB a day, 16,384 "
-            "ranks at an interval of 60 s are 330 MB a day.",
+            "Largest size of the store; beyond it the oldest history is deleted. A step a second is 13 MB a day, "
+            "16,384 ranks at an interval of 60 s are 330 MB a day.",
             unit="bytes",
             smallest=_MIB,
             largest=1024 * 1024 * _MIB,
@@ -286,8 +289,8 @@ class CollectorConfig(Settings):
     history_interval_s: float = setting(
         60.0,
         Setting(
-            "Time for which the steps of each rank are kept together as one line of the history; of all ranks together "
-            "every step is kept.",
+            "Interval for which the steps of each rank are aggregated into one row of the history. Aggregates over all "
+            "ranks are kept for every step.",
             unit="seconds",
             smallest=1,
             largest=86_400,
@@ -296,7 +299,7 @@ class CollectorConfig(Settings):
     incidents_max: int = setting(
         1000,
         Setting(
-            "Most incidents kept; beyond that the one that was resolved first is forgotten.",
+            "Most incidents kept; beyond it the one that was resolved first is forgotten.",
             unit="incidents",
             smallest=1,
             largest=10_000,
@@ -305,7 +308,7 @@ class CollectorConfig(Settings):
     incident_reopen_s: float = setting(
         1800.0,
         Setting(
-            "What comes again so soon after its incident was resolved reopens that incident.",
+            "A finding that recurs within this time after its incident was resolved reopens that incident.",
             unit="seconds",
             smallest=0,
             largest=30 * 86_400,
@@ -314,7 +317,7 @@ class CollectorConfig(Settings):
     incident_escalate_s: float = setting(
         86_400.0,
         Setting(
-            "An incident that has been open for so long rises by one severity, at ten times that by another.",
+            "An incident rises by one severity after this time, and by another at ten times it.",
             unit="seconds",
             smallest=1,
             largest=365 * 86_400,
@@ -323,8 +326,8 @@ class CollectorConfig(Settings):
     incident_escalate_rank_s: float = setting(
         36_000.0,
         Setting(
-            "An incident that has cost so much time of all ranks together rises by one severity, at ten times that by "
-            "another.",
+            "An incident rises by one severity when it has cost this much time of all ranks together, and by another "
+            "at ten times it.",
             unit="rank-seconds",
             smallest=1,
             largest=1e12,
@@ -333,7 +336,7 @@ class CollectorConfig(Settings):
     incident_restart_grace_s: float = setting(
         600.0,
         Setting(
-            "How long a restarted collector waits for an open incident to be found again before it is resolved.",
+            "How long a restarted collector keeps an open incident whose finding has not been found again.",
             unit="seconds",
             smallest=0,
             largest=30 * 86_400,
@@ -342,7 +345,7 @@ class CollectorConfig(Settings):
     linger_s: float = setting(
         5.0,
         Setting(
-            "How long a collector that rank 0 has started waits for the last ranks after rank 0 is gone.",
+            "How long a collector started by rank 0 waits for the other ranks after rank 0 is gone.",
             unit="seconds",
             smallest=0,
             largest=600,
@@ -353,14 +356,14 @@ class CollectorConfig(Settings):
 def read_config(
     environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
 ) -> CollectorConfig:
-    """The collector's configuration, as `read_with_file` reads it; RANKSCOPE_SERVE_CONFIG may name the file."""
+    """Return the collector's configuration (`read_with_file`); RANKSCOPE_SERVE_CONFIG may name the file."""
     return read_with_file(CollectorConfig, environment, file_name, overrides)
 
 
 def read_with_file(
     kind: type[C], environment: Mapping[str, str], file_name: str, overrides: Mapping[str, Value] | None
 ) -> C:
-    """A configuration from a file, the environment and the caller's overrides.
+    """Return a configuration from a file, the environment and the caller's overrides.
 
     `file_name` is the argument of --config; when empty, the kind's FILE_VARIABLE may name the file. Raises SettingError
     when the file cannot be read, a value cannot be used or a name is no setting.

@@ -1,8 +1,8 @@
-"""Faults of the collector's own code, each counted by place and logged with its traceback.
+"""Count faults of the collector's own code by place, and log them with their tracebacks.
 
-A fault may come back with every message of ten thousand ranks, so the log has one of a kind at most once a minute, and
-then how many there were meanwhile. A kind is the place, the type of the exception, where it was raised, and the run:
-two different faults in two runs are two tracebacks.
+A fault may recur with every message of ten thousand ranks, so each kind is logged at most once a minute, with the
+number of others since. A kind is the place, the type of the exception, the line that raised it, and the run: two
+different faults in two runs are two tracebacks.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ LOG = logging.getLogger("rankscope.collector")
 
 LOG_AGAIN_NS: Final = 60 * NS_PER_S
 KINDS_MAX: Final = 256
-"""Kinds that are remembered. Beyond, the one that was logged longest ago is forgotten, and is logged when it comes."""
+"""Kinds that are remembered. Beyond, the one logged longest ago is forgotten, and logged again when it recurs."""
 
 
 class _Kind(NamedTuple):
-    """One kind of fault: where it was contained, what it was and where that was raised, and in which run."""
+    """One kind of fault: where it was contained, the exception, the line that raised it, and the run."""
 
     place: str
     exception: str
@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
 
 
 class FaultLog:
-    """Counts and logs faults; from any thread."""
+    """Counts and logs faults. Any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,19 +45,19 @@ class FaultLog:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there were so far, by place."""
+        """Faults so far, by place."""
         with self._lock:
             return dict(self._counts)
 
     def count(self, place: str) -> int:
-        """Count a fault that is logged elsewhere; return how many there were at that place."""
+        """Count a fault that is logged elsewhere; return the count of its place."""
         with self._lock:
             self._counts[place] = self._counts.get(place, 0) + 1
             return self._counts[place]
 
     @contextlib.contextmanager
     def contain(self, place: str, sentence: str) -> Iterator[None]:
-        """Note whatever is raised inside, and go on."""
+        """Note an exception raised in this context, and continue after it."""
         try:
             yield
         except Exception:  # noqa: BLE001 - it is noted
@@ -80,7 +80,7 @@ class FaultLog:
         LOG.error("%s%s%s", of_run, sentence, since, exc_info=fault)
 
     def _find_unlogged(self, kind: _Kind) -> int | None:
-        """Return how many of a kind were not logged, when one is to be logged now; None: not now."""
+        """Return how many of a kind were not logged if one is to be logged now, else None."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
             logged_ns = self._logged_ns.get(kind)

@@ -1,12 +1,11 @@
-"""Makes the keys of the encrypted wire, and the folder they lie in:
+"""Make the keys of encrypted connections, in a folder:
 
     collector.key   the collector's pair             only its owner may read it
     collector.pub   the collector's public key       for every agent
     NAME.key        a client's pair                  for the agents of one user or team
-    allowed/NAME.pub   the client's public key       who may send reports: the collector reads this folder
+    allowed/NAME.pub   the client's public key       may send reports: the collector reads this folder
 
-Nothing that is there is overwritten unless it is asked for. A job that is started again keeps what is there, and makes
-only what is not.
+Existing files are overwritten only with --force. With --keep only missing ones are made, as a restarted job needs.
 """
 
 import contextlib
@@ -33,11 +32,10 @@ COLLECTOR: Final = "collector"
 DEFAULT_CLIENT: Final = "agent"
 ALLOWED: Final = "allowed"
 RELAYS: Final = "relays"
-"""The folder in ALLOWED with the keys of those who may speak for many ranks."""
+"""The folder in ALLOWED with the keys of relays, which may send the messages of many ranks."""
 KEYS_FOLDER: Final = 0o711
-"""Others may open what they know the name of: the collector's user its folder of allowed keys, agents collector.pub.
-What is secret is closed by the mode of its own file.
-"""
+"""Other users may open files whose names they know: the collector its folder of allowed keys, agents collector.pub.
+Secret keys are protected by the modes of their own files."""
 
 SEARCHED_BY_OTHERS: Final = 0o011
 WRITTEN_BY_OTHERS: Final = 0o022
@@ -49,7 +47,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def make_key_pair() -> KeyPair:
-    """A new pair. Raises UnavailableError where ZeroMQ was built without CURVE."""
+    """Return a new pair. Raises UnavailableError where ZeroMQ was built without CURVE."""
     try:
         public, secret = zmq.curve_keypair()
     except zmq.ZMQError as error:
@@ -58,31 +56,31 @@ def make_key_pair() -> KeyPair:
 
 
 class RunKeys(NamedTuple):
-    """Keys for one run, in no file: its collector's pair, and one pair for all of its ranks."""
+    """Keys of one run that are in no file: the pair of its collector, and one pair for all of its ranks."""
 
     collector: KeyPair
     ranks: KeyPair
 
     @classmethod
     def make(cls) -> "RunKeys":
-        """New ones."""
+        """Return new keys."""
         return cls(make_key_pair(), make_key_pair())
 
     def is_allowed(self, key: str) -> bool:
-        """Whether a client with this public key is a rank of the run."""
+        """Return whether a client with this public key is a rank of the run."""
         return key == self.ranks.public
 
     def for_ranks(self) -> ClientKeys:
-        """What each rank needs."""
+        """Return the keys that each rank needs."""
         return ClientKeys(self.collector.public, self.ranks)
 
 
 def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (), force: bool) -> list[Path]:
-    """Make the keys of these clients and relays, and the collector's where it has none; with none named the client
-    `agent` and, when forced, the collector's anew. Returns the files that were written.
+    """Make the keys of these clients and relays, and the collector's where it has none; without names those of the
+    client `agent` and, with `force`, new ones of the collector. Return the files that were written.
 
-    Raises SettingError for a name that cannot be one, or a file that is there and would be overwritten without
-    `force`; then nothing has been written. Raises UnavailableError when the folder cannot be written to.
+    Raises SettingError for an invalid name, or an existing file that would be overwritten without `force`; then nothing
+    has been written. Raises UnavailableError when the folder cannot be written to.
     """
     _check_names(clients, relays)
     named = [*clients, *relays]
@@ -93,8 +91,8 @@ def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (
     present = [path for path in (*secrets.values(), *publics.values()) if path.exists()]
     if present and not force:
         raise SettingError(
-            f"{present[0]} is there already; --keep makes only what is missing, --force replaces it, --client NAME "
-            "adds another client"
+            f"{present[0]} exists already; --keep makes only missing keys, --force replaces them, --client NAME adds "
+            "another client"
         )
     try:
         _make_folders(folder, with_relays=bool(relays))
@@ -106,12 +104,12 @@ def make_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = (
 
 
 def complete_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str] = ()) -> list[Path]:
-    """Make those keys of the collector, these clients and relays that are not there; with none named the client
-    `agent`. Returns the files that were written, none where all were there.
+    """Make the missing keys of the collector, these clients and relays; without names those of the client `agent`.
+    Return the files that were written, none where all exist.
 
-    Where a secret key is there without its public one, which is how a program ends that was killed amid its work, the
-    public one is written. Raises SettingError for a name that cannot be one, for a public key without its secret one
-    or of another pair, and for a secret key that others may read; UnavailableError as `make_keys` does.
+    For a secret key without its public one, as a killed program leaves it, the public one is written. Raises
+    SettingError for an invalid name, for a public key without its secret one or of another pair, and for a secret key
+    that other users may read; UnavailableError as `make_keys` does.
     """
     _check_names(clients, relays)
     written: list[Path] = []
@@ -125,10 +123,10 @@ def complete_keys(folder: Path, clients: Sequence[str], *, relays: Sequence[str]
 
 
 def _complete_pair(secret: Path, public: Path) -> list[Path]:
-    """Write what lacks of a pair. Returns the files that were written."""
+    """Write the missing files of a pair, and return them."""
     if not secret.exists():
         if public.exists():
-            raise SettingError(f"{public} is there and {secret} is not: restore it, or remove {public.name} as well")
+            raise SettingError(f"{public} exists and {secret} does not: restore it, or remove {public.name} as well")
         _write_pair(secret, public)
         return [secret, public]
     pair = read_key_pair(str(secret), f"{secret.stem}'s key file")
@@ -147,10 +145,10 @@ def _write_pair(secret: Path, public: Path) -> None:
 
 
 def _make_folders(folder: Path, *, with_relays: bool) -> None:
-    """Make the folder and those of public keys in it, with their modes whatever the umask is.
+    """Make the folder and those of public keys in it, with fixed modes whatever the umask is.
 
-    A folder that is there may be somebody's home or /tmp: it is opened for those who know a name in it and closed to
-    other writers, but not to who may read it, and one in which everybody may write only their own files stays as it is.
+    An existing folder may be a home or /tmp: other users get the right to search it and lose that to write to it, while
+    its readers stay. One with the sticky bit stays as it is.
     """
     wanted = KEYS_FOLDER
     if folder.is_dir():

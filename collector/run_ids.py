@@ -1,8 +1,8 @@
-"""The id of a run: its name and when its first rank said Hello to this collector, `bert@20261125T103005Z` (UTC).
+"""Make and parse run ids: a name with the time of the run's first Hello, `bert@20261125T103005Z` (UTC).
 
-A launcher gives the same name again and again (`RANKSCOPE_RUN`, a job that is started anew each night). The id tells
-these runs apart everywhere: in the state, the store, the API and the incidents. The collector appends the time to every
-name, so no name that a user may choose can be the id of another run, and the ids of one name sort by their begin.
+Launchers reuse names (`RANKSCOPE_RUN`, a Slurm job that is started each night). The id distinguishes these runs
+everywhere: in the state, the store, the API and the incidents. The collector appends the time to every name, so no name
+that a user may choose can be the id of another run, and the ids of one name sort by their start.
 """
 
 import re
@@ -15,7 +15,7 @@ _BEGUN: Final = "%Y%m%dT%H%M%SZ"
 
 
 def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None) -> str:
-    """Return the id of a run that begins now. It is greater than `latest_id`, the id of the run of this name before.
+    """Return the id of a run that begins now, greater than `latest_id`, the id of the previous run of this name.
 
     >>> make_run_id("bert", 0.0)
     'bert@19700101T000000Z'
@@ -30,8 +30,7 @@ def make_run_id(name: str, wall_s: float, *, latest_id: str | None = None) -> st
 
 
 def read_run_name(run_id: str) -> str:
-    """Return the name of the run with this id. What does not have the form of an id, as an early store has it,
-    is a name.
+    """Return the name of the run with this id. Text without the form of an id, as in an early store, is a name.
 
     >>> read_run_name("bert@20261125T103005Z"), read_run_name("bert"), read_run_name("a@b")
     ('bert', 'bert', 'a@b')
@@ -41,8 +40,8 @@ def read_run_name(run_id: str) -> str:
 
 
 def choose_run_id(asked: str, known: Iterable[str]) -> str | None:
-    """Return the id among `known` that somebody means by an id, or by a name: then the latest run of that name. None
-    when there is none.
+    """Return the id among `known` that `asked` names: an id, or a name, which is the latest run of that name. None when
+    there is none.
 
     >>> known = ["bert@20261125T103005Z", "bert@20261125T110000Z", "t5@20261125T103005Z"]
     >>> choose_run_id("bert", known), choose_run_id("bert@20261125T103005Z", known), choose_run_id("gpt", known)
@@ -55,7 +54,7 @@ def choose_run_id(asked: str, known: Iterable[str]) -> str | None:
 
 
 def name_run(name: str, run_id: str) -> str:
-    """Return how a run is called where several of its name may be: its name, and its id where it has one of its own.
+    """Return a text that names a run among several of one name: its name, and its id where that is another.
 
     >>> name_run("bert", "bert@20261125T103005Z"), name_run("bert", "bert")
     ('bert (bert@20261125T103005Z)', 'bert')

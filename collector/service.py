@@ -514,7 +514,7 @@ class Service:
                 store_writable=self._find_store_problem() is None if self._config.store else None,
                 stores_lost=dict(self._journal.stores_lost),
                 store_bytes=None if store is None else store.bytes_used,
-                history_dropped=None if store is None else store.lines_dropped,
+                history_dropped=None if store is None else store.rows_dropped,
             ),
         )
 

@@ -1,8 +1,8 @@
-"""Who may send reports to this collector and who may read from it, as its configuration says.
+"""Read the keys and credentials of the collector: which clients may send reports, and which may read over HTTP.
 
-Agents on this machine may do without keys, because only this machine reaches loopback. Anywhere else a collector
-without keys does not start unless it is told that this is meant: whoever reaches it could report anything, and read the
-reports of others on their way.
+Agents on this machine may do without keys, because only this machine reaches loopback. With any other address a
+collector without keys does not start unless `insecure` is set: any client that can reach it could report anything, and
+read the reports of others in transit.
 """
 
 import logging
@@ -22,18 +22,18 @@ _LOOPBACK: Final = re.compile(r"localhost|127(\.\d{1,3}){3}|\[::1\]")
 
 
 def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
-    """The keys of the wire; None: everybody who reaches it may send. Raises SettingError for a setting that leaves the
-    wire open without saying so, or shut for everybody.
+    """Return the keys for agents; None: every client may send reports. Raises SettingError for an address that other
+    machines can reach without keys and without `insecure`, and for keys that no agent could match.
     """
     if bool(config.key_file) != bool(config.allowed_keys):
         given, lacking = ("key_file", "allowed_keys") if config.key_file else ("allowed_keys", "key_file")
         raise SettingError(
-            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
-            f"wire needs both. `rankscope keys FOLDER` makes them."
+            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: encrypted "
+            f"connections need both. `rankscope keys FOLDER` makes them."
         )
     if config.key_file:
         keys = AllowedKeys(config.allowed_keys, clock)
-        return CurveServer(read_key_pair(config.key_file, "key_file"), keys.holds, keys.may_relay)
+        return CurveServer(read_key_pair(config.key_file, "key_file"), keys.is_allowed, keys.may_relay)
     if is_loopback(config.listen):
         return None
     if not config.insecure:
@@ -43,15 +43,15 @@ def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
             "key_file and allowed_keys; --insecure (insecure = true) starts without."
         )
     LOG.warning(
-        "insecure is set: whoever reaches %s can send reports in anybody's name and read those of others. Use keys "
-        "(`rankscope keys`), or a network on which you trust everybody.",
+        "insecure is set: any client that can reach %s can send reports in the name of any rank and read those of "
+        "others. Use keys (`rankscope keys`), or a network on which every user is trusted.",
         config.listen,
     )
     return None
 
 
 def read_http(config: CollectorConfig) -> HttpAuth:
-    """What is asked of those who read over HTTP. Raises SettingError for files that cannot be used."""
+    """Return the token and certificate for HTTP clients. Raises SettingError for files that cannot be used."""
     access = read_http_auth(
         token_file=config.http_token_file,
         certificate_file=config.http_certificate_file,
@@ -59,14 +59,14 @@ def read_http(config: CollectorConfig) -> HttpAuth:
     )
     if not is_loopback(config.http_listen) and not access.token:
         LOG.warning(
-            "whoever reaches %s can read what is known about every run; http_token_file asks for a token",
+            "any client that can reach %s can read everything about every run; set http_token_file to require a token",
             config.http_listen,
         )
     return access
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address to listen at, [SCHEME://]HOST:PORT, is reached from this machine only.
+    """Return whether an address to listen at, [SCHEME://]HOST:PORT, is reachable from this machine only.
 
     >>> is_loopback("tcp://127.0.0.1:18490"), is_loopback("tcp://*:18490"), is_loopback("[::1]:80")
     (True, False, True)

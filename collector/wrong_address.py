@@ -1,7 +1,7 @@
-"""Why a collector could not be asked at an address, and what to do: the sentence for each kind of failure.
+"""Explain why no collector answered at an address, and the cure, for each kind of failure.
 
-Where a connection was made and no HTTP came back, what listens there is tried once more: ZeroMQ shows itself by its
-first ten bytes, TLS by a handshake.
+Where a connection was made and the answer was not HTTP, the port is probed once more: ZeroMQ is recognised by its first
+ten bytes, TLS by a handshake.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 PROBE_TIMEOUT_S: Final = 1.0
-"""For each of at most two connections that are tried after the first has failed. A TLS server waits for us to speak: it
-is found out only after this time."""
+"""Timeout of each of at most two probes after the first connection has failed. A TLS server waits for the client, so it
+is recognised only after this time."""
 ZMQ_GREETING_BYTES: Final = 10
 """The signature that a ZeroMQ socket sends at once: FF, 8 bytes of any value, 7F (ZMTP 3.1, section 3.2)."""
 PORTS: Final = {"http": 80, "https": 443}
@@ -26,12 +26,12 @@ CERTIFICATE_CURES: Final = {
     62: "Ask under a name that is in the certificate, or give the collector one that has this name.",
     64: "Ask under an address that is in the certificate, or give the collector one that has this address.",
 }
-"""By OpenSSL's number (X509_V_ERR_...). All others: nobody who is trusted has signed it."""
+"""By OpenSSL's number (X509_V_ERR_...). In all other cases no trusted authority has signed the certificate."""
 TRUST_CURE: Final = "If it is the collector's own, name a copy of it with --ca-file (RANKSCOPE_CA_FILE)."
 
 
 def describe_failure(url: str, error: Exception) -> str:
-    """Return the sentence for an error with which `urllib` ended a request for `url`: what it is, and the cure."""
+    """Return a sentence with problem and cure for an error of `urllib` in a request for `url`."""
     parts = urlsplit(url)
     cause = error.reason if isinstance(error, URLError) and not isinstance(error, HTTPError) else error
     proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
@@ -56,7 +56,9 @@ def _describe(url: str, parts: SplitResult, cause: object) -> str:
             f"refused). `rankscope serve` starts one; {WHERE}."
         )
     if isinstance(cause, TimeoutError):
-        with contextlib.suppress(OSError, ValueError):  # libzmq waits for more of what is no greeting to it
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # libzmq waits for more bytes, since a request is no greeting to it
             if _greets_as_zmq(parts):
                 return _describe_zmq(url)
         return f"no collector answers at {url}: no answer in time. Check the host, and firewalls on the way; {WHERE}."
@@ -64,7 +66,7 @@ def _describe(url: str, parts: SplitResult, cause: object) -> str:
 
 
 def _describe_stranger(url: str, parts: SplitResult, cause: object) -> str:
-    """Return the sentence for something that answers, and not as a collector does."""
+    """Return the sentence for an answer that is not a collector's."""
     with contextlib.suppress(OSError, ValueError):
         if _greets_as_zmq(parts):
             return _describe_zmq(url)
@@ -76,7 +78,7 @@ def _describe_stranger(url: str, parts: SplitResult, cause: object) -> str:
             return f"what answers at {url} speaks no TLS: ask at http://{parts.netloc}."
     if isinstance(cause, HTTPError):
         return f"what answers at {url} is no rankscope collector: HTTP {cause.code}, {cause.reason}. {WHERE}."
-    # Of an answer that is not HTTP there are only its bytes, which nobody wants to read.
+    # The bytes of an answer that is not HTTP would not help a reader.
     reason = "its answer is not HTTP" if isinstance(cause, http.client.BadStatusLine) else str(cause)
     reason = reason or type(cause).__name__
     return f"no collector answers at {url}: {reason}. `rankscope serve` starts one; {WHERE}."
@@ -98,7 +100,7 @@ def _connect(parts: SplitResult) -> socket.socket:
 
 
 def _greets_as_zmq(parts: SplitResult) -> bool:
-    """Whether what listens there speaks first, and as ZeroMQ does."""
+    """Return whether the server there sends a ZeroMQ greeting first."""
     greeting = b""
     with _connect(parts) as connection:
         while len(greeting) < ZMQ_GREETING_BYTES:
@@ -112,7 +114,7 @@ def _greets_as_zmq(parts: SplitResult) -> bool:
 def _speaks_tls(parts: SplitResult) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether there is TLS is asked
+    context.verify_mode = ssl.CERT_NONE  # only a probe for TLS: no data is sent
     with _connect(parts) as connection, context.wrap_socket(connection):
         return True
 

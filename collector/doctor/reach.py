@@ -5,7 +5,7 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from rankscope.collector.client import Credentials, ask, fetch_runs
+from rankscope.collector.client import Credentials, fetch_bytes, fetch_runs
 from rankscope.collector.doctor.check import Check, ok, problem
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
@@ -37,7 +37,7 @@ def check_connections(collector: str, key_file: str, collector_key_file: str) ->
 def check_http(url: str, credentials: Credentials) -> Check:
     """Check that a collector answers at `url` and is ready."""
     try:
-        ask(f"{url}/readyz", credentials)
+        fetch_bytes(f"{url}/readyz", credentials)
         fetch_runs(url, credentials)
     except UnavailableError as error:
         costs = "status, top, incidents and Prometheus get no data from there"

@@ -1,10 +1,10 @@
-"""One incident: a finding as people live with it, from its first sight to its end, over flaps and restarts. Pure.
+"""Define incidents and their transitions, from opening to resolution, across flapping findings and restarts. Pure.
 
-    open --(update, escalate)*--> resolved --(reopen, soon enough)--> open ...
+    open --(update, escalate)*--> resolved --(reopen, within a time)--> open ...
 
-A finding is detection's word and dies with the collector; an incident has an id, outlives both and remembers what
-became of it. Every function here takes an incident and gives the next one; which finding belongs to which incident is
-the ledger's to know (`ledger.py`). Times are seconds since 1970 by the collector's wall clock, `_wall_s`.
+A finding is a result of detection and is lost when the collector ends; an incident has a permanent id and a history.
+Every function here returns a new incident; the ledger decides which finding belongs to which incident (`ledger.py`).
+Times are seconds since 1970 by the collector's wall clock, `_wall_s`.
 """
 
 import math
@@ -29,21 +29,21 @@ CONTINUED: Final = "continued"
 REOPENED: Final = "reopened"
 MERGED: Final = "merged"
 CLOSED: Final = "resolved"
-"""What a change may be. Each incident has as many of OPENED and REOPENED together as of CLOSED, or one more."""
+"""Kinds of changes. Each incident has as many OPENED and REOPENED together as CLOSED, or one more."""
 
 CRITICAL_KINDS: Final = frozenset({"hang"})
-"""A run that stands still costs all of its ranks: it is looked at now, whatever its finding says."""
+"""Kinds that are always critical: a run that hangs costs all of its ranks."""
 SECOND_RISE: Final = 10.0
-"""An incident rises once more when it has passed a limit so many times over: ten rank-hours become a hundred."""
+"""Multiple of a limit at which the severity rises once more: from ten rank-hours to a hundred."""
 CHANGES_MAX: Final = 32
-"""Changes kept of one incident: the first, which says how it began, and the last ones."""
+"""Changes kept for one incident: the first, with its cause, and the latest ones."""
 FINDINGS_MAX: Final = 16
-"""Numbers of findings kept of one incident, the last ones."""
+"""Finding numbers kept for one incident, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The limits in an incident's life. The collector's configuration documents each."""
+    """Limits for incidents. The collector's configuration documents each."""
 
     incidents_max: int = 1000
     reopen_s: float = 1800.0
@@ -53,7 +53,7 @@ class Rules:
 
 
 def read_rules(config: CollectorConfig) -> Rules:
-    """The limits as configured."""
+    """Return the configured limits."""
     return Rules(
         incidents_max=config.incidents_max,
         reopen_s=config.incident_reopen_s,
@@ -64,7 +64,7 @@ def read_rules(config: CollectorConfig) -> Rules:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What happened to an incident, and when: `what` is OPENED, UPDATED, ..., `text` says it for people."""
+    """A change of an incident with its time: `what` is OPENED, UPDATED, ..., `text` a description for users."""
 
     wall_s: float
     what: str
@@ -72,13 +72,13 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one incident. Fields with a finding's name say what its finding says (`Finding` documents them).
+    """One incident. Fields with the name of a finding's field have the value of its finding (documented by `Finding`).
 
-    `severity` never falls; `severity_found` is the most that its findings have said. `lost_rank_seconds` is the cost of
-    all its findings together, None where none has a cost, and once it is merged: the incident it is `merged_into`
-    carries it on. `run` is the name of its run, `run_id` that run's own (the name where a store of an early version has
-    no other). `findings` are their numbers, which count anew in each collector's life. `opened_wall_s` is the first
-    time it was opened, `reopened_wall_s` the last time, if it was resolved in between.
+    `severity` never decreases; `severity_found` is the highest of its findings. `lost_rank_seconds` is the cost of all
+    its findings together, None where none has a cost, and after a merge: the incident it was `merged_into` takes it
+    over. `run` is the name of its run, `run_id` its id (the name in a store of an early version). `findings` are their
+    numbers, which restart with each collector process. `opened_wall_s` is the first time it was opened,
+    `reopened_wall_s` the last time, if it was resolved in between.
     """
 
     id: int
@@ -121,22 +121,22 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether it still goes on."""
+        """Whether it is not resolved."""
         return self.state == OPEN
 
     def is_about(self, finding: Finding) -> bool:
-        """Whether the finding is this incident's, gone on or come again (`Finding.is_about_the_same`)."""
+        """Return whether the finding is about the same as this incident (`Finding.is_about_the_same`)."""
         own = Finding(kind=self.kind, ranks=self.ranks, group=self.group, cause=self.cause, sentence=self.sentence)
         return own.is_about_the_same(finding)
 
     def open_for_s(self, now_wall_s: float) -> float:
-        """How long it has been open, since the last time it was opened; once resolved, how long it was."""
+        """Return the time since it was last opened; once resolved, how long it was open."""
         begin = self.opened_wall_s if self.reopened_wall_s is None else self.reopened_wall_s
         return max(0.0, (now_wall_s if self.resolved_wall_s is None else self.resolved_wall_s) - begin)
 
 
 def begin(number: int, run_id: str, finding: Finding, now_wall_s: float) -> Incident:
-    """A new incident of that run, which gets this number as its id."""
+    """Return a new incident of a run, with `number` as its id."""
     severity = _severity_of(finding)
     return Incident(
         id=number,
@@ -144,7 +144,7 @@ def begin(number: int, run_id: str, finding: Finding, now_wall_s: float) -> Inci
         run_id=run_id,
         severity=severity,
         severity_found=severity,
-        **_tell(finding),
+        **_copy_fields(finding),
         lost_rank_seconds=_finite(finding.lost_rank_seconds),
         opened_wall_s=now_wall_s,
         updated_wall_s=now_wall_s,
@@ -156,18 +156,18 @@ def begin(number: int, run_id: str, finding: Finding, now_wall_s: float) -> Inci
 def follow(
     incident: Incident, finding: Finding, lost_rank_seconds: float | None, now_wall_s: float, *, keep_since: bool
 ) -> Incident:
-    """The incident as its finding is now; the same object when nothing has changed.
+    """Return the incident with the present fields of its finding; the same object when nothing has changed.
 
-    `lost_rank_seconds` is the cost of the whole incident. With `keep_since` its first step never moves later: the
-    collector has restarted and no longer sees where it began.
+    `lost_rank_seconds` is the cost of the whole incident. With `keep_since` its first step never increases: a restarted
+    collector no longer has the steps where it began.
     """
-    told = _tell(finding)
+    fields = _copy_fields(finding)
     if keep_since:
         known = [step for step in (incident.since_step, finding.since_step) if step is not None]
-        told["since_step"] = min(known, default=None)
+        fields["since_step"] = min(known, default=None)
     new = msgspec.structs.replace(
         incident,
-        **told,
+        **fields,
         severity_found=severest(incident.severity_found, _severity_of(finding)),
         lost_rank_seconds=_finite(lost_rank_seconds),
     )
@@ -177,14 +177,14 @@ def follow(
     text = _describe_difference(incident, new)
     if text:
         new = note(new, UPDATED, text, now_wall_s)
-    return _raise_to(new, new.severity_found, "detection says so", now_wall_s)
+    return _raise_to(new, new.severity_found, "by its finding", now_wall_s)
 
 
 def escalate(incident: Incident, rules: Rules, now_wall_s: float) -> Incident:
-    """The incident at the severity that its length and its cost ask for; the same object when that is no higher.
+    """Return the incident with the severity for its duration and cost; the same object when that is no higher.
 
-    It stands one level above what its findings say once it has been open for `escalate_s` or has cost
-    `escalate_rank_s`, and two levels at SECOND_RISE times either.
+    It is one level above `severity_found` once it has been open for `escalate_s` or has cost `escalate_rank_s`, and two
+    levels at SECOND_RISE times either.
     """
     open_for_s, lost_s = incident.open_for_s(now_wall_s), incident.lost_rank_seconds or 0.0
     passed = max(open_for_s / rules.escalate_s, lost_s / rules.escalate_rank_s)
@@ -195,7 +195,7 @@ def escalate(incident: Incident, rules: Rules, now_wall_s: float) -> Incident:
 
 
 def reopen(incident: Incident, finding: Finding, now_wall_s: float) -> Incident:
-    """A resolved incident that has come again. It keeps its severity and its cost so far."""
+    """Return a resolved incident as open again. It keeps its severity and its cost so far."""
     resolved_wall_s = now_wall_s if incident.resolved_wall_s is None else incident.resolved_wall_s
     back = msgspec.structs.replace(
         incident,
@@ -205,7 +205,7 @@ def reopen(incident: Incident, finding: Finding, now_wall_s: float) -> Incident:
         resolved_reason="",
         merged_into=None,
     )
-    text = f"it is back after {max(0.0, now_wall_s - resolved_wall_s):.0f} s"
+    text = f"it recurred after {max(0.0, now_wall_s - resolved_wall_s):.0f} s"
     return note(add_finding(back, finding.number), REOPENED, text, now_wall_s)
 
 
@@ -217,7 +217,7 @@ def resolve(
     lost_rank_seconds: float | None,
     merged_into: int | None = None,
 ) -> Incident:
-    """The end of an incident, until it may be reopened."""
+    """Return the incident as resolved; it may be reopened later."""
     done = msgspec.structs.replace(
         incident,
         state=RESOLVED,
@@ -230,18 +230,18 @@ def resolve(
 
 
 def add_finding(incident: Incident, number: int) -> Incident:
-    """The incident with one more finding."""
+    """Return the incident with one more finding."""
     return msgspec.structs.replace(incident, findings=(*incident.findings, number)[-FINDINGS_MAX:])
 
 
 def note(incident: Incident, what: str, text: str, now_wall_s: float) -> Incident:
-    """The incident with one more change; from CHANGES_MAX on the second oldest gives way."""
+    """Return the incident with one more change; beyond CHANGES_MAX the second oldest is dropped."""
     first, rest = incident.changes[:1], (*incident.changes[1:], Change(now_wall_s, what, text))
     return msgspec.structs.replace(incident, changes=(*first, *rest[-(CHANGES_MAX - 1) :]), updated_wall_s=now_wall_s)
 
 
 def severest(*severities: str) -> str:
-    """The most severe of some; one that is not known counts as the least.
+    """Return the highest of the severities; an unknown one counts as the lowest.
 
     >>> severest("warning", "critical", "info")
     'critical'
@@ -261,8 +261,8 @@ def _raise_to(incident: Incident, severity: str, why: str, now_wall_s: float) ->
     return note(raised, ESCALATED, f"{incident.severity} -> {severity}: {why}", now_wall_s)
 
 
-def _tell(finding: Finding) -> dict[str, Any]:
-    """What an incident takes over from its finding. A number that is none is not known, and left out."""
+def _copy_fields(finding: Finding) -> dict[str, Any]:
+    """Return the fields that an incident copies from its finding. Numbers that are not finite count as unknown."""
     return {
         "kind": finding.kind,
         "subject": finding.subject,
@@ -286,7 +286,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _describe_difference(before: Incident, after: Incident) -> str:
-    """What people are told when it changes; empty when only numbers have."""
+    """Describe what changed, for users; empty when only numbers have."""
     pairs = (
         ("", before.subject, after.subject),
         ("cause ", before.cause, after.cause),

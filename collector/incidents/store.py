@@ -1,7 +1,7 @@
-"""Incidents in the collector's store: they outlive it, and can be read while it runs and when it does not.
+"""Store incidents in the collector's file, where they can be read whether or not the collector runs.
 
-The body of an incident is JSON, as the API gives it: a field more needs no migration. The columns beside it are for
-whoever asks with SQL.
+The body of an incident is JSON, as in the API: an additional field needs no migration. The other columns are for
+queries in SQL.
 """
 
 import sqlite3
@@ -23,7 +23,7 @@ _WRITE: Final = """INSERT INTO incidents (id, run, state, severity, opened_wall_
 
 
 class Stored(NamedTuple):
-    """What a file holds: incidents, oldest first; the last id ever given (0: none); how many rows are no incident."""
+    """Incidents of a file, oldest first; the last id ever given (0: none); how many rows could not be read."""
 
     incidents: tuple[Incident, ...]
     last_id: int
@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 class IncidentStore:
     """The incidents of the file, for the one collector that writes it. Every method raises UnavailableError, with the
-    cure, when the file is not usable; what was committed before stays.
+    cure, when the file is not usable; committed data stays.
     """
 
     def __init__(
@@ -43,29 +43,29 @@ class IncidentStore:
         lost: StoreLoss | None = None,
         now_wall_s: float = 0.0,
     ) -> None:
-        """Open the file, make it if it is not there, and bring it to the latest version. `lost`: see Database."""
+        """Open the file, create it if missing, and migrate it to the latest version. `lost`: see Database."""
         self.database = Database(path, migrations, lost=lost, now_wall_s=now_wall_s)
         self._path = path
         self._connection = self.database.connection
 
     def load(self) -> Stored:
-        """Everything it holds."""
+        """Return all incidents of the file."""
         with explaining(self._path):
             return _load(self._connection)
 
     def write(self, changed: Sequence[Incident], forgotten: Sequence[int]) -> None:
-        """Keep incidents as they are now, and let go of those ids, all or nothing."""
+        """Write these incidents and delete those ids, in one transaction."""
         with explaining(self._path), transaction(self._connection):
             self._connection.executemany(_WRITE, [_to_row(incident) for incident in changed])
             self._connection.executemany("DELETE FROM incidents WHERE id = ?", [(number,) for number in forgotten])
 
     def close(self) -> None:
-        """Let the file go. Twice does no harm."""
+        """Close the file. A second call does nothing."""
         self.database.close()
 
 
 def read_store(path: Path) -> Stored:
-    """What a file holds, whether a collector writes to it or not; nothing is changed. Raises UnavailableError."""
+    """Return the incidents of a file, whether or not a collector writes to it. Raises UnavailableError."""
     with reading(path) as connection:
         return _load(connection)
 

@@ -1,8 +1,8 @@
-"""When the numbered messages of a peer are acknowledged. Pure: the time is an argument.
+"""Decide when the numbered messages of a peer are acknowledged. Pure: the time is an argument.
 
-An acknowledgement says "everything up to this number", so one does for many. One for each would cost the collector half
-as much as the report itself, and wake the agent in the midst of training once more a second. So a peer gets one for
-every REPORTS_MAX messages, or when the oldest of them has waited for AGE_INTERVALS of its reports or AGE_NS_MAX.
+An acknowledgement covers every message up to its number. One for each report would cost the collector half as much as
+the report itself, and wake the agent amid training once more a second. So a peer gets one for every REPORTS_MAX
+messages, or when the oldest of them has waited for AGE_INTERVALS of its reports or AGE_NS_MAX.
 """
 
 import heapq
@@ -11,18 +11,16 @@ from typing import Final, NamedTuple
 from rankscope.measure.units import NS_PER_MS
 
 REPORTS_MAX: Final = 8
-"""Of the 64 that an agent sends ahead of their acknowledgement, so that a backlog never waits for one."""
+"""Of the 64 messages that an agent sends ahead of their acknowledgement: a backlog never waits for one."""
 
 AGE_INTERVALS: Final = 8
 AGE_NS_MAX: Final = 8_000 * NS_PER_MS
-"""An agent asks where the collector stands after 10 s without an acknowledgement. At a report a second this is one for
-eight reports, and 2 s are left for the way."""
+"""An agent sends a Hello again after 10 s without an acknowledgement. At a report a second this is one acknowledgement
+for eight reports, and 2 s are left for its delivery."""
 
 
 class _Waiting(NamedTuple):
-    """What a peer's next acknowledgement is to say: the number up to which, of how many messages, and when at the
-    latest.
-    """
+    """The next acknowledgement of a peer: up to which number, for how many messages, and when at the latest."""
 
     through: int
     messages: int
@@ -30,23 +28,24 @@ class _Waiting(NamedTuple):
 
 
 class Acknowledgements:
-    """What is to be acknowledged to whom. `wake_ns` is when `pop_due` has something without another `note`."""
+    """Pending acknowledgements by peer. At `wake_ns`, `pop_due` returns something even without another `note`."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, _Waiting] = {}
         self._ages: list[tuple[int, bytes]] = []
-        """When each peer's is due at the latest, a heap. Of one that was acknowledged before, the entry stays until its
-        time has come, and says nothing then.
+        """Heap of the latest time for each peer. The entry of one acknowledged earlier stays until then, without
+        effect.
         """
         self._now: dict[bytes, int] = {}
 
     def note(self, peer: bytes, through: int, now_ns: int, *, interval_ns: int) -> None:
-        """One more message of that peer has been taken in, or was known: all up to `through` are. It makes one each
-        `interval_ns`; 0 acknowledges them at once.
+        """Note one more processed message or duplicate of a peer: all up to `through` are processed.
+
+        The peer sends a report each `interval_ns`; 0 acknowledges at once.
         """
         waiting = self._waiting.get(peer)
         messages = 1 if waiting is None else waiting.messages + 1
-        if not interval_ns or messages >= REPORTS_MAX or peer in self._now:  # what goes out anyway says all
+        if not interval_ns or messages >= REPORTS_MAX or peer in self._now:  # one that is sent anyway covers all
             self._waiting.pop(peer, None)
             self._now[peer] = through
         elif waiting is None:
@@ -57,12 +56,12 @@ class Acknowledgements:
             self._waiting[peer] = _Waiting(through, messages, waiting.due_ns)
 
     def forget(self, peer: bytes) -> None:
-        """Acknowledge nothing to this peer until something new of it is noted."""
+        """Acknowledge nothing to this peer until another message of it is noted."""
         self._waiting.pop(peer, None)
         self._now.pop(peer, None)
 
     def pop_due(self, now_ns: int) -> dict[bytes, int]:
-        """By peer the number to acknowledge now."""
+        """Return the numbers to acknowledge now, by peer, and remove them."""
         due, self._now = self._now, {}
         while self._ages and self._ages[0][0] <= now_ns:
             due_ns, peer = heapq.heappop(self._ages)
@@ -73,5 +72,5 @@ class Acknowledgements:
 
     @property
     def wake_ns(self) -> int | None:
-        """When something may be due at the latest; None while nothing waits."""
+        """When an acknowledgement may be due; None while none is pending."""
         return self._ages[0][0] if self._ages else None

@@ -1,9 +1,9 @@
-"""The open connections of a ROUTER, as libzmq's monitor reports them, and the way to end one of them.
+"""Track the open connections of a ROUTER by libzmq's monitor, and close single ones.
 
-libzmq offers no call that ends the connection of one peer. The monitor names the file of each connection that it
-accepts, so this process can shut that file down by the kernel's call; libzmq then sees the end of the stream and
-closes the connection by itself, as if the peer had hung up. The number of a file is used again as soon as it is closed:
-before a shutdown the file must still be the connection that was accepted, by the addresses of both its ends.
+libzmq offers no call that ends the connection of one peer. The monitor reports the file of each accepted connection, so
+this process can shut that file down by the kernel's call; libzmq then sees the end of the stream and closes the
+connection as if the peer had. File numbers are reused as soon as they are closed: before a shutdown the file must still
+be the connection that was accepted, by the addresses of both its ends.
 """
 
 import contextlib
@@ -36,24 +36,24 @@ from rankscope.collector.ingest.refusal_reasons import (
 from rankscope.measure.units import NS_PER_MS
 
 EVENTS_PER_PASS_MAX: Final = 32_768
-"""More than 16,384 ranks that all connect at once cause between two passes."""
+"""More than 16,384 ranks cause between two passes when they all connect at once."""
 
 ENDED_KEPT_MAX: Final = 4096
-"""Connections that are remembered after their end, for the messages that they left unread."""
+"""Ended connections that are remembered, for their messages that are still unread."""
 
 NO_FILE: Final = -1
 
 FRAMES_PER_PASS_MAX: Final = 512
 BYTES_PER_PASS_MAX: Final = 32 * 1024 * 1024
-"""Most messages, and bytes, of one connection in one pass. An agent has at most 64 messages on their way, and a pass
-takes 2,048 of all connections."""
+"""Most messages, and bytes, of one connection in one pass. An agent has at most 64 unacknowledged messages, and a pass
+reads 2,048 of all connections."""
 
 READS_UNTIL_NOTICED_MAX: Final = 128
-"""libzmq notices within 100 reads (inbound_poll_rate) which connections have messages again, and then reads one of each
-in turn: after so many and one for each connection each that had a message has had its turn."""
+"""libzmq notices within 100 reads (inbound_poll_rate) which connections have messages again, and then reads one message
+of each: after this many reads and one for each connection, every connection with a message has been read."""
 
 REFUSED_FRAMES_MAX: Final = 64
-"""Frames of one connection that are no message. An agent of another release sends a few, and then gives up."""
+"""Invalid frames of one connection. An agent of another release sends a few, and then gives up."""
 
 _ENDPOINT: Final = "inproc://rankscope-connections"
 _EVENT: Final = struct.Struct("=HI")
@@ -64,7 +64,7 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
-"""Not a key that is not allowed: zap.py, which says so, knows whose it is."""
+"""Without keys that are not allowed: zap.py reports those, with the key."""
 
 
 class Connection:
@@ -78,34 +78,34 @@ class Connection:
     def __init__(self, file: int, since_ns: int, first_number: int = 0) -> None:
         self.file = file
         self.first_number = first_number
-        """The lowest number that it may be given; messages of a lower one are of a connection before it."""
+        """The lowest number that it can have; messages with a lower one belong to an earlier connection."""
         self.number = 0
-        """That of its messages, 0 before the first one."""
+        """The number of its messages, 0 before the first one."""
         self.since_ns = since_ns
         self.own_address, self.address = _find_addresses(file)
         self.name = b""
         self.cut_reason = ""
-        """Why it was cut off, empty while it was not: what still comes of it is to be dropped."""
+        """Why it was closed, empty while it was not: messages that still arrive from it are to be dropped."""
         self.frames_refused = 0
         self.held = HeldBytes()
         self._pass = self._frames_in_pass = self._bytes_in_pass = 0
 
     def spend(self, number: int, size_bytes: int) -> bool:
-        """Note a message of so many bytes in the pass of that number; return whether it is within the budget."""
+        """Count a message in the pass of that number; return whether the connection is within its budget."""
         if number != self._pass:
             self._pass, self._frames_in_pass, self._bytes_in_pass = number, 0, 0
         self._frames_in_pass += 1
         self._bytes_in_pass += size_bytes
-        self.held.take(size_bytes)
+        self.held.note_message(size_bytes)
         return self._frames_in_pass <= FRAMES_PER_PASS_MAX and self._bytes_in_pass <= BYTES_PER_PASS_MAX
 
 
 class Connections:
-    """Follows the connections of `router`; make it before that is bound.
+    """The open connections of `router`. Create it before the router is bound.
 
-    `refused` is called for each connection that was not let in, or was cut off because it sent no message within
-    `speak_within_ns` or holds too much here (held_bytes.py). At most `connections_max` are kept: for a newcomer beyond
-    that the one that has been silent for longest is cut off, or else the newcomer.
+    `refused` is called for each connection that was refused, or closed because it sent no message within
+    `first_message_within_ns` or holds too much memory here (held_bytes.py). At most `connections_max` are kept: a new
+    one beyond that closes the one that has sent no message for longest, or else is closed itself.
     """
 
     def __init__(
@@ -115,29 +115,29 @@ class Connections:
         refused: Refuse,
         *,
         has_keys: bool,
-        speak_within_ns: int,
+        first_message_within_ns: int,
         connections_max: int,
     ) -> None:
         self._router = router
         self._refused = refused
         self._mismatch = NO_KEYS if has_keys else UNEXPECTED_KEYS
-        self._speak_within_ns = speak_within_ns
+        self._first_message_within_ns = first_message_within_ns
         self._connections_max = connections_max
         self._by_file: dict[int, Connection] = {}
         self._silent: dict[int, Connection] = {}
-        """Those that have sent no message yet, the oldest first."""
+        """Connections that have sent no message yet, the oldest first."""
         self._by_name: dict[bytes, Connection] = {}
         self._by_number: dict[int, Connection] = {}
-        """Those of which a message was received, ended ones included."""
+        """Connections with a received message, ended ones included."""
         self._ended: deque[int] = deque()
         self._last_number = 0
         self._measure_ns = 0
         self._read_since = 0
-        """Messages since the last measurement of what is held."""
+        """Messages since held bytes were last measured."""
         self._has_holder = False
-        """Whether anybody held more than HELD_BYTES_FREE when it was measured last."""
+        """Whether any connection held more than HELD_BYTES_FREE at the last measurement."""
         self._was_empty = False
-        """Whether there was no message left to be read at some moment since then."""
+        """Whether there was a time since then without unread messages."""
         self._failure = ""
         self.socket = context.socket(zmq.PAIR)
         # Without a limit: at one, libzmq's thread would wait for this one, which may be waiting for it.
@@ -147,15 +147,15 @@ class Connections:
         self.socket.connect(_ENDPOINT)
 
     def __len__(self) -> int:
-        """How many are open, those in their handshake included."""
+        """Return how many are open, those in their handshake included."""
         return len(self._by_file)
 
     def follow(self, now_ns: int) -> None:
-        """Take in what the monitor has reported, and cut off who has been silent for too long."""
+        """Process the events of the monitor, and close connections that are silent for too long or hold too much."""
         self._read_events(now_ns)
         while self._silent:
             oldest = next(iter(self._silent.values()))
-            if now_ns - oldest.since_ns < self._speak_within_ns:
+            if now_ns - oldest.since_ns < self._first_message_within_ns:
                 break
             self.cut(oldest, SILENT)
         has_read_all = self._was_empty or self._read_since > len(self._by_file) + READS_UNTIL_NOTICED_MAX
@@ -165,31 +165,31 @@ class Connections:
             self._bound_held()
 
     def limit_wait_ms(self, timeout_ms: int) -> int:
-        """Return how long to wait for messages at most: while somebody holds much it is measured again soon."""
+        """Return how long to wait for messages at most: a connection that holds much is measured again soon."""
         return min(timeout_ms, MEASURE_NS_MIN // NS_PER_MS) if self._has_holder else timeout_ms
 
     def note_empty(self) -> None:
-        """Note that there is no message left to be read at this moment."""
+        """Note that there is no unread message now."""
         self._was_empty = True
 
-    def number_newcomer(self, now_ns: int) -> int:
-        """Return the number of a connection in its handshake, which libzmq attaches to each of its messages.
+    def number_connection(self, now_ns: int) -> int:
+        """Return a number for a connection in its handshake, which libzmq attaches to each of its messages.
 
-        What a connection left unread still comes after its end, with the number of its file, which the next connection
-        may have by then. This number tells them apart: it is given when it is known that the connection was accepted,
-        and a lower one was given to somebody before that.
+        Unread messages of a connection still arrive after its end, with the number of its file, which the next
+        connection may have by then. This number tells them apart: it is given after the connection was accepted, and
+        lower ones belong to earlier connections.
         """
         self._read_events(now_ns)
         self._last_number += 1
         return self._last_number
 
     def find(self, number: int) -> Connection | None:
-        """Return the connection of a message that has been read, by its number; None before `meet`."""
+        """Return the connection of a message that has been read, by its number; None before `register`."""
         self._read_since += 1
         return self._by_number.get(number)
 
-    def meet(self, number: int, file: int, now_ns: int) -> Connection:
-        """Return the connection of a first message; one with neither file nor address if it has ended."""
+    def register(self, number: int, file: int, now_ns: int) -> Connection:
+        """Return the connection of its first message; one without file and address if it has ended."""
         connection = self._by_file.get(file)
         if connection is None or connection.number or number < connection.first_number:
             connection = Connection(NO_FILE, now_ns)
@@ -206,18 +206,18 @@ class Connections:
                 event, value = _EVENT.unpack(self.socket.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 break
-            self._take(event, value, now_ns)
+            self._handle_event(event, value, now_ns)
             has_accept_failed = has_accept_failed or event == zmq.EVENT_ACCEPT_FAILED
-        if has_accept_failed:  # libzmq tries again at once and reports each time: it is one refusal
+        if has_accept_failed:  # libzmq tries again at once and reports each try: count one refusal
             self._refused(OPEN_FILES, "", "")
 
     def cut(self, connection: Connection, reason: str, key: str = "") -> None:
-        """End a connection; what it has sent before may still come. One that has ended leaves nothing but that."""
+        """Close a connection; messages that it sent before may still arrive."""
         if connection.cut_reason:
             return
         connection.cut_reason = reason
         self._silent.pop(connection.file, None)
-        if reason != REPLACED:  # by its own peer: nobody was refused
+        if reason != REPLACED:  # by its own peer: no refusal
             self._refused(reason, connection.address, key)
         if self._by_file.get(connection.file) is not connection:
             return
@@ -226,11 +226,11 @@ class Connections:
                 found.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop following; call it before the ROUTER is closed."""
+        """Stop monitoring; call it before the ROUTER is closed."""
         self._router.disable_monitor()
         self.socket.close(linger=0)
 
-    def _take(self, event: int, value: int, now_ns: int) -> None:
+    def _handle_event(self, event: int, value: int, now_ns: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._accept(Connection(value, now_ns, self._last_number + 1))
         elif event == zmq.EVENT_DISCONNECTED:
@@ -248,14 +248,15 @@ class Connections:
     def note_name(self, connection: Connection, name: bytes) -> None:
         """Note the routing id of a message: a connection has one from its first message on.
 
-        libzmq lets a newcomer have the routing id of an open connection, as a peer needs that comes back before its old
-        connection is known to be broken. The old one is of no use after that: it is ended, so that its peer, if it is
-        still there, connects anew at once. What a newcomer with another client key says counts for nobody else
+        libzmq lets a new connection take over the routing id of an open one, as a peer needs that reconnects before its
+        old connection is known to be broken. The old one is useless after that: it is closed, so that its peer, if it
+        still exists, reconnects at once. Messages under the routing id with another client key are refused
         (admission.py).
         """
         if connection.name == name or self._by_file.get(connection.file) is not connection:
             return
-        # A name with a zero byte in front is libzmq's own: it has renamed this one, for a newcomer of that name.
+        # Names that begin with a zero byte are libzmq's own: it has renamed this one, for a new connection of that
+        # name.
         if connection.name[:1] not in {b"", b"\0"} and name[:1] == b"\0":
             self.cut(connection, REPLACED)
             return
@@ -266,7 +267,7 @@ class Connections:
             self.cut(before, REPLACED)
 
     def _bound_held(self) -> None:
-        """Cut off who holds most, while all together hold too much."""
+        """Close the connections that hold most, while all together hold too much."""
         measured = [(one.held.measure(one.file), one) for one in self._by_file.values() if not one.cut_reason]
         self._has_holder = any(one.held.now_bytes > HELD_BYTES_FREE for _, one in measured)
         holders = [(held, one) for held, one in measured if held > HELD_BYTES_FREE]
@@ -285,14 +286,14 @@ class Connections:
         if connection is not None and self._by_name.get(connection.name) is connection:
             del self._by_name[connection.name]
         reason = self._failure
-        if not reason and connection is not None and not self._may_be_let_in(connection):
-            reason = BROKEN_HANDSHAKE  # libzmq says nothing of bytes that do not begin a greeting of its protocol
+        if not reason and connection is not None and not self._may_be_admitted(connection):
+            reason = BROKEN_HANDSHAKE  # libzmq reports nothing for bytes that are no greeting of its protocol
         if reason and (connection is None or not connection.cut_reason):
             self._refused(reason, "" if connection is None else connection.address, "")
         self._failure = ""
 
-    def _may_be_let_in(self, connection: Connection) -> bool:
-        """Return whether any number was given since a connection was accepted: then that one may have it."""
+    def _may_be_admitted(self, connection: Connection) -> bool:
+        """Return whether a number was given since the connection was accepted, which may be its own."""
         return connection.number > 0 or self._last_number >= connection.first_number
 
     def _note_ended(self, number: int) -> None:
@@ -310,7 +311,7 @@ class Connections:
 
 @contextlib.contextmanager
 def _borrow(file: int) -> Iterator[socket.socket]:
-    """Have a file of libzmq's as a socket meanwhile. It is not duplicated: there may be no other file left."""
+    """Use a file of libzmq as a socket in this context. It is not duplicated: there may be no other file left."""
     found = socket.socket(fileno=file)
     try:
         yield found

@@ -1,4 +1,4 @@
-"""The keys of the collector's side, and whom they let in."""
+"""Hold the collector's own keys, and read the folder of client keys that may connect."""
 
 import logging
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from rankscope.measure.key_files import KeyPair, read_public_key
 from rankscope.measure.units import NS_PER_S
 
 
-def is_nobody(_key: str) -> bool:
-    """Whether a key is a relay's, where there are no relays."""
+def is_no_relay(_key: str) -> bool:
+    """Return False: no key is that of a relay."""
     return False
 
 
 class CurveServer(NamedTuple):
-    """The collector's own pair of keys, whether a client's public key may connect, and whether it is a relay's, which
-    may speak for many ranks.
+    """The collector's own pair of keys, whether a client's public key may connect, and whether it is that of a relay,
+    which may send the messages of many ranks.
     """
 
     pair: KeyPair
     is_allowed: Callable[[str], bool]
-    may_relay: Callable[[str], bool] = is_nobody
+    may_relay: Callable[[str], bool] = is_no_relay
 
     def make_relays(self) -> Relays:
-        """The relays that these keys let in."""
+        """Return the relays of a collector with these keys."""
         return Relays(has_keys=True, may_relay=self.may_relay, is_allowed=self.is_allowed)
 
 
@@ -36,16 +36,16 @@ LOG = logging.getLogger("rankscope.collector")
 
 SETTING: Final = "allowed_keys"
 READ_AGAIN_NS: Final = NS_PER_S
-"""A storm of connections reads the folder once a second, and a key that was added is taken within one."""
+"""However many connections there are, the folder is read once a second; an added key is allowed within one."""
 KEYS_MAX: Final = 10_000
-"""Files that are looked at. Reading so many takes 0.3 s; a hundred, 3 ms."""
+"""Most files in the folder: reading them takes 0.3 s, a hundred 3 ms."""
 
 
 class AllowedKeys:
     """The public keys in the files `*.pub` of a folder, and of its folder of relays where there is one. Raises
-    SettingError when there is none that can be read.
+    SettingError when none can be read.
 
-    A folder that cannot be read later changes nothing: the keys of before stay, and the log says why.
+    When the folder cannot be read later, the previous keys stay allowed and the reason is logged.
     """
 
     def __init__(self, folder: str, clock: Clock) -> None:
@@ -57,13 +57,13 @@ class AllowedKeys:
         self._read_ns = clock.monotonic_ns()
         self._problem = ""
 
-    def holds(self, key: str) -> bool:
-        """Whether a client with this key may connect."""
+    def is_allowed(self, key: str) -> bool:
+        """Return whether a client with this key may connect."""
         self._refresh_when_due()
         return key in self._keys or key in self._relays
 
     def may_relay(self, key: str) -> bool:
-        """Whether a client with this key may send what others have given it."""
+        """Return whether a client with this key may relay the messages of others."""
         self._refresh_when_due()
         return key in self._relays
 
@@ -80,7 +80,7 @@ class AllowedKeys:
         except SettingError as error:
             problem = str(error)
         if problem and problem != self._problem:
-            LOG.error("%s The keys of before stay allowed.", problem)
+            LOG.error("%s Keeping the previous allowed keys.", problem)
         self._problem = problem
 
     def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the process of a rank on this very machine still lives: it may have ended without a word."""
+"""Check whether a process of this machine still runs: a rank may end without any message."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ PROC = Path("/proc")
 
 
 def is_gone(pid: int, proc: Path = PROC) -> bool:
-    """Whether no such process runs any more; one that has ended and waits for its parent to notice is gone too.
+    """Return whether the process no longer runs; a zombie that waits for its parent counts as gone.
 
     Only meaningful for a process of this machine and process namespace.
     """
@@ -18,7 +18,7 @@ def is_gone(pid: int, proc: Path = PROC) -> bool:
 
 
 def _is_known(pid: int) -> bool:
-    """Whether the kernel knows the process. /proc may hide those of other users (its mount option `hidepid`)."""
+    """Return whether the kernel knows the process. /proc may hide those of other users (mount option `hidepid`)."""
     try:
         os.kill(pid, 0)  # signal 0 does nothing
     except PermissionError:

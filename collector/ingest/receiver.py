@@ -1,14 +1,13 @@
-"""The collector's end of the wire: messages of a ZeroMQ ROUTER (router.py) are decoded here, and answers encoded, in
-one thread at a time.
+"""Decode the messages of a ZeroMQ ROUTER (router.py) and encode the answers, in one thread at a time.
 
-Whatever arrives, `poll` raises nothing: what is not a message is counted by reason, and so is a connection that is not
-let in. What cannot be sent is counted too: an agent that lacks an answer asks again by itself.
+Whatever arrives, `poll` raises nothing: invalid frames and refused connections are counted by reason. Answers that
+cannot be sent are counted too: an agent that misses an answer asks again by itself.
 
-With keys (curve.py) everything is encrypted, only clients whose key is allowed get in, and each message comes with the
-key of its sender.
+With keys (curve.py) everything is encrypted, only clients whose key is allowed may connect, and each message comes with
+the key of its sender.
 
-Frames that come through a relay (relays.py) are unpacked here, and answers to them packed: whoever takes the messages
-sees one peer for each rank. Answers to them go out with the next `poll`, together.
+Frames of a relay (relays.py) are unpacked here, and answers to them packed, so that each rank is a peer of its own. The
+answers are sent together with the next `poll`.
 """
 
 import resource
@@ -24,7 +23,7 @@ from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.ingest.refusal_log import Refusal
 from rankscope.collector.ingest.refusal_reasons import FORGED_ADDRESS, OVER_BUDGET, TOO_MANY_REFUSED
 from rankscope.collector.ingest.relays import Relays, split_address
-from rankscope.collector.ingest.router import UNROUTABLE, Heard, Ready, Router
+from rankscope.collector.ingest.router import UNROUTABLE, Ready, RoutedMessage, Router
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
 from rankscope.measure.errors import DecodeError, DecodeReason, SettingError
@@ -32,22 +31,22 @@ from rankscope.measure.messages import HelloWanted, Message, Refused, Relayed, R
 from rankscope.measure.settings import find_endpoint_problem
 
 HANDSHAKE_MS: Final = 30_000
-"""A connection that has not said who it is by then is closed. Of 16,384 encrypted connections at once the last ones
-take more than 10 s where ranks share the cores."""
+"""Longest handshake: of 16,384 encrypted connections at once the last ones take more than 10 s where ranks share the
+cores."""
 
 FILES_KEPT_RATIO: Final = 0.5
 FILES_KEPT_MAX: Final = 128
-"""Open files that are no connections of peers: so much of the limit, at most so many. Some 40 are the collector's own;
-the others are for who reads pages, and for connections that libzmq has accepted and that are to be cut off again."""
+"""Open files that are no connections of peers: a share of the limit, and a maximum. About 40 are the collector's own;
+the others are for HTTP clients, and for connections that libzmq has accepted and that are to be closed."""
 
 REFUSALS_KEPT_MAX: Final = 256
-"""Refusals of one pass that are handed on to the log; all of them are counted."""
+"""Refusals of one pass that are logged; all of them are counted."""
 
 _PROTOCOL_REASONS: Final = frozenset({DecodeReason.PROTOCOL_TOO_OLD, DecodeReason.PROTOCOL_TOO_NEW})
 
 
 def raise_open_files_limit() -> int:
-    """Raise this process's limit of open files to the most it may have, and return that.
+    """Raise this process's limit of open files to the maximum, and return that.
 
     Every connected rank is one open file, and the usual soft limit is 1,024.
     """
@@ -57,9 +56,8 @@ def raise_open_files_limit() -> int:
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A message, its sender's routing id (behind a relay: its address there), and the client key of its connection,
-    empty where there are no keys. `frame` is the message as it came, `age_ns` how long a relay has had it, `address`
-    that of the connection.
+    """A message with its sender: routing id (behind a relay: its address there) and client key, empty without keys.
+    `frame` is the encoded message, `age_ns` how long a relay has had it, `address` that of the connection.
     """
 
     peer: bytes
@@ -71,14 +69,14 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receiver:
-    """Listens at `endpoint`, `tcp://HOST:PORT` or `ipc:///PATH`; the port 0 or `*` takes a free one, the host `*` every
-    address.
+    """The receiving end of all agents and relays. Listens at `endpoint`, `tcp://HOST:PORT` or `ipc:///PATH`; port 0 or
+    `*` is any free one, host `*` every address.
 
-    A frame above `message_bytes_max` is refused; the sender of one twice as large is cut off before it is read. `curve`
-    has the keys; None takes everybody in, unencrypted. `relays` are those it may have; None: a relay is a peer like
-    others. With a `poller` the caller polls, and hands what is ready to `take`.
+    A frame above `message_bytes_max` is refused; the sender of one twice as large is disconnected before it is read.
+    `curve` has the keys; None accepts every client, unencrypted. `relays` unpacks the messages of relays; None: a relay
+    is a peer like others. With a `poller` the caller polls, and passes what is ready to `receive`.
 
-    Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be listened at.
+    Raises SettingError for an endpoint that is no address, UnavailableError when it cannot be bound.
     """
 
     def __init__(
@@ -100,11 +98,11 @@ class Receiver:
         self._pass = 0
         self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.frames_received = 0
-        """Frames that have come in, refused ones included."""
+        """Frames received, refused ones included."""
         self.refused: dict[str, int] = {}
-        """Frames that are no message, by DecodeReason, and those of refusal_reasons.py."""
+        """Refused frames, by DecodeReason or a reason of refusal_reasons.py."""
         self.connections_refused: dict[str, int] = {}
-        """Connections that were not let in, by the reasons of refusal_reasons.py."""
+        """Refused connections, by the reasons of refusal_reasons.py."""
         self.send_failures: dict[str, int] = {}
         """Messages that could not be sent, by reason: the peer is gone (`unroutable`) or does not read (`full`)."""
         self.open_files_max = raise_open_files_limit()
@@ -112,7 +110,7 @@ class Receiver:
         files_kept = min(FILES_KEPT_MAX, int(FILES_KEPT_RATIO * self.open_files_max))
         self._router = Router(
             endpoint,
-            self._note_not_let_in,
+            self._note_refused_connection,
             clock or SystemClock(),
             curve=curve,
             # Twice, so that a frame somewhat too large is counted and its sender stays.
@@ -124,89 +122,92 @@ class Receiver:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, with the real port."""
+        """The address it listens at, with the real port."""
         return self._router.endpoint
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections, including those still authenticating."""
         return self._router.connections
 
     def watch(self, file: int) -> None:
-        """Let `poll` return, too, when this file can be read."""
+        """Make `poll` return also when this file is readable."""
         self._router.watch(file)
 
     def poll(self, timeout_ms: int, batch_max: int) -> list[Received]:
-        """What has come in: at most `batch_max` messages, those refused included.
+        """Return the messages that have arrived, reading at most `batch_max` frames, refused ones included.
 
-        Waits at most `timeout_ms` for the first frame, for somebody who wants to connect or for a watched file, and for
-        no second one.
+        Waits at most `timeout_ms` for the first frame, a connecting client or a watched file, and for no second one.
         """
         return list(self.receive(self.wait(timeout_ms), batch_max))
 
     def wait(self, timeout_ms: int) -> Ready:
-        """The first half of `poll`: what `take` then finds."""
+        """Send queued answers and return what is ready, for `receive`: the first half of `poll`."""
         self._send_answers()
         return self._router.wait(timeout_ms)
 
     def has_messages(self, ready: Ready) -> bool:
-        """Whether there are messages among what is ready."""
+        """Return whether messages are ready."""
         return self._router.has_messages(ready)
 
     def receive(self, ready: Ready, batch_max: int) -> Iterator[Received]:
-        """The second half of `poll`, also when somebody else has polled: each is read when it is asked for. A relay's
-        batch is taken as a whole, and each message in it counts: the backlog of a relay is more than one pass, in which
-        it would be over its budget.
+        """Iterate over messages, each read from the socket on demand: the second half of `poll`, also for a caller
+        that polls itself. A relay's batch is received as a whole, and each message in it counts towards `batch_max`:
+        otherwise the backlog of a relay would exceed its budget of one pass.
         """
         if not self._router.begin_pass(ready):
             return
         self._pass += 1
-        taken = 0
-        while taken < batch_max:
-            heard = self._router.receive()
-            if heard is None:
+        count = 0
+        while count < batch_max:
+            routed = self._router.receive()
+            if routed is None:
                 return
-            taken += 1
+            count += 1
             self.frames_received += 1
-            message = self._decode(heard)
+            message = self._decode(routed)
             if self._relays is not None and isinstance(message, (RelayHello, Relayed)):
-                for one in self._take_relayed(self._relays, heard, message):
-                    taken += 1
+                for one in self._receive_relayed(self._relays, routed, message):
+                    count += 1
                     yield one
             elif message is not None:
-                yield Received(heard.name, message, heard.key, heard.body, address=heard.connection.address)
+                yield Received(routed.name, message, routed.key, routed.body, address=routed.connection.address)
 
     def drain_refusals(self) -> list[Refusal]:
-        """Return what was refused since the last call, the latest REFUSALS_KEPT_MAX of it."""
+        """Return the refusals since the last call, at most the latest REFUSALS_KEPT_MAX."""
         refusals = list(self._refusals)
         self._refusals.clear()
         return refusals
 
     def send(self, peer: bytes, message: Message) -> None:
-        """Send a message to a peer that has sent one; counted when it cannot be."""
-        way = None if self._relays is None else split_address(peer)
-        if self._relays is not None and way is not None:
-            self._relays.answer(*way, message)
+        """Send a message to a peer that has sent one; count a failure."""
+        path = None if self._relays is None else split_address(peer)
+        if self._relays is not None and path is not None:
+            self._relays.answer(*path, message)
         else:
             self.send_frame(peer, encode(message))
 
     def send_frame(self, peer: bytes, frame: bytes) -> bool:
-        """Send a whole frame to a peer with a connection of its own; whether that went, counted when not."""
+        """Send an encoded frame to a peer with a connection of its own; return whether that succeeded, count a
+        failure.
+        """
         return self._try_send(peer, frame) is None
 
     def close(self) -> None:
         """Stop listening and drop what has not been read or sent. A second call does nothing."""
         self._router.close()
 
-    def _take_relayed(self, relays: Relays, heard: Heard, message: RelayHello | Relayed) -> Iterator[Received]:
-        relay, address = heard.name, heard.connection.address
+    def _receive_relayed(
+        self, relays: Relays, routed: RoutedMessage, message: RelayHello | Relayed
+    ) -> Iterator[Received]:
+        relay, address = routed.name, routed.connection.address
         if isinstance(message, RelayHello):
-            answer = relays.hello(relay, message, heard.key)
+            answer = relays.hello(relay, message, routed.key)
             if isinstance(answer, Refused):
-                self._refusals.append(Refusal(answer.reason, address, heard.key, relay, text=answer.detail))
+                self._refusals.append(Refusal(answer.reason, address, routed.key, relay, text=answer.detail))
             self.send_frame(relay, encode(answer))
             return
-        found = relays.unpack(relay, message, heard.key)
+        found = relays.unpack(relay, message, routed.key)
         if found is None:
             self.send_frame(relay, encode(HelloWanted()))
             return
@@ -214,7 +215,7 @@ class Receiver:
             self.frames_received += 1
             inner = self._decode_relayed(peer, frame)
             if isinstance(inner, (RelayHello, Relayed)):
-                _count(self.refused, DecodeReason.BAD_BODY.value)  # no relay stands behind another one
+                _count(self.refused, DecodeReason.BAD_BODY.value)  # a relay behind a relay is not supported
             elif inner is not None:
                 yield Received(peer, inner, rank_key, frame, age_ns, address)
 
@@ -231,59 +232,59 @@ class Receiver:
                 self._relays.forget(relay)
 
     def _try_send(self, peer: bytes, frame: bytes) -> str | None:
-        """Why a frame could not be sent, after that was counted; None: it was."""
+        """Send a frame; return None, or the reason of the failure, which is counted."""
         reason = self._router.send(peer, frame)
         if reason is not None:
             _count(self.send_failures, reason)
         return reason
 
-    def _decode(self, heard: Heard) -> Message | None:
-        if not heard.connection.spend(self._pass, heard.size_bytes):
-            self._router.cut(heard, OVER_BUDGET)
-        reason = heard.connection.cut_reason or (FORGED_ADDRESS if self._is_forged(heard.name) else "")
+    def _decode(self, routed: RoutedMessage) -> Message | None:
+        if not routed.connection.spend(self._pass, routed.size_bytes):
+            self._router.cut(routed, OVER_BUDGET)
+        reason = routed.connection.cut_reason or (FORGED_ADDRESS if self._is_forged(routed.name) else "")
         if reason:
-            self._refuse(heard, reason)
+            self._refuse(routed, reason)
             return None
         try:
-            return self._decode_frame(heard.name, self._find_frame(heard))
+            return self._decode_frame(routed.name, self._find_frame(routed))
         except DecodeError as error:
-            self._refuse(heard, error.reason.value)
+            self._refuse(routed, error.reason.value)
             return None
 
-    def _refuse(self, heard: Heard, reason: str) -> None:
-        """Count a frame that is not taken; who sends many such is cut off."""
+    def _refuse(self, routed: RoutedMessage, reason: str) -> None:
+        """Count and log a refused frame; close a connection that sends many."""
         _count(self.refused, reason)
-        if heard.connection.cut_reason:
+        if routed.connection.cut_reason:
             return
-        self._refusals.append(Refusal(reason, heard.connection.address, heard.key, heard.name))
-        heard.connection.frames_refused += 1
-        if heard.connection.frames_refused > REFUSED_FRAMES_MAX:
-            self._router.cut(heard, TOO_MANY_REFUSED)
+        self._refusals.append(Refusal(reason, routed.connection.address, routed.key, routed.name))
+        routed.connection.frames_refused += 1
+        if routed.connection.frames_refused > REFUSED_FRAMES_MAX:
+            self._router.cut(routed, TOO_MANY_REFUSED)
 
     def _decode_frame(self, peer: bytes, frame: bytes) -> Message:
         try:
             return decode(frame)
         except DecodeError as error:
             if error.reason in _PROTOCOL_REASONS:
-                # "This side" in the decoder's words is the collector, hence the quotation.
+                # "This side" in the text of the error is the collector, hence the quotation.
                 self.send(peer, Refused(reason=error.reason.value, detail=f"the collector answers: {error}"))
             raise
 
     def _is_forged(self, peer: bytes) -> bool:
-        """Return whether a peer has given itself the address of a rank behind a relay. libzmq lets nobody do so, but
-        who speaks its protocol by other means could, and what is answered to him would go to that rank.
+        """Return whether a peer uses the address of a rank behind a relay as its routing id. libzmq prevents this, but
+        another implementation of its protocol could do it, and answers to it would go to that rank.
         """
         return split_address(peer) is not None
 
-    def _find_frame(self, heard: Heard) -> bytes:
-        if heard.parts != 1:
-            raise DecodeError(DecodeReason.BAD_BODY, f"{heard.parts} parts; a frame is one")
-        if len(heard.body) > self._message_bytes_max:
-            detail = f"{len(heard.body)} bytes, the limit is {self._message_bytes_max}"
+    def _find_frame(self, routed: RoutedMessage) -> bytes:
+        if routed.parts != 1:
+            raise DecodeError(DecodeReason.BAD_BODY, f"{routed.parts} parts; a frame is one")
+        if len(routed.body) > self._message_bytes_max:
+            detail = f"{len(routed.body)} bytes, the limit is {self._message_bytes_max}"
             raise DecodeError(DecodeReason.TOO_LARGE, detail)
-        return heard.body
+        return routed.body
 
-    def _note_not_let_in(self, reason: str, address: str, key: str) -> None:
+    def _note_refused_connection(self, reason: str, address: str, key: str) -> None:
         _count(self.connections_refused, reason)
         self._refusals.append(Refusal(reason, address, key))
 

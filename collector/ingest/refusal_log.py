@@ -1,8 +1,8 @@
-"""What is refused, in the log, with the peer's address, its key and its run as far as they are known.
+"""Log refused peers and frames, with the address, key and run as far as they are known.
 
-A peer that is refused may try again for ever, a hundred thousand of them at once; a line for each would fill the disk.
-So each reason is logged at most once a minute for each run, with how many there were meanwhile, and at most
-LINES_MAX times a minute: a stranger may make up runs. How often in all is in the metrics.
+A refused peer may try again for ever, a hundred thousand of them at once; a line for each would fill the disk. So each
+reason is logged at most once a minute for each run, with the number of refusals since, and at most LINES_MAX times a
+minute, since a stranger may make up runs. Metrics have the total counts.
 """
 
 import logging
@@ -16,10 +16,10 @@ from rankscope.measure.units import NS_PER_S
 
 LOG = logging.getLogger("rankscope.collector")
 
-SAY_AGAIN_NS: Final = 60 * NS_PER_S
+LOG_AGAIN_NS: Final = 60 * NS_PER_S
 LINES_MAX: Final = 8
 SUBJECTS_MAX: Final = 1024
-"""Reasons and runs that are remembered. Beyond, the oldest is forgotten."""
+"""Reasons and runs that are remembered; beyond, the oldest is forgotten."""
 
 MEANINGS: Final[Mapping[str, str]] = {
     reasons.NO_KEYS: "an agent without keys; give the agent key_file and collector_key_file",
@@ -39,7 +39,7 @@ MEANINGS: Final[Mapping[str, str]] = {
 
 
 class Refusal(NamedTuple):
-    """A connection, a frame or a Hello that was refused. Empty is what is not known: behind a relay the address is the
+    """A connection, a frame or a Hello that was refused. Unknown fields are empty; behind a relay the address is the
     relay's.
     """
 
@@ -52,21 +52,21 @@ class Refusal(NamedTuple):
 
 
 class RefusalLog:
-    """Writes what is refused to the log of the collector."""
+    """Writes refusals to the log of the collector, limited in rate."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._logged_ns: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._unlogged: dict[tuple[str, str], int] = {}
         self._lines: dict[str, tuple[int, int]] = {}
-        """By reason when its minute began, and its lines since."""
+        """By reason: when its minute began, and its lines since."""
 
     def note(self, refusal: Refusal) -> None:
         """Log a refusal, unless one for its reason in its run was logged within the last minute."""
         subject = (refusal.reason, refusal.run)
         now_ns = self._clock.monotonic_ns()
         logged_ns = self._logged_ns.get(subject)
-        if (logged_ns is not None and now_ns - logged_ns < SAY_AGAIN_NS) or not self._has_line(refusal.reason, now_ns):
+        if (logged_ns is not None and now_ns - logged_ns < LOG_AGAIN_NS) or not self._has_line(refusal.reason, now_ns):
             if logged_ns is not None:
                 self._unlogged[subject] = self._unlogged.get(subject, 0) + 1
             return
@@ -78,9 +78,9 @@ class RefusalLog:
         LOG.warning("refused (%s): %s%s", refusal.reason, _describe(refusal), self._describe_unlogged(subject))
 
     def _has_line(self, reason: str, now_ns: int) -> bool:
-        """Return whether a reason may have another line in this minute, which is then taken."""
+        """Return whether a reason may have another line in this minute, and count it."""
         began_ns, lines = self._lines.get(reason, (now_ns, 0))
-        if now_ns - began_ns >= SAY_AGAIN_NS:
+        if now_ns - began_ns >= LOG_AGAIN_NS:
             began_ns, lines = now_ns, 0
         self._lines[reason] = began_ns, lines + (lines < LINES_MAX)
         return lines < LINES_MAX

@@ -1,15 +1,15 @@
-"""Relays: who may be one, what comes through them, and what goes back. No socket, no clock.
+"""Unpack the messages that relays carry for ranks, and pack the answers. No socket, no clock.
 
-A relay carries whole frames of many ranks over its one connection. Each is taken in as if it had come alone, from a
-peer whose name tells the way back: the relay's routing id and the rank's. So an answer always goes the way the question
-came, and nobody who says another's name on another way gets that one's answers.
+A relay carries whole frames of many ranks over its one connection. Each is processed as if it had come alone, from a
+peer whose address is made of the relay's routing id and the rank's. So an answer always takes the way of its question,
+and a peer that uses another's name on another connection gets none of its answers.
 
-Where the wire has keys, only a key that is marked as a relay's may send such batches. A relay says with which key each
-of its ranks has connected to it, and that key must be allowed here too; a rank that has connected to its relay without
-one has the relay's. Everything that admission asks of keys it asks of these.
+Where connections are encrypted, only a key that is marked as a relay's may send such batches. A relay names the key
+with which each of its ranks has connected to it, and that key must be allowed here too; a rank that has connected to
+its relay without one counts as having the relay's. Admission uses these keys like those of direct connections.
 
-What a relay has dropped or refused it says itself, counted since it started. The sums over all relays never decrease:
-they are made of what each has said more than before.
+Relays report what they have dropped or refused, counted since they started. The sums over all relays never decrease:
+they add up the growth of each relay's counts.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +30,12 @@ from rankscope.measure.messages import (
 )
 
 RELAYS_MAX: Final = 16_384
-"""Relays known at a time; beyond, the one that has been known longest has to say Hello again. At 8 ranks a node twice
-what one collector is meant to hold."""
+"""Relays known at a time; beyond, the one known for longest has to send a Hello again. At 8 ranks a node this is
+twice what one collector is meant to hold."""
 
 NAME_BYTES_MIN: Final = 8
-"""A relay's routing id has at least so many bytes. With that no address of a rank behind a relay is as short as the ids
-that libzmq makes itself, which begin with a zero byte too, and have five."""
+"""Shortest routing id of a relay, in bytes: with it no address of a rank behind a relay is as short as the ids that
+libzmq makes itself, which begin with a zero byte too, and have five."""
 
 NO_COLLECTOR: Final = "no_collector"
 PEER_QUOTA: Final = "peer_quota"
@@ -44,10 +44,10 @@ NO_HELLO: Final = "no_hello"
 REPLY_FAILED: Final = "reply_failed"
 UNEXPECTED: Final = "unexpected"
 OTHER: Final = "other"
-"""Why a relay drops a frame: its collector is not there, one rank or all of them together have sent more than it keeps,
-or it does not know to which collector it belongs; and an
-answer, when its rank is gone or does not read. It refuses a message that no rank sends as `unexpected`. Whatever a
-later release of it says is `other` here: a peer may not make up labels."""
+"""Why a relay drops a frame: its collector is away, one rank or all of them together have sent more than it keeps, or
+it does not know to which collector the frame belongs; and why it drops an answer: its rank is gone or does not read. It
+refuses a message that no rank sends as `unexpected`. Reasons of a later release count as `other`: a peer may not make
+up labels."""
 
 _KNOWN_REASONS: Final = frozenset(
     {
@@ -71,7 +71,7 @@ _MARK: Final = b"\0"
 
 
 class FromRank(NamedTuple):
-    """A frame of a rank behind a relay. `peer` is the rank's address, `key` the client key that it counts as having."""
+    """A frame of a rank behind a relay: the address of the rank, its client key, and how long the relay has had it."""
 
     peer: bytes
     frame: bytes
@@ -80,7 +80,7 @@ class FromRank(NamedTuple):
 
 
 class RelayTotals(NamedTuple):
-    """All relays together: how many are known, batches taken in, and what they said they have dropped and refused."""
+    """All relays together: how many are known, batches received, and the frames they dropped and refused, by reason."""
 
     relays: int
     batches: int
@@ -89,14 +89,14 @@ class RelayTotals(NamedTuple):
 
 
 def to_address(relay: bytes, peer: bytes) -> bytes:
-    """The name of a rank behind a relay among all peers of this collector. libzmq lets nobody choose a routing id that
-    begins with a zero byte.
+    """Return the address of a rank behind a relay, unique among all peers: no peer can choose a routing id that begins
+    with a zero byte.
     """
     return _MARK + bytes((len(relay),)) + relay + peer
 
 
 def split_address(name: bytes) -> tuple[bytes, bytes] | None:
-    r"""The relay and the rank behind it; None for a peer that has its own connection.
+    r"""Return the relay and the rank behind it; None for a peer with a connection of its own.
 
     >>> split_address(to_address(b"relay-n1", b"boot-one"))
     (b'relay-n1', b'boot-one')
@@ -109,29 +109,29 @@ def split_address(name: bytes) -> tuple[bytes, bytes] | None:
     return name[2:end], name[end:]
 
 
-def is_anybody(_key: str) -> bool:
-    """Whether a key is allowed where there are none: everybody is trusted there."""
+def is_always_allowed(_key: str) -> bool:
+    """Return True: without keys every peer is trusted."""
     return True
 
 
 class Relays:
-    """The relays of one collector. `may_relay` is asked about the key of a relay's connection, `is_allowed` about those
-    of its ranks; `has_keys`: whether the collector's wire has any.
+    """The relays of one collector. `may_relay` decides on the key of a relay's connection, `is_allowed` on those of its
+    ranks; `has_keys`: whether the connections of this collector are encrypted.
     """
 
     def __init__(
         self,
         *,
         has_keys: bool = False,
-        may_relay: Callable[[str], bool] = is_anybody,
-        is_allowed: Callable[[str], bool] = is_anybody,
+        may_relay: Callable[[str], bool] = is_always_allowed,
+        is_allowed: Callable[[str], bool] = is_always_allowed,
         relays_max: int = RELAYS_MAX,
     ) -> None:
         self._has_keys = has_keys
         self._may_relay = may_relay
         self._is_allowed = is_allowed
         self._relays_max = relays_max
-        self._said: dict[bytes, _Said] = {}
+        self._states: dict[bytes, _RelayState] = {}
         self._present: set[bytes] = set()
         self._answers: dict[bytes, list[RelayedFrame]] = {}
         self._batches = 0
@@ -142,11 +142,11 @@ class Relays:
 
     @property
     def totals(self) -> RelayTotals:
-        """The counts of this moment."""
+        """The present counts."""
         return RelayTotals(len(self._present), self._batches, dict(self._dropped), dict(self._refused_there))
 
     def hello(self, relay: bytes, hello: RelayHello, key: str) -> Welcome | Refused:
-        """A relay introduces itself, for the first time or again."""
+        """Admit a relay, for the first time or again."""
         if len(relay) < NAME_BYTES_MIN or not self._may_relay(key):
             _add(self.refused, RELAY_NOT_ALLOWED, 1)
             detail = (
@@ -154,22 +154,22 @@ class Relays:
                 "`relays` in allowed_keys of the collector; `rankscope keys FOLDER --relay NAME` does so."
             )
             return Refused(reason=RELAY_NOT_ALLOWED, detail=detail)
-        before = self._said.pop(relay, None)
-        while len(self._said) >= self._relays_max:
-            self._evict(next(iter(self._said)))
-        # One that was started anew counts from 0 again.
-        is_same_life = before is not None and before.boot_id == hello.boot_id
-        self._said[relay] = before if before is not None and is_same_life else _Said(hello.boot_id)
+        before = self._states.pop(relay, None)
+        while len(self._states) >= self._relays_max:
+            self._evict(next(iter(self._states)))
+        # A restarted relay counts from 0 again.
+        is_same_process = before is not None and before.boot_id == hello.boot_id
+        self._states[relay] = before if before is not None and is_same_process else _RelayState(hello.boot_id)
         self._present.add(relay)
         return Welcome(admitted_through=0)
 
     def unpack(self, relay: bytes, batch: Relayed, key: str) -> list[FromRank] | None:
-        """The frames of a batch that may be looked at; None: who sent it has to say Hello as a relay first."""
+        """Return the frames of a batch that are allowed; None if the sender has to send a RelayHello first."""
         if relay not in self._present or not self._may_relay(key):
             return None
         self._batches += 1
         if batch.counts is not None:
-            self._take_counts(relay, batch.counts)
+            self._add_counts(relay, batch.counts)
         found = []
         for one in batch.frames:
             rank_key = (one.key or key) if self._has_keys else ""
@@ -180,11 +180,11 @@ class Relays:
         return found
 
     def answer(self, relay: bytes, peer: bytes, message: Message) -> None:
-        """Keep an answer for a rank behind a relay until `drain_answers`."""
+        """Queue an answer for a rank behind a relay until `drain_answers`."""
         self._answers.setdefault(relay, []).append(RelayedFrame(peer, encode(message)))
 
     def drain_answers(self) -> list[tuple[bytes, Relayed]]:
-        """Everything that is to go back, in batches, with the relay that each is for."""
+        """Return all queued answers in batches, each with its relay."""
         answers, self._answers = self._answers, {}
         return [
             (relay, Relayed(frames=tuple(frames[at : at + RELAYED_MAX])))
@@ -193,22 +193,22 @@ class Relays:
         ]
 
     def forget(self, relay: bytes) -> None:
-        """It cannot be reached. When it comes back it says Hello again; what it has said of itself is remembered."""
+        """Note that a relay cannot be reached. It sends a Hello when it is back; its counts stay known."""
         self._present.discard(relay)
 
     def _evict(self, relay: bytes) -> None:
-        del self._said[relay]
+        del self._states[relay]
         self._present.discard(relay)
 
-    def _take_counts(self, relay: bytes, counts: RelayCounts) -> None:
-        said = self._said[relay]
-        before, said.counts = said.counts, counts
+    def _add_counts(self, relay: bytes, counts: RelayCounts) -> None:
+        state = self._states[relay]
+        before, state.counts = state.counts, counts
         _add_growth(self._dropped, counts.dropped, before.dropped)
         _add_growth(self._refused_there, counts.refused, before.refused)
 
 
-class _Said:
-    """What one life of a relay has said of itself so far."""
+class _RelayState:
+    """The counts that one relay process has reported so far."""
 
     def __init__(self, boot_id: str) -> None:
         self.boot_id = boot_id

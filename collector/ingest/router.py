@@ -25,33 +25,33 @@ from rankscope.measure.settings import IPC
 from rankscope.measure.units import NS_PER_MS
 
 RECEIVE_HWM: Final = 16
-"""Messages of one peer that libzmq reads ahead. An unread one takes its own size: libzmq's 1,000 of each of 16,384
-ranks would be 16 GB. With no limit libzmq 4.3.5 did not abort (SECURITY.md), but eight flooders that came back at once
-left more unread than this process drops, some 40,000 tiny messages a second: it grew by 0.8 GiB in 10 s."""
+"""Messages of one peer that libzmq reads ahead. An unread one takes its own size: libzmq's default of 1,000 for each of
+16,384 ranks would be 16 GB. Without a limit a few flooding peers fill the memory faster than this process drops their
+messages (SECURITY.md)."""
 
 SEND_HWM: Final = 64
-"""Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some does no harm."""
+"""Answers kept for a peer that does not read them. Acknowledgements are cumulative: losing some is harmless."""
 
 BACKLOG: Final = 4096
-"""Connections that may wait to be accepted. With libzmq's own 100, thousands of 16,384 ranks that start together were
-still unconnected after 20 s. The kernel's net.core.somaxconn caps it."""
+"""Connections that may wait to be accepted; with libzmq's default of 100, thousands of 16,384 ranks that start together
+take more than 20 s to connect. The kernel's net.core.somaxconn caps it."""
 
-SPEAK_WITHIN_MS: Final = 15_000
-"""After its handshake a connection has so long to send its first message. Agents say Hello at once."""
+FIRST_MESSAGE_WITHIN_MS: Final = 15_000
+"""Time for a connection to send its first message after the handshake. Agents send a Hello at once."""
 
 ZERO_COPY_RECV: Final = 10
-"""libzmq's number for an option of its contexts (zmq_ctx_set(3)) that pyzmq has no name for. As it is by itself, a
-message is a piece of the 8 KiB into which its connection was read, and pins all of them until it is taken: 8.2 KiB
-measured for one of 0.9. Off, it is copied out of a buffer that the connection keeps: 0.9 KiB."""
+"""libzmq's number for an option of its contexts (zmq_ctx_set(3)) that pyzmq has no name for. By default a message is a
+piece of the 8 KiB into which its connection was read, and pins all of them until it is received. With the option off it
+is copied out of a buffer of the connection, and takes only its own size."""
 
 UNROUTABLE: Final = "unroutable"
 FULL: Final = "full"
-"""Why something was not sent: there is no such peer any more, or it does not read."""
+"""Why a message was not sent: the peer is gone, or it does not read."""
 
 _KEEP_ALIVE: Final = {
-    # A peer whose machine is gone leaves a connection that looks open. The kernel asks after a minute of silence and
-    # closes it after two, also when something that was sent there is not confirmed: by itself it would send that again
-    # for a quarter of an hour. It costs nobody a timer of libzmq's.
+    # A peer whose machine is gone leaves a connection that looks open. The kernel probes it after a minute of silence
+    # and closes it after two, also when sent data is not confirmed, which it would otherwise retransmit for a quarter
+    # of an hour. This needs no timers of libzmq.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 60,
     zmq.TCP_KEEPALIVE_INTVL: 15,
@@ -68,12 +68,12 @@ _CURES: Final = {
 _SEND_FAILURES: Final = {errno.EHOSTUNREACH: UNROUTABLE, errno.EAGAIN: FULL}
 
 Ready = Mapping[object, int]
-"""Sockets and files about which there is something to do, as a poller reports them."""
+"""Sockets and files that are ready, as a poller reports them."""
 
 
-class Heard(NamedTuple):
-    """A message. `name` is the routing id of its sender, which answers are addressed to; `key` is empty where there are
-    no keys. `body` is that of a message of one part, `size_bytes` that of all parts.
+class RoutedMessage(NamedTuple):
+    """A message with its sender. `name` is the routing id of the sender, to which answers are addressed; `key` is empty
+    where there are no keys. `body` is set for a message of one part, `size_bytes` counts all parts.
     """
 
     name: bytes
@@ -85,11 +85,11 @@ class Heard(NamedTuple):
 
 
 class Router:
-    """Listens at `endpoint`. A part of a message above `part_bytes_max` ends its connection before it is read, and so
-    does a handshake of more than `handshake_ms`.
+    """A ZeroMQ ROUTER that listens at `endpoint`. A part of a message above `part_bytes_max` ends its connection before
+    it is read, and so does a handshake of more than `handshake_ms`.
 
-    `refused` is called for each connection that was not let in. With a `poller` its owner polls, and hands what is
-    ready to `begin_pass`. Raises UnavailableError when the endpoint cannot be listened at.
+    `refused` is called for each refused connection. With a `poller` its owner polls, and passes what is ready to
+    `begin_pass`. Raises UnavailableError when the endpoint cannot be bound.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Router:
     ) -> None:
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        with contextlib.suppress(zmq.ZMQError):  # a libzmq that does not know it only takes more memory
+        with contextlib.suppress(zmq.ZMQError):  # a libzmq that does not know the option only uses more memory
             self._context.set(ZERO_COPY_RECV, 0)
         self._socket = self._context.socket(zmq.ROUTER)
         options = {
-            # A rank that reconnects takes its routing id over; otherwise its new connection is ignored in silence.
+            # A reconnecting rank takes over its routing id; otherwise libzmq ignores the new connection silently.
             zmq.ROUTER_HANDOVER: 1,
-            # An answer to a peer that is gone is an error to count, and not dropped in silence.
+            # An answer to a peer that is gone is an error to count; otherwise libzmq drops it silently.
             zmq.ROUTER_MANDATORY: 1,
             zmq.LINGER: 0,
             zmq.RCVHWM: RECEIVE_HWM,
@@ -132,10 +132,10 @@ class Router:
             self._socket,
             refused,
             has_keys=curve is not None,
-            speak_within_ns=(handshake_ms + SPEAK_WITHIN_MS) * NS_PER_MS,
+            first_message_within_ns=(handshake_ms + FIRST_MESSAGE_WITHIN_MS) * NS_PER_MS,
             connections_max=connections_max,
         )
-        self._zap = _guard(self._context, self._socket, curve, refused, self._number_newcomer)
+        self._zap = _guard(self._context, self._socket, curve, refused, self._number_connection)
         self._poller = poller or zmq.Poller()
         self._sockets = [self._socket, self._connections.socket, self._zap.socket]
         self._bind(endpoint)
@@ -144,28 +144,28 @@ class Router:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, with the real port."""
+        """The address it listens at, with the real port."""
         return self._endpoint
 
     @property
     def connections(self) -> int:
-        """How many are open, those included that are not let in yet."""
+        """Number of open connections, including those still authenticating."""
         return len(self._connections)
 
     def watch(self, file: int) -> None:
-        """Let `wait` return, too, when this file can be read."""
+        """Make `wait` return also when this file is readable."""
         self._poller.register(file, zmq.POLLIN)
 
     def wait(self, timeout_ms: int) -> Ready:
-        """Return what there is to do, after at most that time."""
+        """Return what is ready, after at most that time."""
         return dict(self._poller.poll(self._connections.limit_wait_ms(timeout_ms)))
 
     def has_messages(self, ready: Ready) -> bool:
-        """Return whether there are messages among what is ready."""
+        """Return whether messages are ready."""
         return self._socket in ready
 
     def begin_pass(self, ready: Ready) -> bool:
-        """Let in and cut off whoever is to be; return whether there are messages to receive."""
+        """Answer handshakes, close connections that are due, and return whether there are messages to receive."""
         if self._zap.socket in ready:
             self._zap.answer()
         has_messages = self._socket in ready
@@ -174,17 +174,17 @@ class Router:
         self._connections.follow(self._clock.monotonic_ns())
         return has_messages
 
-    def receive(self) -> Heard | None:
+    def receive(self) -> RoutedMessage | None:
         """Return the next message, None when there is none for now.
 
-        Part by part this takes 3 us, with `recv_multipart` 7.5; only libzmq's frames know the key and the connection.
+        Reading part by part is faster than `recv_multipart`; only libzmq's frames know the key and the connection.
         """
         try:
             name: bytes = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             self._connections.note_empty()
             return None
-        frame = self._socket.recv(copy=False)  # after the routing id there is a part, and all parts are there at once
+        frame = self._socket.recv(copy=False)  # after the routing id all parts are there at once
         parts, size_bytes = 1, len(frame)
         while frame.more:
             frame = self._socket.recv(copy=False)
@@ -194,16 +194,16 @@ class Router:
         number = int(frame.get(NUMBER))
         found = self._connections.find(number)
         if found is None:
-            found = self._connections.meet(number, int(frame.get(zmq.SRCFD)), self._clock.monotonic_ns())
+            found = self._connections.register(number, int(frame.get(zmq.SRCFD)), self._clock.monotonic_ns())
         self._connections.note_name(found, name)
-        return Heard(name, frame.bytes if parts == 1 else b"", parts, size_bytes, key, found)
+        return RoutedMessage(name, frame.bytes if parts == 1 else b"", parts, size_bytes, key, found)
 
-    def cut(self, heard: Heard, reason: str) -> None:
-        """End the connection of a message; what it has sent before may still come, and is to be dropped."""
-        self._connections.cut(heard.connection, reason, heard.key)
+    def cut(self, message: RoutedMessage, reason: str) -> None:
+        """Close the connection of a message; messages it sent before may still arrive, and are to be dropped."""
+        self._connections.cut(message.connection, reason, message.key)
 
     def send(self, name: bytes, body: bytes) -> str | None:
-        """Send a message to a peer; return why that is not possible, or None."""
+        """Send a message to a peer; return None, or the reason why that failed."""
         try:
             self._socket.send_multipart([name, body], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -222,8 +222,8 @@ class Router:
         self._zap.close()
         self._context.term()
 
-    def _number_newcomer(self) -> int:
-        return self._connections.number_newcomer(self._clock.monotonic_ns())
+    def _number_connection(self) -> int:
+        return self._connections.number_connection(self._clock.monotonic_ns())
 
     def _bind(self, endpoint: str) -> None:
         try:
@@ -243,25 +243,25 @@ def _guard(
     router: "zmq.Socket[bytes]",
     curve: CurveServer | None,
     refused: Refuse,
-    number_newcomer: Callable[[], int],
+    number_connection: Callable[[], int],
 ) -> ZapHandler:
-    """Have a socket number whom it lets in: with keys only whom these allow."""
+    """Number the connections of a socket as they authenticate; with keys only allowed clients do."""
     if curve is not None:
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, curve.pair.secret.encode())
     router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-    # Where nobody answers nobody is let in; without it everybody would be.
+    # Without an answer a connection is refused; without this option it would be accepted.
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-    return ZapHandler(context, None if curve is None else curve.is_allowed, refused, number_newcomer)
+    return ZapHandler(context, None if curve is None else curve.is_allowed, refused, number_connection)
 
 
 def _check_path(path: Path) -> None:
-    """Raise OSError for a path at which somebody listens, or where there is something else: libzmq would remove it."""
+    """Raise OSError for a path with a listening socket or another file, which libzmq would remove."""
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor, contextlib.suppress(ConnectionRefusedError):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(ConnectionRefusedError):
         if is_socket:
-            visitor.connect(os.fspath(path))
+            probe.connect(os.fspath(path))
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

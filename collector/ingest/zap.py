@@ -1,10 +1,10 @@
-"""ZAP (RFC 27 of ZeroMQ): libzmq's own thread asks here, in each handshake, whether a client may connect.
+"""Answer libzmq's authentication requests by ZAP (RFC 27 of ZeroMQ), one in each handshake.
 
-Each connection that may is given a number, which libzmq then attaches to its messages. With keys only a client whose
-key is allowed may connect, without keys everybody.
+Each accepted connection is given a number, which libzmq then attaches to its messages. With keys only a client whose
+key is allowed may connect, without keys every client.
 
-The socket belongs to the thread of the receiver, which polls it. libzmq goes on with other connections until it has the
-answer, and a connection without an answer is not let in.
+The socket belongs to the thread of the receiver, which polls it. libzmq continues with other connections until it has
+the answer, and a connection without an answer is refused.
 """
 
 import struct
@@ -18,7 +18,7 @@ from rankscope.collector.ingest.refusal_reasons import KEY_NOT_ALLOWED, Refuse
 
 ZAP_DOMAIN: Final = b"rankscope"
 ANSWERS_PER_PASS_MAX: Final = 256
-"""Answers between two passes over the messages: some 7 ms of a storm of connections."""
+"""Answers between two passes over the messages: about 7 ms while many clients connect."""
 
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 _VERSION: Final = b"1.0"
@@ -30,55 +30,55 @@ NUMBER: Final = "X-Number"
 
 
 class ZapHandler:
-    """Answers whether a client may connect. Make it before the socket that it guards is bound."""
+    """The ZAP server of a socket. Create it before that socket is bound."""
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         is_allowed: Callable[[str], bool] | None,
         refused: Refuse,
-        number_newcomer: Callable[[], int],
+        number_connection: Callable[[], int],
     ) -> None:
         """`is_allowed` is None where there are no keys."""
         self._is_allowed = is_allowed
         self._refused = refused
-        self._number_newcomer = number_newcomer
+        self._number_connection = number_connection
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer what has been asked. The client's key becomes the user id of its connection.
+        """Answer the requests that wait. The client's key becomes the user id of its connection.
 
-        Raises what `is_allowed` and the other functions given to it raise; that client is not let in then.
+        Raises what `is_allowed` and the other callbacks raise; that client is refused then.
         """
         for _ in range(ANSWERS_PER_PASS_MAX):
             try:
-                question = self.socket.recv_multipart(zmq.NOBLOCK)
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             answer = [b"500", b"the collector could not decide", b"", b""]
             try:
-                answer = self._decide(question)
-            finally:  # a REP socket that owes an answer hears no other question: nobody would get in any more
-                self.socket.send_multipart([_VERSION, question[1] if len(question) > 1 else b"", *answer])
+                answer = self._decide(request)
+            finally:  # a REP socket that owes an answer receives no other request: every later client would be refused
+                self.socket.send_multipart([_VERSION, request[1] if len(request) > 1 else b"", *answer])
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self.socket.close(linger=0)
 
-    def _decide(self, question: list[bytes]) -> list[bytes]:
+    def _decide(self, request: list[bytes]) -> list[bytes]:
         """Return the status of an answer, its text, the user id and the properties of the connection."""
-        key = _find_key(question)
-        number = str(self._number_newcomer())
-        if self._may_connect(question, key):
+        key = _find_key(request)
+        number = str(self._number_connection())
+        if self._may_connect(request, key):
             return [b"200", b"OK", key.encode(), _encode_property(NUMBER, number)]
-        self._refused(KEY_NOT_ALLOWED, _find_address(question), key)
+        self._refused(KEY_NOT_ALLOWED, _find_address(request), key)
         return [b"400", b"this key is not allowed", b"", b""]
 
-    def _may_connect(self, question: list[bytes], key: str) -> bool:
+    def _may_connect(self, request: list[bytes], key: str) -> bool:
         if self._is_allowed is None:
-            return len(question) == _NULL_FRAMES and question[5] == b"NULL"
+            return len(request) == _NULL_FRAMES and request[5] == b"NULL"
         return bool(key) and self._is_allowed(key)
 
 
@@ -87,14 +87,14 @@ def _encode_property(name: str, value: str) -> bytes:
     return struct.pack(">B", len(name)) + name.encode() + struct.pack(">I", len(value)) + value.encode()
 
 
-def _find_key(question: list[bytes]) -> str:
-    """Return the client's public key in a question: version, id, domain, address, routing id, mechanism, key."""
-    is_ours = len(question) == _CURVE_FRAMES and question[0] == _VERSION
-    if not is_ours or question[2] != ZAP_DOMAIN or question[5] != b"CURVE":
+def _find_key(request: list[bytes]) -> str:
+    """Return the client's public key in a request: version, id, domain, address, routing id, mechanism, key."""
+    is_ours = len(request) == _CURVE_FRAMES and request[0] == _VERSION
+    if not is_ours or request[2] != ZAP_DOMAIN or request[5] != b"CURVE":
         return ""
-    return z85.encode(question[6]).decode()
+    return z85.encode(request[6]).decode()
 
 
-def _find_address(question: list[bytes]) -> str:
-    """Return the peer's address, without a port; empty where the question is not whole."""
-    return question[3].decode(errors="replace") if len(question) == _CURVE_FRAMES else ""
+def _find_address(request: list[bytes]) -> str:
+    """Return the peer's address, without a port; empty where the request is incomplete."""
+    return request[3].decode(errors="replace") if len(request) == _CURVE_FRAMES else ""

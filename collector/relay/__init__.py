@@ -1,5 +1,5 @@
-"""The relay of a node: takes the frames of its ranks and carries them to their collector over one connection.
+"""The relay of a node: forwards the frames of its ranks to their collector over one connection.
 
-It knows nothing for long. What a rank has sent stays in that rank until the collector has it, as it would without a
-relay; so whatever becomes of a relay, nothing is lost.
+It keeps frames only briefly. A rank holds what it has sent until the collector acknowledges it, as it would without a
+relay; so nothing is lost when a relay stops or crashes.
 """

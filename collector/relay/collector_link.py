@@ -1,13 +1,12 @@
-"""The one connection of a relay to one collector.
+"""Maintain the one connection of a relay to one collector.
 
-To be taken in, a relay keeps to the rules of a rank (rankscope.uplink.delivery): a Hello, again after growing pauses
-until it is welcomed, and anew when the collector asks for one. Nothing it sends afterwards has a number. The numbers
-are the ranks': each holds what it has sent until the collector has it, and that goes for a second set of them too,
-which would only repair the same losses twice.
+To be admitted, a relay follows the rules of a rank (rankscope.uplink.delivery): a Hello, again after growing pauses
+until it is welcomed, and once more when the collector asks for one. Nothing it sends afterwards is numbered: the ranks
+number their messages and hold them until the collector acknowledges them, and a second set of numbers would only repair
+the same losses twice.
 
-So what cannot go is not kept for long. While the collector is not there, frames are dropped and counted; once it is
-there again, the ranks are asked for a Hello, its Welcome tells each where the collector stands, and it goes on from
-there.
+So unsent frames are not kept for long. While the collector is away, frames are dropped and counted; once it is back,
+the ranks are asked for a Hello, its Welcome tells each what the collector has, and they send the rest again.
 """
 
 import logging
@@ -31,21 +30,22 @@ from rankscope.uplink.resend_buffer import ResendBuffer
 LOG = logging.getLogger("rankscope.relay")
 
 BLOCKED_NS_MAX: Final = 2 * NS_PER_S
-"""A collector that has taken nothing for so long is taken for gone, and what waits is old: the ranks have it still."""
+"""A collector that has accepted nothing for this long counts as gone. The frames that wait are dropped: the ranks still
+hold them."""
 
-RECEIVES_PER_TURN_MAX: Final = 64
-"""Batches of answers taken in before what is due is sent again."""
+MESSAGES_PER_PASS_MAX: Final = 64
+"""Batches of answers received before frames are sent again."""
 
 MESSAGE_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
-"""Largest batch of answers that a relay takes: 1,024 of 9 KiB, the largest that a rank gets, are 9 MiB."""
+"""Largest batch of answers that a relay accepts: 1,024 of 9 KiB, the largest that a rank gets, are 9 MiB."""
 
 _SETTINGS: Final = DeliverySettings(reasons_retried=frozenset({"full", RELAY_NOT_ALLOWED}))
-"""A key that is not marked as a relay's may be so later: keys are changed by people."""
+"""A key that is not marked as a relay's may be so later: operators change keys."""
 
 
 class CollectorLink:
-    """Carries `batch` to the collector of `connection`, and answers back. `read_counts` is what the relay says of
-    itself, with a batch whenever it has changed.
+    """Sends `batch` to the collector of `connection`, and receives the answers. `read_counts` returns the relay's own
+    counts, which are sent with a batch whenever they have changed.
     """
 
     def __init__(
@@ -63,41 +63,41 @@ class CollectorLink:
         self._hello = hello
         self._clock = clock
         self._read_counts = read_counts
-        self._counts_said: RelayCounts | None = None
+        self._counts_sent: RelayCounts | None = None
         self.endpoint = endpoint
         chance = random.Random(hello.boot_id)  # noqa: S311 - spreads Hellos, no secret
         self._delivery = Delivery(ResendBuffer(1, 1), chance, _SETTINGS)
         self._blocked_ns: int | None = None
-        self._told = ""
+        self._logged_refusal = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether the collector has taken the relay in."""
+        """Whether the collector has admitted the relay."""
         return self._delivery.state is DeliveryState.WELCOMED
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Frames that were not passed on, by reason."""
+        """Dropped frames, by reason."""
         return self._batch.dropped
 
     def add(self, peer: bytes, frame: bytes, key: str, *, urgent: bool) -> None:
-        """A rank has sent a frame for this collector."""
+        """Queue a frame of a rank for this collector."""
         self._batch.add(peer, frame, key, self._clock.monotonic_ns(), urgent=urgent)
         if not self.is_open:
             self._batch.drop(NO_COLLECTOR)
 
     def send_due(self) -> None:
-        """Send what is due, as far as the socket takes it."""
+        """Send what is due, as far as the socket has room."""
         self._connection.redial_when_due()
         self._carry_out(self._delivery.on_tick(self._clock.monotonic_ns()))
-        self._tell_refusal()
+        self._log_refusal()
         if self._blocked_ns is not None and self._clock.monotonic_ns() - self._blocked_ns >= BLOCKED_NS_MAX:
             self._give_up()
         while self.is_open and not self._delivery.blocked and self._is_due():
             self._send_batch()
 
     def prepare_wait(self) -> int | None:
-        """Have the poller wait for what matters; when `send_due` has something to do if nothing else happens."""
+        """Register with the poller; return when `send_due` has something to do if no event comes before."""
         self._connection.watch_for_room(wanted=self._delivery.blocked)
         gives_up_ns = None if self._blocked_ns is None else self._blocked_ns + BLOCKED_NS_MAX
         batch_ns = None if self._delivery.blocked else self._batch.due_ns
@@ -105,8 +105,8 @@ class CollectorLink:
         return min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
 
     def receive(self, ready: Mapping[object, int]) -> tuple[list[RelayedFrame], bool]:
-        """The answers that have come, and whether the collector has just taken the relay in, again or for the first
-        time: the ranks are to say Hello then.
+        """Return the answers that have arrived, and whether the collector has just admitted the relay: the ranks are to
+        send a Hello then.
         """
         if self._connection.handshakes.socket in ready:
             self._connection.handle_failure()
@@ -132,16 +132,16 @@ class CollectorLink:
         now_ns = self._clock.monotonic_ns()
         frames = self._batch.build(now_ns)
         counts = self._read_counts()
-        changed = None if counts == self._counts_said else counts
+        changed = None if counts == self._counts_sent else counts
         if self._connection.try_send(encode(Relayed(frames=frames, counts=changed))):
             self._batch.sent(len(frames), now_ns)
-            self._counts_said = counts
+            self._counts_sent = counts
             return
         self._block(())
 
     def _carry_out(self, sends: list[Send]) -> None:
         for index in range(len(sends)):
-            if not self._connection.try_send(encode(self._hello)):  # nothing else has been given to delivery
+            if not self._connection.try_send(encode(self._hello)):  # the delivery has nothing else to send
                 self._block(sends[index:])
                 return
 
@@ -153,39 +153,39 @@ class CollectorLink:
     def _give_up(self) -> None:
         self._blocked_ns = None
         if self.is_open:
-            LOG.warning("the collector at %s takes nothing any more; its ranks hold what they have", self.endpoint)
+            LOG.warning("collector %s stopped acknowledging; ranks buffer their reports", self.endpoint)
             self._delivery.on_hello_wanted(self._clock.monotonic_ns())
         self._batch.drop(NO_COLLECTOR)
 
     def _read(self, answers: list[RelayedFrame]) -> None:
-        for _ in range(RECEIVES_PER_TURN_MAX):
+        for _ in range(MESSAGES_PER_PASS_MAX):
             frame = self._connection.receive()
             if frame is None:
                 return
             try:
                 message = decode(frame)
             except DecodeError:
-                continue  # a later collector's; what matters of it is asked for again
+                continue  # from a later release; the collector asks again for what matters
             match message:
                 case Relayed(frames=frames):
                     answers += frames
                 case Welcome():
-                    self._take_welcome()
+                    self._handle_welcome()
                 case HelloWanted():
                     self._carry_out(self._delivery.on_hello_wanted(self._clock.monotonic_ns()))
                 case Refused(reason=reason, detail=detail):
                     self._delivery.on_refused(reason, detail)
 
-    def _take_welcome(self) -> None:
+    def _handle_welcome(self) -> None:
         if not self.is_open:
-            LOG.info("the collector at %s takes the frames of this node", self.endpoint)
+            LOG.info("connected to the collector at %s; forwarding the reports of this node", self.endpoint)
         self._connection.refusal = None
-        self._counts_said = None
-        self._told = ""
+        self._counts_sent = None
+        self._logged_refusal = ""
         self._carry_out(self._delivery.on_welcome(0, self._clock.monotonic_ns()))
 
-    def _tell_refusal(self) -> None:
+    def _log_refusal(self) -> None:
         refusal = self._delivery.refusal or self._connection.refusal
-        if refusal is not None and refusal.reason != self._told:
-            self._told = refusal.reason
+        if refusal is not None and refusal.reason != self._logged_refusal:
+            self._logged_refusal = refusal.reason
             LOG.error("the collector at %s refuses this relay (%s): %s", self.endpoint, refusal.reason, refusal.detail)

@@ -1,4 +1,4 @@
-"""The relay's settings: configs/relay.toml is written from this file."""
+"""Define the relay's settings: configs/relay.toml is written from this file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def _find_collector_problem(text: str) -> str | None:
 class RelayConfig(Settings):
     """Everything that can be set for a relay. `_s` are seconds, `_bytes` bytes."""
 
-    TITLE: ClassVar[str] = "rankscope relay: the program that carries the reports of a node's ranks to their collector."
+    TITLE: ClassVar[str] = "rankscope relay: forwards the reports of a node's ranks to their collector."
     PREFIX: ClassVar[str] = "RANKSCOPE_RELAY_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_RELAY_CONFIG"
     FOREIGN_VARIABLES: ClassVar[tuple[str, ...]] = ("RANKSCOPE_RELAY_CONFIG",)
@@ -34,24 +34,24 @@ class RelayConfig(Settings):
     listen: str = setting(
         "tcp://127.0.0.1:18492",
         Setting(
-            "Address the ranks connect to, tcp://HOST:PORT or, for ranks of this machine, ipc:///PATH: whoever may "
-            "enter the folder of PATH may connect. The default is reached from this machine only.",
+            "Address the ranks connect to, tcp://HOST:PORT or, for ranks of this machine, ipc:///PATH: users with "
+            "access to the folder of PATH may connect. The default accepts connections from this machine only.",
             find_problem=_find_listen_problem,
         ),
     )
     collector: str = setting(
         "tcp://127.0.0.1:18490",
         Setting(
-            "Address of the collector, tcp://HOST:PORT. Several with commas between them: the name of a run chooses, "
-            "and everybody must have the same ones.",
+            "Address of the collector, tcp://HOST:PORT. Several, separated by commas: the name of a run selects one, "
+            "so all agents and relays must have the same list.",
             find_problem=_find_collector_problem,
         ),
     )
     key_file: str = setting(
         "",
         Setting(
-            "File with the relay's pair of keys (`rankscope keys --relay`), for a collector that lets in nobody "
-            "without keys. Ranks know the relay by the same pair where allowed_keys is set."
+            "File with the relay's pair of keys (`rankscope keys --relay`), for a collector that requires keys. Where "
+            "allowed_keys is set, the relay uses the same pair towards its ranks."
         ),
     )
     collector_key_file: str = setting(
@@ -60,31 +60,29 @@ class RelayConfig(Settings):
     allowed_keys: str = setting(
         "",
         Setting(
-            "Folder with the public keys of those whose ranks may connect, files that end in .pub. Empty: ranks "
+            "Folder with the public keys of clients whose ranks may connect, files that end in .pub. Empty: ranks "
             "connect without keys, and count as having the relay's."
         ),
     )
     insecure: bool = setting(
         False,
-        Setting("Whether ranks of other machines may connect without keys. Without this such a listen is refused."),
+        Setting("Allow ranks of other machines to connect without keys. Without it such a `listen` is refused."),
     )
-    name: str = setting(
-        "", Setting("Name of the relay in the collector's log. Empty: the name of the machine.", length_max=128)
-    )
+    name: str = setting("", Setting("Name of the relay in the collector's log. Empty: the host name.", length_max=128))
     batch_interval_s: float = setting(
         1.0,
         Setting(
-            "Shortest time between two batches while reports flow. What begins and ends goes at once.",
+            "Shortest time between two batches of reports. Messages of ranks that start or end are sent at once.",
             unit="seconds",
             smallest=0.01,
             largest=1.0,
-            above="A rank that has no acknowledgement for 2 s asks where its collector is.",
+            above="A rank without an acknowledgement for 2 s sends its Hello again.",
         ),
     )
     buffer_bytes_max: int = setting(
         32 * _MIB,
         Setting(
-            "Most bytes of frames that wait for one collector. Beyond, frames are dropped and counted; their ranks "
+            "Most bytes of frames that wait for one collector. Further frames are dropped and counted; their ranks "
             "hold them and send them again.",
             unit="bytes",
             smallest=_MIB,
@@ -96,5 +94,5 @@ class RelayConfig(Settings):
 def read_config(
     environment: Mapping[str, str], *, file_name: str = "", overrides: Mapping[str, Value] | None = None
 ) -> RelayConfig:
-    """The relay's configuration, as `read_with_file` reads it; RANKSCOPE_RELAY_CONFIG may name the file."""
+    """Return the relay's configuration (`read_with_file`); RANKSCOPE_RELAY_CONFIG may name the file."""
     return read_with_file(RelayConfig, environment, file_name, overrides)

@@ -1,11 +1,11 @@
-"""When the frames of a node go to their collector, and what is kept until then. Pure: no socket, no clock.
+"""Collect the frames of a node's ranks into batches for their collector. Pure: no socket, no clock.
 
-    idle        a frame goes at once
-    flowing     everything that has come goes together, an interval after the last time
-    urgent      a Hello, a last word: with what else is there, URGENT_NS later at most
+    idle        a frame is sent at once
+    flowing     all frames that have come are sent together, an interval after the last batch
+    urgent      a Hello or the last message of a rank: with all others, within URGENT_NS
 
-A frame that has no place is dropped and counted. That is no loss: its rank holds it until the collector has it, and
-sends it again.
+A frame without room is dropped and counted. Nothing is lost by it: its rank holds it until the collector acknowledges
+it, and sends it again.
 """
 
 from collections import deque
@@ -16,19 +16,19 @@ from rankscope.measure.messages import RELAYED_MAX, RelayedFrame
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 URGENT_NS: Final = 20 * NS_PER_MS
-"""The ranks of a node begin and end together, within milliseconds: their Hellos go in one batch."""
+"""The ranks of a node start and end within milliseconds of each other: their Hellos are sent in one batch."""
 
 BATCH_BYTES_MAX: Final = 48 * 1024
-"""Frames of so many bytes go together. Below the smallest message_bytes_max that a collector may have, 64 KiB; a single
-frame that is larger goes alone. Eight reports of a second have some 16 KiB."""
+"""Size of a batch. Below the smallest message_bytes_max that a collector may have, 64 KiB; a larger frame is sent
+alone. Eight reports of a second have about 16 KiB."""
 
 PEER_FRAMES_MAX: Final = 128
-"""Frames kept of one rank: twice what it sends ahead of its acknowledgements, so that only one that does not keep to
-the rules comes to it."""
+"""Frames kept of one rank: twice what it sends ahead of its acknowledgements, so that only a misbehaving one reaches
+the limit."""
 
 
 class _Waiting(NamedTuple):
-    """A frame and when it came."""
+    """A frame and when it arrived."""
 
     peer: bytes
     frame: bytes
@@ -37,11 +37,9 @@ class _Waiting(NamedTuple):
 
 
 class NodeBatch:
-    """What has come from the ranks and is not sent yet: in order, at most `bytes_max` bytes, PEER_FRAMES_MAX frames of
-    each rank.
+    """Frames of ranks that are not sent yet: in order, at most `bytes_max` bytes, PEER_FRAMES_MAX frames of each rank.
 
-    `interval_ns` is the shortest time between two batches in which nothing is urgent. All times are of one clock that
-    never goes back.
+    `interval_ns` is the shortest time between two batches without urgent frames. All times are of one monotonic clock.
     """
 
     def __init__(self, *, interval_ns: int = NS_PER_S, bytes_max: int) -> None:
@@ -53,10 +51,10 @@ class NodeBatch:
         self._sent_ns: int | None = None
         self._due_ns: int | None = None
         self.dropped: dict[str, int] = {}
-        """Frames that were not kept, by reason."""
+        """Dropped frames, by reason."""
 
     def __len__(self) -> int:
-        """How many frames wait."""
+        """Return how many frames wait."""
         return len(self._waiting)
 
     @property
@@ -70,7 +68,7 @@ class NodeBatch:
         return self._due_ns
 
     def add(self, peer: bytes, frame: bytes, key: str, now_ns: int, *, urgent: bool = False) -> bool:
-        """A frame has come; whether it is kept."""
+        """Queue a frame; return whether there was room for it."""
         reason = None
         if self._of_peer.get(peer, 0) >= PEER_FRAMES_MAX:
             reason = PEER_QUOTA
@@ -89,7 +87,7 @@ class NodeBatch:
         return True
 
     def build(self, now_ns: int) -> tuple[RelayedFrame, ...]:
-        """What goes into the next batch: the oldest frames, at least one. They wait on until `sent`."""
+        """Return the frames of the next batch: the oldest ones, at least one. They stay queued until `sent`."""
         frames: list[RelayedFrame] = []
         size = 0
         for waiting in self._waiting:
@@ -101,15 +99,15 @@ class NodeBatch:
         return tuple(frames)
 
     def sent(self, count: int, now_ns: int) -> None:
-        """So many of the oldest frames are on their way."""
+        """Remove the `count` oldest frames, which were sent."""
         for _ in range(count):
-            self._take_oldest()
+            self._remove_oldest()
         self._sent_ns = now_ns
         if not self._waiting:
             self._due_ns = None
 
     def drop(self, reason: str) -> None:
-        """Let go of everything."""
+        """Drop and count all frames."""
         if self._waiting:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(self._waiting)
         self._waiting.clear()
@@ -117,7 +115,7 @@ class NodeBatch:
         self._held_bytes = 0
         self._due_ns = None
 
-    def _take_oldest(self) -> None:
+    def _remove_oldest(self) -> None:
         oldest = self._waiting.popleft()
         self._held_bytes -= len(oldest.frame)
         left = self._of_peer[oldest.peer] - 1

@@ -1,4 +1,4 @@
-"""With which keys a relay speaks, to its collector and to its ranks, as its configuration says."""
+"""Read the keys that a relay uses towards its collector and its ranks."""
 
 import logging
 from typing import NamedTuple
@@ -15,21 +15,21 @@ LOG = logging.getLogger("rankscope.relay")
 
 
 class RelayKeys(NamedTuple):
-    """`collector`: what the relay needs as a client; `ranks`: what as a server. None: that wire has no keys."""
+    """`collector`: the keys of the relay as a client; `ranks`: as a server. None: that connection is not encrypted."""
 
     collector: ClientKeys | None
     ranks: CurveServer | None
 
 
 def read_keys(config: RelayConfig, clock: Clock) -> RelayKeys:
-    """The keys of both wires. Raises SettingError for keys that cannot be used, one without the other, or a wire that
-    others can reach and that is open without saying so.
+    """Return the keys of both sides. Raises SettingError for keys that cannot be used, one without the other, or an
+    address that other machines can reach without keys and without `insecure`.
     """
     if bool(config.key_file) != bool(config.collector_key_file):
         given, lacking = ("key_file", "collector_key_file") if config.key_file else ("collector_key_file", "key_file")
         raise SettingError(
-            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: the encrypted "
-            "wire needs both. `rankscope keys FOLDER --relay NAME` makes them where the collector is set up."
+            f"{given} is {getattr(config, given)!r} ({config.source(given)}) and {lacking} is empty: encrypted "
+            "connections need both. `rankscope keys FOLDER --relay NAME` makes them where the collector is set up."
         )
     if config.allowed_keys and not config.key_file:
         raise SettingError(
@@ -41,7 +41,7 @@ def read_keys(config: RelayConfig, clock: Clock) -> RelayKeys:
         own = read_key_pair(config.key_file, "key_file")
         collector = ClientKeys(read_public_key(config.collector_key_file, "collector_key_file"), own)
         if config.allowed_keys:
-            ranks = CurveServer(own, AllowedKeys(config.allowed_keys, clock).holds)
+            ranks = CurveServer(own, AllowedKeys(config.allowed_keys, clock).is_allowed)
     if ranks is None:
         _check_open(config)
     return RelayKeys(collector, ranks)
@@ -55,4 +55,4 @@ def _check_open(config: RelayConfig) -> None:
             f"listen is {config.listen} ({config.source('listen')}), which other machines can reach, and ranks need no "
             "keys: anybody there could send reports. Set allowed_keys; --insecure (insecure = true) starts without."
         )
-    LOG.warning("insecure is set: whoever reaches %s can send reports in anybody's name", config.listen)
+    LOG.warning("insecure is set: any client that can reach %s can send reports in the name of any rank", config.listen)

@@ -1,7 +1,7 @@
-"""ASSEMBLY and loop of a relay: frames of ranks -> the batch for their collector; answers -> the ranks.
+"""Assemble a relay and run its loop: frames of ranks -> batch for their collector; answers -> ranks.
 
-One thread does all of it. A frame is decoded to see that it is one, and passed on as it came: what a later release has
-put into it stays in it.
+One thread does all of it. A frame is decoded only to validate it, and forwarded unchanged: fields of a later release
+stay in it.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.refusal_log import RefusalLog
 from rankscope.collector.ingest.relays import NO_HELLO, REPLY_FAILED, UNEXPECTED
-from rankscope.collector.relay.clients import RelayClients, is_of_a_rank, is_urgent
+from rankscope.collector.relay.clients import RelayClients, comes_from_rank, is_urgent
 from rankscope.collector.relay.collector_link import MESSAGE_BYTES_MAX, CollectorLink
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.node_batch import NodeBatch
@@ -35,14 +35,14 @@ from rankscope.uplink.connection import Connection
 
 LOG = logging.getLogger("rankscope.relay")
 
-RECEIVES_PER_TURN_MAX: Final = 512
-"""Messages of ranks taken in before what is due is sent."""
+MESSAGES_PER_PASS_MAX: Final = 512
+"""Messages of ranks received before due batches are sent."""
 
 WAIT_NS_MAX: Final = 500 * NS_PER_MS
-"""Longest single wait: `stop` has no other way to be noticed."""
+"""Longest single wait: `stop` is noticed only after it."""
 
 RANK_FRAME_BYTES_MAX: Final = FRAME_BYTES_MAX - 4096
-"""Largest frame taken from a rank: a batch is a frame too, and has some hundred bytes around the one it holds."""
+"""Largest frame accepted from a rank: a batch is a frame too, with some hundred bytes around the one it holds."""
 
 _HELLO_WANTED: Final = encode(HelloWanted())
 
@@ -51,8 +51,8 @@ class Relay:
     """The relay of a node. `run` works until `stop` is called, from a signal handler or another thread."""
 
     def __init__(self, config: RelayConfig, clock: Clock) -> None:
-        """Listen for ranks, and begin to connect. Raises UnavailableError for an address that cannot be had,
-        SettingError for keys that cannot be used or are lacking.
+        """Listen for ranks, and begin to connect. Raises UnavailableError for an address that cannot be bound,
+        SettingError for keys that are missing or cannot be used.
         """
         self._clock = clock
         self._config = config
@@ -68,7 +68,7 @@ class Relay:
         )
         self._has_rank_keys = keys.ranks is not None
         endpoints = parse_collectors(config.collector)
-        self._passengers = RelayClients(endpoints)
+        self._clients = RelayClients(endpoints)
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         self._refusals = RefusalLog(clock)
@@ -91,7 +91,7 @@ class Relay:
 
     @property
     def counts(self) -> RelayCounts:
-        """What it has refused and dropped so far."""
+        """The frames it has refused and dropped so far, by reason."""
         dropped = dict(self._dropped)
         for link in self._links.values():
             for reason, count in link.dropped.items():
@@ -107,34 +107,34 @@ class Relay:
         self._stopping.set()
 
     def run(self) -> None:
-        """Carry until stopped."""
+        """Forward messages until stopped."""
         try:
             while not self._stopping.is_set():
-                self.take_turn(self._clock.monotonic_ns() + WAIT_NS_MAX)
+                self.run_once(self._clock.monotonic_ns() + WAIT_NS_MAX)
         finally:
             self.close()
 
-    def take_turn(self, until_ns: int) -> None:
-        """Send what is due, wait for what comes next, at most until then, and take it in."""
+    def run_once(self, until_ns: int) -> None:
+        """Send due batches, wait for messages until `until_ns` at most, and process them."""
         for link in self._links.values():
             link.send_due()
         times_ns = [until_ns, *(link.prepare_wait() for link in self._links.values())]
         wake_ns = min(at_ns for at_ns in times_ns if at_ns is not None)
         remaining_ns = max(0, wake_ns - self._clock.monotonic_ns())
-        # Upwards: rounded down, the last millisecond would be spent in a busy loop.
+        # Rounded up: rounded down, the last millisecond would be a busy loop.
         ready = dict(self._poller.poll(-(-remaining_ns // NS_PER_MS)))
         with self._faults.contain("relay", "messages could not be read; the next pass continues with those after them"):
-            for received in self._receiver.receive(ready, RECEIVES_PER_TURN_MAX):
-                with self._faults.contain("relay", f"a {type(received.message).__name__} could not be passed on"):
-                    self._pass_on(received)
+            for received in self._receiver.receive(ready, MESSAGES_PER_PASS_MAX):
+                with self._faults.contain("relay", f"a {type(received.message).__name__} could not be forwarded"):
+                    self._forward(received)
         for refusal in self._receiver.drain_refusals():
             self._refusals.note(refusal)
         for link in self._links.values():
             answers, has_opened = link.receive(ready)
-            self._pass_back(link, answers, has_opened=has_opened)
+            self._forward_answers(link, answers, has_opened=has_opened)
 
     def close(self) -> None:
-        """Drop every connection. Nothing is lost by it: the ranks hold what their collector does not have."""
+        """Close every connection. Nothing is lost: the ranks hold what their collector has not acknowledged."""
         for link in self._links.values():
             link.close()
         self._receiver.close()
@@ -155,17 +155,17 @@ class Relay:
         )
 
     def _find_routing_id(self) -> str:
-        """The same in each life of this relay: where there are no keys, a rank belongs to the way its Hello came."""
+        """Return the same id after each restart: without keys, a rank belongs to the connection of its Hello."""
         machine = read_machine_id().partition("/")[0]
-        told = f"{machine}\0{self._hello.name}\0{self._config.listen}"
-        return f"relay-{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
+        text = f"{machine}\0{self._hello.name}\0{self._config.listen}"
+        return f"relay-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
-    def _pass_on(self, received: Received) -> None:
+    def _forward(self, received: Received) -> None:
         peer, message = received.peer, received.message
-        if not is_of_a_rank(message):
+        if not comes_from_rank(message):
             self._refused[UNEXPECTED] = self._refused.get(UNEXPECTED, 0) + 1
             return
-        endpoint = self._passengers.find_endpoint(peer, message)
+        endpoint = self._clients.find_endpoint(peer, message)
         if endpoint is not None:
             key = received.key if self._has_rank_keys else ""
             self._links[endpoint].add(peer, received.frame, key, urgent=is_urgent(message))
@@ -174,11 +174,11 @@ class Relay:
         if not isinstance(message, ClockPong):
             self._receiver.send_frame(peer, _HELLO_WANTED)
 
-    def _pass_back(self, link: CollectorLink, answers: list[RelayedFrame], *, has_opened: bool) -> None:
+    def _forward_answers(self, link: CollectorLink, answers: list[RelayedFrame], *, has_opened: bool) -> None:
         for answer in answers:
             if not self._receiver.send_frame(answer.peer, answer.frame):
-                self._passengers.forget(answer.peer)
+                self._clients.forget(answer.peer)
         if has_opened:
-            for peer in self._passengers.of(link.endpoint):
+            for peer in self._clients.of(link.endpoint):
                 if not self._receiver.send_frame(peer, _HELLO_WANTED):
-                    self._passengers.forget(peer)
+                    self._clients.forget(peer)

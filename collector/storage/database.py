@@ -1,9 +1,9 @@
-"""The SQLite file of a collector: how it is opened, locked, checked, brought to the latest version, written and read.
+"""Open, lock, check, migrate, write and read the SQLite file of a collector.
 
-One collector writes it, which holds a lock beside the file for as long as it lives; any number of readers. In WAL mode
-with `synchronous = NORMAL` a commit waits for no disk: what has been committed survives the death of the process at any
-moment, a power failure may cost the last commits and never the file. A file that is damaged, another program's or of a
-later release is refused and left as it is.
+One collector writes it, holding a lock beside the file for its lifetime; any number of readers. In WAL mode with
+`synchronous = NORMAL` a commit does not wait for the disk: committed data survives a crash of the process at any time;
+a power failure may lose the last commits and never the file. A file that is damaged, from another program or of a later
+release is refused and left unchanged.
 """
 
 import contextlib
@@ -21,18 +21,16 @@ from rankscope.collector.storage.migrations import MIGRATIONS, Migration
 from rankscope.measure.errors import UnavailableError
 
 APPLICATION_ID: Final = 0x5253494E
-"""RSIN: how a file of ours is told from a database of another program."""
+"""RSIN: distinguishes the store from a database of another program."""
 BUSY_S: Final = 0.2
-"""How long a write waits for a lock: the collector's other thread holds it for less, and ranks wait."""
+"""Longest wait of a write for the lock: the collector's other thread holds it for less, and ranks wait."""
 
 WAL_BYTES_KEPT: Final = 64 * 1024 * 1024
-"""The log of writes may grow beyond this while somebody reads a long history, and then shrinks to it again."""
+"""The write-ahead log may grow beyond this while a reader holds a long history, and then shrinks to it again."""
 CHECKED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Up to this size a file is checked as a whole when it is opened: some 0.2 s. Of a larger one, grown by the history of
-steps, only SMALL_TABLES are.
-"""
+"""Up to this size a file is checked as a whole when it is opened, in about 0.2 s; of a larger one only SMALL_TABLES."""
 SMALL_TABLES: Final = ("incidents", "runs", "lives", "collectives")
-"""Those without which a collector could not go on where it stood."""
+"""Tables that a collector needs to restore its state."""
 
 
 class DamagedStoreError(UnavailableError):
@@ -40,7 +38,7 @@ class DamagedStoreError(UnavailableError):
 
 
 class RefusedRowError(UnavailableError):
-    """SQLite refuses what is to be written, which is no sign that anything is wrong with the file."""
+    """SQLite refuses a row, which does not mean that anything is wrong with the file."""
 
 
 class Database:
@@ -54,20 +52,20 @@ class Database:
         lost: StoreLoss | None = None,
         now_wall_s: float = 0.0,
     ) -> None:
-        """Open the file, make it if it is not there, and bring it to the latest version.
+        """Open the file, create it if missing, and migrate it to the latest version.
 
-        `lost` is why this collector, which had the file open, opens it again: what is there now is used only if it is
-        the same file and sound. Else it is renamed, and a new one begun.
+        `lost` is why this collector, which had the file open, opens it again: the file is used only if it is the same
+        one and sound. Otherwise it is renamed, and a new one created.
         """
         self.path = path
-        self.went_on = False
-        """Whether the file that was lost was opened again."""
+        self.was_reopened = False
+        """Whether the lost file itself was opened again."""
         self.set_aside: Path | None = None
-        """Where the file is now that was at this path instead."""
+        """The new path of a file that was found at this path and renamed."""
         with contextlib.ExitStack() as undo, explaining(path):
             self._lock = undo.enter_context(contextlib.closing(_Lock(path)))
-            self.went_on = lost is not None and _is_sound(path, lost)
-            if lost is not None and not self.went_on:
+            self.was_reopened = lost is not None and _is_sound(path, lost)
+            if lost is not None and not self.was_reopened:
                 self.set_aside = _set_aside(path, lost.reason, now_wall_s)
             self.connection = undo.enter_context(contextlib.closing(_connect(path, "rwc")))
             _check(self.connection, path, len(migrations))
@@ -79,12 +77,12 @@ class Database:
             undo.pop_all()
 
     def find_loss(self) -> StoreLoss | None:
-        """Return why what is written now would be lost; None when the files are those that were opened."""
+        """Return why further writes would be lost; None when the files are those that were opened."""
         with explaining(self.path):
             return self._watch.find_loss()
 
     def check_content(self) -> StoreLoss | None:
-        """Return what SQLite finds damaged, reading the file anew; None when it is sound."""
+        """Read the file again and return what SQLite finds damaged; None when it is sound."""
         try:
             with explaining(self.path), contextlib.closing(_connect(self.path, "ro")) as connection:
                 _check(connection, self.path, len(MIGRATIONS))
@@ -93,11 +91,11 @@ class Database:
         return None
 
     def explain_damage(self, error: DamagedStoreError) -> StoreLoss:
-        """Return what a write that failed like this means."""
+        """Return the loss behind a write that failed with this error."""
         return self._watch.lose_content(str(error.__cause__))
 
-    def connect_again(self) -> sqlite3.Connection:
-        """One more connection to write with, for another thread. Whoever asks for it closes it before the database."""
+    def open_connection(self) -> sqlite3.Connection:
+        """Return another connection for writing, for another thread. The caller closes it before the database."""
         with explaining(self.path):
             connection = _connect(self.path, "rw")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -105,7 +103,7 @@ class Database:
             return connection
 
     def close(self) -> None:
-        """Let the file go. Twice does no harm."""
+        """Close the file. A second call does nothing."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.close()
         self._watch.close()
@@ -114,20 +112,20 @@ class Database:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or nothing."""
+    """Commit everything written in this context, or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # a full disk may have ended it already
+        with contextlib.suppress(sqlite3.Error):  # a full disk may have rolled it back already
             connection.execute("ROLLBACK")
         raise
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file to be read, whether a collector writes to it or not; nothing is changed. Raises UnavailableError."""
+    """Open the file for reading, whether or not a collector writes to it. Raises UnavailableError."""
     if not path.is_file():
         raise UnavailableError(f"there is no store at {path}; `store` of the collector's settings says where.")
     with explaining(path), contextlib.closing(_connect_to_read(path)) as connection:
@@ -136,38 +134,38 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether the file has this table: one that was never written to has none, and an older one not all."""
+    """Return whether the file has this table: a new one has none, and an older one not all."""
     found = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
     return bool(found.fetchone()[0])
 
 
 @contextlib.contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """What SQLite or the system says, as our error with what to do."""
+    """Turn errors of SQLite and the system in this context into UnavailableError with the cure."""
     try:
         yield
     except sqlite3.OperationalError as error:
         raise UnavailableError(
-            f"the store {path} cannot be used: {error}. It wants a local disk with free space, and a folder that is "
-            "there and may be written to."
+            f"the store {path} cannot be used: {error}. It needs a local disk with free space, and a folder that "
+            "exists and is writable."
         ) from error
     except sqlite3.DatabaseError as error:
         if type(error) is not sqlite3.DatabaseError:  # a constraint, a value too large: damage has no class of its own
             raise RefusedRowError(
-                f"the store {path} refuses what is to be written: {error}. That is a fault of the collector's own and "
-                "none of the file. Please report it."
+                f"the store {path} refuses a row: {error}. This is a bug of the collector, and the file is intact. "
+                "Please report it."
             ) from error
         raise DamagedStoreError(
-            f"the store {path} is damaged or no database: {error}. Move it away, or name another file as `store`."
+            f"the store {path} is damaged or not a database: {error}. Move it away, or set `store` to another file."
         ) from error
     except OSError as error:
         raise UnavailableError(
-            f"the store {path} cannot be used: {error.strerror}. Its folder must be there and may be written to."
+            f"the store {path} cannot be used: {error.strerror}. Its folder must exist and be writable."
         ) from error
 
 
 class _Lock:
-    """Held by the collector that writes the store: two would give the same ids to different incidents."""
+    """Lock of the collector that writes the store: two would give the same ids to different incidents."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -177,19 +175,19 @@ class _Lock:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UnavailableError(
-                    f"another collector writes to {path}; give each a `store` of its own."
+                    f"another collector writes to {path}; set a different `store` for each."
                 ) from error
             undo.pop_all()
 
     def close(self) -> None:
-        """Let it go. Twice does no harm."""
+        """Release the lock. A second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
 
 
 def _connect(path: Path, mode: str, also: str = "") -> sqlite3.Connection:
-    # The collector makes it in one thread and may use it in another one, never in two at a time.
+    # The collector opens it in one thread and may use it in another one, never in two at a time.
     return sqlite3.connect(
         f"file:{quote(str(path.absolute()))}?mode={mode}{also}",
         uri=True,
@@ -200,8 +198,8 @@ def _connect(path: Path, mode: str, also: str = "") -> sqlite3.Connection:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """A file in WAL mode needs its index even to be read. Where none is there and none can be made, for want of a
-    right to write in the folder, nobody writes: it may be read as if it never changed.
+    """Connect for reading. A file in WAL mode needs its index even for that. Where there is none and none can be made,
+    because the folder is read-only, no process writes either, and the file is read as immutable.
     """
     connection = _connect(path, "ro")
     try:
@@ -226,17 +224,17 @@ def _check(connection: sqlite3.Connection, path: Path, version_max: int) -> None
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION_ID and (application or tables):
-        raise UnavailableError(f"{path} is a database of another program; name another file as `store`.")
+        raise UnavailableError(f"{path} is a database of another program; set `store` to another file.")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > version_max:
         raise UnavailableError(
             f"{path} has version {version} and this rankscope knows versions up to {version_max}; upgrade rankscope, "
-            "or name another file as `store`."
+            "or set `store` to another file."
         )
 
 
 def _is_sound(path: Path, lost: StoreLoss) -> bool:
-    """Return whether the file that was lost is there and can be gone on with: only its log or its lock was removed."""
+    """Return whether the lost file is still there and usable: only its log or its lock was removed."""
     if find_inode(path) != lost.inode:
         return False
     try:
@@ -252,10 +250,10 @@ def _is_sound(path: Path, lost: StoreLoss) -> bool:
 def _set_aside(path: Path, reason: str, now_wall_s: float) -> Path | None:
     """Rename the file and its log, and return its new path; None when it is gone.
 
-    The log goes with it in any case: SQLite would play it into the new file.
+    The log is renamed in any case: SQLite would replay it into the new file.
     """
-    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_wall_s))
-    names = (f"{path}.{reason}-{moment}{ending}" for ending in ("", *(f"-{number}" for number in range(1, 100))))
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_wall_s))
+    names = (f"{path}.{reason}-{stamp}{ending}" for ending in ("", *(f"-{number}" for number in range(1, 100))))
     target = next(name for name in names if not any(os.path.lexists(f"{name}{end}") for end in ("", "-wal", "-shm")))
     found = [ending for ending in ("", "-wal", "-shm") if os.path.lexists(f"{path}{ending}")]
     for ending in found:

@@ -1,7 +1,7 @@
-"""Notices that the files of an open store are no longer those that were opened: SQLite itself does not.
+"""Detect that the files of an open store were removed, replaced, truncated or damaged: SQLite itself does not.
 
-A process that has opened a file goes on writing to it after it was removed or another one was put in its place, and
-what it writes is gone with the process. Overwritten pages are noticed by SQLite only when it reads them again.
+A process keeps writing to an open file after it was removed or replaced, and that data is lost when the process ends.
+SQLite notices overwritten pages only when it reads them again.
 """
 
 import os
@@ -17,10 +17,10 @@ REASONS: Final = (REMOVED, REPLACED, TRUNCATED, DAMAGED)
 MAGIC: Final = b"SQLite format 3\0"
 """The first bytes of every SQLite database."""
 COMPANIONS: Final = ("-wal", "-shm", "-lock")
-"""What belongs to the file while it is open: SQLite's log and its index, and our lock."""
+"""Files beside an open store: SQLite's log and its index, and the collector's lock."""
 
 Inode = tuple[int, int]
-"""Device and number: the same file, whatever its name is."""
+"""Device and inode number, which identify a file whatever its name."""
 
 
 class StoreLoss(NamedTuple):
@@ -32,7 +32,7 @@ class StoreLoss(NamedTuple):
 
 
 class FileWatch:
-    """The files of one open store, as they were. Of one thread at a time."""
+    """The files of one open store as they were last seen. For one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,15 +44,15 @@ class FileWatch:
         self.find_loss()
 
     def close(self) -> None:
-        """Close the file, after SQLite has. Twice does no harm."""
+        """Close the file, after SQLite has. A second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
 
     def find_loss(self) -> StoreLoss | None:
-        """Compare the files with what they were. It takes four stats and a read of 16 bytes.
+        """Compare the files with their former state, by four stats and a read of 16 bytes.
 
-        Raises OSError where that cannot be done.
+        Raises OSError where that fails.
         """
         try:
             found = self._path.stat()
@@ -88,7 +88,7 @@ class FileWatch:
 
 
 def find_inode(path: Path) -> Inode | None:
-    """Return which file is at this path; None where there is none."""
+    """Return device and inode of the file at this path; None where there is none."""
     try:
         return _to_inode(path.stat())
     except FileNotFoundError:

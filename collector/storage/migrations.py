@@ -1,16 +1,15 @@
-"""How the file of the store came to be: one chain of versions for the tables of everything that keeps something in it.
+"""Define the versions of the store's file, one chain for all of its tables.
 
-Version n of the file is what the first n entries of MIGRATIONS make of an empty one; it stands in
-`PRAGMA user_version`.
+Version n is the result of the first n entries of MIGRATIONS on an empty file; `PRAGMA user_version` holds it.
 """
 
 from typing import Final
 
 Migration = tuple[str, ...]
-"""Statements that lead from one version to the next, carried out in one transaction."""
+"""Statements that migrate one version to the next, in one transaction."""
 
 INCIDENTS: Final[Migration] = (
-    # AUTOINCREMENT keeps the last id also when its row has been forgotten: no id is given twice.
+    # AUTOINCREMENT keeps the last id also when its row was deleted: no id is given twice.
     """CREATE TABLE incidents (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         run TEXT NOT NULL,
@@ -23,7 +22,7 @@ INCIDENTS: Final[Migration] = (
 )
 
 RUNS_AND_HISTORY: Final[Migration] = (
-    # is_known: the collector that wrote it last still had it in memory, and the next one goes on with it.
+    # is_known: the collector that wrote it last still had it in memory, and the next one restores it.
     """CREATE TABLE runs (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         run TEXT NOT NULL UNIQUE,
@@ -52,7 +51,8 @@ RUNS_AND_HISTORY: Final[Migration] = (
         PRIMARY KEY (run_id, attempt, step)
     ) WITHOUT ROWID""",
     "CREATE INDEX steps_by_time ON steps (wall_s)",
-    # body: the columns of all ranks, packed (history/rank_intervals.py). A row for each rank would be ten times more.
+    # body: the columns of all ranks, packed (storage/rank_intervals.py). A row for each rank would take ten times the
+    # space.
     """CREATE TABLE rank_intervals (
         run_id INTEGER NOT NULL,
         attempt INTEGER NOT NULL,
@@ -66,8 +66,8 @@ RUNS_AND_HISTORY: Final[Migration] = (
 )
 
 COLLECTIVES: Final[Migration] = (
-    # The counts of all ranks of a run's present attempt, in columns (state/collective_counts.py). Not in its own row,
-    # which is written each second.
+    # Counts of all ranks of a run's present attempt, in columns (steps/collective_totals.py). Not in the row of the
+    # run, which is written each second.
     """CREATE TABLE collectives (
         run_id INTEGER PRIMARY KEY,
         body BLOB NOT NULL
@@ -75,4 +75,4 @@ COLLECTIVES: Final[Migration] = (
 )
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY, COLLECTIVES)
-"""All of them. Never changed, only added to. Incidents have a `body` in every version: reading them needs no more."""
+"""All migrations; never change one, only append. Incidents have a `body` in every version, and readers need no more."""

@@ -1,12 +1,12 @@
-"""The history of a run as Parquet files, for pandas, DuckDB, Spark: `rankscope report RUN --parquet FOLDER`.
+"""Export the history of a run as Parquet files, for pandas, DuckDB, Spark: `rankscope report RUN --parquet FOLDER`.
 
     FOLDER/steps.parquet   a row a step: attempt, step, wall_s, ranks, median_ns, longest_ns, slowest_rank, and a column
                            `phase_NAME_ns` for each phase that any step of the run has
     FOLDER/ranks.parquet   a row a rank and interval: attempt, begin_wall_s, end_wall_s, rank, steps, and the means and
                            medians of `rank_intervals.COLUMNS`
 
-FOLDER is a path or what fsspec knows (`s3://bucket/history`). Needs `pip install rankscope[parquet]`. What is not known
-is null, and both files name the run in their metadata, as `rankscope.run`.
+FOLDER is a path or a URL that fsspec supports (`s3://bucket/history`). Needs `pip install rankscope[parquet]`. Unknown
+values are null, and both files name the run in their metadata, as `rankscope.run`.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ from rankscope.measure.errors import UnavailableError
 ROWS_PER_GROUP: Final = 50_000
 """Rows that are in memory at a time, about 10 MB."""
 WHOLE: Final = frozenset({"rank", "steps"})
-"""Columns of an interval that are whole numbers."""
+"""Columns of an interval with whole numbers."""
 
 
 def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
-    """Write both files, in place of older ones, and return their names. Raises UnavailableError, with the cure."""
+    """Write both files, replacing older ones, and return their names. Raises UnavailableError, with the cure."""
     try:
-        import pyarrow as pa  # noqa: PLC0415 - an extra, asked for by those who want it
+        import pyarrow as pa  # noqa: PLC0415 - an optional extra
         from fsspec.core import url_to_fs  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise UnavailableError(f"{error}; `pip install rankscope[parquet]` brings what Parquet needs.") from error
+        raise UnavailableError(f"{error}; `pip install rankscope[parquet]` installs what Parquet needs.") from error
     steps, ranks = f"{folder.rstrip('/')}/steps.parquet", f"{folder.rstrip('/')}/ranks.parquet"
     try:
         files, place = url_to_fs(folder)
@@ -42,8 +42,8 @@ def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
         _write_ranks(pa, files, f"{place}/ranks.parquet", history)
     except (OSError, ValueError, ImportError, pa.ArrowException) as error:
         raise UnavailableError(
-            f"the Parquet files cannot be written to {folder}: {error}. Name a folder that can be written to, or a URL "
-            "that fsspec knows."
+            f"the Parquet files cannot be written to {folder}: {error}. Name a writable folder, or a URL "
+            "that fsspec supports."
         ) from error
     return steps, ranks
 

@@ -1,4 +1,4 @@
-"""The history of a run as it is read: from the file, whether a collector writes to it or not. Nothing is changed."""
+"""Read the history of a run from the store, whether or not a collector writes to it."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from rankscope.collector.storage.run_store import KeptRun, load_run
 from rankscope.measure.errors import UnavailableError
 
 NAMES_SHOWN_MAX: Final = 8
-"""Runs named when the one that was asked for is not there."""
+"""Runs named in the error when the requested one is not there."""
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Some steps after one another: `steps` of them are in the history. `median_ns` is the mean of their medians over
-    the ranks, `longest_ns` the longest that any rank took for one, `wall_s` when the last of them had come in.
+    """A range of steps, of which `steps` are in the history. `median_ns` is the mean of their medians over the ranks,
+    `longest_ns` the longest duration of any rank, `wall_s` when the last of them was complete.
     """
 
     attempt: int
@@ -34,16 +34,18 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunHistory:
-    """One run in an open file. Made by `opening_run`."""
+    """One run in an open file, made by `opening_run`."""
 
     def __init__(self, connection: sqlite3.Connection, run_id: int, kept: KeptRun) -> None:
         self._connection = connection
         self._run_id = run_id
         self.kept = kept
-        """The run as it was last saved, its findings and the lives of its last attempt."""
+        """The run as it was last saved, with its findings and the ranks of its last attempt."""
 
     def read_curve(self, points_max: int) -> list[CurvePoint]:
-        """All its steps in order, at most so many points: neighbours are drawn together where there are more."""
+        """Return all steps in order as at most `points_max` points; neighbouring steps are merged where there are
+        more.
+        """
         (count,) = self._connection.execute("SELECT count(*) FROM steps WHERE run_id = ?", (self._run_id,)).fetchone()
         rows = self._connection.execute(
             "SELECT attempt, min(step), max(step), count(*), max(wall_s), avg(median_ns), max(longest_ns) FROM "
@@ -55,7 +57,7 @@ class RunHistory:
         return [CurvePoint(**dict(zip(names, row, strict=True))) for row in rows]
 
     def read_steps(self) -> Iterator[StepAggregate]:
-        """Every step in order."""
+        """Iterate over all steps in order."""
         rows = self._connection.execute(
             "SELECT attempt, step, wall_s, ranks, median_ns, longest_ns, slowest_rank, phases_ns FROM steps "
             "WHERE run_id = ? ORDER BY attempt, step",
@@ -66,8 +68,8 @@ class RunHistory:
             yield StepAggregate(**named, phases_ns=_decode_phases(phases_ns))
 
     def read_intervals(self, last: int | None = None) -> Iterator[RankInterval]:
-        """The intervals of its ranks, oldest first; only the last so many when `last` is given. One that cannot be read
-        is left out.
+        """Iterate over the intervals of its ranks, oldest first; over the `last` ones only when that is given.
+        Unreadable ones are skipped.
         """
         rows = self._connection.execute(
             "SELECT * FROM (SELECT attempt, begin_wall_s, end_wall_s, body FROM rank_intervals WHERE run_id = ? "
@@ -75,20 +77,20 @@ class RunHistory:
             (self._run_id, -1 if last is None else last),
         )
         for attempt, begin_wall_s, end_wall_s, body in rows:
-            columns = _unpack_or_nothing(body)
+            columns = _try_unpack(body)
             if columns is not None:
                 yield RankInterval(attempt, begin_wall_s, end_wall_s, columns)
 
 
 @contextmanager
 def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
-    """The history of the run of this id, or of the latest of this name, in this file. Raises UnavailableError when
-    there is none, or the file cannot be used.
+    """Open the history of the run with this id, or of the latest with this name. Raises UnavailableError when there is
+    none, or the file cannot be used.
     """
     with reading(path) as connection:
         if not has_table(connection, "runs"):
             raise UnavailableError(f"{path} holds no history yet; a collector of this release writes one into it.")
-        # Ids of a name follow it in order: NAME@TIME. Of what else begins with it none is chosen.
+        # The ids of a name follow it in order, as NAME@TIME; choose_run_id drops other texts that begin with it.
         like = connection.execute(
             "SELECT run FROM runs WHERE run = ? OR (run > ? AND run < ?)", (run, f"{run}@", f"{run}A")
         )
@@ -119,7 +121,7 @@ def _decode_phases(body: str) -> Mapping[str, int]:
         return {}
 
 
-def _unpack_or_nothing(body: bytes) -> dict[str, Column] | None:
+def _try_unpack(body: bytes) -> dict[str, Column] | None:
     try:
         return unpack(body)
     except ValueError:

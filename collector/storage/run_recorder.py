@@ -1,12 +1,12 @@
-"""The thread that writes runs and their history to the store, and what the collector's loop tells it once a tick.
+"""Write runs and their history to the store from a thread of its own, with the changes of each tick.
 
-The loop never waits for the disk: it hands over what has changed, and while a write goes on, that adds up to the next
-one. When nothing can be written the collector goes on in memory, says so, tries again every RETRY_S, and then has
-everything but what had to give way (`write_batch.py`).
+The collector's loop never waits for the disk: it queues its changes, which accumulate while a write is in progress.
+While nothing can be written the collector continues in memory, reports it, tries again every RETRY_S, and then writes
+everything that was not dropped meanwhile (`write_batch.py`).
 
-What /metrics shows is the last picture whose counters are in the store, mostly that of the last tick. So no counter of
-a live run is ever seen to go backwards, also when the collector is killed between two ticks and started again. A
-picture that is EXPORT_LAG_S_MAX old is given up for the present one: numbers that stand still would be worse.
+/metrics shows the latest snapshot whose counters are in the store, usually that of the last tick. So no counter of a
+live run is ever seen to decrease, also when the collector is killed between two ticks and restarted. A snapshot that
+is EXPORT_LAG_S_MAX old is replaced by the present one: frozen numbers would be worse.
 """
 
 import contextlib
@@ -30,43 +30,42 @@ from rankscope.collector.storage.database import DamagedStoreError, Database, Re
 from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.rank_intervals import RankIntervals
 from rankscope.collector.storage.run_store import HistoryStore, KeptRun
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
 LOG = logging.getLogger("rankscope.collector")
 
 RETRY_S: Final = 5.0
-"""Between two tries to write while that fails: what waits is bounded, and a try costs some milliseconds."""
+"""Time between two tries while writes fail: pending changes are bounded, and a try costs some milliseconds."""
 PRUNE_S: Final = 30.0
-"""Between two looks for what is too old, or too much."""
+"""Time between two deletions of rows that are too old or too many."""
 EXPORT_LAG_S_MAX: Final = 10.0
-"""Shorter than the usual scrape interval of 15 s; 8,192 lives took 0.4 to 0.7 s to write beside their reports."""
+"""Shorter than the usual scrape interval of 15 s, and longer than a write of many ranks."""
 REFRESH_S: Final = 30.0
-"""How old the saved totals of a life become before they are saved again, where neither its counters have changed nor
-collectives of its run were counted.
-"""
+"""Age at which the totals of a rank are saved again, where neither its counters nor the collectives of its run have
+changed."""
 REFRESHED_MAX: Final = 512
-"""So many of a run at a time, the oldest first: /metrics waits for what is written."""
+"""Most ranks of a run whose totals are refreshed in one tick, the oldest first: /metrics waits for the write."""
 CHECK_S: Final = 60.0
-"""Between two checks of the file's content, which is read anew: 0.2 s at most (store/database.py)."""
+"""Time between two checks of the file's content, each 0.2 s at most (storage/database.py)."""
 END_S_MAX: Final = 10.0
-"""How long the last write may take when the collector ends."""
+"""Longest wait for the last write when the collector ends."""
 STORE: Final = "history_store"
-"""What a failure of the store is counted as; so are rows that cannot be read."""
+"""Label of failures of the store, and of unreadable rows, in the counts of errors."""
 RUN: Final = "history_run"
-"""What a run is counted as that could not be handed over."""
+"""Label of runs that could not be handed to the store, in the counts of errors."""
 
 
 class StoreCounts(NamedTuple):
-    """The store about itself: the size of what it holds, and the lines of history that gave way in memory."""
+    """Used bytes of the store, and rows of the history that were dropped while it could not be written."""
 
     bytes_used: int
-    lines_dropped: int
+    rows_dropped: int
 
 
 class _Saved(NamedTuple):
-    """What a life was when it was saved, and how many steps of its run had had their collectives counted."""
+    """Counters of a rank when it was saved, and how many steps of its run had counted collectives then."""
 
     counters: tuple[object, ...]
     at_wall_s: float
@@ -74,7 +73,7 @@ class _Saved(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """One run, its story, and what is new of its lives and of its history. `known` is what is then in the store."""
+    """Changes of one run: its state, story, ranks and history. `known` is in the store once they are written."""
 
     saved: SavedRun
     story: SavedStory
@@ -85,25 +84,25 @@ class _Changes(NamedTuple):
 
 
 class UnwrittenState(NamedTuple):
-    """What a recorder leaves whose store was lost: what waited, intervals begun, and the last picture shown."""
+    """State of a recorder whose store was lost: pending changes, open intervals, and the last exported snapshot."""
 
-    batch: Batch
+    batch: WriteBatch
     intervals: RankIntervals
     shown: Snapshot | None
 
     def choose_exported(self, present: Snapshot) -> Snapshot:
-        """Return the snapshot for /metrics until there is another recorder: the last one shown, or a later one."""
+        """Return the snapshot for /metrics until there is another recorder: the last exported one, or the present."""
         return present if self.shown is None or is_too_old(self.shown, present) else self.shown
 
 
 def is_too_old(snapshot: Snapshot, present: Snapshot) -> bool:
-    """Return whether /metrics gives a snapshot up for the present one, also because the wall clock was set back."""
+    """Return whether /metrics replaces a snapshot by the present one, also because the wall clock was set back."""
     return not 0.0 <= present.wall_s - snapshot.wall_s < EXPORT_LAG_S_MAX
 
 
 class Recorder:
-    """Told of everything once a tick by the collector's loop. `count` is called with what has gone wrong, each time.
-    `compute_slot`: with whom its thread takes turns.
+    """Writes the runs of the collector's loop, which calls `tick`. `count` is called with the label of each error;
+    `compute_slot` is shared with the other threads that compute for long.
     """
 
     def __init__(
@@ -114,155 +113,155 @@ class Recorder:
         *,
         compute_slot: ComputeSlot = contextlib.nullcontext,
     ) -> None:
-        """Open the file once more, for the thread. Raises UnavailableError when that cannot be done."""
+        """Open another connection, for the thread. Raises UnavailableError when that fails."""
         self._database = database
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
-        self._turns = GilYielder(compute_slot)
+        self._gil = GilYielder(compute_slot)
         self._intervals = RankIntervals(config.history_interval_s)
-        self._lives: dict[tuple[str, int], _Saved] = {}
+        self._saved: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
         self._collectives: dict[str, tuple[int, int]] = {}
-        """Of each run the attempt whose collectives were handed over last, and how many steps were counted then."""
+        """By run: the attempt whose collectives were queued last, and how many steps were counted then."""
         self._changed = threading.Condition()
-        self._waiting = Batch()
-        self._has_waiting = self._is_ending = False
+        self._pending = WriteBatch()
+        self._has_pending = self._is_ending = False
         self._problem: str | None = None
         self._lost: StoreLoss | None = None
         self._checked_s = time.monotonic()
         self._bytes_used = 0
         self._pruned_wall_s: float | None = None
-        self._kept: Snapshot | None = None
-        self._shown: Snapshot | None = None
+        self._written: Snapshot | None = None
+        self._exported: Snapshot | None = None
         self._failures_counted = self._failures = 0
         self._faults = FaultLog(SystemClock())
-        """Logs what `count` counts, one of a kind a minute."""
+        """Logs the errors that `count` counts, one of a kind a minute."""
         self._thread = threading.Thread(target=self._work, name="rankscope-store", daemon=True)
 
     # -- the collector's loop -----------------------------------------------------------------------------------------
 
     def load(self) -> tuple[KeptRun, ...]:
-        """The runs that the last collector still knew. Before `start`."""
+        """Return the runs that the last collector still knew. Call it before `start`."""
         try:
             loaded = self._store.load()
         except UnavailableError as error:
             self._count(STORE)
-            LOG.error("%s No run is gone on with.", error)  # noqa: TRY400 - said
+            LOG.error("%s No run was restored.", error)  # noqa: TRY400 - expected
             return ()
         if loaded.rows_unreadable:
             self._count(STORE)
-            LOG.error("rows of the store that cannot be read and are left out: %d", loaded.rows_unreadable)
+            LOG.error("skipped %d unreadable rows of the store", loaded.rows_unreadable)
         return loaded.runs
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def resume(self, unwritten: UnwrittenState) -> None:
-        """Write also what the recorder of a lost store could not. Before `start`."""
-        self._waiting.take_back(unwritten.batch)
-        self._waiting.dropped = unwritten.batch.dropped
-        self._intervals, self._shown = unwritten.intervals, unwritten.shown
+        """Take over the unwritten state of the recorder of a lost store. Call it before `start`."""
+        self._pending.merge_earlier(unwritten.batch)
+        self._pending.dropped = unwritten.batch.dropped
+        self._intervals, self._exported = unwritten.intervals, unwritten.shown
 
     def abandon(self) -> UnwrittenState:
-        """End, when the store is lost, and return what another recorder is to go on with."""
+        """End after the store was lost, and return the state for the next recorder."""
         self._thread.join()
         self._store.close()
-        return UnwrittenState(self._waiting, self._intervals, self._shown)
+        return UnwrittenState(self._pending, self._intervals, self._exported)
 
-    def tick(self, jobs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
-        """Hand over what has changed. `snapshot` is of the same moment as the jobs."""
+    def tick(self, runs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
+        """Queue the changes of all runs. `snapshot` has the same state as `runs`."""
         found: list[_Changes] = []
-        for job in jobs:
-            with self._containing(job.run):
-                changes = self._find_changes(job, clocks, is_last=is_last)
+        for run in runs:
+            with self._containing(run.run):
+                changes = self._find_changes(run, clocks, is_last=is_last)
                 if changes is not None:
                     found.append(changes)
         with self._changed:
             for changes in found:
                 self._put(changes)
-            self._waiting.snapshot = snapshot
-            self._has_waiting = True
+            self._pending.snapshot = snapshot
+            self._has_pending = True
             self._changed.notify()
             failures = self._failures
-        # Of all ranks this takes long, and /metrics waits for what was handed over: it is written with what comes next.
+        # Intervals of all ranks take long, and /metrics waits for the write: they are queued for the next one.
         for changes in found:
             with self._containing(changes.saved.run):
-                self._hand_interval_over(changes.saved, snapshot, clocks, is_last=is_last or changes.saved.is_over)
+                self._queue_interval(changes.saved, snapshot, clocks, is_last=is_last or changes.saved.is_over)
         for _ in range(failures - self._failures_counted):
             self._count(STORE)
         self._failures_counted = failures
 
     @contextlib.contextmanager
     def _containing(self, run: str) -> Iterator[None]:
-        """A mistake of ours about one run is that run's alone."""
+        """Contain a fault in the state of one run, so that the others are written."""
         try:
             yield
         except Exception:  # noqa: BLE001 - it is noted
             self._count(RUN)
-            self._faults.note(RUN, "could not be handed to the store; the others are", run=run)
+            self._faults.note(RUN, "could not be handed to the store; continuing with the other runs", run=run)
 
-    def _hand_interval_over(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
+    def _queue_interval(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
         run, attempt = saved.run, saved.attempt
-        # Asked first, so that nobody has to summarize all ranks for nothing.
+        # Checked first, since a summary of all ranks is expensive.
         if not self._intervals.is_due(run, attempt, clocks.wall_s, is_last=is_last):
             return
-        interval = self._intervals.look(snapshot.summarize_run(run), attempt, clocks.wall_s, is_last=is_last)
+        interval = self._intervals.update(snapshot.summarize_run(run), attempt, clocks.wall_s, is_last=is_last)
         if interval is not None:
             with self._changed:
-                self._waiting.add_interval(run, interval)
+                self._pending.add_interval(run, interval)
 
-    def _find_changes(self, job: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
-        run, steps = job.run, job.collect_finished_steps(clocks.wall_s)
-        saved = job.save(clocks)
+    def _find_changes(self, state: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
+        run, steps = state.run, state.collect_finished_steps(clocks.wall_s)
+        saved = state.save(clocks)
         if saved is None:
             return None
-        story = job.save_story()
-        lives, known, old = {}, {}, []
-        ranks, collectives = job.lives, job.save_collectives()
+        story = state.save_story()
+        saved_ranks, known, old = {}, {}, []
+        ranks, collectives = state.lives, state.save_collectives()
         changed = []
-        for number, rank in chunked(ranks.items(), job.rest):
-            before = self._lives.get((run, number))
+        for number, rank in chunked(ranks.items(), state.rest):
+            before = self._saved.get((run, number))
             if is_last or before is None or before.counters != rank.counters:
                 changed.append(number)
             elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
-        for number in chunked(changed, job.rest):
-            lives[run, number] = saved.attempt, job.save_rank(ranks[number], clocks)
+        for number in chunked(changed, state.rest):
+            saved_ranks[run, number] = saved.attempt, state.save_rank(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
-        return _Changes(saved, story, lives, collectives, known, steps)
+        return _Changes(saved, story, saved_ranks, collectives, known, steps)
 
     def _put(self, changes: _Changes) -> None:
-        """Into what waits, whose lock is held."""
-        waiting, run = self._waiting, changes.saved.run
-        waiting.put_run(changes.saved)
+        """Add changes to the pending batch, whose lock is held."""
+        pending, run = self._pending, changes.saved.run
+        pending.put_run(changes.saved)
         if self._stories.get(run) != changes.story:
-            waiting.stories[run] = self._stories[run] = changes.story
+            pending.stories[run] = self._stories[run] = changes.story
         counted = changes.saved.attempt, changes.collectives.steps
         if self._collectives.get(run) != counted:
-            waiting.collectives[run], self._collectives[run] = changes.collectives, counted
-        waiting.ranks.update(changes.ranks)
-        self._lives.update(changes.known)
+            pending.collectives[run], self._collectives[run] = changes.collectives, counted
+        pending.ranks.update(changes.ranks)
+        self._saved.update(changes.known)
         for step in changes.steps:
-            waiting.add_step(run, step)
+            pending.add_step(run, step)
 
     def _is_old(self, saved: _Saved, wall_s: float) -> bool:
-        # A wall clock that has jumped back must not put it off.
+        # A wall clock that was set back must not delay it.
         return not 0.0 <= wall_s - saved.at_wall_s < REFRESH_S
 
     def forget(self, run: str) -> None:
-        """The collector no longer knows the run; its history stays."""
+        """Forget a run that the collector has forgotten; its history stays."""
         with self._changed:
-            self._waiting.forget(run)
+            self._pending.forget(run)
         self._intervals.forget(run)
         self._stories.pop(run, None)
         self._collectives.pop(run, None)
-        self._lives = {key: saved for key, saved in self._lives.items() if key[0] != run}
+        self._saved = {key: saved for key, saved in self._saved.items() if key[0] != run}
 
     def shut_down(self) -> None:
-        """Write what waits, once, and end. Runs stay known: the next collector goes on with them."""
+        """Write the pending changes once, and end. Runs stay known, and the next collector restores them."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
@@ -275,31 +274,32 @@ class Recorder:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be written at the moment; None when all is well."""
+        """Why the last write failed; None when it succeeded."""
         return self._problem
 
     @property
     def lost(self) -> StoreLoss | None:
-        """Why this recorder will write nothing more and is to be replaced by one for another file; None otherwise."""
+        """Why this recorder has stopped and must be replaced by one for another file; None while it works."""
         return self._lost
 
     @property
     def counts(self) -> StoreCounts:
-        """The store about itself."""
-        return StoreCounts(self._bytes_used, self._waiting.dropped)
+        """Size of the store, and dropped rows."""
+        return StoreCounts(self._bytes_used, self._pending.dropped)
 
     def choose_exported(self, present: Snapshot) -> Snapshot:
-        """The picture for /metrics: the last one that is kept, and never one older than was shown before.
+        """Return the snapshot for /metrics: the last written one, and never an older one than was exported before.
 
-        When the store was lost, the last one shown stays until one is in the new file, EXPORT_LAG_S_MAX at most.
+        When the store was lost, the last exported one stays until another is in the new file, for EXPORT_LAG_S_MAX at
+        most.
         """
         with self._changed:
-            held = self._kept or self._shown
+            latest = self._written or self._exported
             is_failing = self._problem is not None and self._lost is None
-            chosen = present if held is None or is_failing or is_too_old(held, present) else held
-            if self._shown is not None and chosen.wall_s < self._shown.wall_s <= present.wall_s:
-                chosen = self._shown
-            self._shown = chosen
+            chosen = present if latest is None or is_failing or is_too_old(latest, present) else latest
+            if self._exported is not None and chosen.wall_s < self._exported.wall_s <= present.wall_s:
+                chosen = self._exported
+            self._exported = chosen
             return chosen
 
     # -- the thread ---------------------------------------------------------------------------------------------------
@@ -311,40 +311,40 @@ class Recorder:
                 pause_s = RETRY_S if self._problem is not None else None
                 if pause_s is not None:
                     self._changed.wait_for(lambda: self._is_ending, pause_s)
-                self._changed.wait_for(lambda: self._is_ending or self._has_waiting)
-                batch, is_ending = self._waiting, self._is_ending
-                self._waiting, self._has_waiting = Batch(), False
-                self._waiting.dropped = batch.dropped
+                self._changed.wait_for(lambda: self._is_ending or self._has_pending)
+                batch, is_ending = self._pending, self._is_ending
+                self._pending, self._has_pending = WriteBatch(), False
+                self._pending.dropped = batch.dropped
             self._write(batch)
             if is_ending or self._lost is not None:
                 return
             if self._problem is None and batch.snapshot is not None:
                 self._prune(batch.snapshot.wall_s)
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         try:
             lost = self._find_loss()
             if lost is None:
-                self._store.write(batch, self._turns)
+                self._store.write(batch, self._gil)
                 self._bytes_used = self._store.bytes_used
         except DamagedStoreError as error:
             lost = self._database.explain_damage(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it may not end the thread
+        except Exception as error:  # noqa: BLE001 - no error may end the thread
             is_own_fault = isinstance(error, RefusedRowError) or not isinstance(error, UnavailableError)
             if is_own_fault:
-                self._faults.note(STORE, "history could not be written: a fault of the collector's own")
+                self._faults.note(STORE, "the history could not be written, because of a bug of the collector")
             self._fail(str(error))
-            self._take_back(batch, keep_lines=not is_own_fault)
+            self._requeue(batch, keep_rows=not is_own_fault)
             return
         if lost is not None:
-            self._lost = lost  # before the problem: what is shown stays
+            self._lost = lost  # before the problem, so that the exported snapshot stays
             self._fail(lost.text)
-            self._take_back(batch)
+            self._requeue(batch)
             return
         if self._problem is not None:
-            LOG.warning("runs and their history are written to the store again")
+            LOG.warning("the store is writable again; runs and their history are written to it")
         with self._changed:
-            self._problem, self._kept = None, batch.snapshot or self._kept
+            self._problem, self._written = None, batch.snapshot or self._written
 
     def _find_loss(self) -> StoreLoss | None:
         lost = self._database.find_loss()
@@ -353,30 +353,30 @@ class Recorder:
             self._checked_s = time.monotonic()
         return lost
 
-    def _take_back(self, batch: Batch, *, keep_lines: bool = True) -> None:
-        """Have a batch written again; without its lines where one of them may be why no batch could ever be."""
+    def _requeue(self, batch: WriteBatch, *, keep_rows: bool = True) -> None:
+        """Queue a batch again; without its rows of history where one of them may be the cause of the failure."""
         with self._changed:
-            if not keep_lines:
-                self._waiting.dropped += batch.drop_lines()
-            self._waiting.take_back(batch)
-            self._has_waiting = True
+            if not keep_rows:
+                self._pending.dropped += batch.drop_rows()
+            self._pending.merge_earlier(batch)
+            self._has_pending = True
 
     def _fail(self, problem: str) -> None:
         if self._problem is None:
-            LOG.error("%s Until it can be written to, runs and their history are kept in memory.", problem)
+            LOG.error("%s Until the store is writable again, runs and their history are kept in memory.", problem)
         self._problem = problem
         self._failures += 1
 
     def _prune(self, now_wall_s: float) -> None:
-        # A wall clock that has jumped back must not put it off.
+        # A wall clock that was set back must not delay it.
         if self._pruned_wall_s is not None and 0.0 <= now_wall_s - self._pruned_wall_s < PRUNE_S:
             return
         self._pruned_wall_s = now_wall_s
         oldest_wall_s = now_wall_s - self._config.history_kept_s
         try:
-            # Each turn is short, and the loop's own writes come in between.
+            # In short transactions, between which pending changes are written.
             while self._store.prune(oldest_wall_s, self._config.history_bytes_max):
-                if self._has_waiting:
+                if self._has_pending:
                     break
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(str(error))

@@ -1,5 +1,6 @@
-"""What waits to be written to the store. Pure: states take the place of older ones, lines of the history add up, and
-both are bounded, however long nothing can be written.
+"""Collect the changes that wait to be written to the store. Pure.
+
+Newer states replace older ones, rows of the history accumulate, and both are bounded, however long writes fail.
 """
 
 from collections import deque
@@ -12,18 +13,18 @@ from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.rank_intervals import RankInterval
 
 STEPS_WAITING_MAX: Final = 100_000
-"""About 60 MB, and a day of a run with a step a second; beyond that the oldest give way and are counted."""
+"""About 60 MB, a day of a run with a step a second; beyond it the oldest are dropped and counted."""
 INTERVALS_WAITING_MAX: Final = 240
 """Four hours of one run; of 16,384 ranks 95 MB."""
 
 FORGOTTEN_RUNS_MAX: Final = 1_000
-"""Runs that are over and no longer known, whose last state waits: three hours of a job that is started every 10 s."""
-LIVES_WAITING_MAX: Final = 65_536
-"""Lives of all runs, some 130 MB; beyond that those of forgotten runs give way. Of runs that are known `ranks_max`."""
+"""Forgotten runs whose last state waits: three hours of a run that is started every 10 s."""
+RANKS_WAITING_MAX: Final = 65_536
+"""Ranks of all runs, about 130 MB; beyond it those of forgotten runs are dropped. Known runs have `ranks_max`."""
 
 
-class Batch:
-    """Everything that has changed since it was last written. Of one thread at a time."""
+class WriteBatch:
+    """Changes since the last write. For one thread at a time."""
 
     def __init__(self, steps_max: int = STEPS_WAITING_MAX, intervals_max: int = INTERVALS_WAITING_MAX) -> None:
         self._steps_max = steps_max
@@ -31,47 +32,47 @@ class Batch:
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
         self.ranks: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
-        """By run and rank: the attempt, and the life in it, or what it is made from when it is written."""
+        """By run and rank: the attempt, and the saved rank or the object that builds it when it is written."""
         self.collectives: dict[str, CollectiveSums] = {}
-        """Of all ranks of a run's present attempt."""
+        """By run: the collectives of all ranks in its present attempt."""
         self.steps: deque[tuple[str, StepAggregate]] = deque()
         self.intervals: deque[tuple[str, RankInterval]] = deque()
         self.forgotten: set[str] = set()
-        """Runs that the collector no longer knows."""
+        """Runs that the collector has forgotten."""
         self.snapshot: Snapshot | None = None
-        """The picture whose counters these states hold."""
+        """The snapshot with the counters of these states."""
         self.dropped = 0
-        """What gave way: lines of the history, steps and intervals, and the last states of forgotten runs."""
+        """Dropped rows of the history, steps and intervals, and last states of forgotten runs."""
 
     def put_run(self, saved: SavedRun) -> None:
-        """A run as it is now."""
+        """Replace the state of a run."""
         self.runs[saved.run] = saved
         self.forgotten.discard(saved.run)
 
     def forget(self, run: str) -> None:
-        """A run is no longer known; what it was last stays to be written, as far as there is room."""
+        """Mark a run as forgotten; its last state is still written, as far as there is room."""
         self.forgotten.add(run)
         self._trim_runs()
 
     def add_step(self, run: str, step: StepAggregate) -> None:
-        """One more line of the history."""
+        """Add a step to the history."""
         self.steps.append((run, step))
         self._trim()
 
     def add_interval(self, run: str, interval: RankInterval) -> None:
-        """One more stretch of all ranks."""
+        """Add an interval of all ranks to the history."""
         self.intervals.append((run, interval))
         self._trim()
 
-    def drop_lines(self) -> int:
-        """Let go of all lines of the history, and return how many there were."""
+    def drop_rows(self) -> int:
+        """Drop all rows of the history, and return how many there were."""
         count = len(self.steps) + len(self.intervals)
         self.steps.clear()
         self.intervals.clear()
         return count
 
-    def take_back(self, earlier: "Batch") -> None:
-        """A batch that could not be written, before this one was begun: what has changed since counts."""
+    def merge_earlier(self, earlier: "WriteBatch") -> None:
+        """Add an earlier batch that could not be written; changes in this one win."""
         self.forgotten |= earlier.forgotten - self.runs.keys()
         self.runs = {**earlier.runs, **self.runs}
         self.stories = {**earlier.stories, **self.stories}
@@ -84,14 +85,14 @@ class Batch:
         self._trim_runs()
 
     def _trim_runs(self) -> None:
-        """Each start of a name is another run: while nothing can be written their number is not that of the names."""
+        """Drop the oldest forgotten runs beyond the limits: each start of a run adds one while writes fail."""
         forgotten = [run for run in self.runs if run in self.forgotten]
-        while len(forgotten) > FORGOTTEN_RUNS_MAX or (forgotten and len(self.ranks) > LIVES_WAITING_MAX):
+        while len(forgotten) > FORGOTTEN_RUNS_MAX or (forgotten and len(self.ranks) > RANKS_WAITING_MAX):
             oldest = forgotten.pop(0)
             del self.runs[oldest]
             self.stories.pop(oldest, None)
             self.collectives.pop(oldest, None)
-            self.ranks = {key: life for key, life in self.ranks.items() if key[0] != oldest}
+            self.ranks = {key: rank for key, rank in self.ranks.items() if key[0] != oldest}
             self.dropped += 1
 
     def _trim(self) -> None:

@@ -133,7 +133,7 @@ def test_fault_in_reading_messages_does_not_end_a_relay(caplog: pytest.LogCaptur
     config = RelayConfig(listen="tcp://127.0.0.1:0", collector="tcp://127.0.0.1:1")  # nothing listens there
     with pytest.MonkeyPatch.context() as patch, contextlib.closing(Relay(config, SystemClock())) as relay:
         patch.setattr(Receiver, "receive", fail)
-        relay.take_turn(0)
+        relay.run_once(0)
     assert "messages could not be read" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 

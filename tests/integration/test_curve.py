@@ -44,7 +44,7 @@ class Folder:
     def serve(self) -> Receiver:
         """A receiver with these keys."""
         allowed = AllowedKeys(str(self.path / "allowed"), SystemClock())
-        return Receiver("tcp://127.0.0.1:0", curve=CurveServer(self.collector, allowed.holds))
+        return Receiver("tcp://127.0.0.1:0", curve=CurveServer(self.collector, allowed.is_allowed))
 
     def for_agent(self, own: KeyPair | None = None) -> ClientKeys:
         """What an agent has that knows this collector."""

@@ -312,14 +312,14 @@ WRITES = 60
 WRITER = """
 import itertools, sys
 from pathlib import Path
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.database import Database
 from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 store = HistoryStore(Database(Path(sys.argv[1])))
 for number in itertools.count():
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of("story", attempt=number))
     batch.ranks["story", 0] = number, life_of("story", 0)
     batch.add_step("story", step_of(number))

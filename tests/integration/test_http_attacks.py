@@ -18,7 +18,7 @@ import pytest
 
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_store import HistoryStore
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from tests.integration.serving import HTTP_TIMEOUT_S, Served, serving, wait_for
 from tests.unit.collector.runs.kept_runs import life_of, run_of
 
@@ -124,7 +124,7 @@ def test_requests_that_never_end_keep_nobody_out(token_file: Path, sent: bytes, 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store with a run of RANKS ranks that a collector goes on with: everything about it is some MB of JSON."""
-    path, batch = tmp_path / "store.db", Batch()
+    path, batch = tmp_path / "store.db", WriteBatch()
     batch.put_run(msgspec.structs.replace(run_of("large"), world_size=RANKS))
     for rank in range(RANKS):
         batch.ranks["large", rank] = 0, life_of("large", rank)

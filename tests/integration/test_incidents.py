@@ -192,7 +192,7 @@ def test_a_damaged_store_is_said_and_counted_and_the_collector_works(damaged: tu
     with telling(Story(4), served.endpoint) as story:
         story.train(40).train(60, forward={SLOW_RANK: 30.0})
         assert wait_for_incident(served, "opened")["ranks"] == [SLOW_RANK]
-    assert f"the store {path} is damaged or no database: " in served.read_stderr()
+    assert f"the store {path} is damaged or not a database: " in served.read_stderr()
     served.wait_for_metrics('rankscope_collector_errors_total{part="incident_store"} 1.0\n')
     assert path.read_text() == "not a database " * 1_000
 

@@ -89,7 +89,7 @@ def test_an_open_collector_that_others_reach_does_not_start() -> None:
 
 def test_told_to_it_starts_and_its_log_says_what_that_means() -> None:
     with serving("--insecure", listen=EVERYWHERE) as served:
-        assert "insecure is set: whoever reaches tcp://0.0.0.0:0 can send reports" in served.read_stderr()
+        assert "insecure is set: any client that can reach tcp://0.0.0.0:0 can send reports" in served.read_stderr()
 
 
 def test_the_collector_shows_no_secret(served: Served, keys: Path) -> None:

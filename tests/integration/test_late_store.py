@@ -15,7 +15,7 @@ from rankscope.collector.service import Service
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_store import HistoryStore
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
 from tests.driven_clock import DrivenClock
@@ -82,7 +82,7 @@ def test_store_usable_only_later_gets_the_runs_and_steps(tmp_path: Path) -> None
 def test_invalid_run_keeps_no_collector_from_starting(tmp_path: Path) -> None:
     """One run has a world of -1 ranks."""
     path = tmp_path / "store.db"
-    batch = Batch()
+    batch = WriteBatch()
     for name, world_size in (("odd", -1), ("sound", 2)):
         batch.put_run(msgspec.structs.replace(run_of(name), world_size=world_size))
         batch.ranks[name, 0] = 0, life_of(name, 0)

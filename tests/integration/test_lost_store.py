@@ -133,6 +133,6 @@ def test_file_that_was_put_in_its_place_is_renamed_and_not_deleted(store: Path) 
         content = store.read_bytes()
         said = wait_for_readiness(served, "that file was renamed to ")
         (aside,) = store.parent.glob("store.db.replaced-*Z")
-        assert f"renamed to {aside}, and a new one was begun; all incidents and runs in memory are written to" in said
+        assert f"renamed to {aside}, and a new one was created; all incidents and runs in memory are written to" in said
         assert aside.read_bytes() == content
         assert crew.stop()

@@ -51,7 +51,7 @@ class Told:
         self.numbers: dict[int, int] = {}
         self.given = 0
         self.open: dict[int, Finding] = {}
-        self.news: dict[int, list[str]] = defaultdict(list)
+        self.notable: dict[int, list[str]] = defaultdict(list)
 
     def tell(self, said: Said) -> None:
         """Anything, whether it makes sense or not."""
@@ -69,8 +69,8 @@ class Told:
                 self.ledger = Ledger(RULES, self.now_s, known=self.ledger.incidents)
                 self.open.clear()
                 self.numbers.clear()
-        for incident in self.ledger.drain_changes().news:
-            self.news[incident.id].append(incident.changes[-1].what)
+        for incident in self.ledger.drain_changes().notable:
+            self.notable[incident.id].append(incident.changes[-1].what)
 
     def number(self, place: int) -> int:
         """The finding at this place; after its end another one with a number of its own, as a run gives them."""
@@ -101,7 +101,7 @@ def test_every_incident_ends_at_most_once_for_each_begin(events: list[Said]) -> 
     for said in events:
         told.tell(said)
     for incident in told.ledger.incidents:
-        turns = [what for what in told.news[incident.id] if what in BEGINS or what == "resolved"]
+        turns = [what for what in told.notable[incident.id] if what in BEGINS or what == "resolved"]
         assert turns[0] == "opened"
         assert turns.count("opened") == 1
         assert all((one in BEGINS) != (next_one in BEGINS) for one, next_one in itertools.pairwise(turns))

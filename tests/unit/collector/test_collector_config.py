@@ -57,9 +57,9 @@ def test_it_may_listen_everywhere_and_on_any_free_port(listen: str) -> None:
         ({"listen": "127.0.0.1:18490"}, "it must be tcp://HOST:PORT"),
         ({"http_listen": "http://127.0.0.1:18491"}, "it must be HOST:PORT"),
         ({"message_bytes_max": FRAME_BYTES_MAX + 1}, "No larger frame can be decoded."),
-        ({"slowdown_close_ratio": 1.10}, "a finding that closes where it opens would flicker."),
-        ({"detect_steps_min": 33}, "a verdict cannot need more steps than it looks at."),
-        ({"detect_steps": 64, "steps_kept": 63}, "a verdict cannot look at steps that are not kept."),
+        ({"slowdown_close_ratio": 1.10}, "a finding that closes at the ratio where it opens would flicker."),
+        ({"detect_steps_min": 33}, "a verdict cannot require more steps than it uses."),
+        ({"detect_steps": 64, "steps_kept": 63}, "a verdict cannot use steps that are not kept."),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_the_reason(overrides: dict[str, Value], problem: str) -> None:

@@ -55,8 +55,8 @@ def test_a_folder_that_is_there_keeps_its_readers_and_loses_other_writers(
 def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
-    cures = "--keep makes only what is missing, --force replaces it, --client NAME adds another client"
-    with pytest.raises(SettingError, match=f"is there already; {cures}"):
+    cures = "--keep makes only missing keys, --force replaces them, --client NAME adds another client"
+    with pytest.raises(SettingError, match=f"exists already; {cures}"):
         make_keys(tmp_path, [], force=False)
     assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
@@ -150,7 +150,7 @@ def test_public_key_without_its_secret_one_is_not_replaced(tmp_path: Path) -> No
     secret.unlink()
     with pytest.raises(SettingError) as raised:
         complete_keys(tmp_path, [])
-    assert str(raised.value) == f"{public} is there and {secret} is not: restore it, or remove agent.pub as well"
+    assert str(raised.value) == f"{public} exists and {secret} does not: restore it, or remove agent.pub as well"
 
 
 def test_public_key_of_another_pair_is_told(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import os
 
 import msgspec
 
-from rankscope.collector.embedded import FAREWELL_S, Lifetime
+from rankscope.collector.embedded import FLUSH_S, Lifetime
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.identity import RankIdentity
@@ -13,7 +13,7 @@ from rankscope.measure.units import HostNs, WallNs
 PARENT, INIT = 4_000, 1
 LINGER_S = 5.0
 MS = 1_000_000
-FAREWELL_MS = round(FAREWELL_S * 1_000)
+FLUSH_MS = round(FLUSH_S * 1_000)
 LINGER_MS = round(LINGER_S * 1_000)
 
 
@@ -65,7 +65,7 @@ def test_while_the_run_and_the_parent_live_it_lives() -> None:
 def test_it_ends_a_farewell_after_the_last_rank() -> None:
     world = World()
     assert not world.after(0, OVER)
-    assert not world.after(FAREWELL_MS - 1, OVER)
+    assert not world.after(FLUSH_MS - 1, OVER)
     assert world.after(1, OVER)
 
 
@@ -104,7 +104,7 @@ def test_it_does_not_linger_for_a_run_that_is_over() -> None:
     world.parent = INIT
     assert not world.after(0, RUNNING)
     assert not world.after(1_000, OVER)
-    assert world.after(FAREWELL_MS, OVER)
+    assert world.after(FLUSH_MS, OVER)
 
 
 def test_orphan_that_nobody_ever_talked_to_ends_too() -> None:
@@ -132,9 +132,9 @@ def test_runs_of_an_earlier_collector_s_store_are_not_waited_for_and_do_not_end_
         msgspec.structs.replace(run, ranks=tuple(msgspec.structs.replace(rank, awaited=True) for rank in run.ranks))
         for run in (OVER, RUNNING)
     ]
-    assert not any(world.after(FAREWELL_MS, *restored) for _ in range(3))
+    assert not any(world.after(FLUSH_MS, *restored) for _ in range(3))
     world.after(0, OVER, *restored)
-    assert world.after(FAREWELL_MS, OVER, *restored)
+    assert world.after(FLUSH_MS, OVER, *restored)
 
 
 def test_a_run_without_ranks_is_not_awaited() -> None:

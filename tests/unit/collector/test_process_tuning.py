@@ -50,19 +50,19 @@ def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:
     """Every other block of a heap is freed, so that nothing goes back by itself; in a process of its own."""
     program = """
 import ctypes
-from rankscope.collector.process_tuning import FREE_BYTES_MIN, FreeMemory, limit_malloc_arenas, read_resident_bytes
+from rankscope.collector.process_tuning import FREE_BYTES_MIN, HeapTrimmer, limit_malloc_arenas, read_resident_bytes
 
 limit_malloc_arenas()
-library, size, memory = ctypes.CDLL(None), 32768, FreeMemory()
+library, size, memory = ctypes.CDLL(None), 32768, HeapTrimmer()
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 blocks = [library.malloc(size) for _ in range(4 * FREE_BYTES_MIN // size)]
 for block in blocks:
     ctypes.memset(block, 1, size)
 full = read_resident_bytes()
-print(memory.give_back())
+print(memory.trim())
 for block in blocks[::2]:
     library.free(block)
-print(memory.give_back(), full - read_resident_bytes() > FREE_BYTES_MIN, memory.give_back())
+print(memory.trim(), full - read_resident_bytes() > FREE_BYTES_MIN, memory.trim())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "True", "True", "False"]

@@ -43,13 +43,13 @@ def test_an_open_collector_that_others_reach_does_not_start() -> None:
     )
 
 
-def test_told_to_it_starts_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_insecure_starts_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "rankscope.collector"):
         assert read_curve(CollectorConfig(listen=EVERYWHERE, insecure=True), CLOCK) is None
-    assert "insecure is set: whoever reaches tcp://0.0.0.0:18490 can send reports" in caplog.text
+    assert "insecure is set: any client that can reach tcp://0.0.0.0:18490 can send reports" in caplog.text
 
 
-def test_with_keys_it_starts_anywhere_and_lets_in_whom_it_knows(tmp_path: Path) -> None:
+def test_keys_allow_any_address_and_only_known_clients(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     config = CollectorConfig(
         listen=EVERYWHERE, key_file=str(tmp_path / "collector.key"), allowed_keys=str(tmp_path / "allowed")
@@ -63,14 +63,14 @@ def test_with_keys_it_starts_anywhere_and_lets_in_whom_it_knows(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "lacking"), [({"key_file": "k"}, "allowed_keys"), ({"allowed_keys": "a"}, "key_file")]
 )
-def test_half_of_the_keys_is_told(given: dict[str, str], lacking: str) -> None:
-    with pytest.raises(SettingError, match=f"and {lacking} is empty: the encrypted wire needs both"):
+def test_one_key_setting_without_the_other_is_refused(given: dict[str, str], lacking: str) -> None:
+    with pytest.raises(SettingError, match=f"and {lacking} is empty: encrypted connections need both"):
         read_curve(CollectorConfig(**given), CLOCK)  # type: ignore[arg-type]
 
 
-def test_metrics_that_everybody_reaches_are_said_to_be_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_http_without_a_token_on_all_addresses_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "rankscope.collector"):
         read_http(CollectorConfig())
         assert caplog.text == ""
         read_http(CollectorConfig(http_listen="*:18491"))
-    assert "whoever reaches *:18491 can read what is known about every run" in caplog.text
+    assert "any client that can reach *:18491 can read everything about every run" in caplog.text

@@ -74,7 +74,7 @@ def test_other_ranks_or_another_cause_are_a_change_to_tell() -> None:
 def test_severity_rises_with_the_finding_and_does_not_fall_with_it() -> None:
     worse = follow(begin(1, RUN, slow(), 0.0), slow(severity="critical"), None, 5.0, keep_since=False)
     assert worse.severity == "critical"
-    assert history(worse)[1:] == [(5.0, "escalated", "warning -> critical: detection says so")]
+    assert history(worse)[1:] == [(5.0, "escalated", "warning -> critical: by its finding")]
     assert follow(worse, slow(severity="info"), None, 6.0, keep_since=False).severity == "critical"
 
 
@@ -166,7 +166,7 @@ def test_a_reopened_incident_keeps_its_begin_its_severity_and_its_cost() -> None
     assert (incident.state, incident.resolved_wall_s, incident.resolved_reason) == ("open", None, "")
     assert (incident.opened_wall_s, incident.reopened_wall_s) == (10.0, 100.0)
     assert (incident.severity, incident.lost_rank_seconds, incident.findings) == ("critical", 12.0, (1, 2))
-    assert history(incident)[2:] == [(100.0, "reopened", "it is back after 30 s")]
+    assert history(incident)[2:] == [(100.0, "reopened", "it recurred after 30 s")]
 
 
 def test_a_wall_clock_that_has_jumped_back_gives_no_negative_length() -> None:

@@ -193,7 +193,7 @@ def test_a_file_that_is_no_database_is_refused_left_as_it_is_and_let_go_of(
 
     monkeypatch.setattr(database, "_connect", watch)
     path.write_bytes(b"not a database " * 1_000)
-    with pytest.raises(UnavailableError, match=r"is damaged or no database: .* Move it away"):
+    with pytest.raises(UnavailableError, match=r"is damaged or not a database: .* Move it away"):
         use(path)
     assert path.read_bytes() == b"not a database " * 1_000
     for connection in opened:
@@ -207,14 +207,14 @@ def test_a_damaged_database_is_refused(store: IncidentStore, path: Path) -> None
     store.close()
     sound = path.read_bytes()
     path.write_bytes(sound[:8_192] + b"\xa5" * (len(sound) - 8_192))
-    with pytest.raises(UnavailableError, match="is damaged or no database"):
+    with pytest.raises(UnavailableError, match="is damaged or not a database"):
         IncidentStore(path)
 
 
 @pytest.mark.parametrize("use", [IncidentStore, read_store])
 def test_a_database_of_another_program_is_not_touched(path: Path, use: type[IncidentStore]) -> None:
     write_with_sql(path, "CREATE TABLE theirs (body TEXT)")
-    with pytest.raises(UnavailableError, match="is a database of another program; name another file as `store`"):
+    with pytest.raises(UnavailableError, match="is a database of another program; set `store` to another file"):
         use(path)
 
 
@@ -272,7 +272,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_written_before(store: In
 
 
 def test_a_second_collector_is_kept_out_until_the_first_has_closed(store: IncidentStore, path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"another collector writes to .*; give each a `store`"):
+    with pytest.raises(UnavailableError, match=r"another collector writes to .*; set a different `store`"):
         IncidentStore(path)
     store.close()
     IncidentStore(path).close()

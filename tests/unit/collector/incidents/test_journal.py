@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     collector.journal.shut_down(2.0)
     assert ([incident.id for incident in collector.journal.incidents], collector.counted) == ([1], ["incident_store"])
     (said,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said.startswith(f"the store {path} is damaged or no database: ")
+    assert said.startswith(f"the store {path} is damaged or not a database: ")
     assert said.endswith("Until then incidents are kept in memory.")
 
 
@@ -114,7 +114,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, ca
         store._connection.execute("UPDATE incidents SET body = '' WHERE id = 1")
     second = Collector(path, 3.0)
     assert ([incident.id for incident in second.journal.incidents], second.counted) == ([2], ["incident_store"])
-    assert f"rows of {path} that are no incident and are left out: 1" in caplog.messages
+    assert f"skipped 1 unreadable incidents in {path}" in caplog.messages
     second.journal.shut_down(4.0)
 
 
@@ -131,7 +131,7 @@ def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, cap
     fill_up(collector, pages_more=100)
     collector.tick(2.0 + 2 * RETRY_S, dear)
     assert read_store(path).incidents == collector.journal.incidents
-    assert "incidents are written to the store again" in caplog.messages
+    assert "the store is writable again; incidents are written to it" in caplog.messages
     collector.journal.shut_down(500.0)
 
 
@@ -185,9 +185,9 @@ def test_what_becomes_of_an_incident_is_logged(caplog: pytest.LogCaptureFixture)
     said = [(record.levelname, record.message) for record in caplog.records]
     assert said == [
         ("INFO", "run 'bert': incident 1, rank 2, is opened: Rank 2 is slow."),
-        ("WARNING", "run 'bert': incident 1, rank 2, is escalated: warning -> critical: detection says so"),
+        ("WARNING", "run 'bert': incident 1, rank 2, is escalated: warning -> critical: by its finding"),
         ("INFO", "run 'bert': incident 1, rank 2, is resolved: no longer found"),
-        ("WARNING", "run 'bert': incident 1, rank 2, is reopened: it is back after 1 s"),
+        ("WARNING", "run 'bert': incident 1, rank 2, is reopened: it recurred after 1 s"),
     ]
 
 
@@ -210,7 +210,7 @@ def test_a_store_that_could_not_be_opened_is_tried_again_and_gets_everything(
     assert collector.journal.database is not None
     assert [incident.id for incident in read_store(path).incidents] == [1]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
-    assert f"the store {path} can be used now; incidents are written to it" in caplog.messages
+    assert f"the store {path} is usable now; incidents are written to it" in caplog.messages
     collector.journal.shut_down(200.0)
 
 
@@ -249,7 +249,7 @@ def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Pa
     assert collector.journal.stores_lost == {"removed": 1}
     assert collector.journal.store_note == (
         f"{path} was removed while the collector had it open as its store. At 1970-01-01 00:00:03 UTC a new file was "
-        f"begun; all incidents and runs in memory are written to {path}."
+        f"created; all incidents and runs in memory are written to {path}."
     )
     collector.journal.shut_down(4.0)
 

@@ -358,7 +358,7 @@ def test_a_smaller_bound_holds_for_what_was_kept_under_a_larger_one(ledger: Ledg
 def test_changes_are_taken_once(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     changes = ledger.drain_changes()
-    assert (changes.changed, [whats(one) for one in changes.news]) == (ledger.incidents, [["opened"]])
+    assert (changes.changed, [whats(one) for one in changes.notable]) == (ledger.incidents, [["opened"]])
     assert ledger.drain_changes() == ((), (), ())
 
 
@@ -367,7 +367,7 @@ def test_new_numbers_are_a_change_and_no_news(ledger: Ledger) -> None:
     ledger.drain_changes()
     look(ledger, 1.0, slow(lost_rank_seconds=7.0))
     changes = ledger.drain_changes()
-    assert ([one.id for one in changes.changed], changes.news) == ([1], ())
+    assert ([one.id for one in changes.changed], changes.notable) == ([1], ())
     look(ledger, 2.0, slow(lost_rank_seconds=7.0))
     assert ledger.drain_changes().changed == ()
 

@@ -42,7 +42,7 @@ def test_the_keys_of_the_folder_are_allowed_and_no_others(tmp_path: Path, clock:
     write(tmp_path, "b.key", B)  # not a public key's name
     write(tmp_path, ".b.pub", B)  # a file that is being written
     allowed = AllowedKeys(str(tmp_path), clock)
-    assert (allowed.holds(A), allowed.holds(B), allowed.holds("")) == (True, False, False)
+    assert (allowed.is_allowed(A), allowed.is_allowed(B), allowed.is_allowed("")) == (True, False, False)
 
 
 def test_what_is_added_or_taken_away_counts_after_a_second(tmp_path: Path, clock: Clock) -> None:
@@ -50,9 +50,9 @@ def test_what_is_added_or_taken_away_counts_after_a_second(tmp_path: Path, clock
     allowed = AllowedKeys(str(tmp_path), clock)
     write(tmp_path, "b.pub", B)
     (tmp_path / "a.pub").unlink()
-    assert (allowed.holds(A), allowed.holds(B)) == (True, False)
+    assert (allowed.is_allowed(A), allowed.is_allowed(B)) == (True, False)
     clock.now_ns += NS_PER_S
-    assert (allowed.holds(A), allowed.holds(B)) == (False, True)
+    assert (allowed.is_allowed(A), allowed.is_allowed(B)) == (False, True)
 
 
 def test_a_folder_that_cannot_be_read_later_changes_nothing_and_is_told_once(
@@ -64,9 +64,9 @@ def test_a_folder_that_cannot_be_read_later_changes_nothing_and_is_told_once(
     with caplog.at_level(logging.ERROR, "rankscope.collector"):
         for _ in range(3):
             clock.now_ns += NS_PER_S
-            assert allowed.holds(A)
+            assert allowed.is_allowed(A)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].endswith("The keys of before stay allowed.")
+    assert caplog.messages[0].endswith("Keeping the previous allowed keys.")
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -83,11 +83,11 @@ def test_only_a_key_in_the_folder_of_relays_may_speak_for_others(tmp_path: Path,
     (tmp_path / "relays").mkdir()
     write(tmp_path / "relays", "node.pub", B)
     allowed = AllowedKeys(str(tmp_path), clock)
-    assert (allowed.holds(A), allowed.holds(B), allowed.holds("")) == (True, True, False)
+    assert (allowed.is_allowed(A), allowed.is_allowed(B), allowed.is_allowed("")) == (True, True, False)
     assert (allowed.may_relay(A), allowed.may_relay(B), allowed.may_relay("")) == (False, True, False)
 
 
 def test_a_folder_with_keys_of_relays_only_is_enough(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "relays").mkdir()
     write(tmp_path / "relays", "node.pub", B)
-    assert AllowedKeys(str(tmp_path), clock).holds(B)
+    assert AllowedKeys(str(tmp_path), clock).is_allowed(B)

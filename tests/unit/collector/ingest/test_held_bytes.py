@@ -42,7 +42,7 @@ def test_a_connection_whose_messages_are_being_read_holds_nothing(ends: tuple[so
     held = HeldBytes()
     for _ in range(4):  # each time a quarter of what comes is read: the rest is a backlog
         send(ends, SIZE_BYTES)
-        held.take(SIZE_BYTES // 4)
+        held.note_message(SIZE_BYTES // 4)
         assert held.measure(ends[1].fileno()) == 0
 
 
@@ -66,6 +66,6 @@ def test_a_backlog_that_has_been_read_is_no_longer_held(ends: tuple[socket.socke
     held = HeldBytes()
     send(ends, SIZE_BYTES)
     held.measure(ends[1].fileno())
-    held.take(SIZE_BYTES)
+    held.note_message(SIZE_BYTES)
     held.measure(ends[1].fileno())
     assert held.measure(ends[1].fileno()) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.ingest.refusal_log import LINES_MAX, SAY_AGAIN_NS, Refusal, RefusalLog
+from rankscope.collector.ingest.refusal_log import LINES_MAX, LOG_AGAIN_NS, Refusal, RefusalLog
 from tests.driven_clock import DrivenClock
 
 REFUSED_HELLO = Refusal("full", "10.1.2.3:4242", "k" * 40, run="bert", text="rank 1 of run 'bert': no room")
@@ -46,7 +46,7 @@ def test_a_reason_is_logged_once_a_minute_for_each_run(
         log.note(REFUSED_HELLO)
         log.note(REFUSED_HELLO._replace(run="llama"))
     assert len(caplog.messages) == 2
-    clock.now_s += SAY_AGAIN_NS / 1e9
+    clock.now_s += LOG_AGAIN_NS / 1e9
     log.note(REFUSED_HELLO)
     assert caplog.messages[2].endswith("; 999 more since this was last logged")
 
@@ -58,6 +58,6 @@ def test_a_stranger_who_makes_up_runs_gets_few_lines(
         log.note(REFUSED_HELLO._replace(run=f"run-{number}"))
     log.note(Refusal("no_keys", "10.1.2.3:4242"))  # another reason has lines of its own
     assert len(caplog.messages) == LINES_MAX + 1
-    clock.now_s += SAY_AGAIN_NS / 1e9
+    clock.now_s += LOG_AGAIN_NS / 1e9
     log.note(REFUSED_HELLO._replace(run="run-1000"))
     assert len(caplog.messages) == LINES_MAX + 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.relay.clients import RelayClients, is_of_a_rank, is_urgent
+from rankscope.collector.relay.clients import RelayClients, comes_from_rank, is_urgent
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
     Ack,
@@ -45,45 +45,45 @@ def hello_of(run: str) -> Hello:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_what_a_rank_sends_goes_where_its_run_belongs(endpoint: str) -> None:
-    passengers = RelayClients(ENDPOINTS)
-    assert passengers.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
-    assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
+    clients = RelayClients(ENDPOINTS)
+    assert clients.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
+    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
 
 
 def test_a_rank_that_has_not_said_hello_has_no_way() -> None:
-    passengers = RelayClients(ENDPOINTS)
-    assert [passengers.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
+    clients = RelayClients(ENDPOINTS)
+    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
 
 
 def test_a_sidecar_s_notice_goes_where_its_run_belongs_without_a_hello() -> None:
-    passengers = RelayClients(ENDPOINTS)
-    assert passengers.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
-    assert passengers.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
-    assert len(passengers) == 0
+    clients = RelayClients(ENDPOINTS)
+    assert clients.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
+    assert clients.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
+    assert len(clients) == 0
 
 
 def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
-    passengers = RelayClients(ENDPOINTS, passengers_max=2)
+    clients = RelayClients(ENDPOINTS, clients_max=2)
     for peer in (b"one", b"two", b"one", b"three"):
-        passengers.find_endpoint(peer, HELLO)
-    assert {peer: passengers.find_endpoint(peer, REPORT) for peer in (b"one", b"two", b"three")} == {
+        clients.find_endpoint(peer, HELLO)
+    assert {peer: clients.find_endpoint(peer, REPORT) for peer in (b"one", b"two", b"three")} == {
         b"one": "tcp://a:1", b"two": None, b"three": "tcp://a:1",
     }  # fmt: skip
 
 
 def test_those_of_one_collector_are_asked_when_it_is_back() -> None:
-    passengers = RelayClients(ENDPOINTS)
-    passengers.find_endpoint(b"one", hello_of(RUNS["tcp://a:1"]))
-    passengers.find_endpoint(b"two", hello_of(RUNS["tcp://b:1"]))
-    passengers.find_endpoint(b"three", hello_of(RUNS["tcp://a:1"]))
-    assert passengers.of("tcp://a:1") == [b"one", b"three"]
-    passengers.forget(b"one")
-    assert passengers.of("tcp://a:1") == [b"three"]
+    clients = RelayClients(ENDPOINTS)
+    clients.find_endpoint(b"one", hello_of(RUNS["tcp://a:1"]))
+    clients.find_endpoint(b"two", hello_of(RUNS["tcp://b:1"]))
+    clients.find_endpoint(b"three", hello_of(RUNS["tcp://a:1"]))
+    assert clients.of("tcp://a:1") == [b"one", b"three"]
+    clients.forget(b"one")
+    assert clients.of("tcp://a:1") == [b"three"]
 
 
 @pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT])
 def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
-    assert is_of_a_rank(message)
+    assert comes_from_rank(message)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
     ],
 )  # fmt: skip
 def test_what_only_collectors_and_relays_send_is_not_passed_on(message: Message) -> None:
-    assert not is_of_a_rank(message)
+    assert not comes_from_rank(message)
 
 
 def test_beginnings_and_ends_are_urgent_and_what_flows_is_not() -> None:

@@ -1,4 +1,4 @@
-"""With which keys a relay speaks, and which of its settings it refuses."""
+"""The keys of a relay towards collector and ranks, and the settings it refuses."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """What `rankscope keys` makes for a collector, an agent and a relay."""
+    """The files that `rankscope keys` writes for a collector, an agent and a relay."""
     make_keys(tmp_path, ["agent"], relays=["node"], force=False)
     return tmp_path
 
@@ -25,11 +25,11 @@ def relay_settings(keys: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:0", "ipc:///run/rankscope/relay"])
-def test_on_its_own_machine_a_relay_needs_no_keys(listen: str) -> None:
+def test_relay_on_its_own_machine_needs_no_keys(listen: str) -> None:
     assert read_keys(RelayConfig(listen=listen), CLOCK) == RelayKeys(None, None)
 
 
-def test_with_its_keys_it_knows_the_collector_and_takes_ranks_without(keys: Path) -> None:
+def test_relay_with_keys_accepts_ranks_without(keys: Path) -> None:
     found = read_keys(RelayConfig(**relay_settings(keys)), CLOCK)  # type: ignore[arg-type]
     assert found.collector is not None
     assert found.collector.collector in (keys / "collector.pub").read_text()
@@ -37,7 +37,7 @@ def test_with_its_keys_it_knows_the_collector_and_takes_ranks_without(keys: Path
     assert found.ranks is None
 
 
-def test_with_a_folder_of_keys_it_takes_only_the_ranks_that_are_in_there(keys: Path) -> None:
+def test_relay_with_allowed_keys_accepts_only_those(keys: Path) -> None:
     config = RelayConfig(**relay_settings(keys), allowed_keys=f"{keys}/allowed")  # type: ignore[arg-type]
     found = read_keys(config, CLOCK)
     assert found.ranks is not None
@@ -48,16 +48,16 @@ def test_with_a_folder_of_keys_it_takes_only_the_ranks_that_are_in_there(keys: P
     assert not found.ranks.is_allowed("x" * 40)
 
 
-def test_an_open_relay_that_others_reach_has_to_be_meant(caplog: pytest.LogCaptureFixture) -> None:
+def test_open_relay_on_all_addresses_needs_insecure(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SettingError, match=r"listen is tcp://0\.0\.0\.0:0 .* other machines can reach"):
         read_keys(RelayConfig(listen="tcp://0.0.0.0:0"), CLOCK)
     assert read_keys(RelayConfig(listen="tcp://0.0.0.0:0", insecure=True), CLOCK) == RelayKeys(None, None)
-    assert "insecure is set: whoever reaches tcp://0.0.0.0:0 can send reports" in caplog.text
+    assert "insecure is set: any client that can reach tcp://0.0.0.0:0 can send reports" in caplog.text
 
 
 @pytest.mark.parametrize("given", ["key_file", "collector_key_file"])
 def test_one_key_without_the_other_is_named(given: str) -> None:
-    with pytest.raises(SettingError, match=f"{given} is 'x' .* is empty: the encrypted wire needs both"):
+    with pytest.raises(SettingError, match=f"{given} is 'x' .* is empty: encrypted connections need both"):
         read_keys(RelayConfig(**{given: "x"}), CLOCK)  # type: ignore[arg-type]
 
 
@@ -66,14 +66,14 @@ def test_ranks_with_keys_need_a_relay_with_keys(keys: Path) -> None:
         read_keys(RelayConfig(allowed_keys=f"{keys}/allowed"), CLOCK)
 
 
-def test_a_relay_without_a_collector_is_refused() -> None:
+def test_relay_without_a_collector_is_refused() -> None:
     with pytest.raises(SettingError, match="it must name a collector"):
         RelayConfig(collector=" , ")
     with pytest.raises(SettingError, match="it must be tcp://HOST:PORT"):
         RelayConfig(collector="tcp://a:1,b:1")
 
 
-def test_settings_come_from_the_file_the_environment_and_the_caller(tmp_path: Path) -> None:
+def test_settings_come_from_file_environment_and_caller(tmp_path: Path) -> None:
     file = tmp_path / "relay.toml"
     file.write_text('name = "from the file"\nbatch_interval_s = 0.5\nlisten = "ipc:///file"\n')
     environment = {"RANKSCOPE_RELAY_CONFIG": str(file), "RANKSCOPE_RELAY_LISTEN": "ipc:///variable"}
@@ -81,6 +81,6 @@ def test_settings_come_from_the_file_the_environment_and_the_caller(tmp_path: Pa
     assert (config.name, config.listen, config.batch_interval_s) == ("from the file", "ipc:///variable", 0.25)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"--config is .*which cannot be read"):
         read_config({}, file_name=str(tmp_path / "none.toml"))

@@ -20,7 +20,7 @@ from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.storage.run_store import HistoryStore
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
 from tests.unit.collector.detect.findings import slow
@@ -32,7 +32,7 @@ HOSTILE = "<script>alert('1')</script>\x1b[2J"
 def keep(path: Path, run: str, *, node: str = "node-a", finding: Finding | None = None, steps: int = 80) -> None:
     """A store with one run of two ranks: rank 1 was slow, and finished; a run beside it has an incident of its own."""
     finding = finding or slow(1, lost_rank_seconds=3_600.0, suggestion="Look at its data loader.")
-    batch = Batch()
+    batch = WriteBatch()
     for name in (run, "beside"):
         batch.put_run(run_of(name))
     batch.ranks[run, 0] = 0, life_of(run, 0, node=node)

@@ -13,7 +13,7 @@ from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
 from rankscope.collector.storage.run_store import HistoryStore
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello
 from rankscope.measure.records import Totals
@@ -81,7 +81,7 @@ def interval_of(begin_wall_s: float = WALL_S, *, steps: float = 40.0, slowdown: 
 def keep_run(folder: Path, run: str, *, steps: int) -> Path:
     """A store with one run of two ranks, which made so many steps and two intervals; where it is."""
     path = folder / "store.db"
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of(run))
     for rank in range(2):
         batch.ranks[run, rank] = 0, life_of(run, rank)

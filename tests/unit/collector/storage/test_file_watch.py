@@ -80,7 +80,7 @@ def test_removed_log_keeps_the_file(tmp_path: Path) -> None:
     lost = lose(database, lambda path: Path(f"{path}-wal").unlink())
     database.close()
     with contextlib.closing(Database(database.path, lost=lost, now_wall_s=WALL_S)) as again:
-        assert (again.went_on, again.set_aside) == (True, None)
+        assert (again.was_reopened, again.set_aside) == (True, None)
         assert again.connection.execute("SELECT count(*) FROM mine").fetchone() == (0,)
 
 
@@ -94,7 +94,7 @@ def test_other_file_is_renamed_with_its_log_and_nothing_is_overwritten(tmp_path:
     taken = Path(f"{path}.replaced-20270115T080000Z")
     taken.write_bytes(b"of an earlier loss")
     with contextlib.closing(Database(path, lost=lost, now_wall_s=WALL_S)) as again:
-        assert (again.went_on, again.set_aside) == (False, Path(f"{taken}-1"))
+        assert (again.was_reopened, again.set_aside) == (False, Path(f"{taken}-1"))
     assert taken.read_bytes() == b"of an earlier loss"
     assert (Path(f"{taken}-1").read_bytes(), Path(f"{taken}-1-wal").read_bytes()) == (content, b"log")
 
@@ -116,7 +116,7 @@ def test_log_of_a_removed_file_is_not_played_into_the_new_one(tmp_path: Path) ->
     lost = lose(database, Path.unlink)
     database.close()
     with contextlib.closing(Database(database.path, lost=lost, now_wall_s=WALL_S)) as again:
-        assert (again.went_on, again.set_aside) == (False, None)
+        assert (again.was_reopened, again.set_aside) == (False, None)
         with pytest.raises(sqlite3.OperationalError, match="no such table: mine"):
             again.connection.execute("SELECT count(*) FROM mine")
 
@@ -134,6 +134,6 @@ def test_store_that_another_collector_took_is_left_alone(tmp_path: Path) -> None
 def test_damaged_store_at_the_start_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"no database " * 1000)
-    with pytest.raises(DamagedStoreError, match="Move it away, or name another file as `store`"):
+    with pytest.raises(DamagedStoreError, match="Move it away, or set `store` to another file"):
         Database(path)
     assert path.read_bytes() == b"no database " * 1000

@@ -6,19 +6,19 @@ from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.storage import write_batch as batch_module
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 
 def test_a_newer_state_takes_the_place_of_an_older_one() -> None:
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of("a", attempt=0))
     batch.put_run(run_of("a", attempt=1))
     assert [run.attempt for run in batch.runs.values()] == [1]
 
 
 def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None:
-    earlier, batch = Batch(), Batch()
+    earlier, batch = WriteBatch(), WriteBatch()
     for each, attempt in ((earlier, 0), (batch, 1)):
         each.put_run(run_of("a", attempt=attempt))
         each.ranks["a", 0] = attempt, life_of("a", 0)
@@ -31,7 +31,7 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
     earlier.collectives["b"] = CollectiveCounts().draft()
     earlier.forget("gone")
     earlier.snapshot = Snapshot(wall_s=1.0, version="0")
-    batch.take_back(earlier)
+    batch.merge_earlier(earlier)
     assert {name: run.attempt for name, run in batch.runs.items()} == {"a": 1, "b": 0}
     assert batch.ranks["a", 0][0] == 1
     assert batch.stories["a"].former_boots == ("1",)
@@ -43,10 +43,10 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
 
 
 def test_a_run_that_came_back_is_not_forgotten() -> None:
-    earlier, batch = Batch(), Batch()
+    earlier, batch = WriteBatch(), WriteBatch()
     earlier.forget("a")
     batch.put_run(run_of("a"))
-    batch.take_back(earlier)
+    batch.merge_earlier(earlier)
     assert batch.forgotten == set()
     batch.forget("a")
     batch.put_run(run_of("a"))
@@ -54,18 +54,18 @@ def test_a_run_that_came_back_is_not_forgotten() -> None:
 
 
 def test_a_run_that_is_forgotten_while_nothing_can_be_written_stays_forgotten() -> None:
-    earlier, batch = Batch(), Batch()
+    earlier, batch = WriteBatch(), WriteBatch()
     earlier.put_run(run_of("a"))
     earlier.forget("a")
-    batch.take_back(earlier)
+    batch.merge_earlier(earlier)
     assert (set(batch.runs), batch.forgotten) == ({"a"}, {"a"})
 
 
-@pytest.mark.parametrize("limit", ["FORGOTTEN_RUNS_MAX", "LIVES_WAITING_MAX"])
+@pytest.mark.parametrize("limit", ["FORGOTTEN_RUNS_MAX", "RANKS_WAITING_MAX"])
 def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four runs after one another, of which the last is known: of the other three there is room for two."""
     monkeypatch.setattr(batch_module, limit, 2 if limit == "FORGOTTEN_RUNS_MAX" else 3)
-    batch = Batch()
+    batch = WriteBatch()
     for number in range(4):
         run = f"bert@{number}"
         batch.put_run(run_of(run))
@@ -80,7 +80,7 @@ def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypa
 
 
 def test_the_oldest_lines_give_way_and_are_counted() -> None:
-    batch = Batch(steps_max=2, intervals_max=1)
+    batch = WriteBatch(steps_max=2, intervals_max=1)
     for number in range(4):
         batch.add_step("a", step_of(number))
     for begin in range(2):
@@ -91,10 +91,10 @@ def test_the_oldest_lines_give_way_and_are_counted() -> None:
 
 
 def test_lines_taken_back_are_within_the_bound_too() -> None:
-    earlier, batch = Batch(), Batch(steps_max=2)
+    earlier, batch = WriteBatch(), WriteBatch(steps_max=2)
     for number in range(3):
         earlier.add_step("a", step_of(number))
     batch.add_step("a", step_of(3))
-    batch.take_back(earlier)
+    batch.merge_earlier(earlier)
     assert [step.step for _, step in batch.steps] == [2, 3]
     assert batch.dropped == 2

@@ -15,8 +15,8 @@ from rankscope.collector.steps.collective_totals import CollectiveCounts, Collec
 from rankscope.collector.storage.database import APPLICATION_ID, Database
 from rankscope.collector.storage.migrations import MIGRATIONS
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
-from rankscope.collector.storage.run_store import LIVES_AT_ONCE, HistoryStore, KeptRun, Loaded
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.run_store import RANKS_PER_STATEMENT, HistoryStore, KeptRun, Loaded
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
 from tests.slot_log import SlotLog
 from tests.unit.collector.detect.findings import slow
@@ -64,9 +64,9 @@ def store(path: Path) -> Iterator[HistoryStore]:
         yield store
 
 
-def batch_of(run: str, *steps: int, wall_s: float | None = None) -> Batch:
+def batch_of(run: str, *steps: int, wall_s: float | None = None) -> WriteBatch:
     """A run, its two ranks and some steps."""
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of(run))
     for rank in range(2):
         batch.ranks[run, rank] = 0, life_of(run, rank)
@@ -121,16 +121,16 @@ def test_collectives_that_cannot_be_read_cost_the_run_nothing_else(store: Histor
     assert (len(kept.ranks), kept.collectives, rows_unreadable) == (2, None, 1)
 
 
-def lives_of(run: str, count: int, admitted: int) -> Batch:
+def lives_of(run: str, count: int, admitted: int) -> WriteBatch:
     """A run and so many lives of it, of which so many reports were admitted."""
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of(run))
     for rank in range(count):
         batch.ranks[run, rank] = 0, msgspec.structs.replace(life_of(run, rank), admitted=admitted)
     return batch
 
 
-@pytest.mark.parametrize("count", [LIVES_AT_ONCE - 1, LIVES_AT_ONCE, 2 * LIVES_AT_ONCE + 1])
+@pytest.mark.parametrize("count", [RANKS_PER_STATEMENT - 1, RANKS_PER_STATEMENT, 2 * RANKS_PER_STATEMENT + 1])
 def test_however_many_lives_there_are_each_is_written_and_written_anew(store: HistoryStore, count: int) -> None:
     for admitted in (3, 4):
         store.write(lives_of("a", count, admitted))
@@ -141,7 +141,7 @@ def test_however_many_lives_there_are_each_is_written_and_written_anew(store: Hi
 
 
 def test_a_write_that_fails_amid_many_lives_can_be_done_again(store: HistoryStore) -> None:
-    count = 2 * LIVES_AT_ONCE
+    count = 2 * RANKS_PER_STATEMENT
     store._connection.execute(
         f"CREATE TRIGGER full BEFORE INSERT ON lives WHEN NEW.rank = {count - 1} "
         "BEGIN SELECT RAISE(ABORT, 'no place'); END"
@@ -166,21 +166,21 @@ def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> 
             incidents.write([], [turns])  # raises where the file is locked
             yield
 
-        store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(take_turn, sleep=lambda _: None))
+        store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1), GilYielder(take_turn, sleep=lambda _: None))
         assert turns >= 2
 
 
 def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
     log = SlotLog()
     store._connection.set_trace_callback(lambda sql: log.events.append("writes") if "INTO lives" in sql else None)
-    store.write(lives_of("a", 2 * LIVES_AT_ONCE, 1), GilYielder(log.slot, sleep=lambda _: None))
+    store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1), GilYielder(log.slot, sleep=lambda _: None))
     without_rests = "".join(word[0] for word in log.events).replace("eb", "")
     assert without_rests == "bew" * 2
 
 
 def test_a_run_that_is_no_longer_known_is_not_gone_on_with_and_can_be_read(store: HistoryStore, path: Path) -> None:
     store.write(batch_of("a", 1, 2))
-    gone = Batch()
+    gone = WriteBatch()
     gone.forget("a")
     store.write(gone)
     assert store.load() == Loaded((), 0)
@@ -197,7 +197,7 @@ def test_a_run_that_comes_back_under_its_name_is_known_again(store: HistoryStore
 
 def test_lives_of_a_former_attempt_are_left_out(store: HistoryStore) -> None:
     store.write(batch_of("a"))
-    restarted = Batch()
+    restarted = WriteBatch()
     restarted.put_run(run_of("a", attempt=1))
     restarted.ranks["a", 1] = 1, life_of("a", 1)
     store.write(restarted)
@@ -272,7 +272,7 @@ def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store:
         batch = batch_of(name, 1)
         batch.collectives[name] = counted()
         store.write(batch)
-    gone = Batch()
+    gone = WriteBatch()
     gone.forget("over")
     store.write(gone)
     prune(store, WALL_S + 1_000.0)
@@ -292,7 +292,7 @@ def test_file_full_of_runs_without_history_lets_go_of_the_oldest_forgotten_ones(
         batch = batch_of(run)
         batch.put_run(run_of(run, changed_wall_s=WALL_S + number))
         store.write(batch)
-    forgotten = Batch()
+    forgotten = WriteBatch()
     for run in runs[:-1]:
         forgotten.forget(run)
     store.write(forgotten)
@@ -346,7 +346,7 @@ def test_steps_of_one_moment_do_not_keep_the_file_too_large(store: HistoryStore)
 
 
 def test_the_curve_draws_steps_together_and_never_attempts(store: HistoryStore, path: Path) -> None:
-    batch = Batch()
+    batch = WriteBatch()
     batch.put_run(run_of("a", attempt=1))
     for number in range(6):
         batch.add_step("a", step_of(number, attempt=0, longest_ns=(number + 1) * S))

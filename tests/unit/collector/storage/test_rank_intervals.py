@@ -34,9 +34,9 @@ def read(interval: RankInterval | None, name: str) -> list[float]:
 
 def test_an_interval_has_what_came_since_it_began() -> None:
     intervals = RankIntervals(60.0)
-    assert intervals.look(run_of(rank_of(0, 5, data_ns=50), rank_of(1, 5)), 0, 100.0) is None
-    assert intervals.look(run_of(rank_of(0, 9, data_ns=80), rank_of(1, 9)), 0, 159.0) is None
-    found = intervals.look(run_of(rank_of(0, 15, data_ns=150), rank_of(1, 7)), 0, 160.0)
+    assert intervals.update(run_of(rank_of(0, 5, data_ns=50), rank_of(1, 5)), 0, 100.0) is None
+    assert intervals.update(run_of(rank_of(0, 9, data_ns=80), rank_of(1, 9)), 0, 159.0) is None
+    found = intervals.update(run_of(rank_of(0, 15, data_ns=150), rank_of(1, 7)), 0, 160.0)
     assert found is not None
     assert (found.attempt, found.begin_wall_s, found.end_wall_s) == (0, 100.0, 160.0)
     assert (read(found, "rank"), read(found, "steps")) == ([0, 1], [10, 2])
@@ -50,43 +50,43 @@ def test_an_interval_has_what_came_since_it_began() -> None:
 def test_the_next_one_begins_where_it_ended() -> None:
     intervals = RankIntervals(60.0)
     for steps, wall_s in ((0, 0.0), (10, 60.0)):
-        intervals.look(run_of(rank_of(0, steps)), 0, wall_s)
-    assert read(intervals.look(run_of(rank_of(0, 14)), 0, 120.0), "steps") == [4]
+        intervals.update(run_of(rank_of(0, steps)), 0, wall_s)
+    assert read(intervals.update(run_of(rank_of(0, 14)), 0, 120.0), "steps") == [4]
 
 
 def test_a_minute_without_steps_leaves_nothing() -> None:
     intervals = RankIntervals(60.0)
-    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
-    assert intervals.look(run_of(rank_of(0, 5)), 0, 60.0) is None
+    intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
+    assert intervals.update(run_of(rank_of(0, 5)), 0, 60.0) is None
 
 
 def test_a_rank_that_came_later_counts_from_its_first_step() -> None:
     intervals = RankIntervals(60.0)
-    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
-    found = intervals.look(run_of(rank_of(0, 6, life=1), rank_of(1, 4)), 0, 60.0)
+    intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
+    found = intervals.update(run_of(rank_of(0, 6, life=1), rank_of(1, 4)), 0, 60.0)
     assert read(found, "steps") == [6, 4]
 
 
 def test_a_new_attempt_begins_a_new_interval() -> None:
     intervals = RankIntervals(60.0)
-    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
-    assert intervals.look(run_of(rank_of(0, 1, life=1)), 1, 60.0) is None
-    assert read(intervals.look(run_of(rank_of(0, 3, life=1)), 1, 120.0), "steps") == [2]
+    intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
+    assert intervals.update(run_of(rank_of(0, 1, life=1)), 1, 60.0) is None
+    assert read(intervals.update(run_of(rank_of(0, 3, life=1)), 1, 120.0), "steps") == [2]
 
 
 def test_the_last_one_may_be_short_and_a_forgotten_run_begins_anew() -> None:
     intervals = RankIntervals(60.0)
-    intervals.look(run_of(rank_of(0, 5)), 0, 0.0)
-    assert read(intervals.look(run_of(rank_of(0, 8)), 0, 2.0, is_last=True), "steps") == [3]
+    intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
+    assert read(intervals.update(run_of(rank_of(0, 8)), 0, 2.0, is_last=True), "steps") == [3]
     intervals.forget("r")
-    assert intervals.look(run_of(rank_of(0, 9)), 0, 100.0) is None
+    assert intervals.update(run_of(rank_of(0, 9)), 0, 100.0) is None
 
 
 def test_a_wall_clock_that_was_set_back_begins_a_new_interval() -> None:
     intervals = RankIntervals(60.0)
-    intervals.look(run_of(rank_of(0, 5)), 0, 1_000.0)
-    assert intervals.look(run_of(rank_of(0, 6)), 0, 10.0) is None
-    assert read(intervals.look(run_of(rank_of(0, 8)), 0, 70.0), "steps") == [2]
+    intervals.update(run_of(rank_of(0, 5)), 0, 1_000.0)
+    assert intervals.update(run_of(rank_of(0, 6)), 0, 10.0) is None
+    assert read(intervals.update(run_of(rank_of(0, 8)), 0, 70.0), "steps") == [2]
 
 
 def test_what_is_packed_can_be_unpacked() -> None:

@@ -19,7 +19,7 @@ from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
 from rankscope.collector.storage.run_store import HistoryStore
-from rankscope.collector.storage.write_batch import Batch
+from rankscope.collector.storage.write_batch import WriteBatch
 from tests.unit.collector.runs.job_stories import S, Story
 from tests.unit.collector.runs.kept_runs import run_of, step_of
 
@@ -58,7 +58,7 @@ class Loop:
         """Until that picture is in the store."""
         pause = threading.Event()
         for _ in range(round(DEADLINE_S / 0.02)):
-            if self.recorder.choose_exported(snapshot) is snapshot and self.recorder._kept is snapshot:
+            if self.recorder.choose_exported(snapshot) is snapshot and self.recorder._written is snapshot:
                 return
             pause.wait(0.02)
         pytest.fail("not written within the deadline")
@@ -151,15 +151,15 @@ def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: 
     story = Story(2).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        assert len(loop.recorder._waiting.ranks) == 2
-        loop.recorder._waiting.ranks.clear()
+        assert len(loop.recorder._pending.ranks) == 2
+        loop.recorder._pending.ranks.clear()
         loop.tick(story.tick(1.0))
-        assert loop.recorder._waiting.ranks == {}
+        assert loop.recorder._pending.ranks == {}
         story.say_goodbye(1)
         loop.tick(story.tick(1.0))
-        assert list(loop.recorder._waiting.ranks) == [("story", 1)]
+        assert list(loop.recorder._pending.ranks) == [("story", 1)]
         loop.tick(story.tick(recorder_module.REFRESH_S))
-        assert len(loop.recorder._waiting.ranks) == 2
+        assert len(loop.recorder._pending.ranks) == 2
 
 
 def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monke
     story = Story(ranks).join().train(1)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        waiting = loop.recorder._waiting.ranks
+        waiting = loop.recorder._pending.ranks
         assert len(waiting) == ranks, "what is new waits for nothing"
         written = []
         for pause_s in (1.0, 0.0, 0.0):
@@ -186,7 +186,7 @@ def test_totals_are_written_again_with_the_collectives_that_were_counted_the_old
     story = Story(3).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        waiting = loop.recorder._waiting.ranks
+        waiting = loop.recorder._pending.ranks
         written = []
         for _ in range(3):
             waiting.clear()
@@ -199,7 +199,7 @@ def test_the_collectives_of_all_ranks_are_written_when_there_are_more(path: Path
     story = Story(2).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
-        waiting = loop.recorder._waiting.collectives
+        waiting = loop.recorder._pending.collectives
         assert list(waiting) == ["story"]
         waiting.clear()
         loop.tick(story.tick(1.0))
@@ -268,7 +268,7 @@ def test_a_picture_that_is_too_old_is_given_up_for_the_present_one_and_not_shown
         assert loop.recorder.choose_exported(late) is late
         later = Snapshot(wall_s=late.wall_s + 1.0, version="0")
         between = Snapshot(wall_s=late.wall_s - 1.0, version="0")
-        loop.recorder._kept = between
+        loop.recorder._written = between
         assert loop.recorder.choose_exported(later) is late
 
 
@@ -328,9 +328,9 @@ def test_a_full_disk_is_said_once_and_counted_and_then_everything_is_written(
         loop.tick_until(story, lambda: loop.recorder.problem is None)
     said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert len(said) == 1
-    assert said[0].endswith("Until it can be written to, runs and their history are kept in memory.")
+    assert said[0].endswith("Until the store is writable again, runs and their history are kept in memory.")
     assert set(loop.counted) == {"history_store"}
-    assert "runs and their history are written to the store again" in caplog.messages
+    assert "the store is writable again; runs and their history are written to it" in caplog.messages
     assert load(path) == [("story", 2, 20 + 60 * 50)]
 
 
@@ -344,12 +344,12 @@ def test_a_line_that_the_store_refuses_costs_the_lines_beside_it_and_nothing_lat
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
         with loop.recorder._changed:
-            loop.recorder._waiting.add_step("story", msgspec.structs.replace(step_of(20), longest_ns=value))
+            loop.recorder._pending.add_step("story", msgspec.structs.replace(step_of(20), longest_ns=value))
         loop.tick_until(story, lambda: loop.counted == [recorder_module.STORE])
         loop.wait_until_kept(loop.tick_until(story, lambda: loop.recorder.problem is None))
         loop.wait_until_kept(loop.tick(story.train(5)))
-        assert (loop.recorder.counts.lines_dropped, loop.recorder.lost) == (1, None)
-    assert "history could not be written: a fault of the collector's own" in caplog.text
+        assert (loop.recorder.counts.rows_dropped, loop.recorder.lost) == (1, None)
+    assert "the history could not be written, because of a bug of the collector" in caplog.text
     assert load(path) == [("story", 2, 25)]
 
 
@@ -374,14 +374,14 @@ def test_rows_that_cannot_be_read_at_the_start_are_counted_and_said(
         loop.recorder._store._connection.execute("UPDATE lives SET body = '' WHERE rank = 1")
         (kept,) = loop.recorder.load()
         assert (len(kept.ranks), loop.counted) == (1, ["history_store"])
-    assert "rows of the store that cannot be read and are left out: 1" in caplog.messages
+    assert "skipped 1 unreadable rows of the store" in caplog.messages
 
 
 def test_a_table_that_cannot_be_asked_is_done_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with looping(path, start=False) as loop:
         loop.recorder._store._connection.execute("ALTER TABLE runs RENAME COLUMN body TO theirs")
         assert (loop.recorder.load(), loop.counted) == ((), ["history_store"])
-    assert "No run is gone on with." in caplog.text
+    assert "No run was restored." in caplog.text
 
 
 def test_what_is_too_old_goes_by_itself(path: Path) -> None:
@@ -393,8 +393,8 @@ def test_what_is_too_old_goes_by_itself(path: Path) -> None:
     assert load(path)[-1][2] == 20
 
 
-def _batch_of_1970() -> Batch:
-    batch = Batch()
+def _batch_of_1970() -> WriteBatch:
+    batch = WriteBatch()
     batch.put_run(run_of("long ago", changed_wall_s=0.0))
     for number in range(5):
         batch.add_step("long ago", step_of(number, wall_s=0.0))
