@@ -355,7 +355,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self._ask(self.path.partition("?")[0])
         if isinstance(answer, EventStream) or self._may_write(len(answer.body)):
             return answer
-        error = "answers that clients have not read yet use up the memory for answers; try again later"
+        error = "responses that clients have not read yet use up the memory for responses; try again later"
         return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
 
     def _ask(self, path: str) -> Response | EventStream:
@@ -368,7 +368,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except Exception:  # noqa: BLE001 - whatever it is, it may cost this request only
             self.server.contain(self.path[:80])
-            return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a mistake of the collector; its log tells more")
+            return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the collector; see its log")
 
     def _may_write(self, size_bytes: int) -> bool:
         return self.server.connections.begin_writing(self._limited, size_bytes)

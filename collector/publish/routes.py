@@ -35,15 +35,15 @@ INCIDENT_FILTERS: Final = frozenset({"run", "state"})
 
 INDEX: Final = f"""rankscope collector
 {METRICS_PATH}              for Prometheus
-{RANKS_PATH}        for Prometheus, the families of ranks of large runs; ?shard=I/N gives one part of N of the ranks
+{RANKS_PATH}        for Prometheus, the metrics of every rank of large runs; ?shard=I/N for every N-th rank
 /healthz              200 while the collector works
-/readyz               200 while it takes reports
-{RUNS_PATH}          the runs it knows, as JSON
-{RUNS_PATH}/RUN      everything about one of them
-{RUNS_PATH}/RUN{REPORT_SUFFIX}   how it went, from the store
-{INCIDENTS_PATH}     the incidents, newest first; ?run=RUN and ?state=open or resolved leave others out
-/api/v1/openapi.json  all there is under /api/v1, described for programs
-/                     for a browser: the live page
+/readyz               200 while it accepts reports
+{RUNS_PATH}          the known runs, as JSON
+{RUNS_PATH}/RUN      one run in full
+{RUNS_PATH}/RUN{REPORT_SUFFIX}   the report of a run, from the store
+{INCIDENTS_PATH}     the incidents, newest first; filtered by ?run=RUN and ?state=open or resolved
+/api/v1/openapi.json  the API, OpenAPI 3.1
+/                     the live page, for a browser
 """
 
 
@@ -140,7 +140,7 @@ class Routes:
         elif path.startswith(f"{RUNS_PATH}/"):
             response = self._show_run(unquote(path.removeprefix(f"{RUNS_PATH}/")))
         else:
-            response = refuse(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; / lists what there is")
+            response = refuse(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; / lists the paths")
         return _compress(response) if accepts_gzip(accept_encoding) else response
 
     def _find_metrics(self, path: str, query: str, accept: str, accept_encoding: str) -> Response:
@@ -163,7 +163,7 @@ class Routes:
         run = snapshot.find_run(name)
         if run is not None:
             return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
-        return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are")
+        return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
 
     def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:
         with self._encoding:
@@ -175,9 +175,7 @@ class Routes:
 
     def _show_report(self, name: str) -> Response:
         if self._read_report is None:
-            return refuse(
-                HTTPStatus.NOT_FOUND, "this collector keeps no history; its setting `store` names a file for it"
-            )
+            return refuse(HTTPStatus.NOT_FOUND, "this collector keeps no history; set `store` to a file to keep it")
         try:
             return Response(HTTPStatus.OK, JSON, self._read_report(name))
         except UnavailableError as error:
@@ -189,7 +187,7 @@ class Routes:
         unknown = sorted(asked.keys() - INCIDENT_FILTERS)
         if unknown:
             known = " and ".join(sorted(INCIDENT_FILTERS))
-            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} leaves nothing out here; {known} do")
+            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} is no filter here; {known} are")
         if asked.get("state", STATES[0]) not in STATES:
             error = f"state is {asked['state'][:80]!r}; it must be {' or '.join(STATES)}"
             return refuse(HTTPStatus.BAD_REQUEST, error)

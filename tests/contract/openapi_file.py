@@ -97,7 +97,7 @@ def _paths_of_all() -> Json:
     )
     stream = {event_stream.EVENT_STREAM: {"schema": {"type": "string"}}}
     description = (
-        "Snapshots as they are made: server-sent events `picture`, each a LiveSnapshot in JSON.\n\n"
+        "Snapshots as they are made: server-sent events `snapshot`, each a LiveSnapshot in JSON.\n\n"
         "Their ids count the snapshots: a gap means that this reader was too slow."
     )
     events = _operation("followRuns", description, stream, [followed, count], 400, 503)

@@ -48,7 +48,7 @@ class Reader:
             name, _, value = self._line.partition(": ")
             if name:
                 fields[name] = value
-        assert fields["event"] == "picture"
+        assert fields["event"] == "snapshot"
         return int(fields["id"]), msgspec.json.decode(fields["data"], type=LiveSnapshot)
 
     _line = ""
@@ -117,7 +117,7 @@ def test_hostile_name_and_sentence_come_as_they_are_in_one_event(world: LiveWorl
 
 def test_stream_ends_after_as_many_events_as_were_asked_for(world: LiveWorld) -> None:
     with world.serve() as server, following(server, "?count=1") as reader:
-        assert reader.answer.read().count(b"event: picture\n") == 1
+        assert reader.answer.read().count(b"event: snapshot\n") == 1
 
 
 def test_head_has_no_end_to_wait_for_and_takes_no_place(world: LiveWorld) -> None:
@@ -131,7 +131,7 @@ def test_head_has_no_end_to_wait_for_and_takes_no_place(world: LiveWorld) -> Non
 @pytest.mark.parametrize(
     ("query", "error"),
     [
-        ("?run=a&limit=1", "'limit' means nothing here; run and count do"),
+        ("?run=a&limit=1", "'limit' is no parameter here; run and count are"),
         ("?count=0", "count is '0'; it must be a whole number from 1 to 1000000000"),
         ("?count=many", "count is 'many'; it must be a whole number from 1 to 1000000000"),
     ],

@@ -228,7 +228,7 @@ def test_a_run_is_found_by_its_encoded_name_and_comes_whole(server: HttpServer, 
 def test_a_run_that_is_not_known_is_404(server: HttpServer) -> None:
     answer = ask(server, "/api/v1/runs/%3Cscript%3E%FF")
     assert answer.status == 404
-    assert answer.error == "no run '<script>\ufffd' is known here; /api/v1/runs lists those that are"
+    assert answer.error == "no run '<script>\ufffd' is known; /api/v1/runs lists the known runs"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
@@ -318,7 +318,9 @@ def test_unread_answers_hold_no_more_memory_than_is_allowed(world: World) -> Non
     with unread_answer(world, limits) as server:
         answer = ask(server, "/api/v1/runs")
         assert (answer.status, answer.headers["Retry-After"], server.refused) == (503, "5", {"response_memory_full": 1})
-        assert answer.error == "answers that clients have not read yet use up the memory for answers; try again later"
+        assert answer.error == (
+            "responses that clients have not read yet use up the memory for responses; try again later"
+        )
         assert ask(server, "/healthz").status == 200
 
 
@@ -413,7 +415,7 @@ def test_a_mistake_of_ours_costs_one_request_and_is_counted(server: HttpServer, 
 
     world.read = fail
     answer = ask(server, "/api/v1/runs")
-    assert (answer.status, answer.error) == (500, "this is a mistake of the collector; its log tells more")
+    assert (answer.status, answer.error) == (500, "internal error of the collector; see its log")
     assert server.errors_contained == 1
     assert ask(server, "/healthz").status == 200
 

@@ -71,7 +71,7 @@ def test_page_opens_without_a_word_on_the_console_and_asks_for_nothing_from_else
 
 def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
     page.wait_for_text("#run-name", "story")
-    assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1", "goes on"]]
+    assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1", "running"]]
     figures = dict(zip(*[iter(page.text("#figures").split("\n"))] * 2, strict=True))
     assert (figures["ranks up"], figures["latest step"]) == ("4 of 4", "111")
     assert figures["the run takes"] == "1.86 times as long"
@@ -224,9 +224,9 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
 def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> None:
     page.open("#run=story&rank=2")
     rows = {row[0]: row[1:] for row in page.wait_for_rows("#beside", 3)}
-    assert rows["own time, ms"] == ["65.00", "35.00", "1.86"]
+    assert rows["compute excluding waits, ms"] == ["65.00", "35.00", "1.86"]
     assert rows["phase data, ms"] == ["40.00", "10.00", "4.00"]
-    assert "compared with 3 ranks that do the same work" in page.text("#rank-said")
+    assert "compared with 3 peer ranks" in page.text("#rank-said")
     width, height = page.size("#peers")
     found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "peers")}
     # The axis ends at 1.05 * 65 ms: its peers' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
@@ -243,7 +243,7 @@ def find_highest(page: LivePage, name: str, x: float) -> int:
 def test_rank_that_is_not_there_is_said_to_be(page: LivePage) -> None:
     page.wait_for_map(109, 4)
     find(page.browser, "#rank").send_keys("7", Keys.ENTER)
-    page.wait_for_text("#rank-problem", "run 'story' has no rank 7 yet; its world has 4")
+    page.wait_for_text("#rank-problem", "run 'story' has no rank 7 yet; its world size is 4")
     assert not page.shown("#rank-shown")
 
 
@@ -254,7 +254,7 @@ def test_page_follows_the_run_and_stands_still_when_it_is_paused(page: LivePage,
     page.wait_for_text("#figures", "119")
     page.click("#pause")
     world.tell(story.train(8, data={2: 40.0}))
-    page.wait_for_text("#connection", "Paused: what is shown stays as it is; 1 picture since.")
+    page.wait_for_text("#connection", "Paused; 1 snapshot skipped.")
     assert "119" in page.text("#figures")
     page.click("#pause")
     world.tell(story.train(8, data={2: 40.0}))
@@ -290,7 +290,7 @@ def test_run_without_a_step_says_that_nothing_is_known_yet(page: LivePage, world
     page.open("#run=new")
     page.wait_for_text("#figures", "no rank has reported yet")
     page.wait_for_label("#heat", "nothing is known yet")
-    page.wait_for_text("#heat-readout", "no step of run 'new' has been looked at yet")
+    page.wait_for_text("#heat-readout", "no step of run 'new' has been compared yet")
 
 
 def test_collector_without_a_run_says_so_until_there_is_one(page: LivePage, world: LiveWorld, story: Story) -> None:

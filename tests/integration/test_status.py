@@ -137,4 +137,4 @@ def test_what_cannot_be_shown_is_told_with_the_cure(
 
 def test_rank_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--run", "slow", "--rank", "64"]) == 1
-    assert "run 'slow' has no rank 64 yet; its world has 64" in capsys.readouterr().err
+    assert "run 'slow' has no rank 64 yet; its world size is 64" in capsys.readouterr().err

@@ -131,7 +131,7 @@ class LiveFeed:
         asked = dict(parse_qsl(query, keep_blank_values=True))
         unknown = sorted(asked.keys() - {"run", "count"})
         if unknown:
-            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} means nothing here; run and count do")
+            return refuse(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} is no parameter here; run and count are")
         text = asked.get("count", str(COUNT_MAX))
         count = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(COUNT_MAX)) else 0
         if not 1 <= count <= COUNT_MAX:
@@ -143,7 +143,7 @@ class LiveFeed:
             self._streams += not is_full
         if is_full:
             self._count(STREAMS_BUSY)
-            error = f"{self._streams_max} readers follow already; ask for what you need, or try later"
+            error = f"{self._streams_max} event streams are open already; poll the API, or try again later"
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
         return EventStream(self._tell(asked.get("run"), count), self._leave, lambda: self._count(SLOW_READER))
 
@@ -186,7 +186,7 @@ class LiveFeed:
             if self._closing.is_set():
                 return
             if newest.revision == told:
-                yield b": nothing new\n\n"
+                yield b": keep-alive\n\n"
                 continue
             for _ in range(newest.revision - told - 1 if told else 0):
                 self._count(SNAPSHOT_SKIPPED)
@@ -205,7 +205,7 @@ class LiveFeed:
             if event is None:
                 picture = build_picture(newest.snapshot, run)
                 body = msgspec.json.encode(picture).decode()
-                event = newest.events[run] = f"id: {newest.revision}\nevent: picture\ndata: {body}\n\n".encode()
+                event = newest.events[run] = f"id: {newest.revision}\nevent: snapshot\ndata: {body}\n\n".encode()
             return event
 
 

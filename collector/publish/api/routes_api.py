@@ -91,8 +91,8 @@ class _Query(NamedTuple):
         asked = dict(parse_qsl(text, keep_blank_values=True))
         unknown = sorted(asked.keys() - set(known))
         if unknown:
-            means = f"; {' and '.join(known)} {'does' if len(known) == 1 else 'do'}" if known else ""
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} means nothing here{means}")
+            means = f"; {' and '.join(known)} {'is' if len(known) == 1 else 'are'}" if known else ""
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{unknown[0][:80]!r} is no parameter here{means}")
         return cls(asked)
 
     def choose(self, name: str, choices: Sequence[str]) -> str:
@@ -188,10 +188,10 @@ class Api:
         run = self._find(name)
         number = _to_number(text)
         if number is None:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{text[:80]!r} is no rank; ranks are whole numbers from 0")
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{text[:80]!r} is no rank; a rank is a whole number from 0")
         found = show_rank(run, number, self._read_snapshot().steps.get(run.run_id))
         if found is None:
-            error = f"run {name[:80]!r} has no rank {number} yet; its world has {run.world_size}"
+            error = f"run {name[:80]!r} has no rank {number} yet; its world size is {run.world_size}"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
         return _as_json(found)
 
@@ -227,7 +227,8 @@ class Api:
         run = self._find(name)
         picture = self._read_snapshot().steps.get(run.run_id)
         if picture is None:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, f"no step of run {name[:80]!r} has been looked at yet")
+            error = f"no step of run {name[:80]!r} has been compared yet; try again after the next detection pass"
+            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
         return Response(HTTPStatus.OK, BYTES, self._draw_steps(run, picture))
 
     def _draw_steps(self, run: RunSnapshot, picture: HeatMapSteps) -> bytes:
@@ -239,7 +240,7 @@ class Api:
 
     def _draw_intervals(self, name: str) -> bytes:
         if self._store is None:
-            error = "this collector keeps no history; its setting `store` names a file for it"
+            error = "this collector keeps no history; set `store` to a file to keep it"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
         try:
             with opening_run(self._store, name) as history:
@@ -254,7 +255,7 @@ class Api:
     def _find(self, name: str) -> RunSnapshot:
         run = self._look_for(name)
         if run is None:
-            error = f"no run {name[:80]!r} is known here; {RUNS_PATH} lists those that are"
+            error = f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
         return run
 

@@ -1,4 +1,4 @@
-// Two small charts: shares of a whole over time, and one rank between its peers.
+// Two charts: time shares over time, and one rank between its peers.
 
 import { colour, clock, ms, number, prepare } from "./dom.js";
 
@@ -70,7 +70,7 @@ export const drawShares = (canvas, stretches, sharesOf) => {
 
 const drawNothing = (pen) => {
   pen.fillStyle = colour("faint");
-  pen.fillText("Nothing is known yet.", 0, 20);
+  pen.fillText("No data yet.", 0, 20);
 };
 
 /** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. */

@@ -1,10 +1,10 @@
-// The collector's API, with its token where it asks for one. Paths are relative: a proxy may put the page anywhere.
+// Client of the collector's API, with a token where it requires one. Paths are relative, for proxies.
 
 const TOKEN_KEY = "rankscope-token";
 const RETRY_MS = 2000;
 const BUSY_RETRY_MS = 5000;
 
-/** An answer other than 200: `status`, and what the collector says. */
+/** A response other than 200: its `status` and the error text. */
 export class Refused extends Error {
   constructor(status, text) {
     super(text);
@@ -12,7 +12,7 @@ export class Refused extends Error {
   }
 }
 
-/** Nobody answers, or the answer broke off. */
+/** No response, or an incomplete one. */
 export class Unreachable extends Error {}
 
 const reach = (promise) => promise.catch((error) => Promise.reject(new Unreachable(error.message)));
@@ -28,7 +28,7 @@ export const ofRun = (run, ...parts) => ["runs", ...[run, ...parts].map((one) =>
 const ask = async (path, signal) => {
   const held = token();
   const asked = fetch(`api/v1/${path}`, {
-    // Without the browser's own credentials: it would put up a dialogue where the page has a field.
+    // Without the browser's credentials: it would open a dialogue, and the page has a field for the token.
     credentials: "omit",
     cache: "no-store",
     headers: held === null ? {} : { Authorization: `Bearer ${held}` },
@@ -45,7 +45,7 @@ const ask = async (path, signal) => {
 export const readJson = async (path, signal) => reach((await ask(path, signal)).json());
 export const readBytes = async (path, signal) => reach((await ask(path, signal)).arrayBuffer());
 
-/** The data of the events in a text, and what is left of it: the begin of an event that is not whole yet. */
+/** Return the data of the complete events in a text, and the remaining text of an incomplete one. */
 export const parseEvents = (text) => {
   const blocks = text.split("\n\n");
   const rest = blocks.pop();
@@ -62,8 +62,8 @@ const pause = (lastsMs, signal) =>
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
   });
 
-const followOnce = async (path, onPicture, signal) => {
-  // An EventSource cannot send the token; a stream that is read by hand can.
+const followOnce = async (path, onSnapshot, signal) => {
+  // An EventSource cannot send the token.
   const reader = (await ask(path, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
@@ -71,22 +71,22 @@ const followOnce = async (path, onPicture, signal) => {
     if (done) return;
     const { events, rest } = parseEvents(text + value);
     text = rest;
-    for (const event of events) onPicture(JSON.parse(event));
+    for (const event of events) onSnapshot(JSON.parse(event));
   }
 };
 
-/** Follow the pictures of a run (null: of none) until `signal` is aborted; come again when cut off. `onTrouble` is told
- * of a Refused, or of null when nobody answers. */
-export const follow = async (run, onPicture, onTrouble, signal) => {
+/** Follow the snapshots of a run (null: of none) until `signal` is aborted, reconnecting when cut off. `onTrouble` gets
+ * a Refused, or null without a response. */
+export const follow = async (run, onSnapshot, onTrouble, signal) => {
   const path = run === null ? "events" : `events?run=${encodeURIComponent(run)}`;
   while (!signal.aborted) {
     let waitMs = RETRY_MS;
     try {
-      await followOnce(path, onPicture, signal);
+      await followOnce(path, onSnapshot, signal);
       if (!signal.aborted) onTrouble(null);
     } catch (error) {
       if (signal.aborted) return;
-      if (!(error instanceof Refused || error instanceof Unreachable)) reportError(error); // a mistake of the page
+      if (!(error instanceof Refused || error instanceof Unreachable)) reportError(error); // a bug of the page
       onTrouble(error instanceof Refused ? error : null);
       if (error instanceof Refused && error.status === 401) return;
       if (error instanceof Refused) waitMs = BUSY_RETRY_MS;

@@ -1,29 +1,29 @@
-// Text, numbers and elements. Whatever comes from a run becomes text, never markup.
+// Text, numbers and elements. Data of a run becomes text, never markup.
 
 const NS_PER_MS = 1e6;
 const UNKNOWN = "-";
 
 const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-/** A number with at most so many digits after the point; "-" for what is not known. */
+/** Format a number with `digits` decimals; "-" for unknown. */
 export const number = (value, digits = 0) =>
   isKnown(value)
     ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })
     : UNKNOWN;
 
-/** Nanoseconds as milliseconds, without the unit. */
+/** Format nanoseconds as milliseconds, without the unit. */
 export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);
 
-/** A ratio around 1. */
+/** Format a ratio around 1. */
 export const times = (ratio) => number(ratio, 2);
 
-/** A share of a whole, 0 to 1. */
+/** Format a share, 0 to 1, as a percentage. */
 export const percent = (share) => (isKnown(share) ? `${number(100 * share, 1)} %` : UNKNOWN);
 
-/** A moment, seconds since 1970, as the time of day here. */
+/** Format seconds since 1970 as the local time of day. */
 export const clock = (wallS) => new Date(wallS * 1000).toLocaleTimeString("en-GB");
 
-/** An element; attributes whose value is null are left out, children are elements or text. */
+/** Create an element; attributes whose value is null are omitted, children are elements or text. */
 export const element = (tag, attributes = {}, ...children) => {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) if (value !== null) made.setAttribute(name, value);
@@ -31,15 +31,15 @@ export const element = (tag, attributes = {}, ...children) => {
   return made;
 };
 
-/** The element with this id, which the page has. */
+/** Return the element with this id, which exists. */
 export const at = (id) => document.getElementById(id);
 
-/** Set a text, and touch the page only when it changes: what is read aloud is not read again. */
+/** Set a text only when it changes, so that screen readers do not repeat it. */
 export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 
-/** Rows of cells as a table's body. A cell is text or an element; `head` makes the first one a row's head. */
+/** Fill the body of a table with rows of cells. A cell is text or an element; the first one is the row's header. */
 export const fill = (table, rows) => {
   const body = table.tBodies[0];
   while (body.rows.length > rows.length) body.deleteRow(-1);
@@ -65,10 +65,10 @@ const setCell = (line, column, content, right) => {
   }
 };
 
-/** The colour of a custom property of the page, as it is now, light or dark. */
+/** Return the current colour of a custom property of the page, light or dark. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** A canvas as large as it is shown, and a pen whose unit is a CSS pixel. */
+/** Resize a canvas to its size on the page and return a pen whose unit is a CSS pixel. */
 export const prepare = (canvas) => {
   const scale = window.devicePixelRatio || 1;
   const { width, height } = canvas.getBoundingClientRect();

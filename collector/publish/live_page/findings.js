@@ -1,10 +1,10 @@
-// Findings: what was said, what to do, and the numbers behind it. A finding that changes stays where it is, and open.
+// List of findings: sentence, suggestion and evidence. A finding that changes keeps its place and stays open.
 
 import { at, element, ms, number, say } from "./dom.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
 
-/** A number of the evidence; its unit ends its name. */
+/** Format a number of the evidence; its name ends in its unit. */
 const withUnit = (name, value) => {
   if (name.endsWith("_ns")) return `${ms(value)} ms`;
   return number(value, Number.isInteger(value) ? 0 : 2);
@@ -22,7 +22,7 @@ const evidenceOf = (finding) => {
 };
 
 const build = (finding) => {
-  const evidence = element("details", {}, element("summary", {}, `The numbers behind finding ${finding.number}`));
+  const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
   const [head, sentence, suggestion] = [element("p", { class: "severity" }), element("p"), element("p")];
@@ -41,7 +41,7 @@ const build = (finding) => {
   return { node, update, said: JSON.stringify(finding) };
 };
 
-/** A list that shows findings; `show` brings it up to date and returns those that were not in it. */
+/** A list of findings; `show` updates it and returns the new ones. */
 export class FindingList {
   constructor(list) {
     this.list = list;
@@ -71,7 +71,7 @@ export class FindingList {
   }
 }
 
-/** Say to whoever listens what has been found since. */
+/** Announce new findings to screen readers. */
 export const announce = (findings) => {
   if (findings.length)
     at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");

@@ -1,4 +1,4 @@
-// Ranks x time: the bytes of /heatmap (their layout is said in publish/heat_map.py), and a picture of them.
+// The heat map, ranks x time: decode /heatmap (format: publish/api/heat_map.py) and draw it.
 
 import { colour, clock, number, prepare, times } from "./dom.js";
 
@@ -7,8 +7,8 @@ const CELLS_PER_OCTAVE = 32;
 const LEFT = 62; // room for the numbers of ranks
 const BELOW = 20; // and of steps
 const PAGE_RANKS = 16;
-const [LOW_REM, RANK_REM, TALL_REM] = [9, 2.5, 26]; // a picture of few ranks need not be tall
-const ROWS_MIN = 8; // ranks that stay in view, however far one goes in
+const [LOW_REM, RANK_REM, TALL_REM] = [9, 2.5, 26]; // a map of few ranks need not be tall
+const ROWS_MIN = 8; // least ranks in view when zoomed in
 
 export const ratioOf = (cell) => (cell === 0 ? null : 2 ** ((cell - EQUAL) / CELLS_PER_OCTAVE));
 
@@ -76,7 +76,7 @@ const paint = (pen, image, x, y, width, height) => {
   pen.drawImage(image, x, y, width, height);
 };
 
-/** The picture on a canvas. `onRead(text)` is told what the cursor is on, `onPick(rank)` which rank was chosen,
+/** The heat map on a canvas. `onRead(text)` gets a text for the cell under the cursor, `onPick(rank)` the chosen rank,
  * `onView(first, last)` which ranks are in view when that changes by itself or by a key. */
 export class HeatMap {
   constructor(canvas, { onRead, onPick, onView }) {
@@ -120,7 +120,7 @@ export class HeatMap {
   }
 
   /** Show the ranks whose number is from `first` to `last`; all of them when there is none. */
-  look(first, last) {
+  setView(first, last) {
     const rows = this.map?.ranks.flatMap((rank, row) => (rank >= first && rank <= last ? [row] : [])) ?? [];
     this.view = rows.length ? [rows[0], rows.at(-1) + 1] : null;
     this.draw();
@@ -131,7 +131,7 @@ export class HeatMap {
   }
 
   describe() {
-    if (this.map === null || !this.map.columns.length) return "Heat map: nothing is known yet.";
+    if (this.map === null || !this.map.columns.length) return "Heat map: no data yet.";
     const worst = this.findSlowest();
     const size = `${number(this.map.ranks.length)} ranks by ${number(this.map.columns.length)} ${this.map.source}`;
     return worst === null ? `Heat map: ${size}.` : `Heat map: ${size}. The slowest cell: ${this.read(worst)}.`;
@@ -149,7 +149,7 @@ export class HeatMap {
     const ratio = ratioOf(cells[column * ranks.length + row]);
     const { step, end_wall_s: end } = columns[column];
     const where = step === null ? `until ${clock(end)}` : `step ${number(step)}`;
-    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "not known" : `${times(ratio)} times its peers`}`;
+    return `rank ${ranks[row]}, ${where}: ${ratio === null ? "unknown" : `${times(ratio)} times its peers`}`;
   }
 
   cellAt({ offsetX, offsetY }) {
@@ -162,7 +162,7 @@ export class HeatMap {
     return { row: this.worstRowNear(row, column, (end - first) / (height - BELOW)), column };
   }
 
-  /** Of the ranks that share the line of the picture the slowest: it is the one that is seen there. */
+  /** Return the slowest of the ranks that share a line, which is the one drawn there. */
   worstRowNear(row, column, rowsPerPixel) {
     const { cells, ranks } = this.map;
     let best = row;
@@ -199,7 +199,7 @@ export class HeatMap {
       S: () => this.goToSlowest(),
       "+": () => this.zoom(0.5),
       "-": () => this.zoom(2),
-      0: () => this.look(0, Infinity),
+      0: () => this.setView(0, Infinity),
     }[event.key];
     if (act === undefined) return;
     event.preventDefault();
@@ -246,7 +246,7 @@ export class HeatMap {
     const { pen, width, height } = prepare(this.canvas);
     pen.fillStyle = colour("faint");
     if (this.map === null || !this.map.columns.length) {
-      pen.fillText("Nothing is known yet: a rank's own time shows once its steps can be compared.", LEFT, 20);
+      pen.fillText("No data yet: ranks appear once their steps can be compared.", LEFT, 20);
       return;
     }
     const [first, end] = this.rows();
@@ -256,7 +256,7 @@ export class HeatMap {
     if (this.cursor !== null) this.outline(pen, width, height);
   }
 
-  /** The picture of these ranks; while only the cursor moves it is the one from before. */
+  /** Return the image of these ranks, cached while only the cursor moves. */
   imageOf(...asked) {
     const key = [this.map, this.colours, ...asked];
     if (!this.kept?.key.every((one, place) => one === key[place]))

@@ -1,4 +1,4 @@
-// The live page: what is followed, when what is asked for again, and where it goes.
+// The live page: follow the event stream, refresh the views, show them.
 
 import { deviceShares, drawShares, drawPeers, phaseShares } from "./charts.js";
 import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes, readJson, token } from "./client.js";
@@ -12,7 +12,7 @@ const SLOWEST_SHOWN = 10;
 const HISTORY_MS = 5000;
 const INTERVALS_MS = 30000;
 const STEPS_MS = 1000;
-const CALM_MS = 5000; // for those who want less to move
+const CALM_MS = 5000; // with reduced motion
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -21,7 +21,7 @@ const shown = {
   rank: null,
   isPaused: false,
   missed: 0,
-  picture: null,
+  snapshot: null,
   stretches: [],
   recent: null,
   pastKnown: -1,
@@ -30,7 +30,7 @@ const shown = {
 const open = new FindingList(at("open-findings"));
 const past = new FindingList(at("past-findings"));
 
-// -- what is asked for ------------------------------------------------------------------------------------------------
+// -- requests -------------------------------------------------------------------------------------------------------
 
 const heat = new HeatMap(at("heat"), {
   onRead: (text) => say(at("heat-readout"), text),
@@ -50,7 +50,7 @@ const heatOf = (source) => async (run) => {
   heat.show(map);
 };
 
-/** Asks about the run that is shown, not more often than that; a refusal leaves what is shown as it is. */
+/** Refresh a view of the selected run, at most every `leastMs`; a refusal leaves the view as it is. */
 const refreshing = (leastMs, work) =>
   new Refresher(
     () => (calm.matches ? Math.max(CALM_MS, leastMs) : leastMs),
@@ -90,10 +90,10 @@ const refreshers = {
   }),
   rank: refreshing(STEPS_MS, async (run) => {
     if (shown.rank === null) return;
-    const asked = shown.rank;
+    const wanted = shown.rank;
     try {
-      const answer = await readJson(ofRun(run, "ranks", asked));
-      if (run !== shown.run || asked !== shown.rank) return;
+      const answer = await readJson(ofRun(run, "ranks", wanted));
+      if (run !== shown.run || wanted !== shown.rank) return;
       showRank(answer);
       shown.recent = answer.recent;
       drawn.peers();
@@ -110,28 +110,28 @@ const pickInTable = (rank) => {
   at("rank-title").focus();
 };
 
-// -- what happens -----------------------------------------------------------------------------------------------------
+// -- events -----------------------------------------------------------------------------------------------------------
 
-const takePicture = (picture) => {
+const showSnapshot = (snapshot) => {
   if (shown.isPaused) {
     shown.missed += 1;
     return sayPaused();
   }
-  const isFirst = shown.picture === null || shown.picture.run?.run_id !== picture.run?.run_id;
-  const isNewStep = isFirst || shown.picture.run?.latest_step !== picture.run?.latest_step;
-  if (isFirst) Object.assign(shown, { stretches: [], recent: null, pastKnown: -1 }); // perhaps a new run of that name
-  shown.picture = picture;
+  const isFirst = shown.snapshot === null || shown.snapshot.run?.run_id !== snapshot.run?.run_id;
+  const isNewStep = isFirst || shown.snapshot.run?.latest_step !== snapshot.run?.latest_step;
+  if (isFirst) Object.assign(shown, { stretches: [], recent: null, pastKnown: -1 }); // may be a new run of that name
+  shown.snapshot = snapshot;
   at("sign-in").hidden = true;
-  say(at("connection"), `Live; collector ${picture.version}.`);
-  showRuns(picture.runs, shown.run);
-  if (shown.run === null && picture.runs.length) return goTo(addressOf(picture.runs[0], picture.runs), null);
-  at("run").hidden = picture.run === null;
-  if (picture.run === null) {
-    if (shown.run !== null) say(at("connection"), `No run ${shown.run} is known here.`);
+  say(at("connection"), `Live; collector ${snapshot.version}.`);
+  showRuns(snapshot.runs, shown.run);
+  if (shown.run === null && snapshot.runs.length) return goTo(addressOf(snapshot.runs[0], snapshot.runs), null);
+  at("run").hidden = snapshot.run === null;
+  if (snapshot.run === null) {
+    if (shown.run !== null) say(at("connection"), `No run ${shown.run} is known.`);
     return undefined;
   }
-  showFigures(picture.run);
-  showFindings(picture.run, isFirst);
+  showFigures(snapshot.run);
+  showFindings(snapshot.run, isFirst);
   refreshers.history.ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
@@ -146,17 +146,17 @@ const showFindings = (run, isFirst) => {
 const sayPaused = () =>
   say(
     at("connection"),
-    `Paused: what is shown stays as it is; ${number(shown.missed)} picture${shown.missed === 1 ? "" : "s"} since.`,
+    `Paused; ${number(shown.missed)} snapshot${shown.missed === 1 ? "" : "s"} skipped.`,
   );
 
 const followRun = () => {
   shown.following?.abort();
   shown.following = new AbortController();
-  follow(shown.run, takePicture, takeTrouble, shown.following.signal);
+  follow(shown.run, showSnapshot, showConnectionError, shown.following.signal);
 };
 
-const takeTrouble = (refused) => {
-  if (refused?.status === 401) return askForToken(token() === null ? "" : "That token is not the collector's.");
+const showConnectionError = (refused) => {
+  if (refused?.status === 401) return askForToken(token() === null ? "" : "Wrong token.");
   say(
     at("connection"),
     refused === null ? "The collector does not answer; trying again." : `${refused.message}. Trying again.`,
@@ -176,14 +176,14 @@ const askForToken = (problem) => {
 const goTo = (run, rank) => {
   const named = [run === null ? "" : `run=${encodeURIComponent(run)}`, rank === null ? "" : `rank=${rank}`];
   const hash = `#${named.filter((one) => one).join("&")}`;
-  if (location.hash === hash) takeAddress();
+  if (location.hash === hash) readAddress();
   else location.hash = hash;
 };
 
-const takeAddress = () => {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const run = asked.get("run");
-  const rank = asked.get("rank");
+const readAddress = () => {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  const run = wanted.get("run");
+  const rank = wanted.get("rank");
   shown.rank = rank === null || !/^\d+$/.test(rank) ? null : Number(rank);
   at("rank").value = shown.rank ?? "";
   at("rank-shown").hidden = true;
@@ -196,7 +196,7 @@ const takeAddress = () => {
   past.show([]);
   heat.show(null);
   at("announcement").textContent = "";
-  for (const one of Object.values(refreshers)) one.readyAt = 0; // another run is not to wait for the one before
+  for (const one of Object.values(refreshers)) one.readyAt = 0; // do not delay a new run because of the previous one
   followRun();
 };
 
@@ -211,7 +211,7 @@ at("pause").addEventListener("click", () => {
   Object.assign(shown, { isPaused: !shown.isPaused, missed: 0 });
   at("pause").setAttribute("aria-pressed", String(shown.isPaused));
   if (!shown.isPaused) return say(at("connection"), "Live.");
-  for (const one of Object.values(refreshers)) one.rest();
+  for (const one of Object.values(refreshers)) one.cancel();
   return sayPaused();
 });
 at("sign-in").addEventListener("submit", (event) => {
@@ -223,24 +223,24 @@ at("sign-in").addEventListener("submit", (event) => {
 at("source").addEventListener("change", () => refreshers[at("source").value].askAtOnce());
 at("ranks-shown").addEventListener("submit", (event) => {
   event.preventDefault();
-  heat.look(Number(at("first-rank").value), Number(at("last-rank").value));
+  heat.setView(Number(at("first-rank").value), Number(at("last-rank").value));
 });
-at("all-ranks").addEventListener("click", () => heat.look(0, Infinity));
+at("all-ranks").addEventListener("click", () => heat.setView(0, Infinity));
 at("pick-rank").addEventListener("submit", (event) => {
   event.preventDefault();
   goTo(shown.run, Number(at("rank").value));
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which run it is
+  event.preventDefault(); // the address holds the run
   at("run").focus();
 });
-addEventListener("hashchange", takeAddress);
-// A canvas is drawn anew when it is shown and when its size or the colours of the page change.
+addEventListener("hashchange", readAddress);
+// Redraw a canvas when it appears and when its size or the colours of the page change.
 const resized = new ResizeObserver((entries) => entries.forEach((entry) => drawn[entry.target.id]()));
 for (const name of Object.keys(drawn)) resized.observe(at(name));
 dark.addEventListener("change", () => {
   heat.recolour();
   for (const draw of Object.values(drawn)) draw();
 });
-shown.run = undefined; // so that the first address is a new one, also without a run
-takeAddress();
+shown.run = undefined; // so that the first address counts as new, also without a run
+readAddress();

@@ -1,9 +1,9 @@
-// When something is asked for again.
+// Rate-limited refreshes.
 
-const PATIENCE = 10; // what is asked for keeps the collector busy for a tenth of the time at the most
+const PATIENCE = 10; // requests keep the collector busy for at most a tenth of the time
 
-/** Runs `work` when it is asked to, one at a time, and not more often than is good for either side: it waits at least
- * `leastMs()`, and ten times as long as the last answer took. Who asks meanwhile is remembered. */
+/** Run `work` on request, one at a time. Between two runs it waits at least `leastMs()`, and ten times as long as the
+ * last one took; requests meanwhile are merged into one. */
 export class Refresher {
   constructor(leastMs, work) {
     Object.assign(this, { leastMs, work, readyAt: 0, isBusy: false, isWanted: false, timer: undefined });
@@ -20,8 +20,8 @@ export class Refresher {
     this.ask();
   }
 
-  /** Do not, until somebody asks again. */
-  rest() {
+  /** Cancel a pending run. */
+  cancel() {
     this.isWanted = false;
     clearTimeout(this.timer);
   }

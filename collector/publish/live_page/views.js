@@ -1,28 +1,28 @@
-// What is shown as text and tables: runs, figures, ranks, shares.
+// Text and tables: runs, figures, ranks, time shares.
 
 import { PHASES, addUp } from "./charts.js";
 import { at, element, fill, ms, number, percent, say, times } from "./dom.js";
 
-const LATELY = 5; // stretches of /history that are "lately"
+const RECENT = 5; // slices of /history in the column "recent"
 const PART_NAMES = {
   "own-phase": "phases of the script",
-  communication: "communication alone",
-  compute: "compute alone",
-  overlap: "both at once",
+  communication: "exposed communication",
+  compute: "compute only",
+  overlap: "overlap",
 };
 const TIMED = {
-  "own time, ms": "self_ns_median",
+  "compute excluding waits, ms": "self_ns_median",
   "step, ms": "step_ns_median",
-  "waiting caused in a step, ms": "wait_caused_ns_median",
+  "caused wait a step, ms": "wait_caused_ns_median",
 };
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
-/** What a run is asked for by: the latest of its name by that name, a former one by its id. Runs of one name are in order. */
+/** Return the address of a run: its name if it is the latest of that name, else its id. Runs of a name are in order. */
 export const addressOf = (run, runs) =>
   runs.findLast((one) => one.run === run.run).run_id === run.run_id ? run.run : run.run_id;
 
-/** The runs there are; `current` is the one that is shown. */
+/** Show the list of runs; `current` is the selected one. */
 export const showRuns = (runs, current) => {
   at("no-runs").hidden = runs.length > 0;
   fill(
@@ -34,7 +34,7 @@ export const showRuns = (runs, current) => {
         number(one.steps),
         number(one.samples_per_s, 1),
         number(one.open_findings),
-        one.end === null ? "goes on" : one.end_in_words,
+        one.end === null ? "running" : one.end_in_words,
       ],
       right: [1, 2, 3, 4],
       current: [one.run_id, addressOf(one, runs)].includes(current),
@@ -42,7 +42,7 @@ export const showRuns = (runs, current) => {
   );
 };
 
-/** The figures of a run, from a LiveRun. */
+/** Show the figures of a run, from a LiveRun. */
 export const showFigures = (run) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
@@ -50,7 +50,7 @@ export const showFigures = (run) => {
     ["steps a second", number(run.steps_per_s, 2)],
     ["samples a second and rank", number(run.samples_per_s, 1)],
     ["tokens a second and rank", number(run.tokens_per_s, 0)],
-    ["the run takes", run.run_slowdown_ratio === null ? "-" : `${times(run.run_slowdown_ratio)} times as long`],
+    ["run slowdown", run.run_slowdown_ratio === null ? "-" : `${times(run.run_slowdown_ratio)} x`],
   ];
   const figures = [
     ["ranks up", `${number(run.ranks_up)} of ${number(run.world_size)}`],
@@ -58,17 +58,17 @@ export const showFigures = (run) => {
     ...(run.end === null ? speed : []),
     ["goodput", percent(run.goodput_ratio)],
     ["restarts", number(run.restart_count)],
-    ...(run.abstained === null ? [] : [["no verdict on slow ranks", run.abstained]]),
+    ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
   ];
   const list = at("figures");
   if (list.children.length !== figures.length) {
     list.replaceChildren(...figures.map(() => element("div", {}, element("dt"), element("dd"))));
   }
   figures.forEach(([name, value], place) => {
-    const [term, told] = list.children[place].children;
+    const [term, detail] = list.children[place].children;
     say(term, name);
-    say(told, value);
-    told.classList.toggle("words", name === "no verdict on slow ranks");
+    say(detail, value);
+    detail.classList.toggle("words", name === "no straggler verdict");
   });
 };
 
@@ -77,9 +77,9 @@ const stateOf = (rank) => {
   return rank.stalled ? "stalled" : "up";
 };
 
-/** The slowest ranks; `current` is the one that is shown below, `onPick(rank)` is told of another. */
+/** Show the slowest ranks; `current` is the selected one, `onPick(rank)` is called when another is selected. */
 export const showSlowest = (ranks, current, onPick) => {
-  // Whoever stands on a button in it shall find the same rank under it.
+  // Keep the table while a button in it has the focus, so that it stays the button of the same rank.
   if (at("slowest").contains(document.activeElement)) return;
   fill(
     at("slowest"),
@@ -111,17 +111,17 @@ const buttonFor = (rank, onPick) => {
 
 const swatch = (name) => element("span", { class: `swatch ${name}` });
 
-/** The shares of the last stretches, and of all together, as a table. */
+/** Show the shares of the last time slices, and of all together, as a table. */
 export const showShares = (table, stretches, sharesOf) => {
-  const told = stretches.filter((stretch) => sharesOf(stretch).length);
-  const lately = new Map(sharesOf(addUp(told.slice(-LATELY))).map(({ name, share }) => [name, share]));
-  const rows = sharesOf(addUp(told)).filter(({ name, share }) => name !== "own-phase" || share > 0);
+  const known = stretches.filter((stretch) => sharesOf(stretch).length);
+  const recent = new Map(sharesOf(addUp(known.slice(-RECENT))).map(({ name, share }) => [name, share]));
+  const rows = sharesOf(addUp(known)).filter(({ name, share }) => name !== "own-phase" || share > 0);
   fill(
     table,
     rows.map(({ name, share }) => ({
       cells: [
         { key: name, make: () => [swatch(name), PART_NAMES[name] ?? name] },
-        percent(lately.get(name)),
+        percent(recent.get(name)),
         percent(share),
       ],
       right: [1, 2],
@@ -130,12 +130,12 @@ export const showShares = (table, stretches, sharesOf) => {
 };
 
 const compared = (peers) => {
-  if (peers === null) return "it has not been compared yet";
-  const whom = peers.do_same_work ? "ranks that do the same work" : "ranks, all there are: too few do the same work";
+  if (peers === null) return "not compared yet";
+  const whom = peers.do_same_work ? "peer ranks" : "ranks, all of the run: too few peer ranks";
   return `compared with ${number(peers.count)} ${whom}`;
 };
 
-/** One rank beside its peers in words and as a table, from a RankAnswer. */
+/** Show one rank beside its peers, in a sentence and as a table, from a RankAnswer. */
 export const showRank = (answer) => {
   const { rank, ratios, peers } = answer;
   const gpu = answer.gpu_model === null ? "" : `, ${answer.gpu_model}`;

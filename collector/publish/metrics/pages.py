@@ -96,7 +96,7 @@ def _parse_shard(query: str) -> Shard | None:
     asked = parse_qsl(query, keep_blank_values=True)
     for name, _ in asked:
         if name != "shard":
-            raise PageError(f"{name[:80]!r} is no parameter of {RANKS_PATH}; shard is, as in ?shard=0/4")
+            raise PageError(f"{name[:80]!r} is no parameter of {RANKS_PATH}; use shard, as in ?shard=0/4")
     if not asked:
         return None
     text = asked[0][1]

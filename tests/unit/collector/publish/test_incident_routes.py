@@ -64,7 +64,7 @@ def test_without_incidents_there_is_an_empty_list() -> None:
     [
         ("state=closed", "state is 'closed'; it must be open or resolved"),
         ("state=", "state is ''; it must be open or resolved"),
-        ("stat=open", "'stat' leaves nothing out here; run and state do"),
+        ("stat=open", "'stat' is no filter here; run and state are"),
     ],
 )
 def test_a_query_that_means_nothing_is_refused_with_what_would(query: str, error: str) -> None:

@@ -57,7 +57,7 @@ def test_a_run_that_the_store_has_not_is_not_found() -> None:
 def test_a_collector_without_a_store_has_no_report_and_says_why() -> None:
     answer = ask("/api/v1/runs/bert/report", reports=None)
     assert answer.status == HTTPStatus.NOT_FOUND
-    assert "this collector keeps no history; its setting `store` names a file for it" in answer.body.decode()
+    assert "this collector keeps no history; set `store` to a file to keep it" in answer.body.decode()
 
 
 def test_readiness_says_what_the_collector_does_without_and_stays_good() -> None:

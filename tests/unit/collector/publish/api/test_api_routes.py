@@ -109,29 +109,31 @@ def test_live_run_that_the_store_does_not_have_yet_has_a_history(tmp_path: Path)
 def test_run_that_is_not_known_is_not_found(api: Api, view: str) -> None:
     answer = ask(api, f"/api/v1/runs/nobody{view}")
     assert answer.status == HTTPStatus.NOT_FOUND
-    assert error_of(answer) == "no run 'nobody' is known here; /api/v1/runs lists those that are"
+    assert error_of(answer) == "no run 'nobody' is known; /api/v1/runs lists the known runs"
 
 
 def test_what_is_not_there_yet_is_said_with_the_reason(api: Api) -> None:
-    assert error_of(ask(api, f"{OF_RUN}/ranks/9")) == f"run {NAMED!r} has no rank 9 yet; its world has 4"
+    assert error_of(ask(api, f"{OF_RUN}/ranks/9")) == f"run {NAMED!r} has no rank 9 yet; its world size is 4"
     untold = api_of(story=Story(2))
-    assert error_of(ask(untold, f"{OF_RUN}/heatmap")) == f"no step of run {NAMED!r} has been looked at yet"
+    assert error_of(ask(untold, f"{OF_RUN}/heatmap")) == (
+        f"no step of run {NAMED!r} has been compared yet; try again after the next detection pass"
+    )
     said = error_of(ask(api, f"{OF_RUN}/heatmap?source=intervals"))
-    assert said == "this collector keeps no history; its setting `store` names a file for it"
+    assert said == "this collector keeps no history; set `store` to a file to keep it"
 
 
 @pytest.mark.parametrize(
     ("view", "error"),
     [
         ("?ranks=some", "ranks is 'some'; it must be all or none"),
-        ("?rank=none", "'rank' means nothing here; ranks does"),
+        ("?rank=none", "'rank' is no parameter here; ranks is"),
         ("/ranks?order=node", "order is 'node'; it must be rank or slowdown"),
         ("/ranks?limit=0", "limit is '0'; it must be a whole number from 1 to 16384"),
         ("/ranks?limit=", "limit is ''; it must be a whole number from 1 to 16384"),
         ("/ranks?offset=-1", "offset is '-1'; it must be a whole number from 0 to 2147483647"),
         ("/ranks?offset=٣", "offset is '٣'; it must be a whole number from 0 to 2147483647"),
-        ("/ranks/first", "'first' is no rank; ranks are whole numbers from 0"),
-        ("/ranks/1?deep=1", "'deep' means nothing here"),
+        ("/ranks/first", "'first' is no rank; a rank is a whole number from 0"),
+        ("/ranks/1?deep=1", "'deep' is no parameter here"),
         ("/history?points=5001", "points is '5001'; it must be a whole number from 0 to 5000"),
         ("/heatmap?source=stars", "source is 'stars'; it must be steps or intervals"),
     ],

@@ -214,7 +214,7 @@ def test_two_shards_are_refused() -> None:
 
 
 def test_a_parameter_that_is_none_is_refused_lest_every_shard_be_the_whole_page() -> None:
-    with pytest.raises(PageError, match="'shards' is no parameter of /metrics/ranks; shard is, as in"):
+    with pytest.raises(PageError, match="'shards' is no parameter of /metrics/ranks; use shard, as in"):
         parse_page(RANKS_PATH, "shards=0/4")
 
 
