@@ -16,7 +16,7 @@ class Demo:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the size of the training and its fault."""
-        parser.add_argument("--ranks", type=int, default=4, help="number of ranks to train on [4]")
+        parser.add_argument("--ranks", type=int, default=4, help="number of ranks [4]")
         parser.add_argument("--steps", type=int, default=160, help="number of steps to train [160]")
         parser.add_argument(
             "--fault", default="host", choices=("none", "compute", "data", "host"), help="what slows the rank [host]"

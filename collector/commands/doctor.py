@@ -33,15 +33,15 @@ class Doctor:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the interpreter and the collector to check."""
         parser.add_argument(
-            "--python", default=sys.executable, metavar="PROGRAM", help="the interpreter that trains [this one]"
+            "--python", default=sys.executable, metavar="PROGRAM", help="the Python of the training [this one]"
         )
         parser.add_argument(
-            "--collector", default="", metavar="tcp://HOST:PORT", help="reach this one [what RANKSCOPE_COLLECTOR names]"
+            "--collector", default="", metavar="tcp://HOST:PORT", help="check the connection to this collector [RANKSCOPE_COLLECTOR]"
         )
         parser.add_argument(
             "--url",
             default=None,
-            help="also reach a collector's HTTP address [what RANKSCOPE_URL or client.toml names]",
+            help="also check a collector's HTTP address [RANKSCOPE_URL or client.toml]",
         )
         add_credentials(parser)
         parser.add_argument("--json", action="store_true", help="print the checks as JSON")

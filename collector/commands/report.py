@@ -32,7 +32,7 @@ rankscope report bert --store runs.db --html > bert.html"""
         parser.add_argument(
             "--store", type=Path, default=None, metavar="FILE", help="read this store instead of asking a collector"
         )
-        parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows of each table [{TOP}]")
+        parser.add_argument("--top", type=int, default=TOP, metavar="ROWS", help=f"rows per table [{TOP}]")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print it as JSON")
         form.add_argument("--html", action="store_true", help="print it as a self-contained HTML page")

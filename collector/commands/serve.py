@@ -30,13 +30,13 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
 SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "where it listens": ("listen", "http_listen"),
-    "who may connect (docs/keys.md)": (
+    "addresses": ("listen", "http_listen"),
+    "access (docs/keys.md)": (
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
-    "what is kept (docs/history.md)": ("store", "history_kept_s", "history_bytes_max", "history_interval_s"),
+    "storage (docs/history.md)": ("store", "history_kept_s", "history_bytes_max", "history_interval_s"),
     "metrics (docs/metrics.md)": ("tick_s", "metrics_ranks_max", "series_max"),
-    "what is called slow (docs/detection.md)": (
+    "detection (docs/detection.md)": (
         "detect_steps", "detect_steps_min", "steps_kept", "slowdown_ratio_min", "slowdown_close_ratio", "robust_z_min",
         "persistence_ratio", "link_slowdown_ratio_min", "imbalance_ratio_min", "uneven_work_ratio_min",
     ),
@@ -44,7 +44,7 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "incidents_max", "incident_reopen_s", "incident_escalate_s", "incident_escalate_rank_s",
         "incident_restart_grace_s",
     ),
-    "limits and times": (),
+    "limits and intervals": (),
 }  # fmt: skip
 """Titles in the help of `serve`, each with the keys of its settings. The last one has all other settings."""
 
