@@ -33,7 +33,9 @@ class Analyze:
         )
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
-        parser.add_argument("--executor", default=None, metavar="dask://HOST:PORT", help="analyze the traces on a Dask cluster")
+        parser.add_argument(
+            "--executor", default=None, metavar="dask://HOST:PORT", help="analyze the traces on a Dask cluster"
+        )
 
     def run(self, options: argparse.Namespace) -> int:
         """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable."""

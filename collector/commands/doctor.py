@@ -36,7 +36,10 @@ class Doctor:
             "--python", default=sys.executable, metavar="PROGRAM", help="the Python of the training [this one]"
         )
         parser.add_argument(
-            "--collector", default="", metavar="tcp://HOST:PORT", help="check the connection to this collector [RANKSCOPE_COLLECTOR]"
+            "--collector",
+            default="",
+            metavar="tcp://HOST:PORT",
+            help="check the connection to this collector [RANKSCOPE_COLLECTOR]",
         )
         parser.add_argument(
             "--url",

@@ -31,7 +31,9 @@ rankscope files --copy . 'deploy/grafana/*'"""
         """Add the action and the pattern."""
         action = parser.add_mutually_exclusive_group(required=True)
         action.add_argument("--list", action="store_true", help="print the names")
-        action.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the files into this folder; existing files are kept")
+        action.add_argument(
+            "--copy", type=Path, metavar="FOLDER", help="copy the files into this folder; existing files are kept"
+        )
         parser.add_argument(
             "pattern",
             nargs="?",

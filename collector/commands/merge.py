@@ -19,7 +19,9 @@ class Merge:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces and the output."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="traces, folders, globs or URLs")
-        parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz")
+        parser.add_argument(
+            "-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz"
+        )
 
     def run(self, options: argparse.Namespace) -> int:
         """Merge, and return 0, 1 when some files failed, 2 when none was usable."""

@@ -51,7 +51,9 @@ RANKSCOPE_URL=https://collector-host:18491 RANKSCOPE_TOKEN_FILE=token rankscope 
             "--run", default=None, metavar="RUN", help="show only this run: an id, or a name for its latest run"
         )
         form = parser.add_mutually_exclusive_group()
-        form.add_argument("--rank", type=int, default=None, metavar="N", help="show one rank compared with its peer ranks")
+        form.add_argument(
+            "--rank", type=int, default=None, metavar="N", help="show one rank compared with its peer ranks"
+        )
         form.add_argument("--all", action="store_true", help=f"list every rank, not only the {WORST} worst of each run")
         form.add_argument("--json", action="store_true", help="print the runs as JSON, each with its open incidents")
 

@@ -25,7 +25,11 @@ class Top:
         add_url(parser)
         parser.add_argument("--run", default="", help="the run to show first; n and p switch to the others [the first]")
         parser.add_argument(
-            "--interval", type=float, default=INTERVAL_S, metavar="SECONDS", help=f"seconds between refreshes [{INTERVAL_S:.0f}]"
+            "--interval",
+            type=float,
+            default=INTERVAL_S,
+            metavar="SECONDS",
+            help=f"seconds between refreshes [{INTERVAL_S:.0f}]",
         )
         parser.add_argument("--once", action="store_true", help="print all ranks once and exit; needs no terminal")
 

@@ -81,7 +81,7 @@ def test_each_part_has_its_own_time() -> None:
     assert set(part_ns) == {STEP_HOOKS, DEVICE_TIMES, *windows, AGENT_THREAD, HOST_SAMPLES}
 
 
-def test_what_is_spent_beside_training_is_told_and_costs_no_window() -> None:
+def test_child_cpu_time_is_reported_but_not_governed() -> None:
     agent = Agent()
     # So long that what the thread of the tests has spent, which stands for the agent's, is within the budget.
     agent.children.child_cpu_ns = elapsed_ns = 1_000_000 * NS_PER_S
@@ -90,7 +90,7 @@ def test_what_is_spent_beside_training_is_told_and_costs_no_window() -> None:
     assert not any(cost.dropped.values())
 
 
-def test_what_this_thread_spends_on_nothing_else_is_the_agent_thread_s() -> None:
+def test_remaining_cpu_time_belongs_to_the_agent_thread() -> None:
     agent = Agent()
     before_ns = agent.cost.govern(NS_PER_S).part_ns[AGENT_THREAD]
     end_ns = time.thread_time_ns() + 20 * NS_PER_MS
@@ -107,7 +107,7 @@ def test_a_sampler_s_time_is_not_counted_twice() -> None:
     assert part_ns[HOST_SAMPLES] + part_ns[AGENT_THREAD] <= time.thread_time_ns()
 
 
-def test_where_there_are_no_windows_none_is_called_dropped_and_reports_come_less_often_sooner() -> None:
+def test_without_windows_only_reports_get_rarer() -> None:
     agent = Agent(windows=None)
     # Hours on, so that what the thread of the tests has spent, which stands for the agent's, is next to nothing.
     agent.hooks.spent_ns = (elapsed_ns := 1_000_000 * NS_PER_S) * 2 // 1000
@@ -116,7 +116,7 @@ def test_where_there_are_no_windows_none_is_called_dropped_and_reports_come_less
     assert not Agent().cost.govern(elapsed_ns).dropped[FREQUENT_REPORTS]
 
 
-def test_a_report_says_of_each_part_that_can_be_dropped_whether_it_is() -> None:
+def test_report_has_the_state_of_each_droppable_part() -> None:
     cost = Agent().cost.govern(NS_PER_S)
     assert cost.dropped == dict.fromkeys(
         (FULL_WINDOWS, LIGHT_WINDOWS, FREQUENT_REPORTS, GPU_SAMPLES, HOST_SAMPLES), False
@@ -130,7 +130,7 @@ def test_full_windows_that_the_plan_gave_up_count_as_dropped() -> None:
     assert agent.cost.govern(NS_PER_S).dropped[FULL_WINDOWS]
 
 
-def test_an_agent_that_costs_too_much_takes_no_windows_and_samples_and_reports_rarely() -> None:
+def test_costly_agent_drops_all_optional_parts() -> None:
     agent = Agent()
     agent.samples.run(0)
     agent.overspend()

@@ -33,7 +33,7 @@ def test_the_announcement_of_a_collector_is_an_address() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "tcp://h:1", "{}", '{"endpoint": 1}', "[]"])
-def test_what_is_no_address_is_a_value_error(text: str) -> None:
+def test_invalid_address_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         CollectorAddress.from_text(text)
 
@@ -48,7 +48,7 @@ def test_an_address_does_not_show_its_secret() -> None:
     assert KEYS.own.secret not in repr(CollectorAddress(ENDPOINT, KEYS))
 
 
-def test_the_settings_give_the_address_with_the_keys_of_the_files(tmp_path: Path) -> None:
+def test_address_has_the_keys_of_the_files(tmp_path: Path) -> None:
     config = AgentConfig(collector=ENDPOINT, **write_keys(tmp_path))  # type: ignore[arg-type]
     assert read_address(config, "bert") == CollectorAddress(ENDPOINT, KEYS)
 
@@ -62,14 +62,14 @@ def test_without_a_collector_rank_0_starts_one_whatever_the_keys(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("given", "lacking"), [("key_file", "collector_key_file"), ("collector_key_file", "key_file")])
-def test_half_of_the_keys_is_told(given: str, lacking: str) -> None:
+def test_one_key_file_without_the_other_is_an_error(given: str, lacking: str) -> None:
     with pytest.raises(
         SettingError, match=f"{given} is 'x' .* and {lacking} is empty: an encrypted connection needs both"
     ):
         read_address(AgentConfig(collector=ENDPOINT, **{given: "x"}), "bert")  # type: ignore[arg-type]
 
 
-def test_of_several_collectors_the_run_s_name_chooses_one_whatever_their_order() -> None:
+def test_run_name_selects_one_of_several_collectors() -> None:
     endpoints = [f"tcp://c{number}:18490" for number in range(8)]
     listed, reversed_ = ", ".join(endpoints), ",".join(reversed(endpoints))
     chosen = {run: read_address(AgentConfig(collector=listed), run) for run in ("bert", "gpt", "t5")}

@@ -26,7 +26,7 @@ def test_the_file_is_named_by_the_environment_which_wins_over_it(tmp_path: Path)
     assert config.source("report_interval_s") == f"from {file}"
 
 
-def test_a_file_that_is_not_there_stops_with_its_name_and_the_cure(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_with_the_cure(tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         read_config({"RANKSCOPE_CONFIG": str(tmp_path / "gone.toml")})
     text = str(caught.value)
@@ -41,7 +41,7 @@ def test_a_file_that_is_no_text_stops_with_its_name(tmp_path: Path) -> None:
         read_config({"RANKSCOPE_CONFIG": str(file)})
 
 
-def test_the_switch_the_process_mark_and_the_collectors_settings_are_not_taken_for_keys() -> None:
+def test_foreign_variables_are_no_settings() -> None:
     environment = {"RANKSCOPE": "1", "RANKSCOPE_PID": "42", "RANKSCOPE_SERVE_LISTEN": "x", "RANKSCOPE_SERVE_ODD": "y"}
     assert read_config(environment) == AgentConfig()
 
@@ -102,7 +102,7 @@ def test_mistake_in_how_to_measure_leaves_the_process_measured(variable: str) ->
 
 
 @pytest.mark.parametrize("variable", ["RANKSCOPE_ENABLED", "RANKSCOPE_COLLECTOR", "RANKSCOPE_COLECTOR"])
-def test_mistake_in_who_may_hear_of_it_leaves_the_process_alone(variable: str) -> None:
+def test_mistake_in_a_needed_setting_prevents_measuring(variable: str) -> None:
     found = read_launch_config({variable: "maybe"}, {})
     assert not found.is_usable
     assert found.notes == (f"not started: {found.mistakes[0]} Training continues without it.",)
@@ -117,7 +117,7 @@ def test_strictness_is_known_also_when_the_file_cannot_be_read(tmp_path: Path) -
     assert (found.is_usable, found.config.strict) == (False, True)
 
 
-def test_launch_line_wins_over_the_environment_and_names_the_file(tmp_path: Path) -> None:
+def test_launch_line_overrides_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text("warmup_steps = 9\n")
     found = read_launch_config({"RANKSCOPE_RUN": "a", "RANKSCOPE_CONFIG": "gone"}, {"run": "b", "config": str(file)})

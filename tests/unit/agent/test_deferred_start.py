@@ -50,7 +50,7 @@ def grouped() -> Iterator[None]:
         ({"MASTER_ADDR": "node-7"}, {}),
     ],
 )
-def test_the_group_says_the_rank_and_the_launcher_where_it_is(
+def test_rank_is_from_the_group_and_place_from_the_launcher(
     environment: Mapping[str, str], place: Mapping[str, str]
 ) -> None:
     with grouped():
@@ -79,11 +79,11 @@ def test_where_the_members_met_is_known_from_their_store() -> None:
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, False),
     ],
 )
-def test_who_was_started_with_others_may_be_one_of_many(environment: Mapping[str, str], expected: bool) -> None:
+def test_process_started_with_others_has_peers(environment: Mapping[str, str], expected: bool) -> None:
     assert has_peer_processes(environment) is expected
 
 
-def test_the_first_group_is_told_once_and_nothing_stays() -> None:
+def test_first_group_is_notified_once_and_patches_removed() -> None:
     owners = (dist, device_mesh, distributed_c10d)  # init_device_mesh has a name of its own for it
     original = dist.init_process_group
     told: list[dict[str, str]] = []
@@ -101,7 +101,7 @@ def test_the_first_group_is_told_once_and_nothing_stays() -> None:
     assert [vars(owner)["init_process_group"] for owner in owners] == [original] * 3
 
 
-def test_what_goes_wrong_is_said_and_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_in_the_callback_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     watch_for_group(lambda _: 1 // 0)
     with grouped():
         assert is_in_group()

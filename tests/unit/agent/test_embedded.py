@@ -25,7 +25,7 @@ def pipe() -> Iterator[tuple[IO[str], IO[str]]]:
         yield parent, child
 
 
-def test_the_line_that_the_child_has_said_is_read(pipe: tuple[IO[str], IO[str]]) -> None:
+def test_line_of_the_child_is_read(pipe: tuple[IO[str], IO[str]]) -> None:
     parent, child = pipe
     print('{"endpoint": "tcp://127.0.0.1:5"}', file=child, flush=True)
     assert _read_line(parent, LONG_S) == '{"endpoint": "tcp://127.0.0.1:5"}\n'
@@ -42,7 +42,7 @@ def test_a_line_that_comes_later_is_waited_for(pipe: tuple[IO[str], IO[str]]) ->
     assert lines == ["here\n"]
 
 
-def test_a_child_that_says_nothing_is_given_up_after_the_time_allowed(pipe: tuple[IO[str], IO[str]]) -> None:
+def test_silent_child_is_given_up_after_the_timeout(pipe: tuple[IO[str], IO[str]]) -> None:
     parent, _ = pipe
     with pytest.raises(OSError, match="no answer in 0 s"):
         _read_line(parent, 0.0)
@@ -66,7 +66,7 @@ def test_a_child_without_a_pipe_has_no_answer() -> None:
 @pytest.mark.parametrize(
     ("left_out", "expected"), [([], True), (["MASTER_ADDR"], False), (["MASTER_PORT"], False), (list(TORCHRUN), False)]
 )
-def test_ranks_can_meet_where_the_launcher_says_there_is_a_store(left_out: list[str], expected: bool) -> None:
+def test_rendezvous_needs_the_address_of_a_store(left_out: list[str], expected: bool) -> None:
     environment = {name: value for name, value in TORCHRUN.items() if name not in left_out}
     rendezvous = Rendezvous(read_identity(environment, run="r"), environment, threading.Event(), TorchCallGate())
     assert rendezvous.is_possible is expected
@@ -79,7 +79,7 @@ def test_a_port_that_is_no_number_is_no_meeting_place() -> None:
     ).is_possible
 
 
-def test_a_process_that_ends_before_there_is_a_store_stops_looking() -> None:
+def test_ending_process_stops_waiting_for_the_store() -> None:
     stopping = threading.Event()
     stopping.set()
     assert Rendezvous(read_identity(TORCHRUN, run="r"), TORCHRUN, stopping, TorchCallGate()).find() is None

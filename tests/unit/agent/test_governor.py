@@ -55,19 +55,19 @@ def test_a_job_that_has_spent_nothing_may_spend_the_head_start() -> None:
     assert Job().allowance == Allowance(windows_ratio=BUDGET, budget_left_ns=100 * NS_PER_MS, elapsed_ns=0)
 
 
-def test_windows_get_what_hooks_and_the_agent_thread_leave() -> None:
+def test_windows_get_the_rest_of_the_budget() -> None:
     allowance = Job().run(80, step_hooks=1.0, agent_thread=0.25)
     # 100 ms of the 500 ms that 80 s and the head start allow.
     assert allowance.windows_ratio == BUDGET * (1 - 100 / 500)
     assert (allowance.budget_left_ns, allowance.dropped) == (400 * NS_PER_MS, frozenset())
 
 
-def test_what_windows_have_spent_is_taken_from_the_purse_and_not_from_their_ratio() -> None:
+def test_spent_windows_reduce_the_budget_left_not_the_ratio() -> None:
     allowance = Job().run(80, full_windows=2.0, light_windows=1.0)
     assert (allowance.windows_ratio, allowance.budget_left_ns) == (BUDGET, (500 - 240) * NS_PER_MS)
 
 
-def test_an_hour_of_cheap_training_does_not_pay_for_a_costly_present() -> None:
+def test_cheap_past_does_not_pay_for_costly_present() -> None:
     job = Job()
     job.run(60 * MINUTE_S, step_hooks=1.0)
     allowance = job.run(5 * MINUTE_S, step_hooks=4.0, light_windows=2.0)
@@ -76,7 +76,7 @@ def test_an_hour_of_cheap_training_does_not_pay_for_a_costly_present() -> None:
     assert BUDGET * (1 - 1.2 / 1.6) <= allowance.windows_ratio < BUDGET * 0.27
 
 
-def test_parts_are_dropped_one_after_the_other_in_the_stated_order() -> None:
+def test_parts_are_dropped_in_order() -> None:
     job = Job()
     job.run(31, step_hooks=4.9)
     assert job.dropped_at.pop() == (30, frozenset({FULL_WINDOWS}))
@@ -91,20 +91,20 @@ def test_parts_are_dropped_one_after_the_other_in_the_stated_order() -> None:
     assert job.governor.changes == 5
 
 
-def test_nothing_is_dropped_while_the_rest_leaves_the_windows_a_tenth() -> None:
+def test_nothing_is_dropped_while_windows_have_a_tenth() -> None:
     job = Job()
     job.run(120 * MINUTE_S, step_hooks=4.5)
     assert job.dropped_at == []
 
 
-def test_full_windows_alone_are_dropped_while_there_is_a_little_left_for_light_ones() -> None:
+def test_only_full_windows_are_dropped_at_first() -> None:
     job = Job()
     allowance = job.run(120 * MINUTE_S, step_hooks=4.9)
     assert allowance.dropped == {FULL_WINDOWS}
     assert allowance.windows_ratio > 0
 
 
-def test_what_was_dropped_last_is_given_time_to_help() -> None:
+def test_next_drop_waits_for_the_effect_of_the_last() -> None:
     # Without GPU samples the rest is under the budget: the process is still sampled as often, whatever was before.
     job = Job()
     job.run(59, step_hooks=4.0, gpu_samples=8.0)
@@ -133,7 +133,7 @@ def test_parts_come_back_in_reverse_when_the_cost_has_fallen() -> None:
     assert min(b - a for a, b in itertools.pairwise(seconds)) >= ns_to_s(RESTORE_PAUSE_NS)
 
 
-def test_a_cost_that_comes_and_goes_with_the_part_makes_each_return_twice_as_late() -> None:
+def test_flapping_doubles_the_restore_pause() -> None:
     job = Job()
     returns = []
     for _ in range(8 * 60 * MINUTE_S):
@@ -157,20 +157,20 @@ def test_there_is_a_floor() -> None:
 # -- without windows: a fifth of the budget, 1 ms of every second ------------------------------------------------------
 
 
-def test_without_windows_reports_come_less_often_above_a_fifth_of_the_budget_and_stay_so() -> None:
+def test_without_windows_reports_get_rarer_above_a_fifth() -> None:
     job = Job(DROP_ORDER_WITHOUT_WINDOWS)
     job.run(2 * MINUTE_S, step_hooks=0.3, agent_thread=1.1)
     job.run(60 * MINUTE_S, step_hooks=0.3, agent_thread=0.3)
     assert job.dropped_at == [(30, frozenset({FREQUENT_REPORTS}))]
 
 
-def test_without_windows_a_cheaper_agent_reports_as_often_as_with_them() -> None:
+def test_without_windows_a_cheap_agent_reports_as_usual() -> None:
     job = Job(DROP_ORDER_WITHOUT_WINDOWS)
     job.run(60 * MINUTE_S, step_hooks=0.2, agent_thread=0.8)
     assert job.dropped_at == []
 
 
-def test_without_windows_samples_are_dropped_for_the_whole_budget_only() -> None:
+def test_without_windows_samples_drop_above_the_budget() -> None:
     job = Job(DROP_ORDER_WITHOUT_WINDOWS)
     job.run(10 * MINUTE_S, step_hooks=4.9)
     assert job.governor.dropped == {FREQUENT_REPORTS}

@@ -30,7 +30,7 @@ def test_errors_are_counted_by_part() -> None:
     assert guard.errors == {"hooks": 2, "windows": 1}
 
 
-def test_a_part_is_off_once_its_budget_is_used_up_and_the_others_are_not() -> None:
+def test_part_is_off_once_its_error_budget_is_used_up() -> None:
     guard = Guard(error_budget=3)
     for _ in range(3):
         assert not guard.is_off("hooks")
@@ -46,7 +46,7 @@ def test_errors_of_a_part_that_is_off_are_still_counted() -> None:
     assert guard.errors == {"hooks": 2}
 
 
-def test_only_the_first_error_and_the_end_of_a_part_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_first_error_and_switch_off_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     guard = Guard(error_budget=3)
     for number in range(1, 6):
         guard.record("hooks", ValueError(f"number {number}"))
@@ -56,7 +56,7 @@ def test_only_the_first_error_and_the_end_of_a_part_are_said(capsys: pytest.Capt
     ]
 
 
-def test_whoever_wants_to_know_is_told_once_that_a_part_is_off() -> None:
+def test_on_off_is_called_once() -> None:
     told: list[str] = []
     guard = Guard(error_budget=2, on_off=told.append)
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_counts_that_were_handed_out_do_not_change_afterwards() -> None:
     assert before == {"hooks": 1}
 
 
-def test_an_error_whose_text_cannot_be_made_is_counted_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_with_failing_str_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     guard = Guard(error_budget=10)
     guard.record("hooks", UnprintableError())
     assert guard.errors == {"hooks": 1}
@@ -105,7 +105,7 @@ def fail_in_our_code() -> Exception:
     raise AssertionError("it was read")
 
 
-def test_what_is_said_of_an_error_names_the_line_of_ours_it_came_through(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_error_has_the_innermost_agent_line(capsys: pytest.CaptureFixture[str]) -> None:
     Guard(error_budget=10).record("connect", fail_in_our_code())
     assert re.search(
         r"connect failed \(.*, at /.*/agent/collector_address\.py:\d+\); training", capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_tracebacks_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("debugging")
-def test_an_error_whose_text_cannot_be_made_has_a_traceback_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_with_failing_str_may_have_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     Guard(error_budget=10).record("hooks", UnprintableError())
     assert "hooks failed (UnprintableError)" in capsys.readouterr().err
 

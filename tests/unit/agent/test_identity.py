@@ -20,14 +20,14 @@ TORCHRUN = {
 }
 
 
-def test_torchrun_says_who_a_rank_is() -> None:
+def test_identity_from_torchrun() -> None:
     identity = read_identity(TORCHRUN, run="")
     assert (identity.rank, identity.local_rank, identity.world_size) == (5, 1, 8)
     assert (identity.run, identity.restart_count) == ("llama-7b", 2)
     assert (identity.pid, identity.node) == (os.getpid(), socket.gethostname()[:LABEL_LENGTH_MAX])
 
 
-def test_a_process_that_nobody_launched_is_rank_0_of_1() -> None:
+def test_process_without_launcher_is_rank_0_of_1() -> None:
     identity = read_identity({}, run="")
     assert (identity.rank, identity.local_rank, identity.world_size, identity.restart_count) == (0, 0, 1, 0)
     assert identity.run == f"{socket.gethostname()}:{os.getpid()}"
@@ -57,7 +57,7 @@ def test_the_launchers_own_default_is_no_name() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
-def test_jobs_on_two_machines_whose_ranks_meet_at_localhost_are_two(host: str) -> None:
+def test_localhost_runs_on_two_machines_differ(host: str) -> None:
     environment = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": host}
     assert [read_identity(environment, "", node).run for node in ("gpu-1", "gpu-2")] == ["gpu-1:29500", "gpu-2:29500"]
 
@@ -73,11 +73,11 @@ def test_a_number_that_is_none_counts_as_not_given(text: str) -> None:
     assert (identity.rank, identity.world_size) == (0, 1)
 
 
-def test_a_world_of_nobody_has_one_rank() -> None:
+def test_empty_world_has_one_rank() -> None:
     assert read_identity({"WORLD_SIZE": "0"}, run="").world_size == 1
 
 
-def test_two_lives_of_one_process_are_told_apart() -> None:
+def test_boot_ids_differ() -> None:
     first, second = read_identity(TORCHRUN, run=""), read_identity(TORCHRUN, run="")
     assert first.boot_id != second.boot_id
     assert first.machine_id == second.machine_id
@@ -92,6 +92,6 @@ def test_a_child_is_no_rank_and_starts_no_agent() -> None:
     )
 
 
-def test_a_child_keeps_what_it_needs_to_run_and_its_own_settings() -> None:
+def test_child_keeps_other_variables() -> None:
     environment = {"PATH": "/bin", "RANKSCOPE_SERVE_TICK_S": "0.5"}
     assert drop_rank_variables(environment) == environment

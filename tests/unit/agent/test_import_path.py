@@ -57,7 +57,7 @@ def test_module_imported_before_is_kept(folder: Path) -> None:
     assert sys.modules["json"] is before
 
 
-def test_path_is_as_before_but_for_what_others_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_keeps_additions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)
     with contextlib.suppress(ImportError), standard_library_first():
@@ -66,7 +66,7 @@ def test_path_is_as_before_but_for_what_others_have_added(monkeypatch: pytest.Mo
     assert sys.path == [*before, "/added"]
 
 
-def test_path_that_was_made_anew_meanwhile_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_path_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     with standard_library_first():
         monkeypatch.setattr(sys, "path", ["/new"])
     assert sys.path == ["/new"]

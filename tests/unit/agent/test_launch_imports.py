@@ -12,7 +12,7 @@ from rankscope.agent import launch
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_collection_is_as_before_after_the_imports_also_when_they_fail(enabled: bool) -> None:
+def test_garbage_collection_is_restored_after_imports(enabled: bool) -> None:
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
@@ -24,7 +24,7 @@ def test_garbage_collection_is_as_before_after_the_imports_also_when_they_fail(e
         (gc.enable if before else gc.disable)()
 
 
-def test_torch_imports_next_to_nothing_where_the_agent_is_not_asked_for() -> None:
+def test_unwanted_agent_imports_almost_nothing() -> None:
     # Where rankscope is installed, every `import torch` loads its entry point.
     script = (
         "import sys; from rankscope.agent.launch import autoload; before = set(sys.modules); autoload();"
@@ -41,7 +41,7 @@ def test_torch_imports_next_to_nothing_where_the_agent_is_not_asked_for() -> Non
     ]  # fmt: skip
 
 
-def test_nothing_of_the_standard_library_is_imported_by_the_agent_after_its_start() -> None:
+def test_no_standard_modules_are_imported_after_the_start() -> None:
     """By then the script's folder is searched first, and may have a module of the same name."""
     script = (
         "import importlib, pkgutil, sys, torch, rankscope.agent, rankscope.measure, rankscope.uplink;"

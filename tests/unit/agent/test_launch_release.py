@@ -24,7 +24,7 @@ def test_the_installed_torch_is_seen_as_it_calls_itself() -> None:
         (None, UNKNOWN),
     ],
 )
-def test_a_torch_that_does_not_say_which_it_is_counts_as_one_of_today(
+def test_torch_of_unknown_version_counts_as_current(
     text: str | None, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch").mkdir()

@@ -28,33 +28,33 @@ def say_in_another_rank(text: str, environment: Mapping[str, str]) -> str:
     return done.stderr
 
 
-def test_second_rank_of_a_job_is_silent_while_the_first_one_lives(capfd: pytest.CaptureFixture[str]) -> None:
+def test_second_rank_of_a_run_does_not_log(capfd: pytest.CaptureFixture[str]) -> None:
     job = launch()
     log_once_per_node("the key is gone", job)
     assert say_in_another_rank("the key is gone", job) == ""
     assert capfd.readouterr().err == "rankscope: the key is gone\n"
 
 
-def test_another_thing_and_another_job_are_said() -> None:
+def test_other_text_and_other_run_are_logged() -> None:
     job = launch()
     log_once_per_node("the key is gone", job)
     assert say_in_another_rank("the file is gone", job) == "rankscope: the file is gone\n"
     assert say_in_another_rank("the key is gone", launch()) == "rankscope: the key is gone\n"
 
 
-def test_rank_that_remains_says_it_when_the_one_that_did_has_ended() -> None:
+def test_remaining_rank_logs_after_the_first_has_ended() -> None:
     job = launch()
     assert [say_in_another_rank("the key is gone", job) for _ in range(2)] == ["rankscope: the key is gone\n"] * 2
 
 
-def test_topic_makes_one_thing_of_what_ranks_word_differently(capfd: pytest.CaptureFixture[str]) -> None:
+def test_topic_joins_texts_of_ranks_that_differ(capfd: pytest.CaptureFixture[str]) -> None:
     job = launch()
     log_once_per_node("rank 0 is refused", job, topic="refused")
     log_once_per_node("rank 1 is refused", job, topic="refused")
     assert capfd.readouterr().err == "rankscope: rank 0 is refused\n"
 
 
-def test_job_of_one_rank_and_a_process_without_a_launcher_speak_for_themselves() -> None:
+def test_single_rank_and_process_without_launcher_log() -> None:
     alone = {**launch(), "WORLD_SIZE": "1"}
     log_once_per_node("the key is gone", alone)
     assert say_in_another_rank("the key is gone", alone) == "rankscope: the key is gone\n"

@@ -64,7 +64,7 @@ def test_the_first_name_is_chosen_before_and_after_it_is_made(shared: Path) -> N
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user too")
-def test_what_another_user_has_put_there_is_passed_over(shared: Path) -> None:
+def test_name_of_another_user_is_skipped(shared: Path) -> None:
     """A link and a folder of `nobody` under our first two names: each process of ours finds the third.
 
     The working directory is `shared` already when the process becomes `nobody`, who may not pass through its parents.
@@ -89,7 +89,7 @@ def test_a_link_of_our_own_is_not_followed_either(shared: Path, tmp_path: Path) 
         make_private(str(shared / ME), CURE)
 
 
-def test_where_every_name_is_taken_the_first_is_complained_of(shared: Path) -> None:
+def test_error_names_the_first_folder_if_all_are_occupied(shared: Path) -> None:
     for number in range(1, NAMES_MAX + 1):
         (shared / (ME if number == 1 else f"{ME}.{number}")).write_text("")
     with pytest.raises(UnavailableError, match=r"Remove it, or use another place\.$"):

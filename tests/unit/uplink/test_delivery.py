@@ -24,7 +24,7 @@ def test_the_first_tick_sends_a_hello_and_no_frame() -> None:
     assert delivery_with(3).on_tick(at(0)) == [SendHello(1, 1)]
 
 
-def test_unanswered_hellos_come_at_growing_pauses_up_to_the_longest() -> None:
+def test_unanswered_hellos_have_growing_pauses() -> None:
     delivery = delivery_with(1, hello_interval_ns=at(1000), hello_interval_ns_max=at(4000))
     hellos = [now_ms for now_ms in range(0, 16_000, 500) if delivery.on_tick(at(now_ms))]
     assert hellos == [0, 1000, 3000, 7000, 11_000, 15_000]  # pauses of 1, 2, 4, 4 and 4 s
@@ -45,7 +45,7 @@ def test_a_hello_says_what_was_dropped_meanwhile() -> None:
     assert delivery.on_tick(at(0)) == [SendHello(4, 1)]
 
 
-def test_what_an_ended_process_sent_is_believed_although_it_is_not_held_here() -> None:
+def test_acknowledgement_of_an_ended_process_is_accepted() -> None:
     """Of a life's reports 41 to 51 are left; it had sent more before its end, which the collector has."""
     buffer = ResendBuffer(100, 1 << 20, after=40)
     for sequence in range(41, 52):
@@ -82,7 +82,7 @@ def test_a_welcome_acknowledges_what_the_collector_has() -> None:
     assert delivery.buffer.first_sequence == 4
 
 
-def test_a_frame_pushed_later_goes_with_the_next_tick_once() -> None:
+def test_pushed_frame_is_sent_once_with_the_next_tick() -> None:
     delivery = welcomed_with(2)
     push(delivery, 1)
     assert numbers(delivery.on_tick(at(5))) == [3]
@@ -97,7 +97,7 @@ def test_no_more_than_the_window_is_in_flight() -> None:
     assert numbers(delivery.on_ack(3, at(3))) == [5, 6, 7]  # 4 is still in flight
 
 
-def test_an_acknowledgement_releases_and_nothing_is_left_to_wake_for() -> None:
+def test_complete_acknowledgement_needs_no_wake_up() -> None:
     delivery = welcomed_with(3)
     delivery.on_ack(3, at(10))
     assert delivery.everything_acknowledged
@@ -107,40 +107,40 @@ def test_an_acknowledgement_releases_and_nothing_is_left_to_wake_for() -> None:
 # -- acknowledgements nobody should get -------------------------------------------------------------------------------
 
 
-def test_acknowledgements_twice_or_from_the_past_are_counted_and_change_nothing() -> None:
+def test_stale_acknowledgements_are_counted() -> None:
     delivery = welcomed_with(5)
     delivery.on_ack(3, at(10))
     assert delivery.on_ack(3, at(11)) + delivery.on_ack(1, at(12)) == []
     assert (delivery.stale_acks, delivery.buffer.first_sequence) == (2, 4)
 
 
-def test_an_acknowledgement_beyond_what_was_pushed_is_not_believed() -> None:
+def test_acknowledgement_beyond_the_last_push_is_ignored() -> None:
     delivery = welcomed_with(3)
     assert delivery.on_ack(4, at(10)) == []
     assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 3)
 
 
-def test_an_acknowledgement_of_a_frame_still_waiting_for_its_turn_is_not_believed() -> None:
+def test_acknowledgement_of_an_unsent_frame_is_ignored() -> None:
     delivery = welcomed_with(10, in_flight_max=4)
     delivery.on_ack(5, at(10))
     assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 10)
 
 
-def test_a_welcome_beyond_what_was_sent_is_taken_without_its_acknowledgement() -> None:
+def test_impossible_number_in_a_welcome_is_ignored() -> None:
     delivery = delivery_with(2)
     delivery.on_tick(at(0))
     assert numbers(delivery.on_welcome(7, at(1))) == [1, 2]
     assert delivery.impossible_acks == 1
 
 
-def test_an_acknowledgement_of_frames_sent_before_going_back_still_counts() -> None:
+def test_acknowledgement_after_going_back_counts() -> None:
     delivery = welcomed_with(4)
     delivery.on_tick(at(2000))  # silence: a Hello
     assert delivery.on_ack(4, at(2001)) == []
     assert delivery.everything_acknowledged
 
 
-def test_a_late_acknowledgement_spares_the_frames_that_were_about_to_be_sent_again() -> None:
+def test_late_acknowledgement_prevents_resends() -> None:
     delivery = welcomed_with(4)
     delivery.on_tick(at(2000))
     delivery.on_blocked(delivery.on_welcome(0, at(2001)))
@@ -158,7 +158,7 @@ def test_a_second_welcome_sends_nothing_again() -> None:
 # -- silence ----------------------------------------------------------------------------------------------------------
 
 
-def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> None:
+def test_silence_sends_a_hello_and_resumes_from_the_welcome() -> None:
     delivery = welcomed_with(5)
     delivery.on_ack(2, at(500))
     assert delivery.next_wake_ns == at(2500)
@@ -168,7 +168,7 @@ def test_silence_asks_where_the_collector_stands_and_goes_back_to_there() -> Non
     assert delivery.resends == 2
 
 
-def test_after_the_last_message_the_collector_is_asked_sooner() -> None:
+def test_silence_is_shorter_after_the_last_message() -> None:
     delivery = welcomed_with(5)
     delivery.on_ack(2, at(500))
     delivery.hurry()
@@ -184,7 +184,7 @@ def test_who_asks_soon_anyway_asks_no_later_for_hurrying() -> None:
     assert delivery.next_wake_ns == HURRY_NS // 2
 
 
-def test_acknowledgements_that_say_nothing_new_do_not_end_the_silence() -> None:
+def test_stale_acknowledgements_do_not_end_the_silence() -> None:
     delivery = welcomed_with(3)
     delivery.on_ack(0, at(1999))
     assert delivery.on_tick(at(2000)) == [SendHello(1, 2)]
@@ -199,7 +199,7 @@ def test_with_nothing_in_flight_there_is_no_silence() -> None:
     assert delivery.next_wake_ns == at(3_602_001)
 
 
-def test_while_the_collector_is_silent_only_hellos_are_sent() -> None:
+def test_only_hellos_are_sent_during_silence() -> None:
     delivery = welcomed_with(5)
     sends = [send for now_ms in range(2000, 60_000, 100) for send in delivery.on_tick(at(now_ms))]
     assert sends == [SendHello(1, number) for number in range(2, 8)]  # at 2, 3, 5, 9, 17 and 33 s; the next one at 63 s
@@ -208,14 +208,14 @@ def test_while_the_collector_is_silent_only_hellos_are_sent() -> None:
 # -- frames dropped from a full buffer --------------------------------------------------------------------------------
 
 
-def test_frames_dropped_while_in_flight_are_skipped_by_the_hello_after_the_silence() -> None:
+def test_hello_after_silence_skips_dropped_frames() -> None:
     delivery = welcomed_with(3, frames_max=3)
     push(delivery, 2)  # 1 and 2 fall out, and whether they arrived is not known
     assert numbers(delivery.on_tick(at(1000))) == [4, 5]
     assert delivery.on_tick(at(2000)) == [SendHello(3, 2)]
 
 
-def test_frames_dropped_one_after_another_do_not_hide_the_silence() -> None:
+def test_successive_drops_do_not_hide_the_silence() -> None:
     delivery = welcomed_with(1, frames_max=1)
     given = []
     for now_ms in range(500, 2001, 500):
@@ -224,33 +224,33 @@ def test_frames_dropped_one_after_another_do_not_hide_the_silence() -> None:
     assert given == [SendFrame(2, b"frame 2"), SendFrame(3, b"frame 3"), SendFrame(4, b"frame 4"), SendHello(5, 2)]
 
 
-def test_frames_dropped_before_they_were_sent_are_skipped_by_a_hello() -> None:
+def test_hello_skips_frames_dropped_unsent() -> None:
     delivery = welcomed_with(1, frames_max=3)
     push(delivery, 5)
     assert delivery.on_tick(at(500)) == [SendHello(4, 2)]
 
 
-def test_frames_dropped_between_hello_and_welcome_are_skipped_at_once() -> None:
+def test_frames_dropped_before_the_welcome_are_skipped() -> None:
     delivery = delivery_with(3, frames_max=3)
     delivery.on_tick(at(0))
     push(delivery, 2)
     assert delivery.on_welcome(0, at(1)) == [SendHello(3, 2), *(SendFrame(n, b"frame %d" % n) for n in (3, 4, 5))]
 
 
-def test_a_welcome_may_name_frames_that_were_dropped_unsent() -> None:
+def test_welcome_may_have_numbers_dropped_unsent() -> None:
     delivery = delivery_with(5, frames_max=3)
     delivery.on_tick(at(0))
     assert numbers(delivery.on_welcome(2, at(1))) == [3, 4, 5]
     assert delivery.impossible_acks == 0
 
 
-def test_dropped_frames_take_no_room_in_the_window_of_a_collector_that_never_saw_them() -> None:
+def test_dropped_frames_do_not_count_as_in_flight() -> None:
     delivery = delivery_with(9, frames_max=2, in_flight_max=4)
     delivery.on_tick(at(0))
     assert numbers(delivery.on_welcome(0, at(1))[1:]) == [8, 9]
 
 
-def test_an_acknowledgement_of_dropped_frames_is_believed_and_ends_the_silence() -> None:
+def test_acknowledgement_of_dropped_frames_ends_the_silence() -> None:
     delivery = welcomed_with(3, frames_max=3)
     push(delivery, 2)
     delivery.on_ack(2, at(1999))
@@ -267,14 +267,14 @@ def test_a_collector_that_asks_gets_a_hello_at_once() -> None:
     assert delivery.state is DeliveryState.UNCONNECTED
 
 
-def test_a_collector_that_asks_for_every_frame_gets_a_hello_each_200_ms() -> None:
+def test_hellos_are_at_least_200_ms_apart() -> None:
     delivery = welcomed_with(3)
     delivery.on_hello_wanted(at(300))
     hellos = [now_ms for now_ms in range(301, 1000) if delivery.on_hello_wanted(at(now_ms))]
     assert hellos == [500, 700, 900]
 
 
-def test_a_hello_wanted_too_early_is_answered_when_its_time_has_come() -> None:
+def test_early_hello_request_is_answered_later() -> None:
     delivery = welcomed_with(3)  # its Hello was at 0
     assert delivery.on_hello_wanted(at(50)) == []
     assert delivery.next_wake_ns == at(200)
@@ -284,7 +284,7 @@ def test_a_hello_wanted_too_early_is_answered_when_its_time_has_come() -> None:
 # -- refusal and end --------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_rank_sends_nothing_any_more_whatever_comes() -> None:
+def test_refused_rank_sends_nothing() -> None:
     delivery = welcomed_with(3)
     assert delivery.on_refused("protocol_too_old", "upgrade rankscope") == []
     assert delivery.refusal == Refusal("protocol_too_old", "upgrade rankscope")
@@ -299,7 +299,7 @@ def test_the_first_refusal_is_the_one_kept() -> None:
     assert delivery.refusal == Refusal("protocol_too_old", "upgrade rankscope")
 
 
-def test_a_full_collector_is_asked_again_after_the_longest_pause() -> None:
+def test_full_collector_is_retried_after_the_longest_pause() -> None:
     delivery = delivery_with(1)
     delivery.on_tick(at(0))
     delivery.on_refused("full", "ranks_max is 8")
@@ -325,20 +325,20 @@ def test_a_closed_delivery_sends_nothing() -> None:
 # -- a transport that cannot ------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_given_out_while_the_transport_is_blocked() -> None:
+def test_nothing_is_sent_while_blocked() -> None:
     delivery = delivery_with(1)
     delivery.on_blocked(delivery.on_tick(at(0)))
     assert delivery.on_tick(at(60_000)) + delivery.on_hello_wanted(at(60_000)) == []
     assert (delivery.blocked, delivery.next_wake_ns) == (True, None)
 
 
-def test_a_hello_that_was_not_taken_goes_as_soon_as_the_transport_can() -> None:
+def test_blocked_hello_is_sent_once_writable() -> None:
     delivery = delivery_with(1)
     delivery.on_blocked(delivery.on_tick(at(0)))
     assert delivery.on_writable(at(3)) == [SendHello(1, 2)]
 
 
-def test_frames_that_were_not_taken_are_given_again_and_are_no_resends() -> None:
+def test_blocked_frames_are_no_resends() -> None:
     delivery = delivery_with(5)
     delivery.on_tick(at(0))
     delivery.on_blocked(delivery.on_welcome(0, at(1))[3:])
@@ -354,7 +354,7 @@ def test_a_frame_that_was_not_taken_cannot_be_acknowledged() -> None:
     assert (delivery.impossible_acks, len(delivery.buffer)) == (1, 5)
 
 
-def test_a_hello_before_frames_that_were_not_taken_is_given_again_before_them() -> None:
+def test_blocked_hello_is_sent_again_before_its_frames() -> None:
     delivery = delivery_with(3, frames_max=3)
     delivery.on_tick(at(0))
     push(delivery, 2)
@@ -363,7 +363,7 @@ def test_a_hello_before_frames_that_were_not_taken_is_given_again_before_them() 
     assert numbers(delivery.on_welcome(2, at(3))) == [3, 4, 5]
 
 
-def test_a_welcome_while_the_transport_is_blocked_sends_nothing() -> None:
+def test_welcome_while_blocked_sends_nothing() -> None:
     delivery = delivery_with(3, frames_max=3)
     delivery.on_tick(at(0))
     push(delivery, 2)
@@ -380,6 +380,6 @@ def test_a_welcome_while_the_transport_is_blocked_sends_nothing() -> None:
         ({"hello_interval_ns_max": 5}, "hello_interval_ns_max is 5; the smallest allowed is 1000000000."),
     ],
 )
-def test_settings_that_would_stop_or_spin_are_refused(settings: dict[str, int], text: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, int], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         DeliverySettings(**settings)  # type: ignore[arg-type]

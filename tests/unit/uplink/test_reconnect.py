@@ -49,19 +49,19 @@ def most_at_once(connected_ms: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("back_ms", [1_000, 3_000, 10_000, 60_000, 600_000])
-def test_after_an_absence_no_100_ms_have_more_than_a_seventh_of_the_ranks(back_ms: int, seed: int) -> None:
+def test_reconnects_are_spread_after_an_absence(back_ms: int, seed: int) -> None:
     """Evenly over the 2.5 to 5 s that they take it would be a thirtieth; a short absence leaves less to spread over."""
     assert most_at_once(connects(back_ms, draw_pauses, seed)) <= RANKS / 7
 
 
 @pytest.mark.parametrize("back_ms", [3_000, 10_000])
-def test_pauses_that_are_the_same_for_all_would_bring_half_of_them_at_once(back_ms: int) -> None:
+def test_equal_pauses_would_reconnect_half_at_once(back_ms: int) -> None:
     """What was before: 100 ms and 5 s for everybody. That this fails would mean that the model shows nothing."""
     assert most_at_once(connects(back_ms, lambda _: ReconnectPauses(100, 5_000))) >= RANKS / 3
 
 
 @pytest.mark.parametrize("back_ms", [1_000, 60_000, 600_000])
-def test_everybody_is_back_within_the_longest_pause(back_ms: int) -> None:
+def test_all_ranks_reconnect_within_the_longest_pause(back_ms: int) -> None:
     assert max(connects(back_ms, draw_pauses)) <= LONGEST_MS[1] + FIRST_MS[1]
 
 
@@ -71,7 +71,7 @@ def test_the_same_life_draws_the_same_pauses() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 8, 1_000, 16_384])
-def test_a_start_brings_no_more_ranks_a_second_than_a_collector_takes(world_size: int) -> None:
+def test_first_connects_are_spread_over_time(world_size: int) -> None:
     delays_ms = sorted(
         draw_first_delay_ns(world_size, random.Random(f"boot-{rank}")) // NS_PER_MS for rank in range(world_size)
     )
@@ -81,7 +81,7 @@ def test_a_start_brings_no_more_ranks_a_second_than_a_collector_takes(world_size
     assert max(within.values()) <= CONNECTS_PER_S + 2 * 45 * 2
 
 
-def test_unanswered_hellos_of_1000_ranks_spread_wider_with_every_pause() -> None:
+def test_hellos_of_1000_ranks_spread_with_every_pause() -> None:
     """All are connected, and the collector is silent: pauses of 1, 2, 4 s ... 30 s, each 50 to 100 % by chance."""
     rounds: list[list[int]] = [[] for _ in range(5)]
     for rank in range(RANKS):

@@ -9,7 +9,7 @@ from tests.unit.uplink.deliveries import at, delivery_with, numbers, push
 
 
 @pytest.mark.parametrize("delay_s", [1, 5, 10, 20, 40])
-def test_a_collector_that_is_only_slow_gets_nothing_twice(delay_s: int) -> None:
+def test_slow_collector_gets_no_duplicates(delay_s: int) -> None:
     """Everything waits for so long before it is read, and is answered at once, but for reports: some seconds later."""
     delivery = delivery_with(0, resend_after_ns=at(6000))
     unread: deque[tuple[int, Send]] = deque()
@@ -32,7 +32,7 @@ def test_a_collector_that_is_only_slow_gets_nothing_twice(delay_s: int) -> None:
     assert admitted >= 100
 
 
-def test_the_answer_to_a_hello_before_the_last_frames_does_not_tell_where_to_go_on() -> None:
+def test_welcome_of_an_early_hello_does_not_resume() -> None:
     delivery = delivery_with(2)
     assert delivery.on_tick(at(0)) + delivery.on_tick(at(1000)) == [SendHello(1, 1), SendHello(1, 2)]
     assert numbers(delivery.on_welcome(0, at(1500), hello_number=1)) == [1, 2]
@@ -42,7 +42,7 @@ def test_the_answer_to_a_hello_before_the_last_frames_does_not_tell_where_to_go_
     assert numbers(delivery.on_welcome(1, at(5200), hello_number=3)) == [2]
 
 
-def test_a_collector_that_answers_late_is_asked_later_until_nothing_is_in_flight() -> None:
+def test_slow_answers_extend_the_allowed_silence() -> None:
     delivery = delivery_with(2)
     delivery.on_tick(at(0))
     assert numbers(delivery.on_welcome(0, at(900), hello_number=1)) == [1, 2]
@@ -54,14 +54,14 @@ def test_a_collector_that_answers_late_is_asked_later_until_nothing_is_in_flight
     assert delivery.next_wake_ns == at(4000 + 2000)
 
 
-def test_a_collector_that_takes_minutes_to_answer_is_asked_after_the_longest_pause() -> None:
+def test_very_slow_collector_is_asked_at_longest_pauses() -> None:
     delivery = delivery_with(1)
     delivery.on_tick(at(0))
     assert numbers(delivery.on_welcome(0, at(300_000), hello_number=1)) == [1]
     assert delivery.next_wake_ns == at(300_000 + 2000 + 30_000)
 
 
-def test_of_hellos_that_nobody_answers_for_hours_not_all_are_remembered() -> None:
+def test_unanswered_hellos_are_bounded() -> None:
     delivery = delivery_with(1)
     for minute in range(HELLOS_KEPT + 1):
         assert delivery.on_tick(at(60_000 * minute)) == [SendHello(1, minute + 1)]

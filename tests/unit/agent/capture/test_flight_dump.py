@@ -8,7 +8,7 @@ LABELS = {0: "default_pg", 3: "mesh_tp/0-1"}
 NOW_WALL_NS = CREATED_WALL_NS + 7_000
 
 
-def test_what_has_not_completed_is_pending_with_op_group_sequence_size_and_age() -> None:
+def test_pending_collective_has_all_its_fields() -> None:
     dump = dump_of(entry_of(0, 6, retired=True), entry_of(1, 7))
     (found,), left_out = find_pending([dump], LABELS, NOW_WALL_NS)
     assert (found.op, found.group, found.sequence, found.age_ns, left_out) == ("all_reduce", "default_pg", 7, 7_000, 0)
@@ -17,7 +17,7 @@ def test_what_has_not_completed_is_pending_with_op_group_sequence_size_and_age()
     assert found.timeout_ns == 600_000 * 1_000_000
 
 
-def test_nccl_says_by_its_state_that_a_collective_has_completed() -> None:
+def test_completed_state_of_nccl_is_not_pending() -> None:
     entries = [
         entry_of(0, 1, state="completed", profiling_name="nccl:all_gather"),
         entry_of(1, 2, state="started", profiling_name="nccl:all_gather"),
@@ -64,6 +64,6 @@ def test_status_is_how_far_each_group_is_and_missing_is_not_zero() -> None:
     )
 
 
-def test_of_a_group_in_two_recorders_the_one_that_is_further_counts() -> None:
+def test_more_advanced_status_of_two_recorders_counts() -> None:
     dumps = [dump_of(g0=status_of(3)), dump_of(g0=status_of(12)), dump_of(g0=status_of(-1))]
     assert [status.enqueued for status in to_statuses(dumps, LABELS)] == [12]

@@ -29,7 +29,7 @@ def test_the_status_of_the_only_group_takes_no_full_dump() -> None:
     assert asked.asked_for_collectives == [False]
 
 
-def test_the_names_of_several_groups_are_learnt_from_one_full_dump() -> None:
+def test_group_names_are_learnt_from_one_full_dump() -> None:
     entries = [entry_of(0, 1), entry_of(1, 1, pg_id=3, process_group=["7", "mesh_tp"])]
     recorder, asked, _ = recorder_of(dump_of(*entries, g0=status_of(5), g3=status_of(2)), BOTH)
     for _ in range(3):
@@ -37,7 +37,7 @@ def test_the_names_of_several_groups_are_learnt_from_one_full_dump() -> None:
     assert asked.asked_for_collectives == [False, True, False, False]
 
 
-def test_names_that_no_dump_tells_are_not_asked_for_for_ever() -> None:
+def test_full_dumps_for_names_are_bounded() -> None:
     recorder, asked, _ = recorder_of(dump_of(g0=status_of(5), g3=status_of(2)), BOTH)
     for _ in range(3 * NAME_DUMPS_MAX):
         assert [status.group for status in recorder.read_progress()] == ["#0", "#3"]
@@ -49,7 +49,7 @@ def test_before_any_collective_there_is_no_progress() -> None:
     assert recorder.read_progress() == ()
 
 
-def test_what_is_pending_comes_from_both_recorders() -> None:
+def test_pending_collectives_come_from_both_recorders() -> None:
     nccl = dump_of(entry_of(0, 9, pg_id=3, process_group=["7", "mesh_tp"], profiling_name="nccl:all_gather"))
     recorder, _, _ = recorder_of(dump_of(entry_of(0, 5)), BOTH, nccl=nccl)
     absent: dict[str, str] = {}
@@ -61,7 +61,7 @@ def test_what_is_pending_comes_from_both_recorders() -> None:
     assert absent == {}
 
 
-def test_while_a_graph_is_being_captured_nccl_is_asked_for_its_status_only() -> None:
+def test_no_full_nccl_dump_during_graph_capture() -> None:
     nccl = dump_of(entry_of(0, 9), g0=status_of(9))
     recorder, _, device = recorder_of(dump_of(), {"0": WORLD}, nccl=nccl, capturing=True)
     absent: dict[str, str] = {}
@@ -71,7 +71,7 @@ def test_while_a_graph_is_being_captured_nccl_is_asked_for_its_status_only() -> 
     assert True not in device.asked_for_collectives
 
 
-def test_a_torch_without_a_recorder_says_so() -> None:
+def test_torch_without_a_recorder_has_a_reason() -> None:
     recorder = FlightRecorder(dict, GraphCaptures(), {})
     absent: dict[str, str] = {}
     assert (recorder.is_available, recorder.read_progress()) == (False, ())

@@ -75,12 +75,12 @@ def test_the_main_thread_comes_first_and_is_the_one_that_acts() -> None:
     assert stacks.activity == "other"
 
 
-def test_threads_of_ours_are_left_out(hang: Callable[[str, int], None]) -> None:
+def test_agent_threads_are_omitted(hang: Callable[[str, int], None]) -> None:
     hang("rankscope-agent", 0)
     assert stack_of("rankscope-agent") is None
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_kept_and_the_others_counted(
+def test_deep_stack_keeps_the_innermost_frames(
     hang: Callable[[str, int], None],
 ) -> None:
     hang("deep", FRAMES_MAX + 10)
@@ -114,7 +114,7 @@ def test_of_a_deep_stack_the_innermost_frames_are_kept_and_the_others_counted(
         ([], "other"),
     ],
 )
-def test_the_innermost_frame_that_tells_says_what_is_done(frames: list[tuple[str, str]], activity: str) -> None:
+def test_activity_is_from_the_innermost_known_frame(frames: list[tuple[str, str]], activity: str) -> None:
     found = find_activity([StackFrame(f"{SITE}/{file}", 1, function) for file, function in frames])
     assert found == activity
     assert found in ACTIVITIES
@@ -132,7 +132,7 @@ def test_raised_line_is_the_innermost_of_the_scripts_own() -> None:
     assert find_raised_line(error) == "train.py:2 (main)"
 
 
-def test_raised_line_of_an_error_within_a_library_is_the_call_of_it() -> None:
+def test_raised_line_of_a_library_error_is_its_call() -> None:
     library = f"{SITE}/torch/nn/functional.py"
     source = f"def main():\n    x = 1\n    exec(compile('1 / 0', {library!r}, 'exec'))\nmain()\n"
     assert find_raised_line(raise_from(source, "/me/train.py")) == "train.py:3 (main)"

@@ -46,7 +46,7 @@ class Rank:
         return found
 
 
-def test_a_rank_in_which_nothing_happens_for_longer_than_the_limit_is_stalled() -> None:
+def test_rank_without_events_above_the_limit_is_stalled() -> None:
     rank = Rank().train(10)
     assert rank.wait(30) == []
     (stall,) = rank.wait(1)
@@ -57,13 +57,13 @@ def test_a_rank_in_which_nothing_happens_for_longer_than_the_limit_is_stalled() 
     assert rank.watch.stalled_since_host_ns == 10 * S
 
 
-def test_a_job_of_slow_steps_has_a_longer_limit() -> None:
+def test_slow_steps_have_a_longer_limit() -> None:
     rank = Rank().train(10, step_ns=6 * S)
     assert rank.wait(60) == []  # ten steps of 6 s
     assert len(rank.wait(1)) == 1
 
 
-def test_before_the_first_step_ten_times_as_long_is_allowed() -> None:
+def test_limit_is_ten_times_longer_before_the_first_step() -> None:
     rank = Rank()
     rank.watch.observe(0, 1, ())
     rank.moments = 1
@@ -72,7 +72,7 @@ def test_before_the_first_step_ten_times_as_long_is_allowed() -> None:
     assert (stall.last_step, stall.limit_ns) == (None, 300 * S)
 
 
-def test_moments_without_steps_are_no_stall() -> None:
+def test_events_without_steps_are_no_stall() -> None:
     # An evaluation: batches are fetched, no step ends.
     rank = Rank().train(10)
     for _ in range(100):
@@ -81,7 +81,7 @@ def test_moments_without_steps_are_no_stall() -> None:
         assert rank.watch.observe(rank.s * S, rank.moments, ()) is None
 
 
-def test_steps_without_moments_are_no_stall() -> None:
+def test_steps_without_events_are_no_stall() -> None:
     # A loop that only calls `rankscope.agent.step()`.
     rank = Rank().train(10)
     for step in range(100):
@@ -89,7 +89,7 @@ def test_steps_without_moments_are_no_stall() -> None:
         assert rank.watch.observe(rank.s * S, rank.moments, [step_of(step, S)]) is None
 
 
-def test_a_stall_is_over_with_the_next_moment_and_the_next_one_has_the_next_number() -> None:
+def test_stall_ends_with_the_next_event() -> None:
     rank = Rank().train(10)
     rank.wait(31)
     rank.train(1)
@@ -97,20 +97,20 @@ def test_a_stall_is_over_with_the_next_moment_and_the_next_one_has_the_next_numb
     assert [stall.number for stall in rank.wait(31)] == [2]
 
 
-def test_while_it_lasts_it_is_written_down_anew_once_a_minute() -> None:
+def test_stall_is_described_again_every_minute() -> None:
     stalls = Rank().train(10).wait(31 + 60 * 5)
     assert [stall.taken_host_ns // S for stall in stalls] == [41 + 60 * number for number in range(6)]
     assert {stall.number for stall in stalls} == {1}
 
 
-def test_while_its_groups_do_not_move_the_whole_recorder_is_read_once() -> None:
+def test_recorder_is_dumped_once_without_progress() -> None:
     rank = Rank().train(10)
     stalls = rank.wait(31 + 60)
     assert sum(rank.dump.asked_for_collectives) == 1
     assert [one.age_ns // S for stall in stalls for one in stall.pending] == [41, 101]
 
 
-def test_when_its_groups_have_moved_the_whole_recorder_is_read_again() -> None:
+def test_recorder_is_dumped_again_after_progress() -> None:
     rank = Rank().train(10)
     rank.wait(31)
     rank.dump.dump = dump_of(entry_of(1, 8), g0=status_of(8))

@@ -85,14 +85,14 @@ def test_step_with_a_batch_of_unknown_size_has_an_unknown_sum() -> None:
     assert Loop().train().sizes() == [(None, None)]
 
 
-def test_user_who_says_batches_is_believed_and_the_rest_is_still_read() -> None:
+def test_batch_sizes_of_the_user_replace_detected_ones() -> None:
     loop = Loop().fetch(BatchSize(8, 40)).train()
     loop.fetch(BatchSize(8, 40)).say(samples=3).fetch(BatchSize(8, 40)).say(samples=4).train()
     assert loop.fetch(BatchSize(8, 40)).train().sizes() == [(8, 40), (7, 80), (None, 40)]
 
 
 @pytest.mark.parametrize("before_the_backward", [True, False])
-def test_user_may_say_a_batch_before_its_backward_or_after_the_optimizer_step(before_the_backward: bool) -> None:
+def test_batch_may_be_set_before_backward_or_after_the_step(before_the_backward: bool) -> None:
     loop = Loop()
     for samples in (1, 2, 3):
         loop.fetch()
@@ -100,14 +100,14 @@ def test_user_may_say_a_batch_before_its_backward_or_after_the_optimizer_step(be
     assert loop.sizes() == [(1, None), (2, None), (3, None)]
 
 
-def test_batches_said_in_a_loop_without_a_loader_are_those_of_the_step_to_come() -> None:
+def test_batches_without_a_loader_belong_to_the_next_step() -> None:
     loop = Loop()
     for samples in (1, 2, 3, 4):
         loop.say(samples).train()
     assert loop.sizes() == [(1, None), (2, None), (3, None), (4, None)]
 
 
-def test_user_who_ends_steps_may_say_what_the_whole_step_held() -> None:
+def test_explicit_step_may_have_its_amounts() -> None:
     loop = Loop()
     for tokens in (None, 7):
         loop.fetch(BatchSize(8, 40)).say(samples=1).train().end_step(samples=5, tokens=tokens)
@@ -126,7 +126,7 @@ def test_marked_evaluation_between_steps_belongs_to_none() -> None:
     assert loop.pauses == 1
 
 
-def test_training_without_a_loader_goes_on_where_the_marked_evaluation_ended() -> None:
+def test_training_without_a_loader_resumes_after_evaluation() -> None:
     records = Loop().train().train().evaluate().train().finish()
     assert records[-1].phases_ns["forward"] == 100
     assert records[-1].duration_ns == 330
@@ -140,14 +140,14 @@ def test_marked_evaluation_amid_a_step_is_a_phase_of_it() -> None:
     assert loop.pauses == 1
 
 
-def test_marked_evaluation_after_the_users_own_end_of_a_step_belongs_to_none() -> None:
+def test_evaluation_after_an_explicit_step_belongs_to_none() -> None:
     loop = Loop().fetch().train().end_step().evaluate().fetch().train().end_step()
     records = loop.finish()
     assert [record.duration_ns for record in records] == [340, 340]
     assert loop.boundaries == [1, 1, 2]  # the step that the evaluation undid has its boundary again
 
 
-def test_first_end_that_the_user_says_is_the_end_of_all_since_the_last_one_that_was_found() -> None:
+def test_first_explicit_step_ends_all_since_the_last_detected() -> None:
     loop = Loop().fetch()
     for _ in range(3):
         loop.train().fetch().end_step()  # each batch is fetched ahead
@@ -159,7 +159,7 @@ def test_first_end_that_the_user_says_is_the_end_of_all_since_the_last_one_that_
 # -- a framework that says where steps end ----------------------------------------------------------------------------
 
 
-def test_framework_takes_over_and_gives_back_without_a_step_counted_twice() -> None:
+def test_switching_to_explicit_steps_counts_no_step_twice() -> None:
     loop = Loop().fetch().train()
     loop.timer.begin_explicit_steps(loop.wait(7).now_ns)
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_framework_takes_over_and_gives_back_without_a_step_counted_twice() -> N
     assert [record.duration_ns for record in records] == [340 + 7, 345, 345, 345, 340, 340]
 
 
-def test_batch_that_the_framework_fetches_ahead_without_gradients_is_none_of_the_step() -> None:
+def test_prefetched_batch_without_gradients_is_not_counted() -> None:
     loop = Loop()
     loop.timer.begin_explicit_steps(loop.now_ns)
     loop.fetch(BatchSize(8)).train().end_step()

@@ -42,7 +42,7 @@ def test_trainer_is_as_before_when_training_is_over(over: Callable[[Any, Trainer
         assert vars(trainer) == before
 
 
-def test_watched_checkpoint_is_written_with_all_its_options_and_fails_as_it_would() -> None:
+def test_wrapped_checkpoint_passes_options_and_errors() -> None:
     callback, trainer = RankscopeCallback(), Trainer()
     callback.on_train_start(trainer, None)
     assert trainer.save_checkpoint("here", weights_only=True) == "saved"
@@ -51,7 +51,7 @@ def test_watched_checkpoint_is_written_with_all_its_options_and_fails_as_it_woul
         trainer.save_checkpoint("")
 
 
-def test_somebody_elses_way_to_save_stays() -> None:
+def test_foreign_save_checkpoint_is_kept() -> None:
     callback, trainer = RankscopeCallback(), Trainer()
     mine: Any = lambda _path: "mine"  # noqa: E731 - it is one object that is looked for again
     trainer.save_checkpoint = mine  # type: ignore[method-assign]
@@ -60,7 +60,7 @@ def test_somebody_elses_way_to_save_stays() -> None:
     assert trainer.save_checkpoint is mine
 
 
-def test_hooks_that_come_twice_or_alone_do_no_harm_where_nothing_is_measured() -> None:
+def test_repeated_hooks_are_harmless_without_a_session() -> None:
     callback, trainer = RankscopeCallback(), Trainer()
     for hook in (callback.on_validation_end, callback.on_train_end, callback.on_validation_start):
         hook(trainer, None)

@@ -41,20 +41,20 @@ def breakdown(times: int = 1) -> WindowBreakdown:
     )
 
 
-def test_reports_are_numbered_from_one_and_the_goodbye_takes_the_next_number() -> None:
+def test_reports_and_goodbye_are_numbered_from_one() -> None:
     builder = ReportBuilder()
     numbers = [builder.build(Interval(), 0).sequence for _ in range(3)]
     assert numbers == [1, 2, 3]
     assert builder.build_goodbye(ScriptEnd("finished")).sequence == 4
 
 
-def test_an_interval_in_which_nothing_happened_is_a_report_all_the_same() -> None:
+def test_empty_interval_is_a_report() -> None:
     report = ReportBuilder().build(Interval(), now_host_ns=77)
     assert (report.host_ns, report.steps.row_count, report.collectives) == (77, 0, Collectives())
     assert (report.host, report.devices, report.overhead_ratio) == (None, (), None)
 
 
-def test_totals_count_every_step_of_this_life_and_not_only_those_of_the_interval() -> None:
+def test_totals_count_every_step_of_the_process() -> None:
     builder = ReportBuilder()
     builder.build(Interval(steps=[step(0, data=5, forward=10), step(1, data=1, forward=10)]), 0)
     report = builder.build(Interval(steps=[step(2, data=4, checkpoint=100)]), 0)
@@ -68,7 +68,7 @@ def test_totals_count_every_step_of_this_life_and_not_only_those_of_the_interval
     assert report.totals == builder.totals
 
 
-def test_totals_count_the_steps_that_were_timed_on_the_device_by_themselves() -> None:
+def test_totals_count_device_timed_steps_separately() -> None:
     builder = ReportBuilder()
     timed = [
         msgspec.structs.replace(step(number, data=5, forward=10), device_phases_ns={"data": 1, "forward": 7})
@@ -105,7 +105,7 @@ def test_groups_are_in_a_report_only_when_they_have_changed() -> None:
     assert sent == [(), None, (WORLD,), None, (WORLD, PIPE), None, ()]
 
 
-def test_of_a_large_group_eight_ranks_spread_over_it_tell_and_of_a_small_one_each() -> None:
+def test_large_group_is_reported_by_eight_ranks() -> None:
     """Of 20 members those at place 0, 20/8, 40/8 ...: 0, 2, 5, 7, 10, 12, 15, 17."""
     large = GroupInfo(label="large", description="dp", ranks=tuple(range(100, 120)), backend="nccl")
     small = GroupInfo(label="small", description="tp", ranks=tuple(range(100, 108)), backend="nccl")
@@ -117,7 +117,7 @@ def test_of_a_large_group_eight_ranks_spread_over_it_tell_and_of_a_small_one_eac
     assert all(groups is not None and small in groups for groups in told.values())
 
 
-def test_groups_are_told_again_when_they_are_asked_for() -> None:
+def test_groups_are_reported_again_on_request() -> None:
     builder = ReportBuilder()
     builder.build(Interval(groups={"0": WORLD}), 0)
     builder.resend_groups()
@@ -150,7 +150,7 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
     assert (report.losses.steps_overwritten, report.overhead_ratio) == (7, 0.25)
 
 
-def test_steps_are_called_covered_only_when_their_records_have_been_reported() -> None:
+def test_steps_are_covered_once_their_records_are_reported() -> None:
     # Record 9 waits for its device times while the window in which it lay, and the one after it, are here already.
     builder = ReportBuilder()
     told = [
@@ -168,7 +168,7 @@ def test_a_report_comes_out_of_the_wire_as_it_went_in() -> None:
     assert msgspec.msgpack.encode(back) == msgspec.msgpack.encode(report)
 
 
-def test_a_goodbye_says_how_it_ended_and_cuts_a_long_story() -> None:
+def test_goodbye_truncates_a_long_detail() -> None:
     goodbye = ReportBuilder().build_goodbye(
         ScriptEnd("failed", "ValueError: " + "x" * 5000, 1, "train.py:24 (" + "m" * 600)
     )
@@ -183,7 +183,7 @@ def test_goodbye_with_a_file_name_that_is_not_utf8_can_be_sent() -> None:
     assert decode(encode(goodbye)) == goodbye
 
 
-def test_samples_are_counted_from_the_first_step_that_knows_them_with_the_time_of_those_steps() -> None:
+def test_samples_count_from_the_first_step_that_has_them() -> None:
     def known(number: int, samples: int | None, tokens: int | None) -> StepRecord:
         return msgspec.structs.replace(step(number, data=5, forward=10), samples=samples, tokens=tokens)
 

@@ -22,7 +22,7 @@ def look(
     return notices.update(round(s * NS_PER_S), is_connected=connected, is_refused=refused, metrics_url=url)
 
 
-def test_run_that_is_taken_in_is_said_once_with_its_collector_and_page() -> None:
+def test_admitted_run_is_logged_once_with_collector_and_page() -> None:
     notices = begin()
     said = [look(notices, s, connected=True) for s in (1, 2, 100)]
     assert said == [f"run 'bert' reports to {ENDPOINT}; its page is http://head:18491", None, None]
@@ -33,16 +33,16 @@ def test_page_on_loopback_is_on_the_machine_of_the_collector() -> None:
     assert said == f"run 'bert' reports to {ENDPOINT}; its page is http://127.0.0.1:5 (on the collector's machine only)"
 
 
-def test_collector_that_does_not_say_its_page_is_named_alone() -> None:
+def test_collector_without_a_page_is_logged_alone() -> None:
     assert look(begin(), 1, connected=True, url="") == f"run 'bert' reports to {ENDPOINT}"
 
 
-def test_collector_that_is_never_reached_is_said_once_after_a_minute() -> None:
+def test_unreached_collector_is_logged_once_after_a_minute() -> None:
     notices = begin()
     assert [look(notices, s) for s in (1, 59.9, 60, 61, 1000)] == [None, None, AWAY, None, None]
 
 
-def test_collector_that_is_reached_late_is_said_with_how_late() -> None:
+def test_late_collector_is_logged_with_its_delay() -> None:
     notices = begin()
     look(notices, 60)
     said = look(notices, 75, connected=True)
@@ -62,7 +62,7 @@ def test_short_absence_is_no_news() -> None:
     assert [look(notices, 10), look(notices, 69), look(notices, 69.5, connected=True)] == [None, None, None]
 
 
-def test_absences_are_said_so_many_times_only() -> None:
+def test_number_of_logged_absences_is_bounded() -> None:
     notices, said = begin(), 0
     for hour in range(ABSENCES_LOGGED_MAX + 3):
         look(notices, 3600 * hour, connected=True)
@@ -71,11 +71,11 @@ def test_absences_are_said_so_many_times_only() -> None:
     assert said == ABSENCES_LOGGED_MAX
 
 
-def test_rank_that_is_refused_is_not_said_to_be_without_a_collector() -> None:
+def test_refused_rank_does_not_log_an_absence() -> None:
     assert look(begin(), 100, refused=True) is None
 
 
-def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
+def test_summary_of_complete_delivery_names_the_command() -> None:
     notices = begin()
     look(notices, 1, connected=True)
     assert notices.summarize(Delivered(40, 0)) == (
@@ -84,7 +84,7 @@ def test_end_says_that_all_was_delivered_and_where_the_verdict_is() -> None:
     )
 
 
-def test_end_says_what_was_not_acknowledged() -> None:
+def test_summary_counts_unacknowledged_reports() -> None:
     notices = begin()
     look(notices, 1, connected=True, url="")
     assert notices.summarize(Delivered(40, 3, "/scratch")) == (
@@ -93,7 +93,7 @@ def test_end_says_what_was_not_acknowledged() -> None:
     )
 
 
-def test_end_without_a_collector_says_that_nothing_was_delivered() -> None:
+def test_summary_without_a_collector() -> None:
     assert begin().summarize(Delivered(40, 40)) == (
         f"run 'bert': the collector {ENDPOINT} never accepted rank 0; none of its 40 reports was delivered"
     )

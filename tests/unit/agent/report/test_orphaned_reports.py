@@ -28,7 +28,7 @@ def left_numbers(folder: str) -> list[int]:
     return [held.sequence for held in life.held]
 
 
-def test_what_was_not_acknowledged_is_found_with_who_made_it(tmp_path: Path) -> None:
+def test_unacknowledged_reports_are_found_with_their_rank(tmp_path: Path) -> None:
     life = claim_orphan(leave(tmp_path, 5, released=3), BOOT_ID)
     assert life is not None
     assert life.held == [frame_of(4), frame_of(5)]
@@ -49,7 +49,7 @@ def damage(path: str, at: int, block: bytes = b"\0" * 8) -> None:
         file.write(block)
 
 
-def test_a_torn_last_record_is_cut_and_told(tmp_path: Path) -> None:
+def test_torn_last_record_is_described(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
     assert describe_damage(folder, BOOT_ID) == ""
     (file,) = find_files(folder, BOOT_ID)
@@ -58,7 +58,7 @@ def test_a_torn_last_record_is_cut_and_told(tmp_path: Path) -> None:
     assert left_numbers(folder) == [1, 2]
 
 
-def test_a_damaged_record_costs_no_other_and_is_told(tmp_path: Path) -> None:
+def test_damaged_record_is_described_and_skipped(tmp_path: Path) -> None:
     folder = leave(tmp_path, 100)
     (file,) = find_files(folder, BOOT_ID)
     record_bytes = HEAD_BYTES + 10  # of each report; they end the file
@@ -83,7 +83,7 @@ def test_reports_around_lost_ones_are_delivered_in_parts(tmp_path: Path) -> None
     assert numbers == [list(range(1, second.first_sequence - 1)), list(range(second.first_sequence, 21))]
 
 
-def test_a_life_whose_first_block_is_lost_is_still_known(tmp_path: Path) -> None:
+def test_process_is_known_without_the_first_block(tmp_path: Path) -> None:
     """Its Hello stands at the head of the file, and once more behind the first report."""
     folder = leave(tmp_path, 5)
     (file,) = find_files(folder, BOOT_ID)
@@ -99,14 +99,14 @@ def test_files_that_hold_nothing_to_deliver_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", encode_record(HELLO, 0, b"no frame") + b"x" * 50])
-def test_a_file_without_a_life_in_it_is_removed(tmp_path: Path, content: bytes) -> None:
+def test_file_without_a_hello_is_removed(tmp_path: Path, content: bytes) -> None:
     folder = open_folder(str(tmp_path))
     Path(folder, f"{BOOT_ID}.{1:020}.spill").write_bytes(content)
     assert claim_orphan(folder, BOOT_ID) is None
     assert find_boot_ids(folder) == []
 
 
-def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
+def test_files_locked_by_another_process_are_not_claimed(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
     holder = hold_lock(Path(folder, f"{BOOT_ID}.lock"))
     try:
@@ -116,14 +116,14 @@ def test_a_life_that_another_process_holds_is_not_taken(tmp_path: Path) -> None:
     assert left_numbers(folder) == [1, 2, 3]
 
 
-def test_a_life_without_files_is_not_there(tmp_path: Path) -> None:
+def test_process_without_files_has_no_orphan(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path))
     assert claim_orphan(folder, BOOT_ID) is None
     assert describe_damage(folder, BOOT_ID) == ""
     assert list(Path(folder).iterdir()) == []
 
 
-def test_a_delivered_life_leaves_nothing(tmp_path: Path) -> None:
+def test_delivered_reports_leave_no_files(tmp_path: Path) -> None:
     folder = leave(tmp_path, 3)
     life = claim_orphan(folder, BOOT_ID)
     assert life is not None

@@ -15,7 +15,7 @@ def test_next_second_begins_anew() -> None:
     assert [limit.allows(ns) for ns in (NS_PER_S, 2 * NS_PER_S - 1, 2 * NS_PER_S)] == [True, False, True]
 
 
-def test_it_says_when_there_is_room_again() -> None:
+def test_time_of_the_next_allowed_event() -> None:
     limit = RateLimit(1)
     assert limit.find_next_ns(5 * NS_PER_S) is None
     limit.allows(5 * NS_PER_S)

@@ -54,14 +54,14 @@ def test_a_log_may_begin_at_any_number_but_must_resumeout_a_gap(spill: Spill) ->
     assert (spill.first_sequence, spill.last_sequence) == (41, 42)
 
 
-def test_only_this_user_may_look_at_the_files(spill: Spill) -> None:
+def test_files_are_private(spill: Spill) -> None:
     fill(spill, range(1, 2))
     folder = Path(spill.folder)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())]
     assert modes == [0o700, 0o600, 0o600]  # the folder; the lock and the one file
 
 
-def test_released_reports_are_gone_and_with_the_last_of_a_file_the_file(tmp_path: Path) -> None:
+def test_file_is_removed_with_its_last_released_report(tmp_path: Path) -> None:
     spill = spill_in(tmp_path, bytes_max=8_000)  # files of 1,000 bytes: a Hello of about 100, and 3 reports of 221
     fill(spill, range(1, 11), size=200)
     before = len(files_of(spill))
@@ -71,7 +71,7 @@ def test_released_reports_are_gone_and_with_the_last_of_a_file_the_file(tmp_path
     spill.close()
 
 
-def test_beyond_the_bound_the_oldest_file_goes_and_the_bound_holds(tmp_path: Path) -> None:
+def test_oldest_file_is_removed_above_the_bound(tmp_path: Path) -> None:
     spill = spill_in(tmp_path, bytes_max=8_000)
     for sequence in range(1, 200):
         assert spill.append(frame_of(sequence, 200))
@@ -96,14 +96,14 @@ def test_dropping_from_an_empty_log_does_nothing(spill: Spill) -> None:
     assert (spill.first_sequence, spill.last_sequence) == (1, 0)
 
 
-def test_a_log_of_which_everything_was_released_leaves_nothing_behind(spill: Spill) -> None:
+def test_fully_released_log_leaves_no_files(spill: Spill) -> None:
     fill(spill, range(1, 4))
     spill.release(3)
     spill.close()
     assert list(Path(spill.folder).iterdir()) == []
 
 
-def test_a_log_that_holds_a_report_stays_when_its_life_ends(spill: Spill) -> None:
+def test_log_with_a_report_stays_after_the_process(spill: Spill) -> None:
     fill(spill, range(1, 4))
     spill.release(2)
     spill.close()
@@ -123,7 +123,7 @@ def damage(spill: Spill, sequence: int) -> None:
                     file.write(b"?")
 
 
-def test_damaged_reports_cost_themselves_and_not_those_behind_them(tmp_path: Path) -> None:
+def test_only_damaged_reports_are_lost(tmp_path: Path) -> None:
     spill = spill_in(tmp_path)
     buffer = ResendBuffer(2, 1 << 20, spill)
     for sequence in range(1, 11):
@@ -171,7 +171,7 @@ def test_a_folder_that_others_may_read_is_not_used(tmp_path: Path) -> None:
     spill.close()
 
 
-def test_where_no_folder_of_ours_can_be_made_it_is_said(tmp_path: Path) -> None:
+def test_missing_private_folder_is_reported(tmp_path: Path) -> None:
     name = f"rankscope-{os.getuid()}"
     for number in range(1, NAMES_MAX + 1):
         (tmp_path / (name if number == 1 else f"{name}.{number}")).write_text("")
@@ -183,7 +183,7 @@ def test_where_no_folder_of_ours_can_be_made_it_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_after_a_failure_the_disk_is_tried_again_less_and_less_often(tmp_path: Path) -> None:
+def test_failed_disk_is_retried_with_growing_pauses(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spill = spill_in(tmp_path / "file")
     tried = []
@@ -195,7 +195,7 @@ def test_after_a_failure_the_disk_is_tried_again_less_and_less_often(tmp_path: P
     assert pauses[:9] == [1, 2, 4, 8, 16, 32, PAUSE_MAX, PAUSE_MAX, PAUSE_MAX]
 
 
-def test_a_disk_that_is_back_is_used_from_the_report_of_that_moment_on(tmp_path: Path) -> None:
+def test_recovered_disk_is_used_from_the_next_report(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spill = spill_in(tmp_path / "file")
     assert not spill.append(frame_of(1))
@@ -206,7 +206,7 @@ def test_a_disk_that_is_back_is_used_from_the_report_of_that_moment_on(tmp_path:
     spill.close()
 
 
-def test_a_disk_that_is_full_keeps_what_is_on_it(spill: Spill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_its_reports(spill: Spill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that takes a part and then fails leaves no half of a record: the next one follows the last whole one."""
     fill(spill, range(1, 3))
     write = os.pwrite
@@ -225,14 +225,14 @@ def test_a_disk_that_is_full_keeps_what_is_on_it(spill: Spill, monkeypatch: pyte
     assert spill.read(1, 9) == (frame_of(1), frame_of(2), frame_of(3))
 
 
-def test_a_report_that_the_disk_has_lost_ends_what_is_read(spill: Spill) -> None:
+def test_reading_stops_at_a_lost_report(spill: Spill) -> None:
     fill(spill, range(1, 4))
     (path,) = files_of(spill)
     os.truncate(path, path.stat().st_size - 5)
     assert numbers(spill, 1) == [1, 2]
 
 
-def test_two_processes_never_use_the_files_of_one_life(tmp_path: Path) -> None:
+def test_two_processes_never_use_the_same_files(tmp_path: Path) -> None:
     folder = Path(open_folder(str(tmp_path)))
     holder = hold_lock(folder / f"{BOOT_ID}.lock")
     try:
@@ -246,7 +246,7 @@ def test_two_processes_never_use_the_files_of_one_life(tmp_path: Path) -> None:
 # -- what others have left --------------------------------------------------------------------------------------------
 
 
-def test_files_that_nobody_has_asked_for_within_a_day_are_removed_by_the_next_life(tmp_path: Path) -> None:
+def test_files_older_than_a_day_are_removed(tmp_path: Path) -> None:
     for boot_id in ("forgotten", "young"):
         left = spill_in(tmp_path, boot_id)
         assert left.append(frame_of(1))

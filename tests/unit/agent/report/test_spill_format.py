@@ -34,7 +34,7 @@ def test_a_record_without_a_body_takes_21_bytes() -> None:
 
 
 @pytest.mark.parametrize("length", range(len(log())))
-def test_a_log_that_is_cut_anywhere_keeps_every_record_before_the_cut(length: int) -> None:
+def test_truncated_log_keeps_records_before_the_cut(length: int) -> None:
     whole = [record for record in decode_records(log()) if record.end <= length]
     assert list(decode_records(log()[:length])) == whole
 

@@ -89,7 +89,7 @@ def test_gpu_that_torch_uses_is_read_in_our_units(machine: Machine) -> None:
     assert {field: getattr(sample, field) for field in expected} == expected
 
 
-def test_every_field_is_measured_or_says_why_it_is_not(machine: Machine) -> None:
+def test_every_field_has_a_value_or_a_reason(machine: Machine) -> None:
     machine.sample()
     sample = machine.sample(2)
     fields = set(DeviceSample.__struct_fields__) - {"host_ns", "uuid", "model", "absent"}
@@ -98,7 +98,7 @@ def test_every_field_is_measured_or_says_why_it_is_not(machine: Machine) -> None
     assert fields - missing == set(amd.FIELDS)
 
 
-def test_reason_to_throttle_is_one_whose_counter_has_grown_since_the_sample_before(machine: Machine) -> None:
+def test_throttle_reasons_have_growing_counters(machine: Machine) -> None:
     first = machine.sample()
     assert (first.throttle_reasons, first.absent["throttle_reasons"]) == (None, "needs_two_samples")
     machine.gpu["metrics"].update(ppt_residency_acc=512, hbm_thm_residency_acc=1)
@@ -106,14 +106,14 @@ def test_reason_to_throttle_is_one_whose_counter_has_grown_since_the_sample_befo
     assert machine.sample(4).throttle_reasons == ()
 
 
-def test_older_gpu_tells_whether_it_throttles_and_not_why(machine: Machine) -> None:
+def test_older_gpu_has_an_unspecified_throttle_reason(machine: Machine) -> None:
     machine.gpu["metrics"].update(dict.fromkeys(amd.THROTTLE_COUNTERS, "N/A"), throttle_status=True)
     assert machine.sample().throttle_reasons == ("unspecified",)
     machine.gpu["metrics"].update(throttle_status=False)
     assert machine.sample(2).throttle_reasons == ()
 
 
-def test_gpu_that_tells_its_mean_power_only_is_read_by_that(machine: Machine) -> None:
+def test_gpu_with_only_mean_power(machine: Machine) -> None:
     machine.gpu["power"].update(current_socket_power="N/A", average_socket_power=288)
     assert machine.sample().power_watts == 288.0
 
@@ -134,7 +134,7 @@ def test_clock_is_found_under_its_older_name(machine: Machine) -> None:
         ("power", "power_watts", {"current_socket_power": "N/A"}, "not_available"),
     ],
 )
-def test_value_that_the_gpu_does_not_have_is_absent_and_the_others_are_measured(
+def test_only_a_missing_value_is_absent(
     machine: Machine, question: str, field: str, change: dict[str, Any], reason: str
 ) -> None:
     machine.gpu[question].update(change)
@@ -152,7 +152,7 @@ def test_question_that_is_refused_costs_its_own_fields_only(machine: Machine) ->
     assert sample.power_watts == 702.0
 
 
-def test_gpu_that_gets_lost_is_said_to_be_and_looked_for_again_later(machine: Machine) -> None:
+def test_lost_gpu_is_absent_and_retried_later(machine: Machine) -> None:
     machine.sample()
     gone = machine.amdsmi.GPUS.pop(PLACE)
     lost = machine.sample(2)
@@ -180,7 +180,7 @@ def test_wait_for_a_gpu_that_is_not_found_grows(machine: Machine) -> None:
     assert len(looked_for) == 4  # at 0, 10, 30 and 70 s
 
 
-def test_where_torch_tells_no_place_the_only_gpu_is_taken_and_of_several_none(amdsmi: ModuleType) -> None:
+def test_without_address_only_a_single_gpu_is_used(amdsmi: ModuleType) -> None:
     several = Machine(amdsmi, device_at(None)).sample()
     assert {several.absent[field] for field in amd.FIELDS} == {"torch_tells_no_pci_address"}
     del amdsmi.GPUS["0000:05:00.0"]
@@ -188,7 +188,7 @@ def test_where_torch_tells_no_place_the_only_gpu_is_taken_and_of_several_none(am
 
 
 @pytest.mark.parametrize("device", [None, device_at(is_amd=False)])
-def test_without_an_amd_gpu_in_use_the_package_is_not_even_imported(
+def test_package_is_not_imported_without_an_amd_gpu(
     monkeypatch: pytest.MonkeyPatch, device: TorchDevice | None
 ) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)  # an import would raise
@@ -197,7 +197,7 @@ def test_without_an_amd_gpu_in_use_the_package_is_not_even_imported(
     assert (sampler.sample(), said, sampler.unavailable) == ((), [], None)
 
 
-def test_package_that_is_not_installed_is_said_once_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_logged_once_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     machine = Machine(None)
     assert (machine.sampler.sample(), machine.sampler.sample()) == ((), ())
@@ -206,7 +206,7 @@ def test_package_that_is_not_installed_is_said_once_with_the_cure(monkeypatch: p
     assert "install the amdsmi package that comes with ROCm" in machine.said[0]
 
 
-def test_package_without_its_library_is_said_and_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_without_its_library_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "amdsmi.py").write_text("raise KeyError('libamd_smi.so')")  # as the real one ends without it
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("amdsmi", None)
@@ -214,13 +214,13 @@ def test_package_without_its_library_is_said_and_does_no_harm(tmp_path: Path, mo
     assert (machine.sampler.sample(), machine.sampler.unavailable) == ((), "library_not_found")
 
 
-def test_driver_that_is_not_loaded_is_said_once_and_then_costs_nothing(machine: Machine) -> None:
+def test_missing_driver_is_logged_once(machine: Machine) -> None:
     machine.amdsmi.init_result = machine.amdsmi.DRIVER_NOT_LOADED
     assert (machine.sampler.sample(), machine.sampler.sample()) == ((), ())
     assert (machine.sampler.unavailable, len(machine.said), machine.amdsmi.calls) == ("driver_not_loaded", 1, 0)
 
 
-def test_closing_gives_back_what_was_opened_and_no_more(machine: Machine) -> None:
+def test_close_undoes_open_once(machine: Machine) -> None:
     machine.amdsmi.amdsmi_init()  # torch's own
     machine.sample()
     machine.sampler.close()

@@ -58,14 +58,14 @@ def test_cpu_time_is_user_plus_system() -> None:
     assert sampler.sample().cpu_ns == 1_750_000_000
 
 
-def test_sample_carries_switches_and_faults_and_the_time_it_was_taken() -> None:
+def test_sample_has_switches_faults_and_time() -> None:
     sampler = HostSampler(ManualClock(77), read_usage=lambda: _usage(waits=(5, 3, 0)))
     sample = sampler.sample()
     assert (sample.voluntary_switches, sample.involuntary_switches, sample.major_faults) == (5, 3, 0)
     assert sample.host_ns == 77
 
 
-def test_counters_that_a_sandbox_kernel_leaves_at_zero_are_not_measured() -> None:
+def test_zero_counters_of_a_sandbox_kernel_are_none() -> None:
     sampler = HostSampler(ManualClock(), read_usage=lambda: _usage(user_s=1.0, waits=(0, 0, 0)))
     sample = sampler.sample()
     assert (sample.voluntary_switches, sample.involuntary_switches, sample.major_faults) == (None, None, None)
@@ -84,7 +84,7 @@ def test_denied_memory_is_none_and_not_zero(tmp_path: Path) -> None:
     assert HostSampler(ManualClock(), memory=ResidentMemory(str(tmp_path))).sample().resident_bytes is None
 
 
-def test_this_process_has_used_cpu_and_memory_and_never_uses_less_cpu() -> None:
+def test_cpu_time_of_this_process_never_decreases() -> None:
     sampler = HostSampler(SystemClock())
     first, second = sampler.sample(), sampler.sample()
     assert first.cpu_ns is not None
@@ -140,7 +140,7 @@ def test_removed_meter_measures_nothing_and_leaves_no_callback(meter: GcMeter) -
     assert meter.collections is None
 
 
-def test_counts_go_on_where_they_stood_when_the_meter_is_installed_again(meter: GcMeter) -> None:
+def test_reinstalled_meter_continues_its_counts(meter: GcMeter) -> None:
     meter.install()
     gc.collect()
     meter.remove()
@@ -150,7 +150,7 @@ def test_counts_go_on_where_they_stood_when_the_meter_is_installed_again(meter: 
     assert meter.collections == 2
 
 
-def test_meter_installed_by_a_finalizer_ignores_the_collection_it_did_not_see_begin(meter: GcMeter) -> None:
+def test_meter_ignores_a_collection_begun_before_it(meter: GcMeter) -> None:
     class Installer:
         def __init__(self) -> None:
             self.itself = self  # a cycle, so that only the collector frees it
@@ -165,7 +165,7 @@ def test_meter_installed_by_a_finalizer_ignores_the_collection_it_did_not_see_be
     assert meter.collections == 1
 
 
-def test_resident_memory_is_that_of_this_process_and_grows_with_it() -> None:
+def test_resident_memory_grows_with_the_process() -> None:
     memory = ResidentMemory()
     before = memory.read_bytes()
     held = bytearray(64 * MIB)
@@ -176,7 +176,7 @@ def test_resident_memory_is_that_of_this_process_and_grows_with_it() -> None:
     memory.close()
 
 
-def test_resident_memory_is_that_which_psutil_tells() -> None:
+def test_resident_memory_equals_psutil() -> None:
     told = psutil.Process().memory_info().rss
     assert ResidentMemory().read_bytes() == pytest.approx(told, rel=0.2)
 
@@ -187,7 +187,7 @@ def test_where_there_is_no_proc_psutil_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "many pages"])
-def test_what_is_no_number_of_pages_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+def test_invalid_statm_is_an_error_with_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "statm"
     file.write_text(text)
     with pytest.raises(OSError, match="statm"):

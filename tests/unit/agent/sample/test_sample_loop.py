@@ -80,7 +80,7 @@ def test_run_before_it_is_due_runs_nothing() -> None:
     assert loop.counts["part"].successes == 1
 
 
-def test_last_run_takes_every_sampler_that_is_on_whether_due_or_not() -> None:
+def test_run_all_runs_every_enabled_sampler() -> None:
     world = World()
     runs: list[int] = []
 
@@ -106,7 +106,7 @@ def test_late_run_is_not_made_up_for() -> None:
     assert loop.counts["part"].successes == 2
 
 
-def test_there_is_no_result_before_the_first_run_and_then_the_last_one() -> None:
+def test_latest_result_is_absent_before_the_first_run() -> None:
     world = World()
     loop = world.loop(part=world.taking(0, 0))
     assert loop.latest == {}
@@ -143,7 +143,7 @@ def test_failure_takes_away_the_result_of_before() -> None:
     assert loop.latest == {}
 
 
-def test_sampler_is_switched_off_after_three_failures_in_a_row_and_says_so() -> None:
+def test_three_failures_in_a_row_switch_a_sampler_off() -> None:
     world = World()
     loop = world.loop(part=_fail)
     for run in range(5):
@@ -168,14 +168,14 @@ def test_success_between_failures_keeps_a_sampler_on() -> None:
     assert (counts.failures, counts.successes, counts.is_off) == (4, 1, False)
 
 
-def test_slow_sampler_runs_half_as_often_up_to_the_longest_interval() -> None:
+def test_slow_sampler_doubles_its_interval_up_to_the_bound() -> None:
     world = World()
     loop = world.loop(part=world.taking(0, *[SLOW_NS + 1] * 3))
     intervals_ns = _run_every_time_it_is_due(loop, world, runs=4)
     assert intervals_ns == [1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S, 3 * NS_PER_S]  # 2 * 2 s is over the 3 s allowed
 
 
-def test_slowing_down_is_said_once_for_each_new_interval() -> None:
+def test_each_longer_interval_is_logged_once() -> None:
     world = World()
     loop = world.loop(part=world.taking(0, *[25 * NS_PER_MS] * 5))
     _run_every_time_it_is_due(loop, world, runs=6)

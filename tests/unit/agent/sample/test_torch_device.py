@@ -33,18 +33,18 @@ def test_device_is_the_current_one_of_torch() -> None:
     assert device == TorchDevice(index=3, uuid=f"GPU-{UUID}", pci_address="0000:c1:02.0", is_amd=False)
 
 
-def test_amd_gpu_is_known_by_its_place_and_not_by_a_uuid_that_nvml_would_look_for() -> None:
+def test_amd_gpu_has_an_address_and_no_uuid() -> None:
     device = read_torch_device(torch_with({"uuid": UUID, **PCI}, hip="6.4"))
     assert device == TorchDevice(index=3, uuid=None, pci_address="0000:c1:02.0", is_amd=True)
 
 
-def test_torch_is_known_to_be_built_for_amd_before_it_has_used_a_gpu() -> None:
+def test_amd_build_is_known_before_a_gpu_is_used() -> None:
     assert is_built_for_amd(torch_with(initialized=False, hip="6.4"))
     assert not is_built_for_amd(torch_with())
     assert not is_built_for_amd({})
 
 
-def test_what_an_older_torch_does_not_tell_is_none() -> None:
+def test_fields_missing_in_older_torch_are_none() -> None:
     assert read_torch_device(torch_with()) == TorchDevice(index=3, uuid=None, pci_address=None, is_amd=False)
 
 
@@ -60,7 +60,7 @@ def test_without_a_device_in_use_there_is_none(modules: dict[str, object]) -> No
     assert read_torch_device(modules) is None
 
 
-def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
+def test_device_is_read_until_it_is_known() -> None:
     found = TorchDevice(index=3, uuid=f"GPU-{UUID}", pci_address=None, is_amd=False)
     answers = iter([None, found])
     device = TrainingDevice(lambda: next(answers), lambda: True)
@@ -71,7 +71,7 @@ def test_device_of_the_training_thread_is_remembered_once_it_is_known() -> None:
     assert seen == [(None, None), (found, found.uuid), (found, found.uuid)]  # a third question would end the iterator
 
 
-def test_of_a_torch_without_a_gpu_nobody_asks_again() -> None:
+def test_torch_without_gpu_support_is_read_once() -> None:
     asked: list[int] = []
     device = TrainingDevice(lambda: asked.append(1), lambda: False)
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_of_a_torch_without_a_gpu_nobody_asks_again() -> None:
     assert (len(asked), device.seen()) == (1, None)
 
 
-def test_torch_may_have_a_device_unless_it_says_that_it_was_built_without() -> None:
+def test_torch_may_have_a_device_unless_built_without() -> None:
     cuda, hip, neither = SimpleNamespace(cuda="13.0"), SimpleNamespace(hip="6.4"), SimpleNamespace(cuda=None, hip=None)
     assert may_have_device({})
     assert may_have_device({"torch": SimpleNamespace()})

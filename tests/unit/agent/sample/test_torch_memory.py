@@ -52,7 +52,7 @@ def test_allocator_that_has_done_nothing_is_measured_as_zero() -> None:
     assert found.absent == {}
 
 
-def test_count_that_this_torch_does_not_have_is_absent_and_the_others_are_measured() -> None:
+def test_only_a_missing_count_is_absent() -> None:
     allocator = StandInAllocator(device_index=2)
     del allocator.stats["num_device_alloc"]
     found = sample(allocator)
@@ -62,7 +62,7 @@ def test_count_that_this_torch_does_not_have_is_absent_and_the_others_are_measur
 
 
 @pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
-def test_another_allocator_is_not_asked_and_its_zeros_are_not_taken_for_measurements(backend: str) -> None:
+def test_fields_of_other_allocators_are_absent(backend: str) -> None:
     found = sample(StandInAllocator(device_index=2, backend=backend))
     assert found == AllocatorSample(host_ns=77, absent=dict.fromkeys(PATHS, f"allocator_{backend}"))
 
@@ -71,13 +71,13 @@ def test_without_a_gpu_in_use_nothing_is_asked() -> None:
     assert sample(StandInAllocator(device_index=2), device=None) is None
 
 
-def test_statistics_of_a_device_that_torch_has_not_used_are_absent_and_not_zero() -> None:
+def test_unused_device_has_absent_statistics() -> None:
     found = parse_stats({}, host_ns=0)  # what torch answers before CUDA has been started
     assert found.absent.keys() == PATHS.keys()
     assert found.allocated_bytes is None
 
 
-def test_every_field_of_the_sample_has_its_place_in_the_statistics() -> None:
+def test_every_field_has_a_path_in_the_statistics() -> None:
     fields = {field.name for field in msgspec.structs.fields(AllocatorSample)}
     assert fields - {"host_ns", "absent"} == set(PATHS)
 

@@ -26,9 +26,7 @@ def put(tasks: Path, thread: int, name: str, state: str) -> None:
         (f") {THREAD_NAME}", "R", True),
     ],
 )  # fmt: skip
-def test_only_a_thread_of_gloo_that_has_something_to_do_is_waited_for(
-    tmp_path: Path, name: str, state: str, expected: bool
-) -> None:
+def test_only_runnable_gloo_threads_are_awaited(tmp_path: Path, name: str, state: str, expected: bool) -> None:
     put(tmp_path, 7, "python", "R")
     put(tmp_path, 8, name, state)
     assert drain_gloo_threads(0.0, str(tmp_path)) is expected
@@ -40,7 +38,7 @@ def test_it_is_waited_for_until_it_has_nothing_to_do(tmp_path: Path) -> None:
     assert drain_gloo_threads(LONG_S, str(tmp_path))
 
 
-def test_a_thread_that_goes_meanwhile_and_a_system_without_threads_to_see_are_no_error(tmp_path: Path) -> None:
+def test_vanished_thread_and_missing_proc_are_no_errors(tmp_path: Path) -> None:
     (tmp_path / "8").mkdir()
     assert drain_gloo_threads(0.0, str(tmp_path))
     assert drain_gloo_threads(0.0, str(tmp_path / "nowhere"))

@@ -12,7 +12,7 @@ from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 SECONDS = 60.0
 
 
-def test_to_shut_it_waits_for_who_is_within() -> None:
+def test_shut_waits_for_the_present_call() -> None:
     gate, within, leaves = TorchCallGate(), threading.Event(), threading.Event()
 
     def pass_through() -> None:
@@ -29,7 +29,7 @@ def test_to_shut_it_waits_for_who_is_within() -> None:
     passing.join(SECONDS)
 
 
-def test_nobody_gets_in_once_it_is_shut() -> None:
+def test_no_call_enters_a_shut_gate() -> None:
     gate, got_in = TorchCallGate(), threading.Event()
 
     def come() -> None:
@@ -48,7 +48,7 @@ def test_an_error_within_leaves_the_gate_open() -> None:
     assert gate.shut(0.0)
 
 
-def test_a_process_that_ends_amid_the_search_for_the_collector_ends_well() -> None:
+def test_process_exits_cleanly_during_the_rendezvous() -> None:
     """Without the gate each such process is aborted: its thread is within a call of the store all the time."""
     script = """
         import threading, time

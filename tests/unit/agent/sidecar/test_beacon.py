@@ -28,7 +28,7 @@ def process() -> Iterator[Process]:
     started.kill()
 
 
-def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
+def test_written_beacon_is_read(tmp_path: Path, process: Process) -> None:
     beacon = light_beacon(tmp_path, 0, process, Heartbeat(7), group_labels={"0": "default_pg"})
     descriptor = read_descriptor(str(tmp_path), NAME)
     assert descriptor is not None
@@ -45,7 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path, process: Process) -> None:
     beacon.close()
 
 
-def test_a_heartbeat_is_written_into_a_file_that_somebody_has_cut(tmp_path: Path, process: Process) -> None:
+def test_heartbeat_is_written_to_a_truncated_file(tmp_path: Path, process: Process) -> None:
     """A store into a mapping of it would end the process by SIGBUS."""
     beacon = light_beacon(tmp_path, 0, process, Heartbeat(7))
     os.truncate(tmp_path / (NAME + HEARTBEAT_SUFFIX), 0)
@@ -60,7 +60,7 @@ def test_only_this_user_may_read_it(tmp_path: Path, process: Process) -> None:
     assert {os.stat(path).st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}  # noqa: PTH116
 
 
-def test_what_is_half_written_or_garbage_is_none(tmp_path: Path) -> None:
+def test_partial_files_and_garbage_are_none(tmp_path: Path) -> None:
     assert read_descriptor(str(tmp_path), NAME) is None
     assert read_heartbeat(str(tmp_path), NAME) is None
     (tmp_path / (NAME + DESCRIPTOR_SUFFIX)).write_bytes(b'{"identity": [\xff')
@@ -69,7 +69,7 @@ def test_what_is_half_written_or_garbage_is_none(tmp_path: Path) -> None:
     assert read_heartbeat(str(tmp_path), NAME) is None
 
 
-def test_the_ranks_of_a_folder_are_found_and_what_they_left_is_removed(tmp_path: Path, process: Process) -> None:
+def test_beacons_are_found_and_removed(tmp_path: Path, process: Process) -> None:
     for rank in (1, 0):
         light_beacon(tmp_path, rank, process, Heartbeat(7)).close()
     assert find_names(str(tmp_path)) == ["boot-of-0", "boot-of-1"]

@@ -57,18 +57,18 @@ def test_too_much_is_cut_and_counted() -> None:
     assert (len(stacks[0].frames), stacks[0].frames_left_out) == (FRAMES_MAX, 3)
 
 
-def test_frames_of_ours_are_left_out() -> None:
+def test_agent_frames_are_omitted() -> None:
     lines = [f'  File "{OUR_FILES}steps/torch_hooks.py", line 136 in backward', '  File "train.py", line 24 in main']
     (stack,) = parse_crash("\n".join(["Thread 0x0a (most recent call first):", *lines]))
     assert stack.frames == (StackFrame("train.py", 24, "main"),)
 
 
-def test_what_is_no_such_text_has_no_stacks() -> None:
+def test_other_text_has_no_stacks() -> None:
     assert parse_crash("") == ()
     assert parse_crash('  File "a.py", line 1 in f\nnonsense\x00') == ()
 
 
-def test_file_of_a_torch_that_was_built_from_its_sources_is_named_from_torch_on() -> None:
+def test_files_of_a_source_build_of_torch_are_shortened() -> None:
     text = (
         'Current thread 0x0a (most recent call first):\n  File "/me/pytorch/torch/nn/functional.py", line 7 in linear\n'
     )

@@ -26,7 +26,7 @@ def process(end: str) -> Iterator[Process]:
 
 
 @each_end
-def test_a_process_that_nobody_has_taken_yet_tells_how_it_ended(end: str, process: Process) -> None:
+def test_exit_status_of_a_zombie(end: str, process: Process) -> None:
     process.end()
     status = read_exit_status(process.pid, process.start_ticks, None)
     assert status is not None
@@ -34,7 +34,7 @@ def test_a_process_that_nobody_has_taken_yet_tells_how_it_ended(end: str, proces
 
 
 @each_end
-def test_one_that_its_parent_has_taken_is_told_by_the_kernel_or_not_at_all(end: str, process: Process) -> None:
+def test_exit_status_after_reaping_is_from_the_kernel(end: str, process: Process) -> None:
     pidfd = open_process(process.pid)
     process.end()
     process.reap()
@@ -66,7 +66,7 @@ def test_a_later_process_with_the_same_id_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("end", ["exit 3"])
-def test_the_end_of_another_process_with_the_same_id_is_not_this_one_s(end: str, process: Process) -> None:
+def test_reused_process_id_is_another_process(end: str, process: Process) -> None:
     assert end in ENDS
     process.end()
     assert read_exit_status(process.pid, 1, None) is None
@@ -77,7 +77,7 @@ def test_a_process_that_is_not_there_has_no_start() -> None:
     assert open_process(2**22 + 1) is None
 
 
-def test_the_status_of_waitpid_is_taken_apart() -> None:
+def test_waitpid_status_is_parsed() -> None:
     # waitpid(2): the exit code in the second byte, the signal in the lower seven bits, the core dump in the eighth.
     assert parse_status(255 << 8) == ExitStatus(255, None, core_dumped=False)
     assert parse_status(6 | 0x80) == ExitStatus(None, 6, core_dumped=True)

@@ -21,7 +21,7 @@ def write_thread(
         (place / file).write_text(text)
 
 
-def test_a_thread_tells_its_state_what_it_waits_in_and_its_cpu_time(tmp_path: Path) -> None:
+def test_thread_has_state_wait_channel_and_cpu_time(tmp_path: Path) -> None:
     write_thread(tmp_path, PID, state="D", ticks=HERTZ, wchan="nfs_wait", syscall="0 0x3 0x7f 0x1000 0 0 0 0x7ffc 0x7f")
     view = read_threads(PID, str(tmp_path))
     (thread,) = view.threads
@@ -30,7 +30,7 @@ def test_a_thread_tells_its_state_what_it_waits_in_and_its_cpu_time(tmp_path: Pa
     assert (thread.wait_channel, thread.system_call, thread.cpu_ns) == ("nfs_wait", 0, 2_000_000_000)
 
 
-def test_what_is_hidden_or_not_waited_in_is_none_and_not_zero(tmp_path: Path) -> None:
+def test_hidden_wait_channel_is_none(tmp_path: Path) -> None:
     write_thread(tmp_path, PID, state="R", wchan="0", syscall="running\n")
     write_thread(tmp_path, PID + 1)
     for thread in read_threads(PID, str(tmp_path)).threads:
@@ -43,7 +43,7 @@ def test_a_name_may_hold_anything(tmp_path: Path) -> None:
     assert (thread.name, thread.state) == ("a) R (b", "S")
 
 
-def test_the_main_thread_comes_first_then_those_that_do_not_sleep_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_main_thread_first_then_those_not_sleeping(tmp_path: Path) -> None:
     for number in range(THREADS_MAX + 9):
         write_thread(tmp_path, PID + number, state="R" if number == THREADS_MAX + 8 else "S")
     view = read_threads(PID, str(tmp_path))

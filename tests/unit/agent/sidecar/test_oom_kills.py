@@ -33,25 +33,25 @@ class Machine:
         return OomKills(find_counter(PID, str(self.proc), str(self.mounts)))
 
 
-def test_in_a_unified_hierarchy_the_events_of_its_own_cgroup_count(tmp_path: Path) -> None:
+def test_unified_hierarchy_counts_the_own_cgroup(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/jobs/bert\n")
     machine.write("jobs/bert/memory.events", V2_EVENTS.format(0))
     assert machine.find()[1] == "cgroup /jobs/bert"
 
 
-def test_where_both_versions_are_mounted_memory_is_the_older_one_s(tmp_path: Path) -> None:
+def test_memory_is_counted_by_v1_if_both_are_mounted(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "4:memory:/jobs/bert\n1:cpu:/\n0::/\n")
     machine.write("memory/jobs/bert/memory.oom_control", V1_CONTROL.format(0))
     assert machine.find()[1] == "cgroup /memory/jobs/bert"
 
 
-def test_in_a_container_the_mount_is_its_own_cgroup_whatever_the_path_says(tmp_path: Path) -> None:
+def test_mount_of_a_container_is_its_cgroup(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "0::/../../kubepods/pod7\n4:memory:/kubepods/pod7\n")
     machine.write("memory/memory.oom_control", V1_CONTROL.format(0))
     assert machine.find()[1] == "cgroup /memory"
 
 
-def test_without_a_cgroup_that_counts_the_whole_machine_s_count_stands_in(tmp_path: Path) -> None:
+def test_machine_count_replaces_a_missing_cgroup(tmp_path: Path) -> None:
     assert Machine(tmp_path, "0::/\n").find()[1] == "the whole machine"
 
 
@@ -103,7 +103,7 @@ def test_a_victim_of_long_ago_explains_nothing(machine: Machine) -> None:
     assert kills.claim(RISE_NS_MAX + 1) == 0
 
 
-def test_a_cgroup_that_is_removed_with_its_last_process_keeps_what_it_had_counted(machine: Machine) -> None:
+def test_removed_cgroup_keeps_its_count(machine: Machine) -> None:
     kills = machine.count()
     strike(machine, 5)
     kills.update(0)

@@ -83,7 +83,7 @@ def wait_until_idle(delivery: OrphanDelivery) -> None:
     pytest.fail("it is not idle")
 
 
-def test_what_a_rank_has_left_is_brought_to_its_collector_and_removed(
+def test_orphaned_reports_are_delivered_and_removed(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     folder, collector = leave(tmp_path), Collector()
@@ -116,7 +116,7 @@ def test_a_collector_that_refuses_it_for_good_is_not_waited_for(
     assert find_boot_ids(folder) == [BOOT_ID]
 
 
-def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
+def test_earlier_processes_of_a_run_are_delivered_once(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
 ) -> None:
     leave(tmp_path, "earlier-1")
@@ -130,9 +130,7 @@ def test_the_first_rank_of_a_run_has_its_earlier_lives_delivered_once(
     assert sorted(boot_id for _, boot_id, _ in collector.taken) == ["earlier-1", "earlier-2"]
 
 
-def test_what_another_run_has_left_is_left_to_that(
-    tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]
-) -> None:
+def test_reports_of_another_run_stay(tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]) -> None:
     folder, collector = leave(tmp_path, "other-orphan", run="another"), Collector()
     delivery = brought(collector)
     delivery.queue_earlier(descriptor_of(folder))
@@ -141,7 +139,7 @@ def test_what_another_run_has_left_is_left_to_that(
 
 
 @pytest.mark.parametrize(("has_folder", "endpoint"), [(False, ENDPOINT), (True, "")])
-def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
+def test_without_folder_or_collector_nothing_is_queued(
     tmp_path: Path, brought: Callable[[Collector], OrphanDelivery], has_folder: bool, endpoint: str
 ) -> None:
     descriptor = descriptor_of(leave(tmp_path) if has_folder else "", endpoint=endpoint)
@@ -151,7 +149,7 @@ def test_without_a_folder_or_a_collector_there_is_nothing_to_be_done(
     assert delivery.is_idle
 
 
-def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]) -> None:
+def test_torn_end_is_described(tmp_path: Path, brought: Callable[[Collector], OrphanDelivery]) -> None:
     folder = leave(tmp_path)
     (path,) = Path(folder).glob("*.spill")
     path.write_bytes(path.read_bytes()[:-1])
@@ -162,7 +160,7 @@ def test_a_torn_end_is_told(tmp_path: Path, brought: Callable[[Collector], Orpha
     assert collector.taken == [(ENDPOINT, BOOT_ID, [1])]
 
 
-def test_what_nobody_has_taken_when_it_stops_stays_on_the_disk(tmp_path: Path) -> None:
+def test_undelivered_reports_stay_on_the_disk(tmp_path: Path) -> None:
     folder, stopped = leave(tmp_path), threading.Event()
     is_trying = threading.Event()
 

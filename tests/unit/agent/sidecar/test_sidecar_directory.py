@@ -57,7 +57,7 @@ def test_a_link_in_its_place_is_not_followed(root: str, folder: str, tmp_path: P
         open_folder(root, "run-0")
 
 
-def test_a_file_in_its_place_is_said(root: str, folder: str) -> None:
+def test_file_in_place_of_the_directory_is_an_error(root: str, folder: str) -> None:
     Path(folder).rmdir()
     Path(folder).write_text("")
     with pytest.raises(UnavailableError):
@@ -74,7 +74,7 @@ def test_the_lock_is_had_by_one_and_goes_with_the_open_file(folder: str) -> None
     os.close(second)
 
 
-def test_the_lock_of_a_directory_that_was_removed_meanwhile_is_worth_nothing(root: str, folder: str) -> None:
+def test_lock_of_a_removed_directory_is_not_used(root: str, folder: str) -> None:
     old = take_lock(folder)
     assert old is not None
     assert remove_folder(folder)
@@ -84,7 +84,7 @@ def test_the_lock_of_a_directory_that_was_removed_meanwhile_is_worth_nothing(roo
     os.close(new)
 
 
-def test_a_directory_in_which_a_rank_has_just_left_its_beacon_stays(folder: str, process: Process) -> None:
+def test_directory_with_a_new_beacon_stays(folder: str, process: Process) -> None:
     light_beacon(Path(folder), 0, process, Heartbeat(1)).close()
     assert not remove_folder(folder)
     assert len(list(Path(folder).iterdir())) == 2
@@ -98,7 +98,7 @@ def test_the_last_one_out_removes_the_root_too(root: str, folder: str) -> None:
     assert not Path(root).exists()
 
 
-def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str, process: Process) -> None:
+def test_directories_of_killed_sidecars_are_swept(root: str, process: Process) -> None:
     dead, living, held = (open_folder(root, name) for name in ("dead", "living", "held"))
     gone = Process("pass")
     light_beacon(Path(dead), 0, gone, Heartbeat(1)).close()
@@ -118,7 +118,7 @@ def test_what_a_killed_sidecar_has_left_is_swept_and_what_lives_stays(root: str,
     assert sorted(path.name for path in Path(living).iterdir()) == ["boot-of-0.beat", "boot-of-0.json", LOCK]
 
 
-def test_what_a_rank_left_that_died_before_it_was_known_is_removed_once_it_is_old(folder: str) -> None:
+def test_old_files_without_descriptor_are_removed(folder: str) -> None:
     stray = Path(folder) / "boot-of-7.sock"
     stray.write_text("")
     assert not remove_folder(folder)
@@ -126,7 +126,7 @@ def test_what_a_rank_left_that_died_before_it_was_known_is_removed_once_it_is_ol
     assert remove_folder(folder)
 
 
-def test_whoever_holds_the_lock_of_a_directory_that_was_removed_holds_nothing(root: str, folder: str) -> None:
+def test_lock_of_a_removed_directory_is_not_held(root: str, folder: str) -> None:
     lock = take_lock(folder)
     assert lock is not None
     assert holds_lock(lock, folder)
@@ -135,12 +135,12 @@ def test_whoever_holds_the_lock_of_a_directory_that_was_removed_holds_nothing(ro
     os.close(lock)
 
 
-def test_the_name_is_short_and_the_same_for_the_ranks_of_one_attempt() -> None:
+def test_folder_name_is_short_and_shared_by_an_attempt() -> None:
     name = folder_name(identity_of(0, 1))
     assert name == folder_name(identity_of(1, 2))
     assert len(name) == 16 + len("-0")
 
 
-def test_containers_that_share_memory_but_not_processes_do_not_meet() -> None:
+def test_containers_with_shared_memory_are_separate() -> None:
     here, there = (msgspec.structs.replace(identity_of(0, 1), machine_id=name) for name in ("a/pid:[1]", "a/pid:[2]"))
     assert folder_name(here) != folder_name(there)

@@ -11,7 +11,7 @@ from rankscope.measure.errors import UnavailableError
 from tests.integration.serving import wait_for
 
 
-def test_what_the_sidecar_notes_a_rank_takes_once(tmp_path: Path) -> None:
+def test_sidecar_errors_are_read_once(tmp_path: Path) -> None:
     faults = SidecarFaults(str(tmp_path))
     faults.note("watch", ValueError("no such\nrank"))
     faults.note("watch", ValueError("another one of the same type"))
@@ -24,7 +24,7 @@ def test_what_the_sidecar_notes_a_rank_takes_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_it_notes_is_bounded(tmp_path: Path) -> None:
+def test_sidecar_errors_are_bounded(tmp_path: Path) -> None:
     faults = SidecarFaults(str(tmp_path))
     for number in range(FAULTS_MAX + 5):
         faults.note(f"part {number}", ValueError("x" * 10_000))
@@ -36,14 +36,14 @@ def test_where_nothing_can_be_written_nothing_is_raised(tmp_path: Path) -> None:
     assert read_faults(str(tmp_path / "gone")) == ""
 
 
-def test_a_fault_that_nobody_has_taken_does_not_keep_the_directory(tmp_path: Path) -> None:
+def test_unread_errors_do_not_keep_the_directory(tmp_path: Path) -> None:
     folder = open_folder(str(tmp_path / "root"), "run-0")
     (Path(folder) / LOCK).write_text("")
     SidecarFaults(folder).note("watch", ValueError("x"))
     assert remove_folder(folder)
 
 
-def test_a_sidecar_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sidecar_start_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a file of the user's stands in the place of a package that it imports, and fails."""
     (tmp_path / "msgspec.py").write_text("raise ImportError('built for another Python')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -65,7 +65,7 @@ if "rankscope.agent.sidecar" in sys.orig_argv:
 """
 
 
-def test_a_sidecar_that_fails_later_leaves_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sidecar_failure_has_error_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder(str(tmp_path / "root"), "run-0")
     (tmp_path / "sitecustomize.py").write_text(NO_POLL)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

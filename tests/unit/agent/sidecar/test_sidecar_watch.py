@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_rank_that_ends_without_a_word_is_told_as_it_ended(node: Node, end: str) -> None:
+def test_end_without_goodbye_is_reported(node: Node, end: str) -> None:
     statement, exit_code, number = ENDS[end]
     process = node.start(statement)
     assert node.run_pass() == []
@@ -52,7 +52,7 @@ def test_a_rank_that_ends_without_a_word_is_told_as_it_ended(node: Node, end: st
     assert node.run_pass() == []
 
 
-def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
+def test_end_that_matches_the_goodbye_needs_no_notice(node: Node) -> None:
     for rank, (statement, code) in enumerate((("pass", None), ("pass", 0), ("raise SystemExit(3)", 3))):
         process = node.start(statement, rank, Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED, exit_code=code))
         process.end()
@@ -67,7 +67,7 @@ def test_a_rank_that_ended_as_it_said_needs_no_notice(node: Node) -> None:
         (Heartbeat(0, state=AGENT_ENDED), "pass", "finished"),
     ],
 )
-def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
+def test_end_that_differs_from_the_goodbye_is_reported(
     node: Node, heartbeat: Heartbeat, statement: str, reason: str
 ) -> None:
     node.start(statement, heartbeat=heartbeat).end()
@@ -75,9 +75,7 @@ def test_a_rank_that_ended_otherwise_than_it_said_or_was_not_heard_is_told(
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
-def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
-    node: Node, tmp_path: Path, is_torn: bool
-) -> None:
+def test_end_report_has_damage_of_the_spill(node: Node, tmp_path: Path, is_torn: bool) -> None:
     spill = spill_in(tmp_path / "spill", "boot-of-0")
     assert spill.append(frame_of(1))
     spill.close()
@@ -92,9 +90,7 @@ def test_the_end_of_a_rank_tells_that_what_it_left_on_the_disk_is_torn(
 
 
 @pytest.mark.parametrize(("after_s", "reason"), [(8, "crashed"), (10, "collective_timeout")])
-def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
-    node: Node, after_s: int, reason: str
-) -> None:
+def test_abort_after_a_timeout_is_a_collective_timeout(node: Node, after_s: int, reason: str) -> None:
     heartbeat = Heartbeat(node.clock.now_ns, 41, 7, deadline_host_ns=node.clock.now_ns + 10 * S)
     process = node.start("os.abort()", heartbeat=heartbeat)
     assert node.pass_time(after_s) == []
@@ -102,7 +98,7 @@ def test_an_abort_once_a_collective_is_past_its_timeout_is_the_collective_s(
     assert [notice.reason for notice in node.run_pass() if isinstance(notice, RankEnded)] == [reason]
 
 
-def test_the_stacks_that_a_crash_has_left_go_along(node: Node) -> None:
+def test_end_report_has_the_stacks_of_a_crash(node: Node) -> None:
     process = node.start("ctypes.string_at(0)")
     text = 'Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n'
     (node.folder / "boot-of-0.crash").write_text(text)
@@ -133,7 +129,7 @@ def test_of_two_ranks_in_one_cgroup_one_oom_kill_takes_one(tmp_path: Path) -> No
     assert found == [("out_of_memory", 1), ("killed", 0)]
 
 
-def test_a_descriptor_under_another_name_or_of_nobody_is_ignored(node: Node) -> None:
+def test_invalid_descriptors_are_ignored(node: Node) -> None:
     (node.folder / "boot-of-9.json").write_text("{}")
     process = node.start("pass")
     (node.folder / "boot-of-0.json").rename(node.folder / "boot-of-8.json")
@@ -146,7 +142,7 @@ def test_a_descriptor_under_another_name_or_of_nobody_is_ignored(node: Node) -> 
 # -- ranks that do not answer -----------------------------------------------------------------------------------------
 
 
-def test_a_rank_whose_heart_stops_is_told_with_what_the_kernel_sees(node: Node) -> None:
+def test_frozen_rank_is_reported_with_kernel_state(node: Node) -> None:
     process = node.start("pass")
     process.stop()
     begin_ns = node.clock.now_ns
@@ -158,7 +154,7 @@ def test_a_rank_whose_heart_stops_is_told_with_what_the_kernel_sees(node: Node) 
     assert notice.absent == {"pending": "torch's worker server does not run in the rank: it has not been started yet"}
 
 
-def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> None:
+def test_frozen_rank_is_reported_every_ten_seconds(node: Node) -> None:
     node.start("pass")
     told = node.pass_time(31)
     # From 10.5 s on every 10 s, before the collector takes the rank for silent.
@@ -166,13 +162,13 @@ def test_while_it_lasts_it_is_told_again_and_no_more_than_that(node: Node) -> No
     assert REPEAT_NS == 10 * S
 
 
-def test_a_rank_that_has_said_goodbye_owes_no_heartbeat(node: Node) -> None:
+def test_no_heartbeat_is_due_after_the_goodbye(node: Node) -> None:
     node.start("pass", heartbeat=Heartbeat(node.clock.now_ns, state=GOODBYE_ACKNOWLEDGED))
     node.start("pass", rank=1, heartbeat=Heartbeat(node.clock.now_ns, state=AGENT_ENDED))
     assert node.pass_time(60) == []
 
 
-def test_a_sidecar_that_was_stopped_itself_gives_the_ranks_time_to_beat(node: Node) -> None:
+def test_suspended_sidecar_gives_ranks_time_for_a_heartbeat(node: Node) -> None:
     node.start("pass")
     assert node.run_pass(3_600 * S) == []
     assert node.pass_time(10) == []
@@ -180,7 +176,7 @@ def test_a_sidecar_that_was_stopped_itself_gives_the_ranks_time_to_beat(node: No
 
 
 @pytest.mark.parametrize("question", ["fr_trace_json", "dump_nccl_trace_json"])  # an older torch knows only the latter
-def test_what_torch_s_worker_server_says_goes_along(node: Node, question: str) -> None:
+def test_frozen_report_has_data_of_the_worker_server(node: Node, question: str) -> None:
     path = str(node.folder / "boot-of-0.sock")
     dump = dump_of(entry_of(0, 7), g0=status_of(7))
     waits = {"pytorch.wait_counter.TCPStore__wait": {"active_count": 1}, "pytorch.wait_counter.x": {"active_count": 0}}
@@ -194,7 +190,7 @@ def test_what_torch_s_worker_server_says_goes_along(node: Node, question: str) -
     assert (notice.waits, notice.absent) == ({"TCPStore__wait": 1}, {})
 
 
-def test_a_worker_server_that_knows_no_recorder_is_said(node: Node) -> None:
+def test_worker_server_without_a_recorder_has_a_reason(node: Node) -> None:
     path = str(node.folder / "boot-of-0.sock")
     with worker_server(path, {}):
         node.start("pass", socket_path=path)
@@ -203,7 +199,7 @@ def test_a_worker_server_that_knows_no_recorder_is_said(node: Node) -> None:
     assert "404" in notice.absent["pending"]
 
 
-def test_a_worker_server_that_does_not_answer_is_said_and_the_rest_is_told(node: Node) -> None:
+def test_unresponsive_worker_server_has_a_reason(node: Node) -> None:
     node.start("pass", socket_path=str(node.folder / "nobody.sock"))
     (notice,) = [notice for notice in node.pass_time(11) if isinstance(notice, RankUnresponsive)]
     assert list(notice.absent) == ["pending"]

@@ -19,7 +19,7 @@ def write(path: Path, text: str) -> None:
     ("line", "folder"),
     [("8:pids:/jobs/bert", "pids/jobs/bert"), ("0::/jobs/bert", "jobs/bert"), ("0::/", ""), ("0::/../pod7", "")],
 )
-def test_the_room_is_what_the_cgroup_leaves(tmp_path: Path, line: str, folder: str) -> None:
+def test_thread_room_is_limited_by_the_cgroup(tmp_path: Path, line: str, folder: str) -> None:
     write(tmp_path / "cgroup", f"3:cpuset:/\n{line}\n")
     write(tmp_path / "mounts" / folder / "pids.max", "1024\n")
     write(tmp_path / "mounts" / folder / "pids.current", "1000\n")
@@ -36,7 +36,7 @@ def test_no_limit_is_not_a_room_of_zero(tmp_path: Path) -> None:
     assert room is None or room > 0
 
 
-def test_an_address_that_is_too_long_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+def test_too_long_socket_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="longer than the address of a socket may be"):
         open_server(str(tmp_path / ("x" * SOCKET_PATH_BYTES_MAX)))
 
@@ -51,7 +51,7 @@ def test_an_address_that_is_too_long_is_said_before_anything_is_opened(tmp_path:
         (b"HTTP/1.1 200 OK\r\n\r\nno json", ValueError),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_and_takes_no_longer_than_allowed(
+def test_invalid_response_is_an_error_within_the_timeout(
     tmp_path: Path, answer: bytes | None, error: type[Exception]
 ) -> None:
     # The kernel takes the connection and the question while nobody accepts: as of a process that is stopped.

@@ -89,8 +89,8 @@ def test_serve_has_its_settings_in_groups(capsys: pytest.CaptureFixture[str]) ->
     text = read_help(capsys, "serve")
     titles = [line.removesuffix(":") for line in text.splitlines() if line.removesuffix(":") in SERVE_GROUPS]
     assert titles == list(SERVE_GROUPS)
-    assert text.index("\nwhere it listens:") < text.index("  --listen VALUE") < text.index("\nwho may connect")
-    assert text.index("\nlimits and times:") < text.index("  --runs-max VALUE")
+    assert text.index("\naddresses:") < text.index("  --listen VALUE") < text.index("\naccess (")
+    assert text.index("\nlimits and intervals:") < text.index("  --runs-max VALUE")
 
 
 def test_every_key_of_a_group_is_a_setting() -> None:
