@@ -1,4 +1,4 @@
-"""What admission holds to, whatever the network does: alone, and together with the agent's real delivery rules."""
+"""Laws of admission under any behaviour of the network: alone, and together with the agent's real delivery rules."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ ROUNDS_TO_HEAL_MAX = 400
 
 
 def hello_from(first_sequence: int) -> Hello:
-    """The Hello of the only rank there is."""
+    """Return the Hello of the only rank there is."""
     identity = RankIdentity(
         run="r", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id=BOOT, pid=1
     )  # fmt: skip
@@ -37,7 +37,7 @@ anything = st.lists(st.tuples(st.sampled_from(["hello", "number", "number"]), st
 
 
 def hear(admission: Admission, events: list[Heard]) -> list[int]:
-    """Let admission hear the events; the numbers it admitted, in order."""
+    """Pass the events to admission and return the numbers it admitted, in order."""
     admitted = []
     for what, number in events:
         if what == "hello":
@@ -54,7 +54,7 @@ def test_admitted_numbers_increase_strictly(events: list[Heard]) -> None:
 
 
 @given(st.integers(1, 30), anything)
-def test_every_number_up_to_the_last_is_admitted_or_counted_missing(first: int, events: list[Heard]) -> None:
+def test_every_number_to_the_last_is_admitted_or_missing(first: int, events: list[Heard]) -> None:
     admission = Admission(1, 1)
     admitted = hear(admission, [("hello", first), *events])
     counts = admission.counts(BOOT)
@@ -124,12 +124,12 @@ class Wire:
         self.to_collector.extend(self.delivery.on_tick(self.now_ns))
 
     def arrive(self, count: int) -> None:
-        """That many messages reach the collector, and its answers go out."""
+        """Deliver up to `count` messages to the collector, and send its answers."""
         for _ in range(min(count, len(self.to_collector))):
             self._answer(self.to_collector.popleft())
 
     def answer(self, count: int) -> None:
-        """That many of the collector's answers reach the agent."""
+        """Deliver up to `count` of the collector's answers to the agent."""
         for _ in range(min(count, len(self.to_agent))):
             self.to_collector.extend(self.to_agent.popleft()(self.now_ns))
 
@@ -160,7 +160,7 @@ class Wire:
         self.admission = Admission(1, 1)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more, until everything held is acknowledged."""
+        """Run without faults until everything held is acknowledged."""
         for _ in range(ROUNDS_TO_HEAL_MAX):
             self.tick(1)
             while self.to_collector or self.to_agent:
@@ -230,7 +230,7 @@ def test_nothing_counts_as_missing_that_the_agent_did_not_drop(
     assert counts.missing <= len(wire.dropped)
 
 
-def test_frames_lost_with_a_connection_arrive_after_the_jump_has_asked_for_a_hello() -> None:
+def test_frames_lost_with_a_connection_arrive_after_a_hello() -> None:
     wire = Wire(frames_max=8)
     for happen, amount in [(Wire.tick, 0), (Wire.arrive, 1), (Wire.answer, 1), *[(Wire.push, 0)] * 4]:
         happen(wire, amount)
@@ -239,7 +239,7 @@ def test_frames_lost_with_a_connection_arrive_after_the_jump_has_asked_for_a_hel
     wire.lose(0)
     wire.arrive(2)  # 3 jumps and asks, 4 jumps
     wire.answer(1)
-    wire.tick(2)  # a second Hello comes at the earliest 200 ms after the first: no silence of 2 s is waited for
+    wire.tick(2)  # a second Hello comes at the earliest 200 ms after the first, before a silence of 2 s
     wire.arrive(1)
     wire.answer(1)
     wire.arrive(4)

@@ -16,7 +16,7 @@ GROUPS = {"world": (0, 1, 2, 3), "tp/0-1": (0, 1), "tp/2-3": (2, 3), "dp/0,2": (
 SIZES = {label: len(members) for label, members in GROUPS.items()}
 OPS = ("all_reduce", "broadcast", "recv")
 UNIT_NS = 4 * BEHIND_NS
-"""Above what one operation may begin behind another: larger units change no more what waits for what."""
+"""Unit above the largest start offset between operations: larger units do not change which waits for which."""
 
 
 class Call(NamedTuple):
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 @st.composite
 def programs(draw: st.DrawFn) -> dict[int, list[Call]]:
-    """Up to eight operations of groups, of some of which a member tells nothing; starts and lengths are anything."""
+    """Draw up to eight operations of groups, some missing on some members; starts and lengths are arbitrary."""
     calls: dict[int, list[Call]] = {rank: [] for rank in range(RANKS)}
     for sequence in range(draw(st.integers(0, 8))):
         group, op = draw(st.sampled_from(sorted(GROUPS))), draw(st.sampled_from(OPS))
@@ -51,8 +51,8 @@ WORK = 10
 
 @st.composite
 def trainings(draw: st.DrawFn, late: st.SearchStrategy[Sequence[int]]) -> dict[int, list[Call]]:
-    """Ranks that really wait for each other. In each round every rank works, longer by what is drawn of `late`, and
-    takes part in one operation.
+    """Draw ranks that really wait for each other. In each round every rank works, longer by a draw of `late`, and
+    participates in one operation.
     """
     now, calls = [0] * RANKS, {rank: list[Call]() for rank in range(RANKS)}
     for sequence in range(draw(st.integers(1, 6))):
@@ -118,7 +118,7 @@ def test_clocks_of_the_ranks_do_not_matter(calls: dict[int, list[Call]], offset:
 
 
 @given(trainings(st.integers(0, 50).map(lambda late: (0, 0, late, 0))))
-def test_only_slow_rank_is_charged_everything_whoever_passes_it_on(calls: dict[int, list[Call]]) -> None:
+def test_only_slow_rank_causes_all_the_wait_along_any_chain(calls: dict[int, list[Call]]) -> None:
     found = blame_of(calls)
     assert found.caused_ns.tolist() == [0, 0, int(found.waited_ns.sum()), 0]
 

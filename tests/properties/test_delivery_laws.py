@@ -17,21 +17,21 @@ from rankscope.uplink.resend_buffer import ResendBuffer
 NS_PER_MS = 1_000_000
 ROUND_MS = 100
 SILENCE_MS = (DeliverySettings().resend_after_ns + DeliverySettings().hello_interval_ns_max) // NS_PER_MS
-"""The longest silence before a collector is asked again: one whose answers took long is given as long once more."""
+"""Longest silence before a collector is asked again: one with slow answers gets that time once more."""
 ROUNDS_MAX = 2 * SILENCE_MS // ROUND_MS + 140
 """Round trips after which a healed network must have delivered everything. The most that is needed is two silences,
 a Hello after each, the 40 last frames, and the 60 frames of the longest run in windows of one."""
 
 
 class Collector:
-    """One life of a collector, which knows one rank or none."""
+    """One collector process, which knows one rank or none."""
 
     def __init__(self) -> None:
         self.admitted_through: int | None = None
         self.log: list[int] = []
 
     def receive(self, send: Send) -> Message:
-        """Its answer to one message."""
+        """Return its answer to one message."""
         if not isinstance(send, SendFrame):
             self.admitted_through = max(self.admitted_through or 0, send.first_sequence - 1)
             return Welcome(admitted_through=self.admitted_through, hello_number=send.number)
@@ -45,7 +45,7 @@ class Collector:
 
 
 class World:
-    """A delivery, a network and the lives of a collector. Keeps account of every frame ever pushed."""
+    """Delivery, network and the successive collector processes. Accounts for every frame ever pushed."""
 
     def __init__(self, frames_max: int, in_flight_max: int) -> None:
         rules = DeliverySettings(in_flight_max=in_flight_max)
@@ -78,7 +78,7 @@ class World:
         self.transmit(self.delivery.on_tick(self.now_ns))
 
     def transmit(self, sends: list[Send]) -> None:
-        """What delivery returned goes into the network, or back."""
+        """Put the messages that delivery returned into the network, or back."""
         if self.is_blocked and sends:
             self.delivery.on_blocked(sends)
         else:
@@ -103,21 +103,21 @@ class World:
             self.transmit(sends)
 
     def restart(self, *_: object) -> None:
-        """A new collector that knows nobody."""
+        """Replace the collector with a new one that knows no rank."""
         self.lives.append(Collector())
 
     def block(self, *_: object) -> None:
-        """From here on the transport takes nothing."""
+        """Block the transport."""
         self.is_blocked = True
 
     def unblock(self, *_: object) -> None:
-        """The transport takes messages again."""
+        """Unblock the transport."""
         self.is_blocked = False
         if self.delivery.blocked:
             self.transmit(self.delivery.on_writable(self.now_ns))
 
     def heal(self, pushes: int) -> None:
-        """From here on everything arrives, once and in order; `pushes` more frames come one a round."""
+        """Deliver everything from here on, once and in order; `pushes` more frames come one a round."""
         self.unblock()
         for round_number in range(ROUNDS_MAX):
             if round_number < pushes:
@@ -138,7 +138,7 @@ class World:
 
 
 def take(channel: list, index: int, fate: str) -> list:  # type: ignore[type-arg]
-    """What arrives of the message at `index`, counted round; it stays in transit when it is to come once more."""
+    """Return what arrives of the message at `index` (modulo the count); it stays in transit if it is duplicated."""
     if not channel:
         return []
     index %= len(channel)
@@ -162,7 +162,7 @@ shapes = st.tuples(st.sampled_from([1, 2, 3, 8, 1000]), st.sampled_from([1, 2, 5
 
 
 def live_through(shape: tuple[int, int], story: list[tuple[str, object, object]], pushes: int) -> World:
-    """A world after that story and after healing."""
+    """Return a world after that story and after healing."""
     world = World(*shape)
     world.wait(0)
     for name, first, second in story:
@@ -177,13 +177,13 @@ LOST_AFTER_A_LATE_ANSWER = [
     *[("push", 1, None)] * 2, ("wait", 30_000, None), ("hand_up", 0, "arrives"), ("hand_down", 0, "arrives"),
     ("hand_up", 2, "arrives"),
 ]  # fmt: skip
-"""A frame overtakes the Hello that it needed, and the answer before had taken 30 s."""
+"""Script in which a frame overtakes the Hello that it needed, and the answer before took 30 s."""
 
 
 @settings(deadline=None, max_examples=300)
 @given(shapes, st.lists(happenings, max_size=60), st.integers(0, 40))
 @example((1, 1), LOST_AFTER_A_LATE_ANSWER, 0)
-def test_once_the_network_heals_every_frame_not_dropped_has_arrived_exactly_once_and_in_order(
+def test_every_frame_not_dropped_arrives_once_and_in_order(
     shape: tuple[int, int], story: list[tuple[str, object, object]], pushes: int
 ) -> None:
     world = live_through(shape, story, pushes)
@@ -195,7 +195,7 @@ def test_once_the_network_heals_every_frame_not_dropped_has_arrived_exactly_once
 
 @settings(deadline=None, max_examples=300)
 @given(shapes, st.lists(st.one_of(happenings, happenings, restarts), max_size=60), st.integers(0, 40))
-def test_through_restarts_of_the_collector_every_frame_not_dropped_arrives_at_one_that_lives(
+def test_frames_not_dropped_arrive_through_restarts(
     shape: tuple[int, int], story: list[tuple[str, object, object]], pushes: int
 ) -> None:
     world = live_through(shape, story, pushes)
@@ -215,7 +215,7 @@ claims = st.one_of(
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(claims, max_size=60))
-def test_no_claim_of_a_lying_collector_releases_a_frame_that_was_never_sent(story: list[tuple[str, int]]) -> None:
+def test_lying_collector_releases_no_unsent_frame(story: list[tuple[str, int]]) -> None:
     world = World(frames_max=1000, in_flight_max=3)
     delivery, given_out = world.delivery, 0
     for name, number in story:
@@ -238,7 +238,7 @@ def test_no_claim_of_a_lying_collector_releases_a_frame_that_was_never_sent(stor
 
 @settings(deadline=None, max_examples=200)
 @given(shapes, st.lists(happenings, max_size=60))
-def test_the_next_wake_is_never_in_the_past_and_no_tick_before_it_sends(
+def test_next_wake_is_not_past_and_no_earlier_tick_sends(
     shape: tuple[int, int], story: list[tuple[str, object, object]]
 ) -> None:
     world = World(*shape)

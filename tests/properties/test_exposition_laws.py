@@ -1,4 +1,4 @@
-"""The law of the page of metrics: whatever the names and numbers are, it says what the library's writer says."""
+"""Law of the page of metrics: for any names and numbers it equals the library writer's."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ ratios = st.none() | st.floats()
 
 @st.composite
 def ranks(draw: st.DrawFn, run: str, rank: int) -> RankSnapshot:
-    """A rank with names and numbers of all kinds."""
+    """Return a rank with names and numbers of all kinds."""
     identity = RankIdentity(
         run=run, rank=rank, local_rank=0, world_size=3, node=draw(names), restart_count=0, boot_id="boot-of-it", pid=1
     )  # fmt: skip
@@ -72,7 +72,7 @@ def ranks(draw: st.DrawFn, run: str, rank: int) -> RankSnapshot:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Up to two runs of up to three ranks."""
+    """Draw up to two runs of up to three ranks."""
     runs = tuple(
         RunSnapshot(
             run=run, world_size=3, restart_count=0, run_slowdown_ratio=draw(ratios),
@@ -85,7 +85,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 def read(text: str, text_format: TextFormat) -> dict[Any, float]:
-    """Every sample by its name and labels. Fails when one stands there twice."""
+    """Return every sample by its name and labels. Fails if one is there twice."""
     samples = [sample for family in PARSERS[text_format](text) for sample in family.samples]
     by_labels = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
     assert len(by_labels) == len(samples)
@@ -93,12 +93,12 @@ def read(text: str, text_format: TextFormat) -> dict[Any, float]:
 
 
 def comments(text: str) -> list[str]:
-    """The lines that are no samples."""
+    """Return the lines that are no samples."""
     return [line for line in text.split("\n") if line.startswith("# ")]
 
 
 def page_of(snapshot: Snapshot, text_format: TextFormat) -> str:
-    """The page with everything."""
+    """Return the page with everything."""
     return b"".join(MetricPages().render(snapshot, Page(METRICS_PATH), text_format)).decode()
 
 
@@ -110,14 +110,14 @@ def test_the_page_says_what_the_library_s_writer_says(text_format: TextFormat, s
 
 
 @pytest.mark.parametrize("text_format", TextFormat)
-def test_of_the_full_snapshot_it_has_the_library_s_samples_and_heads(text_format: TextFormat) -> None:
+def test_full_snapshot_has_the_librarys_samples_and_heads(text_format: TextFormat) -> None:
     ours, theirs = page_of(full_snapshot(), text_format), render_by_library(full_snapshot(), text_format)
     assert read(ours, text_format) == read(theirs, text_format)
     assert comments(ours) == comments(theirs)
 
 
 @given(values=st.lists(st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats()))
-def test_a_number_is_read_as_the_one_that_was_written_and_what_is_none_is_null(values: list[float | None]) -> None:
+def test_number_reads_back_equal_and_none_is_null(values: list[float | None]) -> None:
     texts = render_numbers(values)
     is_known = [value is not None and math.isfinite(value) for value in values]
     assert [text != b"null" for text in texts] == is_known
@@ -132,7 +132,7 @@ few_values = st.sampled_from([0, 0.0, 1, True, 2**60, 0.1, None, math.nan, math.
     values=st.lists(few_values, max_size=6)
     | st.builds(lambda value, rows: [value] * rows, few_values, st.integers(0, 6))
 )
-def test_a_column_has_the_line_of_each_row_with_a_number_whether_all_are_alike_or_not(
+def test_column_has_a_line_for_each_row_with_a_number(
     values: list[float | None],
 ) -> None:
     labels = [f'rank="{rank}"}} '.encode() for rank in range(len(values))]

@@ -1,4 +1,4 @@
-"""The laws of goodput: no moment is lost or counted twice, and what is told is never taken back."""
+"""Laws of goodput: no time is lost or counted twice, and no counter decreases."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ BEGIN = 10**12
 GROWING = ("wall_ns", "steps_ns", "slow_ns", "startup_ns", "between_steps_ns", "stalled_ns", "restart_ns")
 
 Move = tuple[str, int, int]
-"""What is told, how much later than the last time (earlier when negative), and how much of it."""
+"""What is reported, how much later than the last time (earlier if negative), and how much of it."""
 
 moves = st.lists(
     st.tuples(
@@ -64,7 +64,7 @@ def test_what_is_told_only_grows(told: list[Move]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=20))
 def test_steps_and_gaps_come_out_as_they_were_made(made: list[tuple[int, int]]) -> None:
-    """Each step is reported the moment it ends."""
+    """Each step is reported when it ends."""
     goodput, now = Goodput(), BEGIN
     goodput.begin(now)
     for gap, step in made:

@@ -71,13 +71,13 @@ jobs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
 
 
 def is_inside(rank: RankHangState, group: str, furthest: float) -> bool:
-    """Whether a rank that lives waits in the group, in the collective that the furthest rank has enqueued."""
+    """Return whether a running rank waits in the group, in the collective that the furthest rank has enqueued."""
     lives = rank.ended is None and bool(rank.is_stalled)
     return lives and any(wait.group == group and wait.sequence >= furthest for wait in rank.waits)
 
 
 @given(jobs)
-def test_nothing_that_is_missing_breaks_it_and_nobody_who_waits_at_the_front_is_named(
+def test_missing_input_is_harmless_and_front_ranks_are_not_named(
     job: dict[int, RankHangState],
 ) -> None:
     view = view_on(job, GROUPS, world=RANKS)
@@ -109,7 +109,7 @@ def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankHangState]
 
 
 @given(jobs, jobs)
-def test_of_a_hang_that_changes_there_is_one_finding_or_the_old_one_has_passed(
+def test_changing_hang_has_one_finding_or_the_old_one_passed(
     before: dict[int, RankHangState], after: dict[int, RankHangState]
 ) -> None:
     found = Hangs().find(view_on(before, GROUPS, world=RANKS), ())

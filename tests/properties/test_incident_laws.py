@@ -1,4 +1,4 @@
-"""What incidents hold to, in whatever order a run's findings come, change, merge and end."""
+"""Laws of incidents, in whatever order a run's findings open, change, merge and end."""
 
 import itertools
 from collections import defaultdict
@@ -20,7 +20,7 @@ BEGINS = frozenset({"opened", "reopened"})
 
 
 class Said(NamedTuple):
-    """One thing that happens: what, to the finding of which number, on which ranks, merged into which other one."""
+    """Event: what happens, to the finding of which number, on which ranks, merged into which other one."""
 
     what: str
     number: int
@@ -43,7 +43,7 @@ anything = st.lists(
 
 
 class Told:
-    """A ledger that has been told of findings, and what it should know of them."""
+    """Ledger after some events, with the expected state."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(RULES, 0.0)
@@ -54,7 +54,7 @@ class Told:
         self.notable: dict[int, list[str]] = defaultdict(list)
 
     def tell(self, said: Said) -> None:
-        """Anything, whether it makes sense or not."""
+        """Apply any event, valid or not."""
         self.now_s += said.seconds
         finding = slow(number=self.number(said.number), ranks=tuple(sorted(said.ranks)))
         match said.what:
@@ -73,7 +73,7 @@ class Told:
             self.notable[incident.id].append(incident.changes[-1].what)
 
     def number(self, place: int) -> int:
-        """The finding at this place; after its end another one with a number of its own, as a run gives them."""
+        """Return the finding at this place; after its end another one with a number of its own, as in a run."""
         if place not in self.numbers:
             self.given += 1
             self.numbers[place] = self.given
@@ -91,7 +91,7 @@ class Told:
         self.ledger.reconcile([RunFindings(RUN, tuple(self.open.values()), is_over=over, is_judged=True)], self.now_s)
 
     def owners(self, number: int) -> Sequence[Incident]:
-        """The open incidents that have had this finding."""
+        """Return the open incidents that have had this finding."""
         return [incident for incident in self.ledger.incidents if incident.is_open and number in incident.findings]
 
 
@@ -180,6 +180,6 @@ def test_what_findings_have_cost_is_what_incidents_have_cost(events: list[tuple[
             ledger.close(RUN, held.pop(finding.number), "part of it", second, merged_into=into)
             lost_s = (held[into].lost_rank_seconds or 0.0) + (finding.lost_rank_seconds or 0.0)
             held[into] = msgspec.structs.replace(held[into], lost_rank_seconds=lost_s)
-        for _ in range(2):  # what speaks second for an incident is in its cost a look later
+        for _ in range(2):  # a second finding of an incident counts in its cost one pass later
             ledger.reconcile([RunFindings(RUN, tuple(held.values()), is_over=False, is_judged=True)], second)
     assert sum(incident.lost_rank_seconds or 0.0 for incident in ledger.incidents) == pytest.approx(spent)

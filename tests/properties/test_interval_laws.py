@@ -10,7 +10,7 @@ from rankscope.measure.intervals import Intervals
 
 Spans = list[tuple[int, int]]
 
-# Few moments, so that intervals often touch, repeat and enclose each other; ends may lie before starts.
+# Few distinct times, so that intervals often touch, repeat and enclose each other; ends may lie before starts.
 moments = st.integers(-12, 12)
 raw_spans = st.lists(st.tuples(moments, moments), max_size=8)
 
@@ -32,7 +32,7 @@ def points(found: Intervals) -> set[int]:
 
 
 def is_set(found: Intervals) -> bool:
-    """Whether it is sorted, disjoint and without touching or empty intervals."""
+    """Return whether it is sorted, disjoint and without touching or empty intervals."""
     edges = found.ravel()
     return found.dtype == np.int64 and bool((edges[1:] > edges[:-1]).all())
 
@@ -81,7 +81,7 @@ def test_moments_that_a_set_contains_are_its_nanoseconds(raw: Spans, asked: list
 
 
 @given(raw_spans, st.lists(st.integers(-14, 14)))
-def test_what_is_covered_before_a_moment_is_counted_by_the_nanosecond(raw: Spans, asked: list[int]) -> None:
+def test_covered_before_is_exact_to_the_nanosecond(raw: Spans, asked: list[int]) -> None:
     expected = [sum(ns < moment for ns in to_points(raw)) for moment in asked]
     assert intervals.covered_before(to_set(raw), np.array(asked, dtype=np.int64)).tolist() == expected
 

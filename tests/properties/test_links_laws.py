@@ -38,14 +38,14 @@ def found(view: RunView) -> list[Finding]:
 
 
 def scaled(transfers_ms: Mapping[str, Floats], factor: float) -> RunView:
-    """The same job with every time so many times as long."""
+    """Return the same run with every time multiplied."""
     steps = len(next(iter(transfers_ms.values())))
     view = view_with(MESH, {group: ms * factor for group, ms in transfers_ms.items()}, exposed_ms=1_000.0 * factor)
     return view_of(series_of([[100.0 * factor] * 8] * steps), groups=MESH, transfers=view.transfers)
 
 
 def members_of(name: str) -> set[int]:
-    """The ranks of a group, or of all siblings where they are found together, as `mesh_tp/*0`."""
+    """Return the ranks of a group, or of all siblings where they are found together, as `mesh_tp/*0`."""
     siblings = [group for group in MESH if group == name or name.partition("*")[0] == group.partition("/")[0] + "/"]
     return {rank for group in siblings for rank in MESH[group]}
 
@@ -79,7 +79,7 @@ def test_every_group_is_in_at_most_one_finding(transfers_ms: dict[str, Floats]) 
 
 
 @given(st.lists(st.integers(0, 10**10), min_size=2, max_size=6), st.integers(1, 10**9))
-def test_transfer_of_a_group_does_not_depend_on_when_its_members_arrive(arrivals: list[int], transfer_ns: int) -> None:
+def test_transfer_does_not_depend_on_arrival_of_members(arrivals: list[int], transfer_ns: int) -> None:
     end_ns = max(arrivals) + transfer_ns
     by_rank = {rank: reduce_of(arrival_ns, end_ns) for rank, arrival_ns in enumerate(arrivals)}
     sizes = {"dp": len(arrivals)}

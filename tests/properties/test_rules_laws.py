@@ -1,4 +1,4 @@
-"""The laws of the rules over a job: units do not matter, and one rank alone never makes a finding about all."""
+"""Laws of the rules over a run: units do not matter, and one rank alone never makes a finding about all."""
 
 from collections.abc import Mapping, Sequence
 
@@ -69,7 +69,7 @@ def findings_in(view: RunView) -> list[Finding]:
 
 
 @given(st.lists(ranks, min_size=1, max_size=RANKS), st.integers(0, STEP_NS))
-def test_what_is_found_is_about_nobody_within_its_range_and_has_not_passed(job: Job, transfer_ns: int) -> None:
+def test_findings_name_no_rank_are_in_range_and_not_over(job: Job, transfer_ns: int) -> None:
     view = view_of(job, transfer_ns)
     for finding in findings_in(view):
         assert finding.ranks == ()
@@ -85,7 +85,7 @@ def test_unit_of_time_does_not_matter(job: Job, transfer_ns: int, scale: int) ->
 
 
 @given(ranks, st.integers(0, RANKS - 1), st.integers(0, STEP_NS // 30))
-def test_rank_that_is_unlike_all_others_makes_no_finding_about_the_job(
+def test_one_different_rank_makes_no_finding_about_the_run(
     unlike: tuple[Sequence[Parts], int], rank: int, transfer_ns: int
 ) -> None:
     job: list[tuple[Sequence[Parts], int]] = [([HEALTHY] * 3, STEP_NS // 100)] * RANKS

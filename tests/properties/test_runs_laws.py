@@ -1,4 +1,4 @@
-"""Laws of the runs of two names that are started, ended, killed and left to fall silent, in any order."""
+"""Laws of the runs of two names that are started, ended, killed and silenced, in any order."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ deeds = st.lists(
 
 
 @given(deeds)
-def test_every_life_stays_in_the_run_it_joined_and_the_limits_hold(
+def test_every_process_stays_in_its_run_and_limits_hold(
     deeds: Sequence[tuple[str, str, float, int]],
 ) -> None:
     launches = Launches(runs_max=RUNS_MAX, ranks_max=RANKS_MAX, restart_within_s=60)

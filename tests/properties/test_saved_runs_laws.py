@@ -20,7 +20,7 @@ Counters = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Kept(NamedTuple):
-    """What is in the store, as bytes, and the counters of that moment, which Prometheus has seen."""
+    """Content of the store, as bytes, and the counters at that time, which Prometheus has read."""
 
     run: bytes
     story: bytes
@@ -76,7 +76,7 @@ def restore(story: Story, kept: Kept) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(deeds, min_size=2, max_size=12))
-def test_what_was_saved_never_goes_backwards_whenever_the_collector_is_killed(
+def test_saved_counters_never_decrease_after_a_kill(
     told: list[tuple[str, int, float]],
 ) -> None:
     story = Story(RANKS).join().train(8)
@@ -97,7 +97,7 @@ def test_what_was_saved_never_goes_backwards_whenever_the_collector_is_killed(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(deeds, min_size=2, max_size=12))
-def test_the_parts_of_goodput_sum_to_the_time_of_the_run_over_all_collectors(
+def test_goodput_parts_sum_to_the_time_over_all_collectors(
     told: list[tuple[str, int, float]],
 ) -> None:
     story = Story(RANKS)
@@ -123,9 +123,7 @@ def test_the_parts_of_goodput_sum_to_the_time_of_the_run_over_all_collectors(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 3))
-def test_reports_that_were_acknowledged_and_not_saved_are_never_called_missing(
-    saved: int, unsaved: int, seconds: int
-) -> None:
+def test_acknowledged_unsaved_reports_are_never_missing(saved: int, unsaved: int, seconds: int) -> None:
     story = Story(RANKS).join().train(1)
     for _ in range(saved):
         story.train(1)

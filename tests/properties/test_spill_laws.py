@@ -14,7 +14,7 @@ STEPS = 3
 
 
 class Disk:
-    """A log of `files` files of `file_frames` frames each that can be made to refuse, or to lose what it has."""
+    """Log of `files` files of `file_frames` frames each that can be made to refuse, or to lose what it has."""
 
     def __init__(self, files: int, file_frames: int) -> None:
         self._frames_max = files * file_frames
@@ -79,7 +79,7 @@ class World:
         self.acknowledged += self.buffer.acknowledge(self.buffer.first_sequence + count - 1)
 
     def read(self, offset: int) -> None:
-        """What is given out is right, follows from where it was asked for, and is all there is unless some was lost."""
+        """Check that the frames read are right, contiguous from the asked one, and complete unless some were lost."""
         first = self.buffer.first_sequence + offset
         found = self.buffer.frames_from(first, 5)
         numbers = [held.sequence for held in found]
@@ -89,7 +89,7 @@ class World:
             assert len(found) == max(0, min(5, self.buffer.last_sequence - first + 1))
 
     def turn(self, refuses: int) -> None:
-        """The disk refuses from now on, or takes again."""
+        """Make the disk refuse from now on, or accept again."""
         self.disk.refuses = bool(refuses % 2)
 
     def spoil(self, offset: int) -> None:
@@ -112,9 +112,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
 
 @settings(deadline=None, max_examples=400)
 @given(shapes, happenings)
-def test_every_frame_is_held_acknowledged_or_counted_and_held_ones_are_given_out_in_order(
-    shape: tuple[int, int, int], story: list[tuple[str, int]]
-) -> None:
+def test_every_frame_is_held_acknowledged_or_counted(shape: tuple[int, int, int], story: list[tuple[str, int]]) -> None:
     frames_max, files, file_frames = shape
     world = World(frames_max, Disk(files, file_frames))
     for name, number in story:
@@ -124,9 +122,7 @@ def test_every_frame_is_held_acknowledged_or_counted_and_held_ones_are_given_out
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from(["push", "acknowledge", "read"]), st.integers(0, 12))))
-def test_on_a_disk_that_is_large_and_well_nothing_is_ever_dropped(
-    frames_max: int, story: list[tuple[str, int]]
-) -> None:
+def test_large_healthy_disk_never_drops(frames_max: int, story: list[tuple[str, int]]) -> None:
     world = World(frames_max, Disk(files=100, file_frames=100))
     for name, number in story:
         getattr(world, name)(number)
@@ -136,21 +132,19 @@ def test_on_a_disk_that_is_large_and_well_nothing_is_ever_dropped(
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 40))
-def test_a_disk_that_refuses_from_some_moment_on_costs_no_more_than_memory_cannot_hold(
-    frames_max: int, before: int, after: int
-) -> None:
+def test_failing_disk_drops_only_what_memory_cannot_hold(frames_max: int, before: int, after: int) -> None:
     world = World(frames_max, Disk(files=100, file_frames=1))
     world.push(before)
     world.turn(1)
     world.push(after)
     world.check()
-    # Memory may hold some of those before, which are on the disk; only what neither can hold goes.
+    # Memory may hold some earlier ones, which are on the disk; only what neither can hold is dropped.
     assert world.buffer.reports_dropped == max(0, before + after - frames_max if after > frames_max else 0)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 8), st.sets(st.integers(1, 60), max_size=4))
-def test_a_backlog_on_the_disk_is_delivered_in_order_and_what_the_disk_has_lost_is_skipped_and_counted(
+def test_backlog_is_delivered_in_order_and_losses_are_counted(
     frames_max: int, count: int, in_flight_max: int, lost: set[int]
 ) -> None:
     world = World(frames_max, Disk(files=20, file_frames=5))
@@ -211,6 +205,6 @@ def test_damage_costs_the_records_it_touches_and_makes_up_none(
         damage(block, owners, kind, at, size)
     found = [(record.sequence, record.body) for record in decode_records(bytes(block))]
     untouched = [number for number, record in records.items() if owners.count(number) == len(record)]
-    # In order, each once, and as they were written.
+    # In order, each once, and as written.
     assert found == [(number, body) for number, body in enumerate(contents, start=1) if (number, body) in found]
     assert set(untouched) <= {number for number, _ in found}

@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
 @st.composite
 def jobs(draw: st.DrawFn, *, missing_ratio_max: float = 0.0) -> Job:
-    """A few ranks with some noise. Some are slow from some step on; some do other work than the rest."""
+    """Return a few ranks with some noise. Some are slow from some step on; some do other work than the others."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     steps, count = draw(st.integers(0, 80)), draw(st.integers(1, 7))
     spread = draw(st.sampled_from([0.0, 0.02, 0.1, 0.5]))
@@ -111,7 +111,7 @@ def test_slower_ranks_come_first_and_each_once(job: Job) -> None:
 
 
 @given(jobs(missing_ratio_max=0.3))
-def test_excess_is_the_logarithm_over_the_median_of_the_peers_beyond_what_is_usual(job: Job) -> None:
+def test_excess_is_log_ratio_to_peers_beyond_the_usual(job: Job) -> None:
     view = job.view
     for rank in job.ranks:
         mine, others = job.self_ns[:, rank], job.self_ns[:, list(view.peer_groups.of(rank).peers_of(rank).ranks)]
@@ -125,6 +125,6 @@ def test_excess_is_the_logarithm_over_the_median_of_the_peers_beyond_what_is_usu
 
 @given(jobs())
 def test_self_times_that_make_no_sense_break_nothing(job: Job) -> None:
-    # Waiting may come out longer than the step it was in.
+    # Waiting may exceed the step it was in.
     for nonsense in (0.0, -1e8):
         found(job._replace(self_ns=np.where(job.self_ns > 1e8, nonsense, job.self_ns)))

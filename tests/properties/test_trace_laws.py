@@ -1,4 +1,4 @@
-"""The laws of reading traces: how the bytes are cut, in which order events stand and when it was is no matter."""
+"""Laws of reading traces: chunking, order of events and absolute time do not matter."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ from tests.unit.measure.written_traces import (
 
 # -- how the bytes are cut --------------------------------------------------------------------------------------------
 
-# Pieces of names: what could be taken for the end of an event, what JSON allows, and what Kineto wrote although it
-# does not.
+# Pieces of names: some look like the end of an event, some are escapes, some were written by Kineto against JSON's
+# rules.
 FRAGMENTS = (
     b"gemm", b"},{", b"}],", b"[{", b"nan", b":", b",", b"\\\\", b'\\"', b"\\u00e9", b"\xc3\xa9", b"\\ud83d\\ude00",
     b"\xff", b"\xc3", b"\x01", b"\n", b"\\q", b"\\u12", b"\\ud83d", b"\\udc00",
@@ -59,7 +59,7 @@ def event_texts(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def trace_texts(draw: st.DrawFn) -> bytes:
-    """A whole file: an object with metadata before and behind its events, or only the list of them."""
+    """Return a whole file: an object with metadata before and behind its events, or only the list of them."""
     between = draw(spaces) + b"," + draw(spaces)
     events = b"[" + draw(spaces) + between.join(draw(st.lists(event_texts(), max_size=6))) + draw(spaces) + b"]"
     if draw(st.booleans()):
@@ -121,7 +121,7 @@ def recorded(draw: st.DrawFn) -> list[Event]:
         found.append({**work, "cat": category})
     begins = draw(st.lists(st.integers(0, 20), max_size=3, unique=True))
     found += [event("user_annotation", f"ProfilerStep#{start}", start, draw(SHORT_US)) for start in begins]
-    # No two at one moment: of those the order in the file is the order in which they happened.
+    # No two at one time: for those the order in the file is the order in which they happened.
     moments = draw(st.lists(st.integers(0, 20), max_size=4, unique=True))
     return found + [allocation(moment, draw(st.integers(-64, 64))) for moment in moments]
 
@@ -199,13 +199,13 @@ def nest_spans(spans: Sequence[tuple[int, int, int]]) -> Nesting:
 
 @st.composite
 def threads_of_ranges(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """(thread, start, end) in any order."""
+    """Return (thread, start, end) in any order."""
     spans = [(thread, *span) for thread in range(3) for span in draw(nested_ranges())]
     return list(draw(st.permutations(spans)))
 
 
 def slow_parents(spans: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Of those in front of a range, by start and length, the last one that ends no earlier."""
+    """Return, of those before a range by start and length, the last one that ends no earlier."""
     order = sorted(range(len(spans)), key=lambda i: (spans[i][0], spans[i][1], -spans[i][2]))
     parents = [OUTSIDE] * len(spans)
     for place, mine in enumerate(order):

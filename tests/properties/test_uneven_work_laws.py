@@ -14,7 +14,7 @@ from tests.unit.collector.steps.step_series import series_of, view_of
 
 @st.composite
 def works(draw: st.DrawFn) -> Floats:
-    """Self times in ms, shape (steps, ranks), with much or little noise; some ranks are slower than the rest."""
+    """Draw self times in ms, shape (steps, ranks), with much or little noise; some ranks are slower than the others."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     steps, ranks = draw(st.sampled_from([40, 130, 160])), draw(st.integers(4, 9))
     self_ms = np.asarray(100 * np.exp(random.normal(0.0, draw(st.sampled_from([0.0, 0.02, 0.2])), (steps, ranks))))

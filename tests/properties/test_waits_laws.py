@@ -37,15 +37,15 @@ class Call(NamedTuple):
 Calls = Mapping[int, Sequence[Call]]
 
 FEW = 50
-"""Examples for laws that say no more than that something does not matter."""
+"""Number of examples for laws of irrelevance."""
 
-# Few moments, so that calls often touch, coincide and enclose each other.
+# Few distinct times, so that calls often touch, coincide and enclose each other.
 moments = st.integers(0, 12)
 
 
 @st.composite
 def operations(draw: st.DrawFn, *, complete: bool = False) -> dict[int, list[Call]]:
-    """What each rank reports of up to six operations; of some a member may report nothing, unless all is `complete`."""
+    """Draw what each rank reports of up to six operations; some members may report nothing, unless `complete`."""
     calls: dict[int, list[Call]] = {rank: [] for rank in range(RANKS)}
     for sequence in range(draw(st.integers(0, 6))):
         group, op = draw(st.sampled_from(sorted(GROUPS))), draw(st.sampled_from(OPS))
@@ -87,7 +87,7 @@ def is_whole(calls: Calls, call: Call) -> bool:
 
 
 def members_of(calls: Calls, call: Call) -> list[Call]:
-    """The same operation on all ranks that reported it."""
+    """Return the same operation on all ranks that reported it."""
     return [other for found in calls.values() for other in found if other[:3] == call[:3]]
 
 
@@ -102,7 +102,7 @@ def holds_up(calls: Calls, call: Call) -> bool:
 
 
 def waited(calls: Calls, rank: int) -> set[int]:
-    """The nanoseconds of all its waiting, exposed or not."""
+    """Return the nanoseconds of all its waiting, exposed or not."""
     return {
         moment
         for call in calls[rank]
@@ -112,8 +112,8 @@ def waited(calls: Calls, rank: int) -> set[int]:
 
 
 def exposed(calls: Calls, rank: int) -> int | None:
-    """How many nanoseconds are taken off: of an operation that tells it, its last ones, with the transfer; of another
-    those of its waiting after the last begin of any operation before its end.
+    """Return how many ns are taken off: of an operation with known exposure its last ones, with the transfer; of
+    another those of its waiting after the last begin of any operation before its end.
     """
     if any(call.op in HOLD_UP and not is_whole(calls, call) for call in calls[rank]):
         return None
@@ -168,9 +168,7 @@ def test_order_of_the_ranks_does_not_matter(calls: dict[int, list[Call]], order:
 
 @settings(max_examples=FEW)
 @given(operations(), st.data())
-def test_order_of_the_rows_does_not_matter_where_sequences_are_known(
-    calls: dict[int, list[Call]], data: st.DataObject
-) -> None:
+def test_row_order_does_not_matter_with_known_sequences(calls: dict[int, list[Call]], data: st.DataObject) -> None:
     shuffled = {rank: data.draw(st.permutations(found)) for rank, found in calls.items()}
     moved, found = split(shuffled), split(calls)
     assert moved.exposed_ns == found.exposed_ns
@@ -185,10 +183,10 @@ def test_rank_that_comes_last_everywhere_has_waited_for_nobody(calls: dict[int, 
 
 @settings(max_examples=FEW)
 @given(operations(complete=True))
-def test_without_sequences_operations_in_one_order_on_all_ranks_are_matched_alike(
+def test_without_sequences_the_common_order_matches_operations(
     calls: dict[int, list[Call]],
 ) -> None:
-    # Each begins at the number of its turn: the k-th of its kind is then the same on all ranks.
+    # Each begins at its index: the k-th of its kind is then the same on all ranks.
     in_turn = {rank: [call._replace(start_ns=call.sequence) for call in found] for rank, found in calls.items()}
     assert split(in_turn, numbered=False) == split(in_turn)
 
