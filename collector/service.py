@@ -239,7 +239,7 @@ class Service:
         try:
             ranks = [rank for rank in kept.ranks if self._restore_process(rank)]
             run = RunState.restore(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
-            run.rest = self._gil.maybe_yield
+            run.maybe_yield = self._gil.maybe_yield
             self._runs.put(run)
             if ranks:
                 self._receive_thread.begin_run(ranks[0].hello.identity)
@@ -333,7 +333,7 @@ class Service:
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "could not be started; asking its ranks for a Hello again", run=identity.run)
             return None
-        run.rest = self._gil.maybe_yield
+        run.maybe_yield = self._gil.maybe_yield
         self._receive_thread.begin_run(identity)
         return run
 
@@ -353,7 +353,7 @@ class Service:
 
     def _process_steps(self, run: RunState, steps_max: int | None = None) -> None:
         try:
-            run.settle(steps_max=steps_max)
+            run.flush_reports(steps_max=steps_max)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "steps could not be processed; the run continues", run=run.run)
 

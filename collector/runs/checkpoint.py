@@ -1,9 +1,9 @@
-"""What is kept of a run, so that a collector that is started again goes on with it: counters, ends, costs. Pure.
+"""Define what is saved of a run, so that a restarted collector continues it: counters, ends, costs. Pure.
 
-Two rows of JSON a run, one a life of a rank, and the counts of all ranks' collectives in columns: each profiler window
-changes them for every rank, and to write 16,384 rows took seconds. Measurements are not kept (steps, collectives,
-clocks: they come anew), nor what every report carries anyway; but the last totals are, for the report about a run that
-is over. Times are seconds since 1970: the next collector has another monotonic clock, perhaps on another machine.
+Two rows of JSON a run, one a rank process, and the sums of all ranks' collectives in columns. Measurements are not
+saved (steps, collectives, clocks: they come anew), nor what every report carries anyway; but the last totals are, for
+the report of a run that is over. Times are seconds since 1970: the next collector has another monotonic clock, perhaps
+on another machine.
 """
 
 from typing import NamedTuple
@@ -22,24 +22,24 @@ from rankscope.measure.units import ns_to_s, s_to_ns
 
 
 class Clocks(NamedTuple):
-    """The collector's two clocks at one moment: its monotonic one, by which runs are told, and the wall's."""
+    """The collector's monotonic clock and the wall clock, read at one time."""
 
     collector_ns: int
     wall_s: float
 
     def to_wall_s(self, collector_ns: int) -> float:
-        """When that was, by the wall."""
+        """Convert a monotonic time to wall time."""
         return self.wall_s - ns_to_s(self.collector_ns - collector_ns)
 
     def to_collector_ns(self, wall_s: float) -> int:
-        """When that was, by the monotonic clock, which may not have been there yet: negative then. A moment that the
-        wall's clock says is to come, because it was set back, is now.
+        """Convert a wall time to monotonic time, negative for one before that clock began. A time in the future, after
+        the wall clock was set back, becomes now.
         """
         return self.collector_ns - s_to_ns(max(0.0, self.wall_s - wall_s))
 
 
 class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a rank: who it is, what was counted of it, and how it ended, as far as it has."""
+    """One rank process: who it is, its counts, and how it ended, as far as it has."""
 
     hello: Hello
     first_sequence: int
@@ -60,20 +60,20 @@ class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> int:
-        """Numbered messages of this life that were given up."""
+        """Numbered messages of this rank process that were given up."""
         return self.last_sequence - self.first_sequence + 1 - self.admitted
 
 
 class LazySavedRank(NamedTuple):
-    """What a life's row is made from, by the thread that writes it: of 16,384 lives that are saved in one go not all
-    rows have to be there at once. `life` is the row without what `latest` holds.
+    """Inputs of a saved row, which the thread that writes it builds. `life` is the row without the fields of
+    `latest`.
     """
 
     life: SavedRank
     latest: LastReport
 
     def build(self) -> SavedRank:
-        """The row."""
+        """Return the row."""
         counted = self.latest.counted
         return msgspec.structs.replace(
             self.life,
@@ -84,10 +84,9 @@ class LazySavedRank(NamedTuple):
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, all but its findings and its lives. `attempt` counts its attempts from 0, also those that torchrun does
-    not; `goodput` is settled up to `settled_wall_s`; `step_ns` is the time in steps that it has taken in of this
-    attempt; `recorded_step` the last step of it in the history; `end` is how the run ended, None while
-    it goes on.
+    """One run without its findings and ranks. `attempt` counts its attempts from 0, also those that torchrun does not
+    count; `goodput` is settled up to `settled_wall_s`; `step_ns` is the time in steps counted of this attempt;
+    `recorded_step` the last step of it in the history; `end` is how the run ended, None while it goes on.
     """
 
     run: str
@@ -107,31 +106,31 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
-    """What seldom changes of a run: its findings, those that are open last, and the lives of its former attempt."""
+    """The parts of a run that seldom change: its findings, open ones last, and the boot ids of its former attempt."""
 
     findings: tuple[Finding, ...] = ()
     former_boots: tuple[str, ...] = ()
 
 
 class CarriedGoodput(Goodput):
-    """The account of a run that goes on after its collector was started again: what was before, and what came since."""
+    """Account of a run that was continued after its collector was restarted: the time before, and the time since."""
 
     def __init__(self) -> None:
         super().__init__()
         self._carried = GoodputSnapshot()
 
     def resume(self, carried: GoodputSnapshot, settled_ns: int, *, is_over: bool) -> None:
-        """Go on from an account that was settled up to then. What ran on meanwhile comes with the next report."""
+        """Continue an account that was settled up to `settled_ns`. The time between is settled by the next report."""
         wall_ns = carried.wall_ns - carried.unreported_ns
         self._carried = msgspec.structs.replace(carried, wall_ns=wall_ns, unreported_ns=0)
         self.begin(settled_ns)
         if carried.steps_ns:
-            self.take_steps(settled_ns, 0)  # it is past its start-up
+            self.add_steps(settled_ns, 0)  # it is past its start-up
         if is_over:
             self.end(settled_ns)
 
     def snapshot(self, now_ns: int) -> GoodputSnapshot:
-        """The whole account at this moment."""
+        """Return the whole account at this time."""
         since = super().snapshot(now_ns)
         names = GoodputSnapshot.__struct_fields__
         return GoodputSnapshot(**{name: getattr(self._carried, name) + getattr(since, name) for name in names})

@@ -1,8 +1,7 @@
-"""The picture of a run before anybody looks at it: what it will be made of, taken at one moment and never changed.
+"""Capture the inputs of a run snapshot cheaply, and build it on demand. Pure.
 
-A picture of 16,384 ranks takes 0.2 s to make and is taken every second, and every quarter of a minute somebody scrapes
-one. So each moment only references are kept, 2 us a rank, and the picture is made from them when it is asked for, by
-the thread that asks. What is referred to is immutable; what is not, is copied.
+A snapshot of 16,384 ranks takes 0.2 s to build, and few are read. So only references are captured each tick, 2 us a
+rank, and the thread that reads the snapshot builds it. What is referred to is immutable, or copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +15,14 @@ from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.step_accounting import StepCountInputs
 from rankscope.collector.steps.collective_totals import CollectiveSnapshot, CollectiveTotals
-from rankscope.collector.steps.rank_medians import Comparison
+from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import Totals, WindowBreakdown
 from rankscope.measure.stalls import GroupStatus, Stall
 
 
 class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """One life of one rank; the fields are those of RankSnapshot, or what these are computed from."""
+    """Inputs of the snapshot of one rank; the fields are those of RankSnapshot, or what these are computed from."""
 
     hello: Hello
     ending: Ending | None
@@ -46,9 +45,9 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
     awaited: bool
 
     def build(
-        self, now_collector_ns: int, comparison: Comparison, collectives: tuple[CollectiveTotals, ...]
+        self, now_collector_ns: int, medians: RankMedians, collectives: tuple[CollectiveTotals, ...]
     ) -> RankSnapshot:
-        """The picture of this life as it was then."""
+        """Return the snapshot of the rank as it was then."""
         ending, latest, steps = self.ending, self.latest, self.steps.build()
         counted, alignment = latest.counted, find_alignment(unpack_samples(self.clock), now_collector_ns)
         return RankSnapshot(
@@ -85,11 +84,11 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
             end=self.end,
             ended_collector_ns=None if ending is None else self.ended_collector_ns,
             awaited=self.awaited,
-            **comparison.of(self.hello.identity.rank),
+            **medians.of(self.hello.identity.rank),
         )
 
-    def summarize(self, comparison: Comparison) -> RankSnapshot:
-        """The picture of this life without what is told of each rank only."""
+    def summarize(self, medians: RankMedians) -> RankSnapshot:
+        """Return the snapshot with only SUMMARY_FIELDS."""
         ending = self.ending
         devices, totals = self.latest.devices_and_totals
         return RankSnapshot(
@@ -104,17 +103,17 @@ class LazyRankSnapshot(msgspec.Struct, frozen=True, gc=False):
             devices=devices,
             stalled=self.stalled if ending is None else None,
             awaited=self.awaited,
-            **comparison.summary_of(self.hello.identity.rank),
+            **medians.summary_of(self.hello.identity.rank),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LazyRunSnapshot:
-    """One run. `head` is its picture without its ranks, `now_collector_ns` the moment it is of."""
+    """Inputs of the snapshot of one run. `head` is its snapshot without its ranks, `now_collector_ns` its time."""
 
     head: RunSnapshot
     ranks: Sequence[LazyRankSnapshot]
-    comparison: Comparison
+    medians: RankMedians
     collectives: CollectiveSnapshot
     now_collector_ns: int
 
@@ -134,24 +133,24 @@ class LazyRunSnapshot:
         return max(self.head.world_size, len(self.ranks))
 
     def read_totals(self) -> dict[str, Totals]:
-        """What each life that has reported has counted, by its boot id."""
+        """Return the totals of each rank process that has reported, by its boot id."""
         return {rank.hello.identity.boot_id: rank.latest.totals for rank in self.ranks if rank.admitted}
 
     def build(self) -> RunSnapshot:
-        """The picture of the run as it was then."""
+        """Return the snapshot of the run as it was then."""
         ranks = tuple([self._build(rank) for rank in self.ranks])
         return msgspec.structs.replace(self.head, ranks=ranks)
 
     def summarize(self) -> RunSnapshot:
-        """The same with the outlines of its ranks."""
-        ranks = tuple([rank.summarize(self.comparison) for rank in self.ranks])
+        """Return the same with summaries of its ranks."""
+        ranks = tuple([rank.summarize(self.medians) for rank in self.ranks])
         return msgspec.structs.replace(self.head, ranks=ranks)
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
-        """The pictures of those ranks whose number is wanted, at most so many at a time, made when asked for."""
+        """Yield the snapshots of the wanted ranks, at most `ranks_max` at a time, built when asked for."""
         wanted = [rank for rank in self.ranks if is_wanted(rank.hello.identity.rank)]
         for first in range(0, len(wanted), ranks_max):
             yield tuple([self._build(rank) for rank in wanted[first : first + ranks_max]])
 
     def _build(self, rank: LazyRankSnapshot) -> RankSnapshot:
-        return rank.build(self.now_collector_ns, self.comparison, self.collectives.of(rank.hello.identity.rank))
+        return rank.build(self.now_collector_ns, self.medians, self.collectives.of(rank.hello.identity.rank))

@@ -1,6 +1,6 @@
-"""Everything that may change a job. Times are the collector's clock, `_collector_ns`.
+"""Define the events that change a run, and the effects that follow. Times are the collector's clock, `_collector_ns`.
 
-There is one for each report: these are made in a third of the time that named tuples take.
+Structs, since there is one for each report: they are made in a third of the time of named tuples.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsi
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):
-    """A life of a rank was taken in."""
+    """The Hello of a rank process was admitted."""
 
     hello: Hello
     now_collector_ns: int
 
 
 class ReportAdmitted(msgspec.Struct, frozen=True, gc=False):
-    """The next report of a life, once and in order. Numbers left out before it are lost for good."""
+    """The next report of a rank process, once and in order. Sequence numbers skipped before it are lost for good."""
 
     boot_id: str
     report: ReportFields
@@ -35,7 +35,7 @@ class DuplicateSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class GoodbyeAdmitted(msgspec.Struct, frozen=True, gc=False):
-    """A life said how it ends."""
+    """The goodbye of a rank process, with how it ends."""
 
     boot_id: str
     goodbye: Goodbye
@@ -52,14 +52,14 @@ class ClockSampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProcessGone(msgspec.Struct, frozen=True, gc=False):
-    """The process of a life is not there any more, seen on the machine it ran on."""
+    """A process does not exist any more on the collector's machine."""
 
     boot_id: str
     now_collector_ns: int
 
 
 class EndSeen(msgspec.Struct, frozen=True, gc=False):
-    """The sidecar saw the process of a life end. It may say so more than once."""
+    """The sidecar saw a rank process end. It may be reported more than once."""
 
     boot_id: str
     seen: RankEnded
@@ -67,7 +67,7 @@ class EndSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
-    """The sidecar sees that the process of a life does not answer. It says so again while that lasts."""
+    """The sidecar saw that a rank process does not answer. Repeated while that lasts."""
 
     boot_id: str
     seen: RankUnresponsive
@@ -75,14 +75,14 @@ class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
-    """The collector itself has not looked for so long: stopped, suspended, or its clock has jumped."""
+    """The collector itself did not run for `away_ns`: stopped, suspended, or its clock has jumped."""
 
     away_ns: int
     now_collector_ns: int
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed. `looks`: detection is to look, which in a large run costs more than all else of a tick."""
+    """Time has passed. `looks`: run a detection pass, which in a large run costs more than the rest of a tick."""
 
     now_collector_ns: int
     now_wall_s: float
@@ -92,43 +92,41 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 RankProcessEvent = (
     ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
 )
-"""What happens to a life that is known, named by its `boot_id`."""
+"""An event of a known rank process, named by its `boot_id`."""
 
 PeerEvent = RankJoined | RankProcessEvent
-"""What comes from the ranks and their sidecars."""
+"""An event that comes from a rank or a sidecar."""
 
 RunEvent = PeerEvent | CollectorAway | Tick
 
 
 def find_boot_id(event: PeerEvent) -> str:
-    """Return the life that an event is about."""
+    """Return the boot id of the rank process that an event is about."""
     return event.hello.identity.boot_id if isinstance(event, RankJoined) else event.boot_id
 
 
 class AskClock(NamedTuple):
-    """Ping this life for its clock."""
+    """Ping this rank process for its clock."""
 
     boot_id: str
 
 
 class OpenFinding(NamedTuple):
-    """A verdict is new: tell people."""
+    """A finding is new, and is to be announced."""
 
     run: str
     finding: Finding
 
 
 class UpdateFinding(NamedTuple):
-    """A verdict that holds has changed in its ranks, cause, severity or pattern."""
+    """An open finding has changed in its ranks, cause, severity or pattern."""
 
     run: str
     finding: Finding
 
 
 class CloseFinding(NamedTuple):
-    """A verdict no longer holds: it has passed, is part of another finding now, whose number is `merged_into`, or its
-    attempt is over.
-    """
+    """A finding no longer holds: it has passed, was merged into finding `merged_into`, or its attempt is over."""
 
     run: str
     finding: Finding

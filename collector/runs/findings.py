@@ -1,4 +1,4 @@
-"""The findings of one run over time: opened when a detector gives them, kept up to date, merged, charged, closed."""
+"""Keep the findings of one run: opened, updated, merged, charged, closed. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from rankscope.measure.units import ns_to_s
 
 @dataclass(slots=True)
 class _Open:
-    """A finding that holds at the moment. `charged_through` is the last step whose cost has been added up. It began at
+    """A finding that holds. `charged_through` is the last step whose cost has been added. It began at
     `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`.
     """
 
@@ -31,20 +31,20 @@ class _Open:
     seen_step: int | None = None
 
     def see(self, view: RunView) -> None:
-        """It still holds: a standstill now, anything else in the steps that are known by now."""
+        """Record that it still holds: a hang now, anything else in the steps that are known by now."""
         step = _last_step(view.series) if len(view.series.steps) else None
         if self.finding.kind == HANG or not self.seen_collector_ns or step != self.seen_step:
             self.seen_collector_ns = view.now_collector_ns
         self.seen_step = step
 
     def close(self) -> Finding:
-        """The finding as it is told when it is over."""
+        """Return the finding in its closed form."""
         lasted_s = ns_to_s(max(0, self.seen_collector_ns - self.began_collector_ns))
         return close_finding(self.finding, until_step=self.seen_step, lasted_s=lasted_s)
 
 
 class RunFindings:
-    """Written by RunState only."""
+    """The findings of one run. Written by RunState only."""
 
     def __init__(self, run: str, detectors: Sequence[Detector], findings_max: int) -> None:
         self._run = run
@@ -56,23 +56,23 @@ class RunFindings:
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int | None, str], float] = {}
         self.charged: list[tuple[Ints, Floats]] = []
-        """The steps that the last look has charged to each finding, and what each lost in ns."""
+        """The steps that the last detection pass charged to each finding, and what each lost in ns."""
         self.abstained: dict[str, str] = {}
         """Why a detector gives no verdict, by the first of its kinds."""
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
-        """Those that hold now, in the order of their ranks."""
-        return tuple(one.finding for one in sorted(self._open, key=_place))
+        """Findings that hold now, in the order of their ranks."""
+        return tuple(one.finding for one in sorted(self._open, key=_sort_key))
 
     @property
     def closed_findings(self) -> tuple[Finding, ...]:
-        """Those that no longer hold, as they were last."""
+        """Findings that no longer hold, in their last form."""
         return tuple(self._closed)
 
     @property
     def lost(self) -> tuple[LostSeconds, ...]:
-        """What has been lost so far, by rank and cause."""
+        """The cost so far, by rank and cause."""
         by_name = sorted(self._lost.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1]))
         return tuple(LostSeconds(rank, cause, lost_s) for (rank, cause), lost_s in by_name)
 
@@ -83,75 +83,75 @@ class RunFindings:
 
     @property
     def findings_as_closed(self) -> tuple[Finding, ...]:
-        """All of them as they are to be told if nothing more is heard: what is kept for a collector that comes after
-        this one, which finds anew what still holds.
-        """
-        return (*self._closed, *(one.close() for one in sorted(self._open, key=_place)))
+        """All of them as if closed now: what is saved for the next collector, which finds anew what still holds."""
+        return (*self._closed, *(one.close() for one in sorted(self._open, key=_sort_key)))
 
     def restore(
         self, opened: int, findings: Sequence[Finding], lost: Sequence[LostSeconds], *, attempts: int = 0
     ) -> None:
-        """Go on where a collector stood that is no more. Findings that were open then are over: those that still hold
-        are found anew, under another number. Which of them are of the present attempt is known of the first one only.
+        """Restore what an earlier collector saved. Findings that were open then are closed: those that still hold are
+        found anew, under another number. Which ones are of the present attempt is known only of the first attempt.
         """
         self._opened = opened
         self._attempt_from = opened + 1 if attempts else 1
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
-    def look(self, view: RunView, rest: Callable[[], None] = no_yield) -> list[RunEffect]:
-        """Ask every detector, and say what has changed. `rest` is called between any two of them."""
+    def look(self, view: RunView, maybe_yield: Callable[[], None] = no_yield) -> list[RunEffect]:
+        """Ask every detector, and say what has changed. `maybe_yield` is called between any two of them."""
         effects: list[RunEffect] = []
         self.charged.clear()
         for detector in self._detectors:
             found = detector.find(view, [one.finding for one in self._open])
-            rest()
+            maybe_yield()
             kind = min(detector.kinds)
             self.abstained.pop(kind, None)
             if isinstance(found, Abstain):
                 self.abstained[kind] = found.reason
                 continue
-            given = {id(one) for candidate in found for one in self._take(candidate, view, effects)}
+            given = {id(one) for candidate in found for one in self._open_or_update(candidate, view, effects)}
             left = [one for one in self._open if one.finding.kind in detector.kinds and id(one) not in given]
             known = [one.finding for one in self._open]
             effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
         return effects
 
     def close_all(self, reason: str) -> list[RunEffect]:
-        """What was found holds no longer, whoever it is about."""
+        """Close all open findings."""
         return [self._close(one, reason) for one in list(self._open)]
 
     def begin_attempt(self) -> list[RunEffect]:
-        """Another attempt of the run begins, in which steps count anew."""
+        """Close what is open: another attempt begins, in which steps count anew."""
         self._attempt_from = self._opened + 1
         return self.close_all("restarted")
 
     def close_hangs(self, reason: str) -> list[RunEffect]:
-        """Close hangs when the run has ended. A look would say that they have passed: nobody waits any more."""
+        """Close hangs when the run has ended. A detection pass would say that they have passed, since no rank waits any
+        more.
+        """
         return [self._close(one, reason) for one in list(self._open) if one.finding.kind == HANG]
 
     def conclude(
         self, end: RunEnd, last_step: int | None, reason: str, effects: Sequence[RunEffect] = ()
     ) -> list[RunEffect]:
-        """The run is over: close what is open, and say of each hang of this attempt how it ended. `last_step` is the
-        last of the attempt; `effects` are those of the last look, which are told anew too.
+        """Close what is open when the run is over, and add to each hang of this attempt how it ended. `last_step` is
+        the last of the attempt; `effects` are those of the last detection pass, which get the outcome too.
         """
         effects = [*effects, *self.close_all(reason)]
         closed_now = {one.finding.number for one in effects if isinstance(one, CloseFinding) and one.reason == reason}
         self._closed = [
-            _tell_outcome(finding, end, last_step, has_lasted=finding.number in closed_now)
+            _add_outcome(finding, end, last_step, has_lasted=finding.number in closed_now)
             if finding.number >= self._attempt_from else finding
             for finding in self._closed
         ]  # fmt: skip
-        told = {finding.number: finding for finding in self._closed}
+        by_number = {finding.number: finding for finding in self._closed}
         return [
-            effect._replace(finding=told.get(effect.finding.number, effect.finding))
+            effect._replace(finding=by_number.get(effect.finding.number, effect.finding))
             if isinstance(effect, CloseFinding) else effect
             for effect in effects
         ]  # fmt: skip
 
-    def _take(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> list[_Open]:
-        """Open a finding, or bring the open one up to date; others that it takes in are closed."""
+    def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> list[_Open]:
+        """Open a finding, or update the open one; others that it merges are closed."""
         finding, series = candidate.finding, view.series
         same = [one for one in self._open if one.finding.is_about_the_same(finding)]
         if not same:
@@ -176,13 +176,13 @@ class RunFindings:
         self._charge(kept, finding, candidate.lost_ns, series)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
         kept.finding = msgspec.structs.replace(finding, number=before.number, lost_rank_seconds=lost_s)
-        if _essence(kept.finding) != _essence(before):
+        if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
         return [kept]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
-        """What is lost is known of the steps whose waiting was measured: each stands for those before it that were not,
-        back to the last one charged.
+        """Add the cost of new steps. It is known of steps with measured waiting: each stands for the unmeasured ones
+        before it, back to the last one charged.
         """
         if lost_ns is None:
             return
@@ -208,18 +208,18 @@ class RunFindings:
         return CloseFinding(self._run, closed, reason)
 
 
-def _essence(finding: Finding) -> tuple[object, ...]:
-    """What people are told again when it changes."""
+def _notified_fields(finding: Finding) -> tuple[object, ...]:
+    """Return the fields whose change is announced."""
     return finding.ranks, finding.nodes, finding.cause, finding.severity, finding.pattern
 
 
-def _place(one: _Open) -> tuple[tuple[int, ...], int]:
+def _sort_key(one: _Open) -> tuple[tuple[int, ...], int]:
     return one.finding.ranks, one.finding.number
 
 
 def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
-    """How long it has been so when it is found: a standstill as it says itself, anything else over its steps, of which
-    those that are not known are as long as the next one that is.
+    """Return how long a new finding has lasted: a hang as it says itself, anything else over its steps, of which
+    unknown ones are as long as the next known one.
     """
     if finding.kind == HANG:
         return round(finding.evidence.get("stalled_ns", 0.0))
@@ -228,8 +228,8 @@ def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:
     return round(float((view.longest_ns[rows] * steps).sum()))
 
 
-def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:
-    """`has_lasted`: the run still stood still when it ended."""
+def _add_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> Finding:
+    """Return a hang with its outcome. `has_lasted`: the run was still stalled when it ended."""
     if finding.kind != HANG:
         return finding
     return close_finding(
@@ -241,8 +241,8 @@ def _tell_outcome(finding: Finding, end: RunEnd, last_step: int | None, *, has_l
 
 
 def _find_outcome(since_step: int | None, end: RunEnd, last_step: int | None, *, has_lasted: bool) -> str:
-    """The last step of a run ends with the run, so that work after the training stands in it: only another step behind
-    the one in which it hung shows that the run went on. Where no step had ended yet, it hung in the first one.
+    """Return the outcome of a hang. The last step of a run contains the work after the training, so only another step
+    after the hung one shows that the run went on. Where no step had ended yet, it hung in the first one.
     """
     hung_step = 0 if since_step is None else since_step
     if last_step is not None and last_step > hung_step:

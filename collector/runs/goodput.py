@@ -1,22 +1,22 @@
-"""Where the time of a run went, and how much of it trained: goodput (docs/definitions.md section 4).
+"""Account for the time of a run, and how much of it trained: goodput (docs/definitions.md section 4). Pure.
 
-Every moment from the first rank's Hello to the end of the run is one of
+All time from the first rank's Hello to the end of the run is one of
 
     startup        before the first step begins
     productive     in steps, less `slow`
     slow           in steps, lost to findings: step - ideal step, by the costliest one, at most the time in steps
-    between_steps  evaluations, checkpoints, whatever the training does between its steps
-    stalled        from the last step before a stall that was called one to the first report of steps after it
+    between_steps  evaluations, checkpoints, anything the training does between its steps
+    stalled        from the last step before a detected stall to the first report of steps after it
     restart        from the last step of an attempt to the begin of the first step of the next one
     unreported     not known yet: since the end of the last step that was reported
 
-and goodput is productive / wall. A step that a restart makes again is productive each time: ranks count the steps of
-their life, not those of the model, so what was lost since the last checkpoint is not seen. Goodput is an upper bound of
-what was worth the time.
+and goodput is productive / wall. A step that a restart repeats is productive each time: ranks count the steps of their
+process, not those of the model, so work lost since the last checkpoint is not seen. Goodput is an upper bound of the
+useful time.
 
-A moment is told what it was once, by the next report or look, and never changes after that: every part but
+Time is classified once, by the next report or detection pass, and never changes after that: every part but
 `unreported`, and the split of the time in steps into `productive` and `slow`, only grows. Times are of one clock, in
-ns; one that goes back is taken for the latest one seen.
+ns; one that goes back is replaced by the latest one.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from typing import Final, Literal
 import msgspec
 
 Activity = Literal["startup", "steps", "stalled", "restart"]
-"""What a run does: it has not made a step yet, it makes steps, it stands still, or it begins anew."""
+"""State of a run: before its first step, in steps, stalled, or restarting."""
 
 LOST_STEPS_KEPT: Final = 8192
-"""Twice as many as a run keeps at the most (`steps_kept`): findings are about these only."""
+"""Twice the most steps that a run keeps (`steps_kept`); findings are about those only."""
 
 
 class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The time of a run so far by what it was spent on, in ns. The parts sum to `wall_ns` exactly."""
+    """The time of a run so far by its use, in ns. The parts sum to `wall_ns` exactly."""
 
     wall_ns: int = 0
     productive_ns: int = 0
@@ -59,7 +59,7 @@ class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Goodput:
-    """The account of one run, over all its attempts. Each time given is settled up to; nothing is before `begin`."""
+    """Goodput account of one run, over all its attempts. Each call settles the time up to the one given."""
 
     def __init__(self) -> None:
         self._begin_ns: int | None = None
@@ -69,23 +69,23 @@ class Goodput:
         self._steps_ns = self._lost_ns = self._between_ns = 0
         self._lost_of_step: dict[int, int] = {}
         self._owed_ns = 0
-        self._standing_ns = {"startup": 0, "stalled": 0, "restart": 0}
+        self._idle_ns = {"startup": 0, "stalled": 0, "restart": 0}
 
     def begin(self, now_ns: int) -> None:
-        """The first rank said Hello; further calls mean nothing."""
+        """Start the account at the first rank's Hello; further calls change nothing."""
         if self._begin_ns is None:
             self._begin_ns = self._settled_ns = now_ns
 
-    def take_steps(self, end_ns: int, steps_ns: int) -> None:
-        """Steps of so much time together have ended since the last call, the last of them at `end_ns`.
+    def add_steps(self, end_ns: int, steps_ns: int) -> None:
+        """Add `steps_ns` of steps that ended since the last call, the last of them at `end_ns`.
 
-        What the clocks of two reports disagree on is owed, and made good from what comes next between steps.
+        Where the clocks of two reports disagree, the difference is owed and settled from the next time between steps.
         """
         if self._is_over:
             return
         elapsed_ns = self._settle(end_ns)
         if self._doing == "stalled":
-            self._standing_ns["stalled"] += elapsed_ns
+            self._idle_ns["stalled"] += elapsed_ns
             self._doing = "steps"
             return
         owed_ns = self._owed_ns + steps_ns
@@ -95,35 +95,35 @@ class Goodput:
             self._between_ns += elapsed_ns - worked_ns
             self._owed_ns = owed_ns - worked_ns
         else:  # the first ones: what does not fit was before the run, as far as it is known here
-            self._standing_ns[self._doing] += elapsed_ns - worked_ns
+            self._idle_ns[self._doing] += elapsed_ns - worked_ns
             self._doing = "steps"
 
-    def stall(self, now_ns: int) -> None:
-        """The run stands still, and has done so since its last step. To be said again as long as it does."""
+    def mark_stalled(self, now_ns: int) -> None:
+        """Count the time since the last step as stalled. To be called again as long as the run is."""
         if not self._is_over:
-            self._standing_ns["stalled"] += self._settle(now_ns)
+            self._idle_ns["stalled"] += self._settle(now_ns)
             self._doing, self._owed_ns = "stalled", 0
 
     def restart(self, now_ns: int) -> None:
-        """A new attempt has begun. What an attempt that never made a step has taken was start-up."""
-        self._standing_ns["startup" if self._doing == "startup" else "restart"] += self._settle(now_ns)
+        """Begin a new attempt. The time of an attempt without any step was start-up."""
+        self._idle_ns["startup" if self._doing == "startup" else "restart"] += self._settle(now_ns)
         self._doing, self._owed_ns, self._is_over = "restart", 0, False
         self._lost_of_step.clear()
 
     def end(self, now_ns: int) -> None:
-        """Every rank has ended. The time since the last step is counted as what the run did then."""
+        """End the account: every rank has ended. The time since the last step counts for the last activity."""
         if self._is_over:
             return
         elapsed_ns = self._settle(now_ns)
         if self._doing == "steps":
             self._between_ns += elapsed_ns
         else:
-            self._standing_ns[self._doing] += elapsed_ns
+            self._idle_ns[self._doing] += elapsed_ns
         self._is_over = True
 
-    def lose(self, steps: Sequence[int], lost_ns: Sequence[float]) -> None:
-        """A finding has cost each of these steps of the present attempt so much, which may have been some while ago. A
-        step that several findings are about is counted once, by the costliest.
+    def add_loss(self, steps: Sequence[int], lost_ns: Sequence[float]) -> None:
+        """Add what a finding has cost each of these steps of the present attempt, which may be older ones. A step with
+        several findings counts once, by the costliest.
         """
         for step, step_lost_ns in zip(steps, lost_ns, strict=True):
             known_ns = self._lost_of_step.get(step, 0)
@@ -134,13 +134,13 @@ class Goodput:
             self._lost_of_step = {step: self._lost_of_step[step] for step in newest}
 
     def _settle(self, now_ns: int) -> int:
-        """The time since the last settling, which is now settled too."""
+        """Return the time since the last settling, and settle it."""
         elapsed_ns = max(0, now_ns - self._settled_ns)
         self._settled_ns += elapsed_ns
         return elapsed_ns
 
     def snapshot(self, now_ns: int) -> GoodputSnapshot:
-        """The account at this moment."""
+        """Return the account at this time."""
         if self._begin_ns is None:
             return GoodputSnapshot()
         unreported_ns = 0 if self._is_over else max(0, now_ns - self._settled_ns)
@@ -149,9 +149,9 @@ class Goodput:
             wall_ns=self._settled_ns + unreported_ns - self._begin_ns,
             productive_ns=self._steps_ns - slow_ns,
             slow_ns=slow_ns,
-            startup_ns=self._standing_ns["startup"],
+            startup_ns=self._idle_ns["startup"],
             between_steps_ns=self._between_ns,
-            stalled_ns=self._standing_ns["stalled"],
-            restart_ns=self._standing_ns["restart"],
+            stalled_ns=self._idle_ns["stalled"],
+            restart_ns=self._idle_ns["restart"],
             unreported_ns=unreported_ns,
         )

@@ -1,7 +1,6 @@
-"""The last steps of all ranks as the last look of detection saw them: what a heat map of a run is drawn from. Pure.
+"""Copy the last steps of all ranks after a detection pass, for the heat map of a run. Pure.
 
-It is a copy of little: of 16,384 ranks 17 MB, where what the look itself holds is ten times as much. Snapshots are kept
-for a while by whoever reads them.
+Snapshots are kept for a while, so this is small: 17 MB of 16,384 ranks, a tenth of what the pass itself reads.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints
 
 STEPS_MAX: Final = 512
-"""More are not told apart on a screen."""
+"""A screen does not show more."""
 CELLS_MAX: Final = 2**21
-"""Of the largest jobs 128 steps: a heat map of 2 MB, made and sent in a few hundredths of a second."""
+"""Of the largest runs 128 steps: a heat map of 2 MB."""
 
 Numbers = npt.NDArray[np.float32]
 
@@ -27,11 +26,11 @@ Numbers = npt.NDArray[np.float32]
 class HeatMapSteps:
     """The last steps in which ranks could be compared: waiting is measured in some only.
 
-    `steps` (their numbers) has shape (n,) and `ranks` shape (m,), both ascend. `self_ns`, the own times, and `excess`
-    have shape (n, m), NaN where not known; excess is log(own time / median of those the rank is compared with), as in
-    `detect/excess.py`. 32-bit floats: seven digits are more than any of these is good for. `latest_step` is the last
-    one that was looked at, also when nothing of it is known yet; None when there is none. `attempt` counts elastic
-    restarts; steps begin anew with each.
+    `steps` (their numbers) has shape (n,) and `ranks` shape (m,), both ascend. `self_ns`, the self times, and `excess`
+    have shape (n, m), NaN where not known; excess is log(self time / median of those the rank is compared with), as in
+    `detect/statistics/excess.py`. 32-bit floats: seven digits are enough. `latest_step` is the last step of the pass,
+    also when nothing of it is known yet; None when there is none. `attempt` counts elastic restarts; steps begin anew
+    with each.
     """
 
     attempt: int
@@ -44,9 +43,9 @@ class HeatMapSteps:
 
     @classmethod
     def of(cls, attempt: int, view: RunView) -> "HeatMapSteps":
-        """What this look was at."""
+        """Return the steps of this view."""
         series = view.series
-        compared = view.excess if len(series.ranks) > 1 else series.self_ns  # with nobody to compare it with
+        compared = view.excess if len(series.ranks) > 1 else series.self_ns  # a single rank has no peers
         rows = _find_last_known(compared, min(STEPS_MAX, CELLS_MAX // max(1, len(series.ranks))))
         return cls(
             attempt=attempt,
@@ -59,24 +58,24 @@ class HeatMapSteps:
         )
 
     def find_column(self, rank: int) -> int | None:
-        """Where a rank's times are; None when it is not in it."""
+        """Return the column of a rank; None when it is not included."""
         column = int(np.searchsorted(self.ranks, rank))
         return column if column < len(self.ranks) and self.ranks[column] == rank else None
 
     def find_columns(self, ranks: Sequence[int]) -> Ints:
-        """Where the times of these ranks are, all of which must be in it."""
+        """Return the columns of these ranks, all of which must be included."""
         return np.searchsorted(self.ranks, np.array(ranks, dtype=np.int64))
 
 
 def _copy(values: Floats, rows: Ints) -> Numbers:
-    """These rows; where they follow each other, as they mostly do, in one go."""
+    """Return these rows; adjacent ones, as they mostly are, as one slice."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return values[rows[0] : rows[-1] + 1].astype(np.float32)
     return values[rows].astype(np.float32)
 
 
 def _find_last_known(excess: Floats, most: int) -> Ints:
-    """The last rows, at most so many, that are not all NaN, in order. It begins at the end: mostly the last will do."""
+    """Return the last rows, at most `most`, that are not all NaN, in order."""
     rows: list[int] = []
     for row in range(len(excess) - 1, -1, -1):
         if len(rows) == most:

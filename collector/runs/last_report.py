@@ -1,8 +1,7 @@
-"""What the last report of a rank says beside its steps: kept as the bytes that came, and read when a picture asks.
+"""Hold what the last report of a rank says beside its steps: the frame as it came, decoded on demand. Pure.
 
-As objects the totals, losses, costs and samples of a rank are a hundred, 5 KB; the report's own frame is one block of a
-kilobyte, and to keep it costs nothing, where packing them anew took 3 us of each report. The codec has checked all of
-the frame before it came here. The samples stay until there is a newer one: not every report has each of them.
+As objects the totals, losses, costs and samples of a rank are 5 KB; the frame is one block of a kilobyte, which the
+codec has checked already. A sample stays until a newer report has one.
 """
 
 import typing
@@ -26,22 +25,15 @@ from rankscope.measure.records import (
 from rankscope.measure.stalls import GroupStatus, Stall
 from rankscope.measure.table import Table
 
-# What the state of a run takes from a report; the rest stays in the frame it came in (last_report.py).
-#
-# A report is a hundred objects, 3.5 KB. Those of some hundred reports on their way from one thread to the other are
-# more than a core's cache holds: to make and to free them was a quarter of what the collector computed at 8,192 ranks.
-# Of an excerpt there are twenty, and the report it was made from is let go of at once, so that the next one is made in
-# the same memory.
-
 NAMES_MAX: Final = 1024
-"""Lists of column names that are shared among reports: a program has one or two. A stranger may send any."""
+"""Lists of column names shared among reports: a program has one or two, but a client may send any."""
 
 _NO_COLLECTIVES: Final = Collectives()
 _shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
 
 class StepTotals(msgspec.Struct, frozen=True, gc=False):
-    """What the agent says of its steps in a report: as Losses and Totals have it."""
+    """What the agent reports of its steps, from Losses and Totals."""
 
     made: int | None
     buffered: int | None
@@ -51,10 +43,11 @@ class StepTotals(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportFields(msgspec.Struct, frozen=True, gc=False):
-    """Of one report. The fields are the report's, but for these:
+    """The fields of a report that the state of a run uses; the rest stays in `frame`, the report as it came. The
+    report's objects, 3.5 KB, are freed at once.
 
-    `said`: what it says of its steps. `step_ns`: all steps of the life so far, in ns. `gc_pause_ns`: of its host
-    sample. `has_host`, `has_devices`: whether it has such samples. `frame`: the report as it came.
+    Derived fields: `said`: its counts of steps. `step_ns`: all steps of the rank process so far, in ns. `gc_pause_ns`:
+    from its host sample. `has_host`, `has_devices`: whether it has such samples.
     """
 
     sequence: int
@@ -78,7 +71,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, report: Report, frame: bytes = b"") -> "ReportFields":
-        """The excerpt of a report. `frame` is the report as it came; where that is not known it is packed anew."""
+        """Return the fields of a report. `frame` is the report as it came; without it the report is encoded anew."""
         steps, host, losses, totals = report.steps, report.host, report.losses, report.totals
         return cls(
             report.sequence,
@@ -109,7 +102,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
 
 
 def _share(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The same names, as one object for all reports that have them."""
+    """Return the same names, as one object for all reports that have them."""
     shared = _shared_names.get(names)
     if shared is None:
         if len(_shared_names) >= NAMES_MAX:
@@ -119,11 +112,11 @@ def _share(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 FRAME_BYTES_KEPT: Final = 4096
-"""A larger frame, of a thousand collectives or a stall, is not kept: what is needed of it is packed alone."""
+"""A larger frame, of a thousand collectives or a stall, is reduced to the fields that are needed."""
 
 
 class Counted(NamedTuple):
-    """What every report has: the totals of the life so far, its losses, and what the agent costs."""
+    """The parts of every report: the totals of the rank process, its losses, and the agent's cost."""
 
     totals: Totals = Totals()
     losses: Losses = Losses()
@@ -132,7 +125,7 @@ class Counted(NamedTuple):
 
 
 def _make_reader(*names: str) -> msgspec.msgpack.Decoder[Any]:
-    """Reads these fields of a report's body; of the others, and of what comes after them, it makes no objects."""
+    """Return a decoder of these fields of a report's body, which makes no objects of the others."""
     types = typing.get_type_hints(Report, include_extras=True)
     fields: list[Any] = []
     for field in msgspec.structs.fields(Report):
@@ -160,8 +153,8 @@ _DEVICES_AND_TOTALS: Final = _make_reader("devices", "totals")
 
 
 class LastReport(msgspec.Struct, frozen=True, gc=False):
-    """The frame of the last report, and of the last ones that had each sample; never changed, so that pictures may
-    refer to it. Read anew whenever asked for.
+    """The frame of the last report, and of the last ones with each kind of sample. Never changed, so that snapshots may
+    refer to it. Decoded on each access.
     """
 
     _counted: bytes = b""
@@ -171,12 +164,12 @@ class LastReport(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def restore(cls, totals: Totals, losses: Losses, devices: tuple[DeviceSample, ...]) -> "LastReport":
-        """What a collector had saved that is no more."""
+        """Return what an earlier collector had saved."""
         frame = encode(Report(sequence=1, host_ns=0, totals=totals, losses=losses, devices=devices))
         return cls(frame, b"", frame)
 
     def after(self, report: ReportFields) -> "LastReport":
-        """The same with what a report has that is newer."""
+        """Return this, updated by a report."""
         frame = report.frame if len(report.frame) <= FRAME_BYTES_KEPT else _pack(report.frame)
         return LastReport(
             frame,
@@ -187,7 +180,7 @@ class LastReport(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def counted(self) -> Counted:
-        """What every report has."""
+        """The parts of every report."""
         if not self._counted:
             return Counted()
         part = _COUNTED.decode(find_body(self._counted))
@@ -195,12 +188,12 @@ class LastReport(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def totals(self) -> Totals:
-        """Those of `counted`, without making the rest."""
+        """The totals of `counted`, without decoding the rest."""
         return _TOTALS.decode(find_body(self._counted)).totals if self._counted else Totals()
 
     @property
     def devices_and_totals(self) -> tuple[tuple[DeviceSample, ...], Totals]:
-        """Both, in three quarters of the time where they are in one report, as mostly."""
+        """Both, decoded at once where they are in one report, as mostly."""
         if self._counted and self._counted is self._devices:
             part = _DEVICES_AND_TOTALS.decode(find_body(self._counted))
             return part.devices, part.totals
@@ -213,7 +206,7 @@ class LastReport(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def devices(self) -> tuple[DeviceSample, ...]:
-        """The last sample of each GPU; none before any."""
+        """The last sample of each GPU; empty before any."""
         return _DEVICES.decode(find_body(self._devices)).devices if self._devices else ()
 
     @property
@@ -223,7 +216,7 @@ class LastReport(msgspec.Struct, frozen=True, gc=False):
 
 
 def _pack(frame: bytes) -> bytes:
-    """The frame of a report that has nothing but what is kept of this one."""
+    """Return the frame of a report with only the fields that are kept."""
     part = _KEPT.decode(find_body(frame))
     return encode(Report(**{name: getattr(part, name) for name in _KEPT_FIELDS}))
 

@@ -1,10 +1,10 @@
-"""Whether one life of a rank moves, hangs or has ended, from everybody who can say something about it.
+"""Decide whether one rank process runs, hangs or has ended, from all sources. Pure.
 
     the rank itself     its reports (progress of its groups, stall), its goodbye
-    its sidecar         that it does not answer, and what it is in; how its process ended
-    the collector       no report for long (silent); no such process any more (killed, until somebody knows better)
+    its sidecar         that the process does not answer, and where it is blocked; how it ended
+    the collector       no report for long (silent); no such process any more (killed, until more is known)
 
-The messages come on different ways, in any order. So each is kept, and what they mean together is asked for.
+Messages come on different connections, in any order. So each is kept, and the state is derived from all of them.
 """
 
 from typing import Final, NamedTuple
@@ -19,15 +19,15 @@ GONE_NS_MIN: Final = 2 * NS_PER_S
 """How long a process must be gone before it counts as killed: a sidecar that has to load ZeroMQ first takes 0.3 s."""
 
 SAID_BY_RANK: Final = frozenset({"failed", "interrupted"})
-"""Reasons of a goodbye that tell why the life ends; whatever ends the process afterwards only carries that out."""
+"""Reasons of a goodbye that explain the end; a later end of the process only follows from them."""
 ENDED_WELL: Final = frozenset({"finished", "stopped", "replaced"})
 BROUGHT_DOWN: Final = frozenset({"terminated", "interrupted", "silent"})
-"""Ends that others cause, or nobody knows: no rank that ended so made its job fail, as far as can be told."""
+"""Ends caused by others, or of unknown cause: no rank that ended so made its run fail, as far as is known."""
 
 
 class Ending(NamedTuple):
-    """How a life ended: a reason of END_REASONS or one of the collector's own, a sentence, the process's exit code, and
-    the line of the script that raised, where the rank said so.
+    """How a rank process ended: a reason of END_REASONS or one of the collector's own, a sentence, the exit code, and
+    the line of the script that raised, where the rank reported it.
     """
 
     reason: str
@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 
 
 def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
-    """What the rank said and what its sidecar saw, together. None when neither said anything.
+    """Combine the rank's goodbye and what its sidecar saw. None without both.
 
     A rank that failed has failed, also when a signal ended it in the end; one that had finished and was then ended by a
     signal did not end well.
@@ -55,7 +55,7 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
 
 
 class Liveness:
-    """Written by RankState only."""
+    """Liveness of one rank process. Written by RankState only."""
 
     def __init__(self) -> None:
         self._said: Goodbye | None = None
@@ -66,20 +66,20 @@ class Liveness:
         self._stalled_since_host_ns: int | None = None
         self._reported_host_ns: int | None = None
         self.is_stalled: bool | None = None
-        """Whether the rank is stalled, by its own or its sidecar's word; None before any report."""
+        """Whether the rank is stalled, by its own report or its sidecar's; None before any report."""
         self.ending: Ending | None = None
-        """How the life ended; None while it lives. Found when something changes: it is asked for at every tick."""
+        """How the process ended; None while it runs. Computed when something changes, since every tick reads it."""
         self.ended_collector_ns: int | None = None
         self.progress: tuple[GroupStatus, ...] = ()
         self.stall: Stall | None = None
-        """What the rank wrote down in its present stall, or the last of its life."""
+        """What the rank recorded in its present stall, or the last one."""
         self.unresponsive: RankUnresponsive | None = None
-        """What the sidecar saw from outside, while the rank does not answer, or last in its life."""
+        """What the sidecar saw from outside, while the rank does not answer, or last before its end."""
 
-    # -- while it lives -----------------------------------------------------------------------------------------------
+    # -- while it is live ----------------------------------------------------------------------------------------------
 
-    def take(self, report: ReportFields) -> None:
-        """A report: the rank answers."""
+    def record_report(self, report: ReportFields) -> None:
+        """Record a report: the rank answers."""
         if self._is_silent:
             self._is_silent = False
             self._conclude()
@@ -94,8 +94,8 @@ class Liveness:
             self.unresponsive = None
         self.is_stalled = self.unresponsive is not None or self._says_stalled(report)
 
-    def take_unresponsive(self, found: RankUnresponsive) -> None:
-        """The sidecar says that the rank's process lives and does not answer. A report made since knows better."""
+    def record_unresponsive(self, found: RankUnresponsive) -> None:
+        """Record that the rank's process runs and does not answer. Ignored if a report was made since."""
         if self._reported_host_ns is None or found.host_ns > self._reported_host_ns:
             self._is_silent = False
             self.unresponsive = found
@@ -112,37 +112,39 @@ class Liveness:
 
     @property
     def stalled_since_host_ns(self) -> int | None:
-        """Since when nothing has happened, by its host's clock; None where nobody says that it stands still."""
+        """Since when nothing has happened, by the host's clock; None where no stall is reported."""
         return self.unresponsive.since_host_ns if self.unresponsive is not None else self._stalled_since_host_ns
 
     @property
     def stalled_ns(self) -> int | None:
-        """How long that was when it was last heard of, by itself or its sidecar."""
+        """How long the stall had lasted at the last message of the rank or its sidecar; None without a stall."""
         heard_host_ns = self._reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns
         since_host_ns = self.stalled_since_host_ns
         return None if since_host_ns is None or heard_host_ns is None else heard_host_ns - since_host_ns
 
-    # -- its end ------------------------------------------------------------------------------------------------------
+    # -- its end -------------------------------------------------------------------------------------------------------
 
-    def fall_silent(self) -> None:
-        """No report for long."""
+    def mark_silent(self) -> None:
+        """Record that no report has come for long."""
         self._is_silent = True
         self._conclude()
 
-    def lose_process(self, now_collector_ns: int) -> None:
-        """There is no such process any more; said again at every look. Its sidecar has a moment to say how it ended."""
+    def record_process_gone(self, now_collector_ns: int) -> None:
+        """Record that the process does not exist any more; called at every tick. Its sidecar has GONE_NS_MIN to report
+        how it ended.
+        """
         self._gone_since_collector_ns = self._gone_since_collector_ns or now_collector_ns
         if now_collector_ns - self._gone_since_collector_ns >= GONE_NS_MIN:
             self._is_gone = True
             self._end_at(self._gone_since_collector_ns)
 
-    def take_goodbye(self, goodbye: Goodbye, now_collector_ns: int) -> None:
-        """What the rank says itself."""
+    def record_goodbye(self, goodbye: Goodbye, now_collector_ns: int) -> None:
+        """Record the rank's own goodbye."""
         self._said = goodbye
         self._end_at(now_collector_ns)
 
-    def take_end(self, seen: RankEnded, clock: ClockAlignment, now_collector_ns: int) -> None:
-        """What its sidecar saw; only the first time."""
+    def record_end(self, seen: RankEnded, clock: ClockAlignment, now_collector_ns: int) -> None:
+        """Record what the sidecar saw; only the first time."""
         if self._seen is None:
             self._seen = seen
             aligned_ns = clock.to_collector_time(seen.host_ns, now_collector_ns)
@@ -155,18 +157,18 @@ class Liveness:
         self._conclude()
 
     def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
-        """What a collector knew that is no more."""
+        """Restore what an earlier collector knew."""
         self._said, self._seen, self._is_gone, self.ended_collector_ns = said, seen, is_gone, ended_ns
         self._conclude()
 
     @property
     def said(self) -> Goodbye | None:
-        """What the rank said itself at its end."""
+        """The rank's own goodbye."""
         return self._said
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process was seen to be gone."""
+        """Whether the process was found to be gone."""
         return self._is_gone
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of one life of one rank."""
+"""Keep the state of one rank process. Pure."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ from rankscope.collector.runs.liveness import Liveness
 from rankscope.collector.runs.sample_rings import BreakdownRing, PackedRing, PauseRing
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepAccounting
-from rankscope.collector.steps.rank_medians import NOT_COMPARED
+from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import WindowBreakdown
@@ -26,7 +26,7 @@ _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
 
 
 class RankState:
-    """One life, from its Hello to its end. Written by RunState only."""
+    """One rank process, from its Hello to its end. Written by RunState only."""
 
     def __init__(self, hello: Hello, now_collector_ns: int) -> None:
         self.identity: RankIdentity = hello.identity
@@ -46,13 +46,13 @@ class RankState:
         self.last_sequence = hello.first_sequence - 1
         self.last_step: int | None = None
         self.is_awaited = False
-        """Whether it is known from the store only: nothing has come from it since the collector was started again."""
+        """Whether it is known from the store only: it has not reported since the collector was restarted."""
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
         self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
 
     @classmethod
     def restore(cls, saved: SavedRank, clocks: Clocks) -> "RankState":
-        """A life as it was saved. It counts as heard of just now: it has all the time to come back."""
+        """Return a rank process as it was saved. It counts as seen just now: it has all the time to come back."""
         rank = cls(saved.hello, clocks.collector_ns)
         rank.is_awaited = True
         rank.first_sequence, rank.last_sequence, rank.admitted = (
@@ -67,7 +67,7 @@ class RankState:
         return rank
 
     def save(self, clocks: Clocks, step_ns_median: float | None) -> LazySavedRank:
-        """What is kept of this life, and the median of its steps."""
+        """Return what is saved of it, with the median of its steps."""
         liveness = self.liveness
         ended_ns = None if self.is_live else liveness.ended_collector_ns
         life = SavedRank(
@@ -89,12 +89,12 @@ class RankState:
 
     @property
     def counters(self) -> tuple[object, ...]:
-        """What must not be lost of it, in short: when this has changed it has to be saved."""
+        """What must not be lost, in short: when this has changed the rank has to be saved."""
         return self.identity.boot_id, self.missing, self.steps.late, self.liveness.ending
 
     @property
     def ended(self) -> str | None:
-        """How it ended; None while it lives."""
+        """How it ended; None while it is live."""
         ending = self.liveness.ending
         return None if ending is None else ending.reason
 
@@ -104,20 +104,23 @@ class RankState:
         return self.ended is None
 
     def is_continued_by(self, identity: RankIdentity) -> bool:
-        """Return whether that life is the same process, whose agent was stopped and started again. A process of another
-        container may have the same numbers: so this one must have stopped its agent, and nobody have seen it end.
+        """Return whether that Hello is of the same process, whose agent was stopped and started again. A process of
+        another container may have the same numbers, so this one must have stopped its agent and not have been seen to
+        end.
         """
         mine = self.identity
         is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
         return is_same and self.ended == "stopped" and self.liveness.seen is None
 
-    def pass_over(self, away_ns: int, now_collector_ns: int) -> None:
-        """The collector has not looked for so long. What was sent meanwhile still waits to be read: no silence."""
+    def excuse_absence(self, away_ns: int, now_collector_ns: int) -> None:
+        """Move the time it was last seen by the collector's own absence: what was sent meanwhile still waits to be
+        read.
+        """
         if self.is_live:
             self.last_seen_collector_ns = min(now_collector_ns, self.last_seen_collector_ns + away_ns)
 
-    def take(self, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
-        """Everything of a report but its steps and collectives."""
+    def record_report(self, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
+        """Record a report without its steps and collectives."""
         dropped = 0  # asked for only of a rank that a collector before this one knew
         if self.is_awaited:
             dropped = report.reports_dropped - self.latest.counted.losses.reports_dropped
@@ -133,17 +136,16 @@ class RankState:
             self.allocators.append(AllocatorCounts(report.said.reported, report.allocator))
         if report.gc_pause_ns is not None:
             self.gc_pauses.append(report.said.reported, report.gc_pause_ns)
-        self.liveness.take(report)
+        self.liveness.record_report(report)
 
     @property
     def missing(self) -> int:
-        """Numbered messages of this life that were given up: the numbers up to the last one that never came."""
+        """Numbered messages that were given up: the numbers up to the last one that never came."""
         return self.last_sequence - self.first_sequence + 1 - self.admitted
 
     def count_admitted(self, sequence: int, *, dropped: int = 0) -> None:
-        """A numbered message was admitted. The first after a restart of the collector may not be the next one: those
-        between went to the collector before, which acknowledged them and had no time to save that. Only as many are
-        missing as the rank has dropped meanwhile.
+        """Count a numbered message. The first after a restart of the collector may skip some: an earlier collector
+        acknowledged those and could not save that. Only as many are missing as the rank has dropped meanwhile.
         """
         if self.is_awaited:
             self.is_awaited = False
@@ -153,7 +155,7 @@ class RankState:
         self.last_sequence = sequence
 
     def draft(self) -> LazyRankSnapshot:
-        """What the picture of this life at this moment is made from."""
+        """Return the inputs of its snapshot at this time."""
         liveness = self.liveness
         return LazyRankSnapshot(
             self._hello,
@@ -178,5 +180,5 @@ class RankState:
         )
 
     def snapshot(self, now_collector_ns: int) -> RankSnapshot:
-        """The picture of this life alone, compared with nobody and without its collectives."""
-        return self.draft().build(now_collector_ns, NOT_COMPARED, ())
+        """Return its snapshot alone, without medians and collectives."""
+        return self.draft().build(now_collector_ns, NO_MEDIANS, ())

@@ -1,30 +1,30 @@
-"""The ratios of one window of one rank (docs/definitions.md section 1). None where there is nothing to divide by."""
+"""Compute the ratios of one window of one rank (docs/definitions.md section 1). None without a divisor. Pure."""
 
 from rankscope.measure.records import WindowBreakdown
 
 
 def compute_ratio(window: WindowBreakdown) -> float | None:
-    """Share of the window in which the device computed, 0 to 1."""
+    """Return the share of the window in which the device computed, 0 to 1."""
     return _over(window.compute_ns, window.window_ns)
 
 
 def communication_ratio(window: WindowBreakdown) -> float | None:
-    """Share of the window in which it communicated, computing or not, 0 to 1."""
+    """Return the share of the window in which it communicated, computing or not, 0 to 1."""
     return _over(window.communication_ns, window.window_ns)
 
 
 def exposed_communication_ratio(window: WindowBreakdown) -> float | None:
-    """Share of the window in which it communicated and did not compute, 0 to 1."""
+    """Return the share of the window in which it communicated and did not compute, 0 to 1."""
     return _over(window.exposed_communication_ns, window.window_ns)
 
 
 def idle_ratio(window: WindowBreakdown) -> float | None:
-    """Share of the window in which it did nothing, 0 to 1."""
+    """Return the share of the window in which it did nothing, 0 to 1."""
     return _over(window.idle_ns, window.window_ns)
 
 
 def overlap_ratio(window: WindowBreakdown) -> float | None:
-    """Share of the communication that was hidden behind compute, 0 to 1; None without communication."""
+    """Return the share of the communication that was hidden behind compute, 0 to 1; None without communication."""
     return _over(window.overlap_ns, window.communication_ns)
 
 
@@ -33,7 +33,7 @@ def _over(part_ns: int, whole_ns: int) -> float | None:
 
 
 def add_breakdowns(windows: tuple[WindowBreakdown, ...]) -> WindowBreakdown | None:
-    """Several windows of one rank as one: the sums, so that the parts still sum to the window. None of none."""
+    """Return several windows of one rank as one: the sums, so that the parts still sum to the window. None of none."""
     if not windows:
         return None
     names = (

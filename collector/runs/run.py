@@ -1,7 +1,7 @@
-"""One run: the only writer of its state. `handle(event)` returns what the world should do; nothing here does it.
+"""Keep the state of one run, which nothing else writes. Pure: effects are returned, not carried out.
 
-A run goes through *attempts*: an elastic restart begins a new one, in which steps count from 0 again. The lives of the
-attempts before are kept as a count only. A start that is no restart of this run begins another run of the same name
+A run goes through *attempts*: an elastic restart begins a new one, in which steps count from 0 again. The ranks of
+former attempts are kept as a count only. A start that is no restart of this run begins another run of the same name
 (`accepts_hello`, runs.py).
 """
 
@@ -44,7 +44,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_ending import RunEnding
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts
-from rankscope.collector.steps.rank_medians import NOT_COMPARED, Comparison
+from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.identity import RankIdentity
@@ -52,22 +52,21 @@ from rankscope.measure.messages import Hello
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import s_to_ns
 
-NOBODY_YET = "no rank has reported yet"
+NO_REPORTS_YET = "no rank has reported yet"
 RUN_IS_OVER = "the run is over"
 SKIP_STEPS = 3
-"""The first steps compile, allocate and fill caches; they are nobody's slowness."""
+"""The first steps compile, allocate and fill caches; detection skips them."""
 
 ENDED_ON_PURPOSE: Final = frozenset({"finished", "stopped", "interrupted"})
-"""A run all of whose ranks ended so is complete, or its user stopped it: whatever starts next is no restart of it."""
+"""A run all of whose ranks ended so is complete, or its user stopped it: the next start is no restart of it."""
 
 PINGS_PER_S_MAX = 256
 """A ping and its answer cost 50 us, so this is 1 % of a core. Beyond 1,280 ranks at the default of `clock_ping_s` each
-is asked less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms, and a verdict tells tenths of seconds.
-"""
+is pinged less often: of 16,384 every 64 s, in which a clock drifts by up to 6 ms; verdicts need tenths of seconds."""
 
 
 class RunState:
-    """The truth about one run. `run` is its id (run_ids.py), `name` what its launcher calls it."""
+    """State of one run. `run` is its id (run_ids.py), `name` the launcher's name for it."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
         self.run = run
@@ -75,29 +74,29 @@ class RunState:
         self.is_superseded = False
         """Whether a later run of this name has begun. Written by Runs only."""
         self._config = config
-        self.rest: Callable[[], None] = no_yield
-        """Called between the parts of what is done for all ranks, by whoever others wait for."""
+        self.maybe_yield: Callable[[], None] = no_yield
+        """Called between the parts of work for all ranks, to release the interpreter's lock."""
         self._attempt: Attempt | None = None
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
-        self._verdicts = RunFindings(run, build_detectors(config), config.findings_max)
+        self._findings = RunFindings(run, build_detectors(config), config.findings_max)
         self._goodput = CarriedGoodput()
         self._attempts = 0
         self._begun_collector_ns: int | None = None
         self._lost_rank_s = 0.0
         self._ending = RunEnding()
         self.last_change_collector_ns = 0
-        self._heard_collector_ns = 0
-        """When something last came from any of its ranks, also from those of a collector before this one."""
+        self._last_message_collector_ns = 0
+        """When the last message of any rank arrived, also at an earlier collector."""
         self.last_report_wall_s: float | None = None
         self.heat_map_steps: HeatMapSteps | None = None
-        """The steps that the last look was at; None before any."""
+        """The steps of the last detection pass; None before any."""
 
-    # -- events -------------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: RunEvent) -> list[RunEffect]:
-        """Take an event in. Unknown lives are ignored: they belong to an attempt that is over."""
+        """Handle an event. Events of unknown rank processes are ignored: they belong to an attempt that is over."""
         match event:
             case RankJoined():
                 return self._join(event)
@@ -105,15 +104,15 @@ class RunState:
                 return self._tick(event)
             case CollectorAway(away_ns, now_collector_ns):
                 for each in self._ranks().values():
-                    each.pass_over(away_ns, now_collector_ns)
+                    each.excuse_absence(away_ns, now_collector_ns)
             case _:
-                life = self._life(event.boot_id)
-                if life is not None:
-                    self._handle_life(life, event)
+                rank = self._find_rank(event.boot_id)
+                if rank is not None:
+                    self._apply_to_rank(rank, event)
         return []
 
     def live_identities(self, machine_id: str) -> list[RankIdentity]:
-        """The lives on that machine that have not ended, to be looked for there."""
+        """Return the processes on that machine that have not ended, to be checked there."""
         attempt = self._attempt
         here = attempt.by_machine.get(machine_id, ()) if attempt is not None else ()
         return [rank.identity for rank in here if rank.is_live or rank.ended == "silent"]
@@ -121,7 +120,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether every rank of the run has joined and ended; once a later run of its name has begun, whether no rank
-        reports: those that are silent or never came are not waited for any more.
+        reports: silent ranks, and those that never joined, are not awaited any more.
         """
         attempt = self._attempt
         if attempt is None:
@@ -132,26 +131,26 @@ class RunState:
             return False
         return not any(rank.is_live or rank.ended == "silent" for rank in attempt.ranks.values())
 
-    def knows(self, boot_id: str) -> bool:
-        """Return whether this life is one of the present attempt or of the one before."""
+    def has_process(self, boot_id: str) -> bool:
+        """Return whether this boot id is of the present attempt or of the one before."""
         return boot_id in self._rank_of_boot or boot_id in self._former_boots
 
     @property
     def boot_ids(self) -> frozenset[str]:
-        """The lives that `knows` is true of."""
+        """The boot ids that `has_process` is true of."""
         return self._former_boots.union(self._rank_of_boot)
 
     @property
     def world_size(self) -> int:
-        """How many ranks the present attempt has; 0 before any."""
+        """The ranks of the present attempt; 0 before any."""
         return 0 if self._attempt is None else self._attempt.world_size
 
     def accepts_hello(self, hello: Hello, now_collector_ns: int) -> bool:
-        """Return whether a life that is not known yet is one of this run, or begins another run of the same name.
+        """Return whether an unknown process belongs to this run, or begins another run of the same name.
 
-        It is one of this run while any rank reports, or where its process has only started its agent again. After a run
-        that ended on purpose it begins another one. Otherwise it is the next try of this run where the launcher counts
-        a restart, or where this run was heard of `restart_within_s` ago at most.
+        It belongs to this run while any rank reports, or where a process has only restarted its agent. After a run that
+        ended on purpose it begins another one. Otherwise it is the next attempt where the launcher counts a restart, or
+        where the last message of this run is at most `restart_within_s` old.
         """
         attempt = self._attempt
         if attempt is None or any(rank.is_live and not rank.is_awaited for rank in attempt.ranks.values()):
@@ -163,7 +162,7 @@ class RunState:
             return False
         if identity.restart_count > attempt.restart_count:
             return True
-        return now_collector_ns - self._heard_collector_ns <= s_to_ns(self._config.restart_within_s)
+        return now_collector_ns - self._last_message_collector_ns <= s_to_ns(self._config.restart_within_s)
 
     def _has_ended_on_purpose(self, attempt: Attempt) -> bool:
         return self.is_over and all(rank.ended in ENDED_ON_PURPOSE for rank in attempt.ranks.values())
@@ -176,22 +175,22 @@ class RunState:
     def _ranks(self) -> Mapping[int, RankState]:
         return self._attempt.ranks if self._attempt is not None else {}
 
-    def _life(self, boot_id: str) -> RankState | None:
+    def _find_rank(self, boot_id: str) -> RankState | None:
         rank = self._ranks().get(self._rank_of_boot.get(boot_id, -1))
         return rank if rank is not None and rank.identity.boot_id == boot_id else None
 
     def _join(self, event: RankJoined) -> list[RunEffect]:
-        """A life says Hello. A life of an attempt that is over is not taken in again: it may be slow to die."""
+        """Add the process of a Hello. One of an attempt that is over is not added again: it may be slow to die."""
         identity = event.hello.identity
         attempt = self._attempt
         present = attempt.ranks.get(identity.rank) if attempt is not None else None
         if not self._is_new(event.hello, present):
             return []
         effects: list[RunEffect] = []
-        # torchrun counts a restart only where a rank failed: on other nodes all ranks begin a new life uncounted. A
+        # torchrun counts a restart only where a rank failed: on other nodes all ranks restart uncounted. A
         # launcher that was itself started anew counts from 0 again.
         if attempt is None or present is not None or attempt.is_followed_by(identity):
-            effects = self._verdicts.begin_attempt()
+            effects = self._findings.begin_attempt()
             if attempt is not None:
                 self._goodput.restart(event.now_collector_ns)
             attempt = self._begin_attempt(identity)
@@ -201,21 +200,21 @@ class RunState:
             self._goodput.begin(event.now_collector_ns)
             if self._begun_collector_ns is None:
                 self._begun_collector_ns = event.now_collector_ns
-            self._hear(event.now_collector_ns)
+            self._note_message(event.now_collector_ns)
         return effects
 
-    def _hear(self, now_collector_ns: int) -> None:
-        self.last_change_collector_ns = self._heard_collector_ns = now_collector_ns
+    def _note_message(self, now_collector_ns: int) -> None:
+        self.last_change_collector_ns = self._last_message_collector_ns = now_collector_ns
 
     def _is_new(self, hello: Hello, present: RankState | None) -> bool:
-        """Whether a life is to be taken in. One that has ended and whose reports come afterwards only where it is in
-        nobody's way: it takes no rank's place and begins no attempt anew.
+        """Return whether a process is to be added. An ended one whose reports come afterwards only where it replaces no
+        rank and begins no attempt.
         """
         identity, attempt = hello.identity, self._attempt
         if identity.boot_id in self._former_boots:
             return False
         if attempt is not None:
-            # Of a node that has no life in this attempt yet no count is known to compare with.
+            # A node without a process in this attempt has no count to compare with.
             known = attempt.counts_by_node.get(identity.node)
             is_older = known is not None and identity.restart_count < known and self.has_live_ranks
             count = attempt.restart_count if known is None else known
@@ -234,73 +233,71 @@ class RunState:
         self._attempt = Attempt(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         return self._attempt
 
-    def _handle_life(self, rank: RankState, event: RunEvent) -> None:
+    def _apply_to_rank(self, rank: RankState, event: RunEvent) -> None:
         match event:
             case ReportAdmitted():
-                self._take(rank, event)
+                self._record_report(rank, event)
             case DuplicateSeen():
                 rank.duplicates += 1
             case GoodbyeAdmitted():
                 rank.count_admitted(event.goodbye.sequence)
-                rank.liveness.take_goodbye(event.goodbye, event.now_collector_ns)
-                self._hear(event.now_collector_ns)
+                rank.liveness.record_goodbye(event.goodbye, event.now_collector_ns)
+                self._note_message(event.now_collector_ns)
             case ClockSampled():
                 rank.clock.add(event.sent_collector_ns, event.host_ns, event.received_collector_ns)
             case ProcessGone() if rank.is_live or rank.ended == "silent":
-                rank.liveness.lose_process(event.now_collector_ns)
+                rank.liveness.record_process_gone(event.now_collector_ns)
             case EndSeen():
-                rank.liveness.take_end(event.seen, rank.clock, event.now_collector_ns)
-                self._hear(event.now_collector_ns)
+                rank.liveness.record_end(event.seen, rank.clock, event.now_collector_ns)
+                self._note_message(event.now_collector_ns)
             case UnresponsiveSeen():
-                # Its process lives, so it is not silent.
+                # The process runs, so it is not silent.
                 rank.last_seen_collector_ns = event.now_collector_ns
-                rank.liveness.take_unresponsive(event.seen)
+                rank.liveness.record_unresponsive(event.seen)
             case _:
                 pass
 
-    def _take(self, rank: RankState, event: ReportAdmitted) -> None:
+    def _record_report(self, rank: RankState, event: ReportAdmitted) -> None:
         attempt = self._attempt
         if attempt is None:
             return
         report = event.report
-        self._hear(event.now_collector_ns)
+        self._note_message(event.now_collector_ns)
         self.last_report_wall_s = event.now_wall_s
-        rank.take(report, event.now_collector_ns, event.now_wall_s)
+        rank.record_report(report, event.now_collector_ns, event.now_wall_s)
         for group in report.groups or ():
-            self._learn_group(attempt, group)
-        attempt.intake.add(rank, report)
+            self._record_group(attempt, group)
+        attempt.batcher.add(rank, report)
         if report.step_ns > attempt.step_ns:
-            self._goodput.take_steps(
-                find_end_of_steps(report, event.now_collector_ns), report.step_ns - attempt.step_ns
-            )
+            self._goodput.add_steps(find_end_of_steps(report, event.now_collector_ns), report.step_ns - attempt.step_ns)
             attempt.step_ns = report.step_ns
 
-    def _learn_group(self, attempt: Attempt, group: GroupInfo) -> None:
-        """A rank tells who is in a group; mostly somebody has before."""
+    def _record_group(self, attempt: Attempt, group: GroupInfo) -> None:
+        """Record the members of a group; mostly another rank has reported it already."""
         known = attempt.groups.by_label.get(group.label)
-        members = attempt.groups.learn(group)
+        members = attempt.groups.record(group)
         if members is None or members is known:
             return
         self._group_sizes[group.label] = len(members)
-        attempt.window.learn_group(group.label, len(members))
+        attempt.window.set_group_size(group.label, len(members))
         for place, member in enumerate(members):
-            attempt.window.learn_place(member, group.label, place)
+            attempt.window.set_place(member, group.label, place)
 
-    def settle(self, *, steps_max: int | None = None) -> None:
-        """Place the steps and collectives of the reports that were handled since this was last called. To be called
-        after a batch of events; whatever reads the window calls it too. Of steps that all ranks have told of so many
-        are resolved, which takes 60 ms each with 16,384 ranks; None: all, as a tick does.
+    def flush_reports(self, *, steps_max: int | None = None) -> None:
+        """Add the steps and collectives of the reports since the last call to the table. To be called after a batch of
+        events; readers of the table call it too. At most `steps_max` complete steps are matched, 60 ms each with 16,384
+        ranks; None: all, as a tick does.
         """
         attempt = self._attempt
         if attempt is not None:
-            attempt.intake.settle(self.rest)
-            for step in attempt.window.resolve(steps_max, self.rest):
+            attempt.batcher.flush(self.maybe_yield)
+            for step in attempt.window.match_collectives(steps_max, self.maybe_yield):
                 attempt.collectives.add(step)
 
-    # -- the tick -----------------------------------------------------------------------------------------------------
+    # -- the tick ------------------------------------------------------------------------------------------------------
 
     def _tick(self, tick: Tick) -> list[RunEffect]:
-        self.settle()
+        self.flush_reports()
         attempt = self._attempt
         if attempt is None:
             return []
@@ -310,17 +307,17 @@ class RunState:
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
-        for rank in chunked(attempt.ranks.values(), self.rest):
+        for rank in chunked(attempt.ranks.values(), self.maybe_yield):
             # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
             if tick.now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
-                rank.liveness.fall_silent()
+                rank.liveness.mark_silent()
             if tick.now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
                 rank.next_ping_collector_ns = tick.now_collector_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
             if rank.liveness.is_stalled and rank.ended in {None, "silent"}:
                 stalled.append(rank)
         if any(rank.is_live for rank in stalled):
-            self._goodput.stall(tick.now_collector_ns)
+            self._goodput.mark_stalled(tick.now_collector_ns)
         elif self.is_over:
             self._goodput.end(self._find_end_collector_ns(attempt))
         self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_collector_ns, tick.now_wall_s))
@@ -333,24 +330,24 @@ class RunState:
         return effects + self._detect(attempt, tick.now_collector_ns, hang_states)
 
     def _find_end_collector_ns(self, attempt: Attempt) -> int:
-        """When the last rank ended; where that is not known of all of them, when the run was heard of last."""
+        """Return when the last rank ended; where that is not known of all of them, when the last message came."""
         known = [rank.liveness.ended_collector_ns for rank in attempt.ranks.values()]
         ended = [ended_ns for ended_ns in known if ended_ns is not None]
-        return max(ended) if ended and len(ended) == len(known) else max([self._heard_collector_ns, *ended])
+        return max(ended) if ended and len(ended) == len(known) else max([self._last_message_collector_ns, *ended])
 
     def _conclude(self, attempt: Attempt, now_collector_ns: int, end: RunEnd) -> list[RunEffect]:
-        """Look for the last time, at the steps that came with the end, and close what was found."""
+        """Run detection a last time, on the steps that came with the end, and close the findings."""
         self._ending.is_concluded = True
-        effects = self._verdicts.close_hangs(RUN_IS_OVER)
+        effects = self._findings.close_hangs(RUN_IS_OVER)
         effects += self._detect(attempt, now_collector_ns, {})
         last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
-        return self._verdicts.conclude(end, last_step, RUN_IS_OVER, effects)
+        return self._findings.conclude(end, last_step, RUN_IS_OVER, effects)
 
     def _detect(
         self, attempt: Attempt, now_collector_ns: int, hang_states: Mapping[int, RankHangState]
     ) -> list[RunEffect]:
         ranks = tuple(sorted(attempt.ranks))
-        attempt.is_looked_at = True
+        attempt.has_had_pass = True
         series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
         view = RunView(
             now_collector_ns=now_collector_ns,
@@ -362,21 +359,21 @@ class RunState:
             groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
             hang_states=hang_states,
-            known_usual=read_usual(self._verdicts.open_findings),
+            known_usual=read_usual(self._findings.open_findings),
             steps_min=self._config.detect_steps_min,
         )
-        self.rest()
-        effects = self._verdicts.look(view, self.rest)
-        for steps, lost_ns in self._verdicts.charged:
-            self._goodput.lose(steps.tolist(), lost_ns.tolist())
+        self.maybe_yield()
+        effects = self._findings.look(view, self.maybe_yield)
+        for steps, lost_ns in self._findings.charged:
+            self._goodput.add_loss(steps.tolist(), lost_ns.tolist())
         attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
-        self.rest()
-        attempt.comparison = Comparison(series, attempt.slowdowns, self._config.detect_steps, self.rest)
-        self.rest()
+        self.maybe_yield()
+        attempt.medians = RankMedians(series, attempt.slowdowns, self._config.detect_steps, self.maybe_yield)
+        self.maybe_yield()
         self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects
 
-    # -- what is kept -------------------------------------------------------------------------------------------------
+    # -- saving and restoring ------------------------------------------------------------------------------------------
 
     @classmethod
     def restore(
@@ -389,31 +386,31 @@ class RunState:
         *,
         collectives: SavedCounts | None = None,
     ) -> "RunState":
-        """The run as it was saved by a collector that is no more; its ranks are awaited."""
-        job = cls(run.run, config)
+        """Return the run as an earlier collector saved it; its ranks are awaited."""
+        state = cls(run.run, config)
         window = StepTable(config.steps_kept, run.world_size, config.detect_steps)
-        attempt = job._attempt = Attempt(run.restart_count, run.world_size, window)
+        attempt = state._attempt = Attempt(run.restart_count, run.world_size, window)
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
         for life in lives:
             rank = RankState.restore(life, clocks)
             attempt.put(rank)
-            job._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
+            state._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
         if collectives is not None:
             ranks = max([run.world_size, *(number + 1 for number in attempt.ranks)])
             attempt.collectives.restore(collectives, ranks)
-        job._attempts, job._former_boots = run.attempt, frozenset(story.former_boots)
-        job._verdicts.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
-        job._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
-        job._goodput.resume(run.goodput, clocks.to_collector_ns(run.settled_wall_s), is_over=run.is_over)
-        job._begun_collector_ns = clocks.to_collector_ns(run.begun_wall_s)
-        job._heard_collector_ns = clocks.to_collector_ns(run.changed_wall_s)
-        job.last_change_collector_ns = job._heard_collector_ns if run.is_over else clocks.collector_ns
+        state._attempts, state._former_boots = run.attempt, frozenset(story.former_boots)
+        state._findings.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
+        state._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
+        state._goodput.resume(run.goodput, clocks.to_collector_ns(run.settled_wall_s), is_over=run.is_over)
+        state._begun_collector_ns = clocks.to_collector_ns(run.begun_wall_s)
+        state._last_message_collector_ns = clocks.to_collector_ns(run.changed_wall_s)
+        state.last_change_collector_ns = state._last_message_collector_ns if run.is_over else clocks.collector_ns
         reported_wall_s = (life.last_report_wall_s for life in lives)
-        job.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
-        return job
+        state.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
+        return state
 
     def save(self, clocks: Clocks) -> SavedRun | None:
-        """What is kept of the run itself; None before any rank has joined."""
+        """Return what is saved of the run itself; None before any rank has joined."""
         attempt = self._attempt
         if attempt is None:
             return None
@@ -429,65 +426,65 @@ class RunState:
             restart_count=attempt.restart_count,
             attempt=self._attempts,
             begun_wall_s=clocks.to_wall_s(begun_collector_ns),
-            changed_wall_s=clocks.to_wall_s(self._heard_collector_ns),
+            changed_wall_s=clocks.to_wall_s(self._last_message_collector_ns),
             settled_wall_s=clocks.to_wall_s(settled_collector_ns),
             is_over=self.is_over,
             step_ns=attempt.step_ns,
             recorded_step=attempt.recorded_step,
             goodput=goodput,
-            lost=self._verdicts.lost,
-            findings_opened=self._verdicts.opened,
+            lost=self._findings.lost,
+            findings_opened=self._findings.opened,
             end=self._ending.end,
         )
 
     def save_story(self) -> SavedStory:
-        """What seldom changes of what is kept."""
+        """Return the saved parts that seldom change."""
         return SavedStory(findings=self.findings_as_closed, former_boots=tuple(sorted(self._former_boots)))
 
     @property
     def lives(self) -> Mapping[int, RankState]:
         """The ranks of the present attempt, to be saved."""
-        self.settle(steps_max=0)
+        self.flush_reports(steps_max=0)
         return self._ranks()
 
     def save_rank(self, rank: RankState, clocks: Clocks) -> LazySavedRank:
-        """What is kept of one of them."""
-        comparison = NOT_COMPARED if self._attempt is None else self._attempt.comparison
-        return rank.save(clocks, comparison.step_ns_median(rank.identity.rank))
+        """Return what is saved of one of them."""
+        medians = NO_MEDIANS if self._attempt is None else self._attempt.medians
+        return rank.save(clocks, medians.step_ns_median(rank.identity.rank))
 
     def save_collectives(self) -> CollectiveSums:
-        """What is kept of the collectives of all ranks of the present attempt."""
-        self.settle(steps_max=0)
+        """Return what is saved of the collectives of all ranks of the present attempt."""
+        self.flush_reports(steps_max=0)
         counts = CollectiveCounts() if self._attempt is None else self._attempt.collectives
         return counts.draft()
 
     def collect_finished_steps(self, wall_s: float) -> list[StepAggregate]:
-        """The steps that are settled since this was last called, for the history."""
-        self.settle(steps_max=0)
+        """Return the steps that were finished since the last call, for the history."""
+        self.flush_reports(steps_max=0)
         attempt = self._attempt
         if attempt is None:
             return []
         patience = 0 if self.is_over else PATIENCE_STEPS
-        steps, durations_ns, phases_ns = attempt.window.settled(attempt.recorded_step, patience=patience)
+        steps, durations_ns, phases_ns = attempt.window.read_finished(attempt.recorded_step, patience=patience)
         if not len(steps):
             return []
         attempt.recorded_step = int(steps[-1])
         return aggregate_steps(self._attempts, wall_s, steps, durations_ns, phases_ns)
 
-    # -- the picture --------------------------------------------------------------------------------------------------
+    # -- the snapshot --------------------------------------------------------------------------------------------------
 
     def snapshot(self, now_collector_ns: int) -> RunSnapshot:
-        """The immutable picture of the run, with all that it has been told."""
-        self.settle()
+        """Return the immutable snapshot of the run, with all pending reports."""
+        self.flush_reports()
         return self.draft(now_collector_ns).build()
 
     def draft(self, now_collector_ns: int) -> LazyRunSnapshot:
-        """What the picture of the run at this moment is made from, by any thread at any time."""
-        self.settle(steps_max=0)
+        """Return the inputs of a snapshot at this time, which any thread may build at any time."""
+        self.flush_reports(steps_max=0)
         attempt = self._attempt
         if attempt is None:
-            nobody = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
-            return LazyRunSnapshot(nobody, (), NOT_COMPARED, CollectiveCounts().picture({}), now_collector_ns)
+            no_ranks = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
+            return LazyRunSnapshot(no_ranks, (), NO_MEDIANS, CollectiveCounts().snapshot({}), now_collector_ns)
         open_findings, end = self.open_findings, self._ending.end
         head = RunSnapshot(
             run=self.name,
@@ -496,27 +493,27 @@ class RunState:
             restart_count=attempt.restart_count,
             ranks=(),
             open_findings=open_findings,
-            findings=(*self._verdicts.closed_findings, *open_findings) if end is None else self.findings_as_closed,
-            lost=self._verdicts.lost,
+            findings=(*self._findings.closed_findings, *open_findings) if end is None else self.findings_as_closed,
+            lost=self._findings.lost,
             abstained=self.abstained,
             run_slowdown_ratio=_run_slowdown_ratio(attempt, open_findings) if end is None else None,
             goodput=self._goodput.snapshot(now_collector_ns),
             end=end,
         )
-        ranks = [attempt.ranks[number].draft() for number in chunked(sorted(attempt.ranks), self.rest)]
+        ranks = [attempt.ranks[number].draft() for number in chunked(sorted(attempt.ranks), self.maybe_yield)]
         return LazyRunSnapshot(
-            head, ranks, attempt.comparison, attempt.collectives.picture(self._group_sizes), now_collector_ns
+            head, ranks, attempt.medians, attempt.collectives.snapshot(self._group_sizes), now_collector_ns
         )
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
-        """Those that hold at this moment; none of a run that is over."""
-        return self._verdicts.open_findings if self._ending.end is None else ()
+        """Findings that hold now; none of a run that is over."""
+        return self._findings.open_findings if self._ending.end is None else ()
 
     @property
     def findings_as_closed(self) -> tuple[Finding, ...]:
-        """All its findings as they are told when they are over."""
-        return self._verdicts.findings_as_closed
+        """All its findings as if closed now."""
+        return self._findings.findings_as_closed
 
     @property
     def end(self) -> RunEnd | None:
@@ -525,13 +522,13 @@ class RunState:
 
     @property
     def abstained(self) -> str | None:
-        """Why detection gives no verdict; None when it looks."""
+        """Why detection gives no verdict; None when it does."""
         attempt = self._attempt
-        return self._verdicts.abstained.get(STRAGGLER, None if attempt and attempt.is_looked_at else NOBODY_YET)
+        return self._findings.abstained.get(STRAGGLER, None if attempt and attempt.has_had_pass else NO_REPORTS_YET)
 
 
 def _run_slowdown_ratio(attempt: Attempt, open_findings: Sequence[Finding]) -> float | None:
-    """The largest of any finding; 1 when none has a cost, None before the ranks could be compared."""
+    """Return the largest of any finding; 1 when none has a cost, None before the ranks could be compared."""
     if attempt.slowdowns is None or bool(np.isnan(attempt.slowdowns).all()):
         return None
     return max((finding.run_slowdown_ratio or 1.0 for finding in open_findings), default=1.0)

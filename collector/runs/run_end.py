@@ -1,13 +1,13 @@
-"""How a run ended: the one account that the list, the page, the commands, the metrics and the incidents use. Pure.
+"""Decide how a run ended, for the list, the page, the commands, the metrics and the incidents. Pure.
 
-A run has ended once no rank of it that has joined is live: each has finished, failed, been ended, or has not been heard
-of for `rank_silent_s`. That is taken back when a rank joins or is heard of again.
+A run has ended once no rank of it that has joined is live: each has finished, failed, been ended, or has not reported
+for `rank_silent_s`. That is revoked when a rank joins or reports again.
 
     finished, stopped      every rank ended well
     failed, crashed, ...   as the rank that was the first to fail (`find_first_to_fail`)
-    interrupted            nobody failed by itself, and a rank was interrupted (Ctrl-C)
-    terminated             nobody failed by itself, and a rank was ended from outside (SIGTERM)
-    lost                   nobody is known to have failed, and some rank is not heard of any more
+    interrupted            no rank failed by itself, and one was interrupted (Ctrl-C)
+    terminated             no rank failed by itself, and one was ended from outside (SIGTERM)
+    lost                   no rank is known to have failed, and one does not report any more
 """
 
 import signal
@@ -24,16 +24,16 @@ from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
 LOST: Final = "lost"
-"""The reason of a run of which nobody is known to have failed, while a rank of it is not heard of any more."""
+"""The reason of a run without a known failure of which a rank does not report any more."""
 TOGETHER_NS: Final = NS_PER_S
-"""Deaths within a second may have been seen in another order than they came in: clocks of two nodes are compared."""
+"""Deaths within a second may be out of order: clocks of two nodes are compared."""
 RANKS_NAMED_MAX: Final = 64
-"""Ranks that are listed by number in an account: 8 nodes of 8 GPUs. Their count says how many there are."""
+"""Ranks that are listed by number: 8 nodes of 8 GPUs. Counts are complete."""
 
 
 class RankProcessEnd(NamedTuple):
-    """What is known of the end of one rank. `ending` is None while it is live. Times are by the wall clock: when it
-    ended, as far as that is known, and when it was last heard of.
+    """What is known of the end of one rank process. `ending` is None while it is live. Times are by the wall clock: of
+    its end, as far as known, and of its last message.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class RankProcessEnd(NamedTuple):
 class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
     """The rank whose end brought the others down. `signal` is a name such as SIGSEGV, `line` the place in the script
     where it crashed or raised, `a.py:24 (run)`; both are empty where there is none or it is not known. `together`:
-    ranks that died without a word within TOGETHER_NS of it, any of which may have been the first.
+    ranks that died without an exception within TOGETHER_NS of it, any of which may have been the first.
     """
 
     rank: int
@@ -64,10 +64,10 @@ class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended. `ended_wall_s` is when its last rank did, or was last heard of; None: not known. `ranks` counts
+    """How a run ended. `ended_wall_s` is when its last rank ended, or last reported; None: not known. `ranks` counts
     the ranks by how they ended, `unheard` those that never joined. `unknown` says why no rank is named as the first to
-    fail, empty where one is, or where none failed. `lost_ranks` are the first of those that are not heard of any more,
-    `lost_since_wall_s` when the first of them was heard of last.
+    fail, empty where one is, or where none failed. `lost_ranks` are the first of those that do not report any more,
+    `lost_since_wall_s` the earliest of their last reports.
     """
 
     reason: str
@@ -85,35 +85,36 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return self.reason in ENDED_WELL
 
 
-def find_run_end(lives: Sequence[RankProcessEnd], world_size: int) -> RunEnd | None:
-    """How the run ended whose ranks these are; None while one of them is live, or before any has joined."""
-    if not lives or any(life.ending is None for life in lives):
+def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int) -> RunEnd | None:
+    """Return how the run of these ranks ended; None while one of them is live, or before any has joined."""
+    if not ranks or any(rank.ending is None for rank in ranks):
         return None
-    counts = Counter(_reason_of(life) for life in lives)
-    first = find_first_to_fail(lives)
-    lost = sorted((life for life in lives if _reason_of(life) == SILENT), key=lambda life: life.rank)
+    counts = Counter(_reason_of(rank) for rank in ranks)
+    first = find_first_to_fail(ranks)
+    lost = sorted((rank for rank in ranks if _reason_of(rank) == SILENT), key=lambda rank: rank.rank)
     reason = _choose_reason(counts, first)
     return RunEnd(
         reason=reason,
-        ended_wall_s=max((at_s for life in lives if (at_s := _find_end_s(life)) is not None), default=None),
+        ended_wall_s=max((at_s for rank in ranks if (at_s := _find_end_s(rank)) is not None), default=None),
         ranks=dict(sorted(counts.items())),
-        unheard=max(0, world_size - len(lives)),
+        unheard=max(0, world_size - len(ranks)),
         first=first,
         unknown="" if first is not None or reason in ENDED_WELL else _explain_unknown(reason),
-        lost_ranks=tuple(life.rank for life in lost[:RANKS_NAMED_MAX]),
-        lost_since_wall_s=min((life.heard_wall_s for life in lost if life.heard_wall_s is not None), default=None),
+        lost_ranks=tuple(rank.rank for rank in lost[:RANKS_NAMED_MAX]),
+        lost_since_wall_s=min((rank.heard_wall_s for rank in lost if rank.heard_wall_s is not None), default=None),
     )
 
 
-def find_first_to_fail(lives: Sequence[RankProcessEnd]) -> FirstToFail | None:
-    """The rank whose end brought the others down, as far as can be told: the first that ended badly by itself.
+def find_first_to_fail(ranks: Sequence[RankProcessEnd]) -> FirstToFail | None:
+    """Return the rank whose end brought the others down, as far as is known: the first that ended badly by itself.
 
-    Of ranks that died without a word the end is dated back (`date_failure`): their peers' exceptions may come before.
+    Of ranks that died without an exception the end is dated back (`date_failure`): their peers' exceptions may come
+    before.
     """
-    failed = [life for life in lives if _has_failed(life)]
+    failed = [rank for rank in ranks if _has_failed(rank)]
     if not failed:
         return None
-    first = min(failed, key=lambda life: (_date(life), life.rank))
+    first = min(failed, key=lambda rank: (_date(rank), rank.rank))
     ending, seen = first.ending or Ending(""), first.seen
     number = None if seen is None else seen.signal
     return FirstToFail(
@@ -130,34 +131,34 @@ def find_first_to_fail(lives: Sequence[RankProcessEnd]) -> FirstToFail | None:
     )
 
 
-def _reason_of(life: RankProcessEnd) -> str:
-    return "" if life.ending is None else life.ending.reason
+def _reason_of(rank: RankProcessEnd) -> str:
+    return "" if rank.ending is None else rank.ending.reason
 
 
-def _has_failed(life: RankProcessEnd) -> bool:
-    reason = _reason_of(life)
-    return bool(reason) and reason not in ENDED_WELL | BROUGHT_DOWN and life.ended_wall_ns is not None
+def _has_failed(rank: RankProcessEnd) -> bool:
+    reason = _reason_of(rank)
+    return bool(reason) and reason not in ENDED_WELL | BROUGHT_DOWN and rank.ended_wall_ns is not None
 
 
-def _date(life: RankProcessEnd) -> int:
+def _date(rank: RankProcessEnd) -> int:
     # A rank that raised said so itself; what the sidecar saw then is another end than the one it said.
-    is_only_seen = life.ending is not None and life.seen is not None and life.ending.detail == life.seen.detail
-    return date_failure(_reason_of(life), life.ended_wall_ns or 0, is_only_seen=is_only_seen)
+    is_only_seen = rank.ending is not None and rank.seen is not None and rank.ending.detail == rank.seen.detail
+    return date_failure(_reason_of(rank), rank.ended_wall_ns or 0, is_only_seen=is_only_seen)
 
 
 def _find_together(first: RankProcessEnd, failed: Sequence[RankProcessEnd]) -> tuple[int, ...]:
-    """Only deaths without a word count: whoever raised an exception had the time to see another rank's end."""
+    """Only deaths without an exception count: a rank that raised had the time to see another rank's end."""
     if _reason_of(first) not in DIED:
         return ()
     until_ns = _date(first) + TOGETHER_NS
-    others = [life.rank for life in failed if life is not first and _reason_of(life) in DIED and _date(life) < until_ns]
+    others = [rank.rank for rank in failed if rank is not first and _reason_of(rank) in DIED and _date(rank) < until_ns]
     return tuple(sorted(others)[:RANKS_NAMED_MAX])
 
 
 def _choose_reason(counts: Mapping[str, int], first: FirstToFail | None) -> str:
     if first is not None:
         return first.reason
-    # A failure whose time nobody knows comes before what was brought about from outside: somebody failed by himself.
+    # A failure of unknown time comes before ends from outside: some rank failed by itself.
     failed = sorted(counts.keys() - ENDED_WELL - BROUGHT_DOWN)
     if failed:
         return failed[0]
@@ -176,10 +177,10 @@ def _explain_unknown(reason: str) -> str:
     return known.get(reason, "it is not known when each rank ended")
 
 
-def _find_end_s(life: RankProcessEnd) -> float | None:
-    if _reason_of(life) == SILENT:
-        return life.heard_wall_s
-    return None if life.ended_wall_ns is None else ns_to_s(life.ended_wall_ns)
+def _find_end_s(rank: RankProcessEnd) -> float | None:
+    if _reason_of(rank) == SILENT:
+        return rank.heard_wall_s
+    return None if rank.ended_wall_ns is None else ns_to_s(rank.ended_wall_ns)
 
 
 def _find_line(seen: RankEnded | None) -> str:

@@ -1,4 +1,4 @@
-"""How a run ended, in words for people. Pure; whoever shows a run that is over says it with these."""
+"""Describe in sentences how a run ended. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -11,8 +11,8 @@ DETAIL_LENGTH_MAX: Final = 160
 FAILURE: Final = "run_failure"
 """The kind of incident that a run opens which ended badly (`incidents/ledger.py`)."""
 ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
-"""Ends that somebody outside brings about: a person, a scheduler, a launcher."""
-NOBODY_SAW: Final = "its process was gone, and its exit status is not known"
+"""Ends caused from outside: by a person, a scheduler, a launcher."""
+EXIT_UNKNOWN: Final = "its process was gone, and its exit status is not known"
 VERBS: Final[Mapping[str, str]] = {
     "finished": "finished",
     "stopped": "stopped reporting (rankscope.agent.stop)",
@@ -36,7 +36,7 @@ SUGGESTIONS: Final[Mapping[str, str]] = {
 
 
 def describe_end(end: RunEnd) -> str:
-    """How and when the run ended, as half a sentence: `crashed at 2026-11-25 10:03:01 UTC`."""
+    """Return how and when the run ended, as half a sentence: `crashed at 2026-11-25 10:03:01 UTC`."""
     verb = VERBS.get(end.reason, f"ended: {end.reason}")
     if end.reason == LOST:
         since_s = end.ended_wall_s  # of any rank: the first one that was lost may have been so for long by then
@@ -45,8 +45,8 @@ def describe_end(end: RunEnd) -> str:
 
 
 def describe_first_to_fail(first: FirstToFail) -> str:
-    """`rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 412`."""
-    known = first.detail or first.signal or (NOBODY_SAW if first.reason == "killed" else "")
+    """Return `rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 412`."""
+    known = first.detail or first.signal or (EXIT_UNKNOWN if first.reason == "killed" else "")
     detail = f" ({_shorten(known)})" if known else ""
     place = f" at {first.line}" if first.line else ""
     step = "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"
@@ -58,7 +58,7 @@ def describe_first_to_fail(first: FirstToFail) -> str:
 
 
 def describe_lost(end: RunEnd) -> str:
-    """Which ranks are not heard of any more, and since when; empty where that is none."""
+    """Return which ranks do not report any more, and since when; empty where that is none."""
     if not end.lost_ranks:
         return ""
     count = end.ranks.get("silent", len(end.lost_ranks))
@@ -72,16 +72,16 @@ def describe_lost(end: RunEnd) -> str:
 
 
 def describe_no_first(end: RunEnd) -> str:
-    """Return why no rank is named as the first to fail; empty where one is, or where that is no question."""
+    """Return why no rank is named as the first to fail; empty where one is, or where none failed."""
     if not end.unknown or end.reason in ON_PURPOSE:
         return end.unknown
     return f"not known, {end.unknown}"
 
 
 def find_failure(end: RunEnd | None) -> Finding | None:
-    """The end of a run that did not end well, in the form of a finding, for its incident; None for any other run.
+    """Return the end of a run that did not end well as a finding, for its incident; None for any other run.
 
-    It has the number 0, which no finding of detection has.
+    Its number is 0, which no finding of detection has.
     """
     if end is None or end.is_good:
         return None
@@ -97,20 +97,20 @@ def find_failure(end: RunEnd | None) -> Finding | None:
 
 
 def write_end(end: RunEnd) -> str:
-    """How the run ended, as sentences: when, who was the first to fail, who is not heard of any more."""
-    told = [f"The run {describe_end(end)}."]
+    """Return in sentences when the run ended, who was the first to fail, and which ranks do not report any more."""
+    sentences = [f"The run {describe_end(end)}."]
     if end.first is not None:
-        told.append(f"The first to fail: {describe_first_to_fail(end.first)}.")
+        sentences.append(f"The first to fail: {describe_first_to_fail(end.first)}.")
     elif end.reason in ON_PURPOSE and end.unknown:
-        told.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
+        sentences.append(f"{end.unknown[0].upper()}{end.unknown[1:]}.")
     elif end.unknown:
-        told.append(f"The first rank to fail is not known: {end.unknown}.")
+        sentences.append(f"The first rank to fail is not known: {end.unknown}.")
     lost = describe_lost(end)
-    return " ".join([*told, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
+    return " ".join([*sentences, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
 
 
 def format_utc(wall_s: float) -> str:
-    """A moment for people.
+    """Return a time as text.
 
     >>> format_utc(0)
     '1970-01-01 00:00:00 UTC'

@@ -1,4 +1,4 @@
-"""Keeps the account of how a run ended up to date: made when its last rank ends, and again when more is known."""
+"""Keep the run's end up to date: computed when its last rank ends, and again when more is known. Pure."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,36 +11,36 @@ from rankscope.measure.units import s_to_ns
 
 
 class RunEnding:
-    """Written by RunState only."""
+    """The end of one run. Written by RunState only."""
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._known: list[tuple[Ending | None, RankEnded | None]] = []
         self._clocks: Clocks | None = None
         self.end: RunEnd | None = None
         """How the run ended; None while it goes on."""
         self.is_concluded = False
-        """Whether what was found has been closed since the run ended."""
+        """Whether the findings have been closed since the run ended."""
 
     def update(self, ranks: Mapping[int, RankState], world_size: int, clocks: Clocks) -> None:
-        """Bring the account up to date. While a rank is live this costs next to nothing."""
-        lives = ranks.values()
-        if not lives or any(rank.is_live for rank in lives):
-            self._forget()
+        """Bring the end up to date. Cheap while a rank is live."""
+        present = ranks.values()
+        if not present or any(rank.is_live for rank in present):
+            self._reset()
             return
-        known = [(rank.liveness.ending, rank.liveness.seen) for rank in lives]
+        known = [(rank.liveness.ending, rank.liveness.seen) for rank in present]
         if self.end is not None and known == self._known:
             return
-        # The clocks of the first look: a wall clock that is set must not move an end that is past.
+        # The clocks of the first call: a wall clock that is set must not move a past end.
         self._clocks = self._clocks or clocks
         self._known = known
-        self.end = find_run_end(read_ends(lives, self._clocks), world_size)
+        self.end = find_run_end(read_ends(present, self._clocks), world_size)
 
 
 def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[RankProcessEnd]:
-    """What is known of the end of each rank."""
+    """Return what is known of the end of each rank."""
     return [_read_end(rank, clocks) for rank in ranks]
 
 

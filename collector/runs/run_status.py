@@ -1,4 +1,4 @@
-"""A run at this moment in a few facts and its worst ranks: what `rankscope status` shows, for any number of ranks."""
+"""Summarise a run in a few facts and its worst ranks, for `rankscope status`, for any number of ranks. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.throughput import find_throughput
 
 FAILED, NAMED, UNHEARD, STALLED, ALIVE, GONE = range(6)
-"""How bad it is with a rank, the worst first: it failed by itself; an open finding names it; nobody hears of it, or its
-process does not answer; it is stalled; it lives; it ended, well or because another rank had failed."""
+"""Order of ranks in a status, the worst first: failed by itself; named by an open finding; does not report, or its
+process does not answer; stalled; live; ended, well or because another rank had failed."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by what they are in:
-    `up`, `stalled`, `awaited`, or how they ended. `steps` is that of the rank that has most, `steps_per_s` and
-    `step_ns_median` are medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first.
+    """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by state: `up`,
+    `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
+    medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first.
     """
 
     run: RunSnapshot
@@ -33,7 +33,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
-    """Return the status of a run, with at most so many of its worst ranks."""
+    """Return the status of a run, with at most `worst_max` of its worst ranks."""
     medians_ns = [rank.step_ns_median for rank in run.ranks if rank.step_ns_median is not None]
     throughput = find_throughput([rank.totals for rank in run.ranks], run.world_size)
     return RunStatus(
@@ -48,7 +48,7 @@ def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
 
 
 def describe_state(rank: RankSnapshot) -> str:
-    """Return what a rank is in, in one word."""
+    """Return the state of a rank in one word."""
     if rank.ended is not None:
         return rank.ended
     if rank.stalled:
@@ -57,9 +57,9 @@ def describe_state(rank: RankSnapshot) -> str:
 
 
 def find_worst(run: RunSnapshot, worst_max: int) -> tuple[RankSnapshot, ...]:
-    """Return at most so many ranks, the worst first: the one that was the first to fail, others that failed in
-    the order of their ends, then those that an open finding names, that are not heard of, that are stalled; of equals
-    the slower, then the lower number.
+    """Return at most `worst_max` ranks, the worst first: the first to fail, others that failed in the order of their
+    ends, then those that an open finding names, that do not report, that are stalled; of equals the slower, then the
+    lower number.
     """
     named = {number for finding in run.open_findings for number in finding.ranks}
     first = run.end.first.rank if run.end is not None and run.end.first is not None else None

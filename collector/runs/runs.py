@@ -1,12 +1,11 @@
-"""The runs a collector knows. Several may have one name: the latest, and former ones that are over. Pure.
+"""Find the run that a message is about. Several may have one name: the latest, and former ones that are over. Pure.
 
-A name alone does not tell which run a message is about. So a message of a life that is known goes to the run that knows
-it, also when a later run of that name has begun: the sidecar's word on how a rank ended, reports that were left on a
-disk. Only the Hello of a life that nobody knows may begin a run (`RunState.accepts_hello`).
+A message of a known rank process goes to its run, also when a later run of that name has begun: the sidecar's report of
+how a rank ended, orphaned reports. Only the Hello of an unknown process may begin a run (`RunState.accepts_hello`).
 
 Of each name at most FORMER_RUNS_MAX former runs stay in memory, and all runs together keep to `runs_max` and
-`ranks_max`: former runs give way to that, the one that was heard of first before the others. Whoever owns this lets go
-of them at each tick (`find_excess_runs`).
+`ranks_max`: former runs are dropped for that, those with the oldest change first. The owner drops them at each tick
+(`find_excess_runs`).
 """
 
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from rankscope.measure.messages import Hello
 from rankscope.measure.units import ns_to_s
 
 FORMER_RUNS_MAX: Final = 3
-"""Enough to compare a run with those before it. A job that is started anew every 10 s must not fill every list; the
-store keeps the history of them all."""
+"""Enough to compare a run with those before it. A run that is restarted every 10 s must not fill every list; the store
+keeps the history of all."""
 
 
 class Runs:
-    """Every run, by name and id. Iterating gives them in the order of their names, those of one name oldest first."""
+    """Every run, by name and id. Iterates in the order of their names, those of one name oldest first."""
 
     def __init__(self, config: CollectorConfig) -> None:
         self._config = config
@@ -36,21 +35,21 @@ class Runs:
             yield from tuple(self._by_name[name])
 
     def find(self, name: str, event: PeerEvent) -> RunState | None:
-        """Return the run that an event of this name is about; None when there is none, or a Hello begins a new one.
-        What a life says that no run knows is for the latest run to pass over: the life is of an attempt long ago.
+        """Return the run that an event of this name is about; None when there is none, or a Hello begins a new one. An
+        event of a process that no run knows goes to the latest run, which ignores it: it is of an older attempt.
         """
-        jobs = self._by_name.get(name)
-        if jobs is None:
+        runs = self._by_name.get(name)
+        if runs is None:
             return None
         if not isinstance(event, RankJoined):
-            return jobs[0] if len(jobs) == 1 else _find_knowing(jobs, event.boot_id) or jobs[-1]
+            return runs[0] if len(runs) == 1 else _find_by_boot_id(runs, event.boot_id) or runs[-1]
         hello = event.hello
-        knowing = _find_knowing(jobs, hello.identity.boot_id)
-        if knowing is not None:
-            return knowing
+        known = _find_by_boot_id(runs, hello.identity.boot_id)
+        if known is not None:
+            return known
         if hello.left_behind:
-            return _find_run_of_left_life(jobs, hello)
-        return jobs[-1] if jobs[-1].accepts_hello(hello, event.now_collector_ns) else None
+            return _find_run_of_orphan(runs, hello)
+        return runs[-1] if runs[-1].accepts_hello(hello, event.now_collector_ns) else None
 
     @property
     def names(self) -> frozenset[str]:
@@ -59,56 +58,56 @@ class Runs:
 
     @property
     def over_ids(self) -> frozenset[str]:
-        """The ids of those runs that are over and the latest of their name."""
-        return frozenset(jobs[-1].run for jobs in self._by_name.values() if jobs[-1].is_over)
+        """The ids of runs that are over and the latest of their name."""
+        return frozenset(runs[-1].run for runs in self._by_name.values() if runs[-1].is_over)
 
     def begin(self, name: str, wall_s: float) -> RunState:
-        """Begin a run; the runs of this name that there are become former ones."""
-        jobs = self._by_name.get(name)
-        run_id = make_run_id(name, wall_s, latest_id=jobs[-1].run if jobs else None)
-        job = RunState(run_id, self._config)
-        self.put(job)
-        return job
+        """Begin a run; other runs of this name become former ones."""
+        runs = self._by_name.get(name)
+        run_id = make_run_id(name, wall_s, latest_id=runs[-1].run if runs else None)
+        run = RunState(run_id, self._config)
+        self.put(run)
+        return run
 
-    def put(self, job: RunState) -> None:
+    def put(self, run: RunState) -> None:
         """Add a run. Of its name the one that began last is the latest."""
-        jobs = self._by_name.setdefault(job.name, [])
-        jobs.append(job)
-        jobs.sort(key=lambda one: one.run)
-        for former in jobs[:-1]:
+        runs = self._by_name.setdefault(run.name, [])
+        runs.append(run)
+        runs.sort(key=lambda one: one.run)
+        for former in runs[:-1]:
             former.is_superseded = True
 
-    def remove(self, job: RunState) -> None:
-        """Let go of a run."""
-        jobs = self._by_name[job.name]
-        jobs.remove(job)
-        if not jobs:
-            del self._by_name[job.name]
+    def remove(self, run: RunState) -> None:
+        """Remove a run."""
+        runs = self._by_name[run.name]
+        runs.remove(run)
+        if not runs:
+            del self._by_name[run.name]
 
     def find_excess_runs(self) -> list[RunState]:
-        """Return the former runs that have to give way to the limits, of each name the oldest ones."""
-        surplus = [job for jobs in self._by_name.values() for job in jobs[: -1 - FORMER_RUNS_MAX]]
-        former = [job for jobs in self._by_name.values() for job in jobs[-1 - FORMER_RUNS_MAX : -1]]
-        former.sort(key=lambda job: job.last_change_collector_ns, reverse=True)
+        """Return the former runs that exceed the limits, of each name the oldest ones."""
+        surplus = [run for runs in self._by_name.values() for run in runs[: -1 - FORMER_RUNS_MAX]]
+        former = [run for runs in self._by_name.values() for run in runs[-1 - FORMER_RUNS_MAX : -1]]
+        former.sort(key=lambda run: run.last_change_collector_ns, reverse=True)
         runs = sum(map(len, self._by_name.values())) - len(surplus)
-        ranks = sum(job.world_size for job in self) - sum(job.world_size for job in surplus)
+        ranks = sum(run.world_size for run in self) - sum(run.world_size for run in surplus)
         while former and (runs > self._config.runs_max or ranks > self._config.ranks_max):
-            given_up = former.pop()
-            surplus.append(given_up)
-            runs, ranks = runs - 1, ranks - given_up.world_size
+            dropped = former.pop()
+            surplus.append(dropped)
+            runs, ranks = runs - 1, ranks - dropped.world_size
         return surplus
 
 
-def _find_knowing(jobs: list[RunState], boot_id: str) -> RunState | None:
-    return next((job for job in reversed(jobs) if job.knows(boot_id)), None)
+def _find_by_boot_id(runs: list[RunState], boot_id: str) -> RunState | None:
+    return next((run for run in reversed(runs) if run.has_process(boot_id)), None)
 
 
-def _find_run_of_left_life(jobs: list[RunState], hello: Hello) -> RunState:
-    """Return the run of a life that has ended and that nobody knew: the latest one, unless the life began before the
-    run before that one had reported for the last time.
+def _find_run_of_orphan(runs: list[RunState], hello: Hello) -> RunState:
+    """Return the run of an ended process that was unknown: the latest one, unless the process began before the run
+    before that one had last reported.
     """
     began_wall_s = ns_to_s(hello.wall_ns)
-    for former, job in zip(reversed(jobs[:-1]), reversed(jobs[1:]), strict=True):
+    for former, run in zip(reversed(runs[:-1]), reversed(runs[1:]), strict=True):
         if former.last_report_wall_s is None or began_wall_s > former.last_report_wall_s:
-            return job
-    return jobs[0]
+            return run
+    return runs[0]

@@ -1,10 +1,10 @@
-"""The last few samples of one rank, kept small: as objects those of 16,384 ranks would be a gigabyte.
+"""Keep the last samples of one rank in packed form. Pure.
 
     256 pauses of the garbage collector      as objects 32 KB a rank, here 2.5
     32 counts of torch's allocator           20 KB, here 4
     32 breakdowns of full windows            13 KB, here 3
 
-And none of it is anything that Python's garbage collector has to walk over.
+Python's garbage collector does not traverse packed samples.
 """
 
 from array import array
@@ -19,13 +19,13 @@ from rankscope.measure.records import WindowBreakdown
 T = TypeVar("T")
 
 PAUSES_LEFT_AT_ONCE: Final = 64
-"""So many pauses beyond those that count go at a time: each time all that stay are moved."""
+"""Pauses dropped at a time beyond those that count, since each time all others are moved."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class PackedRing(Sequence[T], Generic[T]):
-    """The last `kept` samples of one kind, packed. `decoder` is of that kind, one for all rings."""
+    """The last `kept` samples of one kind, packed. `decoder` is shared by all rings of the kind."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[T]", kept: int) -> None:
         self._decoder = decoder
@@ -33,14 +33,14 @@ class PackedRing(Sequence[T], Generic[T]):
         self._packed: list[bytes] = []  # an empty deque has room for 64 already, which is 0.6 KB
 
     def append(self, sample: T) -> None:
-        """One more; beyond `kept` the oldest goes."""
+        """Add a sample; beyond `kept` the oldest is dropped."""
         if self.is_full:
             del self._packed[0]
         self._packed.append(_ENCODER.encode(sample))
 
     @property
     def is_full(self) -> bool:
-        """Whether the next one takes the place of the oldest."""
+        """Whether the next sample replaces the oldest."""
         return len(self._packed) == self._kept
 
     def __iter__(self) -> Iterator[T]:
@@ -60,8 +60,8 @@ class PackedRing(Sequence[T], Generic[T]):
 
 
 class PauseRing(Sequence[GcPauses]):
-    """The last `kept` pauses of Python's garbage collector: steps and pauses by turns, as what they are beyond the
-    first ones. That mostly has room in 32 bits; where pauses come to more than 2 s in all, 64 are taken.
+    """The last `kept` pauses of Python's garbage collector: steps and pauses alternately, relative to the first ones.
+    Mostly 32 bits are enough; where pauses exceed 2 s in all, 64 are used.
     """
 
     def __init__(self, kept: int) -> None:
@@ -71,7 +71,7 @@ class PauseRing(Sequence[GcPauses]):
         self._numbers = array("i")
 
     def append(self, steps: int, pause_ns: int) -> None:
-        """One more."""
+        """Add a pause of `pause_ns` after `steps` steps."""
         if not self._numbers:
             self._steps, self._pause_ns = steps, pause_ns
         more = steps - self._steps, pause_ns - self._pause_ns
@@ -81,10 +81,10 @@ class PauseRing(Sequence[GcPauses]):
             del self._numbers[len(self._numbers) // 2 * 2 :]  # the first of the two may have had room
             self._numbers = array("q", [*self._numbers, *more])
         if len(self._numbers) >= self._numbers_max:
-            self._leave()
+            self._drop_oldest()
 
-    def _leave(self) -> None:
-        """The oldest go, and the others are counted from the first that stays."""
+    def _drop_oldest(self) -> None:
+        """Drop the oldest pauses, and make the others relative to the first that stays."""
         numbers = self._numbers[2 * PAUSES_LEFT_AT_ONCE :].tolist()
         steps, pause_ns = numbers[:2]
         self._steps, self._pause_ns = self._steps + steps, self._pause_ns + pause_ns
@@ -119,7 +119,7 @@ _SUMMED: Final = (
 
 
 class BreakdownRing(PackedRing[WindowBreakdown]):
-    """The last `kept` breakdowns, and their sum, which is kept as they come and go."""
+    """The last `kept` breakdowns, and their running sum."""
 
     def __init__(self, kept: int) -> None:
         super().__init__(_BREAKDOWNS, kept)
@@ -127,7 +127,7 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
         self._operators = self._without_operators = 0
 
     def append(self, sample: WindowBreakdown) -> None:
-        """One more; beyond `kept` the oldest goes."""
+        """Add a breakdown; beyond `kept` the oldest is dropped."""
         if self.is_full:
             self._count(self[0], -1)
         self._count(sample, 1)

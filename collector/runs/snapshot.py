@@ -1,4 +1,4 @@
-"""The immutable picture of every run, which the exporter, the API and the reports read without a lock."""
+"""Define the immutable snapshot of all runs, which the exporter, the API and the reports read without a lock. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
@@ -27,13 +27,13 @@ from rankscope.measure.stalls import GroupStatus, Stall
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One rank in its present life. The medians and ratios are over the last steps that detection looks at.
+    """One rank's present process. Medians and ratios are over the last steps of the detection pass.
     `wait_caused_ns_median`: the waiting of all ranks in a step that this one caused.
 
-    `stalled`: by its own or its sidecar's word, None when nobody knows or it has ended. `stall` and `unresponsive` are
-    what was seen then, also the last of a life that has ended; `end` is what the sidecar saw of the end, None where the
-    rank said it itself and nobody saw it otherwise. `awaited`: the collector was started again and has not heard of the
-    rank since; what stands here is what was known before, and its counters may be behind.
+    `stalled`: by its own or its sidecar's report, None when unknown or ended. `stall` and `unresponsive` are what was
+    recorded then, also before the end of a rank that has ended; `end` is what the sidecar saw of the end, None where
+    only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
+    are those known before, and its counters may be behind.
     """
 
     identity: RankIdentity
@@ -82,11 +82,11 @@ SUMMARY_FIELDS: Final = frozenset(
         "devices", "breakdown", "step_ns_median", "self_ns_median", "slowdown_ratio", "wait_caused_ns_median",
     }
 )  # fmt: skip
-"""What the measures of runs and nodes, and the history, are read from: to make only this of a rank takes a third."""
+"""Fields of a rank that the measures of runs and nodes, and the history, read: a third of the time of all."""
 
 
 class LostSeconds(msgspec.Struct, frozen=True, gc=False):
-    """What findings of one cause that lead with a rank have cost so far, all ranks together; None: with no rank."""
+    """Cost so far of the findings with one cause and one leading rank, all ranks together; None: without a rank."""
 
     rank: int | None
     cause: str
@@ -94,10 +94,9 @@ class LostSeconds(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One run. `open_findings` are those of this moment, `findings` every one of the run's life, open ones included;
-    `abstained` says why detection gives no verdict, None when it looks. `end` is how the run ended, None while it goes
-    on. `run` is its name, which runs after one another may share, `run_id` its own (run_ids.py), the name where none is
-    given.
+    """One run. `open_findings` hold now, `findings` are all of the run, open ones included; `abstained` says why
+    detection gives no verdict, None when it does. `end` is how the run ended, None while it goes on. `run` is its name,
+    which successive runs may share, `run_id` its own id (run_ids.py), the name where none is given.
     """
 
     run: str
@@ -119,35 +118,35 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it is known from the store only: nobody of it has been heard of since the collector was started."""
+        """Whether it is known from the store only: no rank has reported since the collector was started."""
         return bool(self.ranks) and all(rank.awaited for rank in self.ranks)
 
     @property
     def size(self) -> int:
-        """How many ranks it is to have, or more if it has more: a picture of some of its ranks has all the others too
-        in its world.
+        """How many ranks it is to have, or more if it has more: a snapshot of some of its ranks counts the others
+        too.
         """
         return max(self.world_size, len(self.ranks))
 
     def read_totals(self) -> dict[str, Totals]:
-        """What each life that has reported has counted, by its boot id."""
+        """Return the totals of each rank process that has reported, by its boot id."""
         return {rank.identity.boot_id: rank.totals for rank in self.ranks if rank.reports_admitted}
 
     def summarize(self) -> "RunSnapshot":
-        """Itself: where all is there already nothing is spared."""
+        """Return self: a full snapshot is its own summary."""
         return self
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
-        """Those ranks whose number is wanted, at most so many at a time."""
+        """Yield the ranks whose number is wanted, at most `ranks_max` at a time."""
         wanted = [rank for rank in self.ranks if is_wanted(rank.identity.rank)]
         for first in range(0, len(wanted), ranks_max):
             yield tuple(wanted[first : first + ranks_max])
 
 
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The collector about itself, counted up since it started, and what relays have said of themselves. `connections`
-    are those of now, and `read_pause_s` is the longest of late. The last three are about its store, None without one:
-    whether it can be written to, what it holds, and the lines of history that gave way while it could not be.
+    """The collector's own counters since it started, and those that relays report. `connections` are those of now, and
+    `read_pause_s` is the recent longest. The last three are about its store, None without one: whether it can be
+    written to, its bytes, and the history rows dropped while it was not writable.
     """
 
     frames_received: int = 0
@@ -174,7 +173,7 @@ NOTHING_COUNTED: Final = CollectorCounts()
 
 
 class Draft(Protocol):
-    """A picture of a run that is still to be made."""
+    """A snapshot of a run that is built on demand."""
 
     @property
     def run(self) -> str:
@@ -188,31 +187,31 @@ class Draft(Protocol):
 
     @property
     def size(self) -> int:
-        """As that of the picture."""
+        """As RunSnapshot.size."""
         ...
 
     def read_totals(self) -> dict[str, Totals]:
-        """As that of the picture, without making it."""
+        """As RunSnapshot.read_totals, without building it."""
         ...
 
     def build(self) -> RunSnapshot:
-        """Make it; it is the same whenever that is done."""
+        """Build it; the result is the same at any time."""
         ...
 
     def summarize(self) -> RunSnapshot:
-        """Make it with ranks that have only SUMMARY_FIELDS."""
+        """Build it with ranks that have only SUMMARY_FIELDS."""
         ...
 
     def blocks(self, is_wanted: Callable[[int], bool], ranks_max: int) -> Iterator[tuple[RankSnapshot, ...]]:
-        """Make those of the ranks whose number is wanted, at most so many at a time, when they are asked for."""
+        """Build the wanted ranks, at most `ranks_max` at a time, when they are asked for."""
         ...
 
 
 class Snapshot:
-    """Everything the collector knows at one moment. Never changed; any thread may read it. `steps`: the last steps of
-    each run that has been looked at, by its id.
+    """State of all runs at one time. Never changed; any thread may read it. `steps`: the last steps of each run that
+    has had a detection pass, by its id.
 
-    The pictures of runs that are given as drafts are made when `runs` is asked for, by the thread that asks.
+    Lazy runs are built when `runs` is asked for, by the thread that asks.
     """
 
     def __init__(
@@ -235,7 +234,7 @@ class Snapshot:
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
         """Every run, in the order of their names, those of one name oldest first. Two threads that ask first at the
-        same time both make them.
+        same time both build them.
         """
         runs = self._runs
         if runs is None:
@@ -249,8 +248,8 @@ class Snapshot:
         return next((run for run in self.runs if run.run_id == run_id), None)
 
     def keep_latest(self) -> "Snapshot":
-        """Return the same moment with the latest run of each name only, always the same object: a time series is named
-        after its run, and must not have two values.
+        """Return the same snapshot with the latest run of each name only, always the same object: a time series is
+        named after its run, and must not have two values.
         """
         if len({one.run for one in self._drafts}) == len(self._drafts):
             return self
@@ -262,8 +261,8 @@ class Snapshot:
         return self._latest
 
     def summarize(self) -> "Snapshot":
-        """The same moment for who tells of runs and nodes. Its ranks have only `SUMMARY_FIELDS`; all else may be
-        missing. No pictures are made for it; what is made goes with what is returned.
+        """Return the same snapshot with ranks that have only SUMMARY_FIELDS; a run that is built already stays
+        whole.
         """
         return Snapshot(
             wall_s=self.wall_s,
@@ -280,16 +279,16 @@ class Snapshot:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many ranks each run has or is to have, by its id. No picture is made for it, nor for `read_totals`."""
+        """How many ranks each run has or is to have, by its id. Builds nothing; nor does `read_totals`."""
         return {one.run_id: one.size for one in self._drafts}
 
     def summarize_run(self, run_id: str) -> RunSnapshot:
-        """One run as `summarize` has it. Raises KeyError for a run that is not here."""
+        """Return one run as `summarize` does. Raises KeyError for an unknown run."""
         return self._find(run_id).summarize()
 
     def read_totals(self, run_id: str) -> dict[str, Totals]:
-        """What each life of a run that has reported has counted, by its boot id. Raises KeyError for a run that is not
-        here.
+        """Return the totals of each rank process of a run that has reported, by its boot id. Raises KeyError for an
+        unknown run.
         """
         return self._find(run_id).read_totals()
 
@@ -302,9 +301,8 @@ class Snapshot:
     def blocks(
         self, choose: Callable[[str], Callable[[int], bool]], ranks_max: int
     ) -> Iterator[tuple[str, tuple[RankSnapshot, ...]]]:
-        """Some ranks of every run, at most so many at a time, with its name: `choose` gives for the name of a run what
-        says whether a rank is wanted, by its number. Where the pictures of all ranks have not been made, those of a
-        block are when it is asked for, and nobody keeps them.
+        """Yield some ranks of every run, at most `ranks_max` at a time, with its name: `choose` returns for the name of
+        a run a predicate of rank numbers. Ranks not built yet are built for their block only.
         """
         runs: Sequence[RunSnapshot | Draft] = self._runs or self._drafts
         for one in runs:
@@ -312,10 +310,8 @@ class Snapshot:
                 yield one.run, ranks
                 del ranks  # let go of before the next are made, which are then made in the same memory
 
-    def let_go(self) -> None:
-        """Forget the pictures that were made of drafts: of 16,384 ranks they are 0.1 GB. Who asks again has them made
-        anew, and they are the same.
-        """
+    def drop_built_runs(self) -> None:
+        """Free the runs that were built, 0.1 GB of 16,384 ranks; `runs` builds the same again."""
         self._runs = None
         if self._latest is not None:
-            self._latest.let_go()
+            self._latest.drop_built_runs()

@@ -1,13 +1,13 @@
-"""The account of one life's step records: each one made is published, lost and counted, or still with the agent.
+"""Account for the step records of one rank process: each is published, lost and counted, or still with the agent. Pure.
 
     made = published + published_elsewhere + overwritten + dropped_in_reports + late + buffered
 
-It holds at any time, as of the last report admitted. The two sides count for themselves: `made`, `overwritten` and
-`buffered` are the agent's (Losses), `published` and `late` are counted here, row by row. What lies between, the records
-in reports that this collector does not have, is the agent's count of records it put into reports without those that
-came here. They were dropped from the agent's full buffer, or given to a collector before this one; which of them were
-dropped only the agent can say, and it may hold one for dropped whose acknowledgement was lost. So its word is taken
-between two bounds: at least what is missing since the life is known here, at most all that is not here.
+It holds at any time, as of the last report admitted. Both sides count for themselves: `made`, `overwritten` and
+`buffered` are the agent's (Losses), `published` and `late` are counted here, row by row. The remainder, records in
+reports that this collector does not have, is the agent's count of reported records less those received here. They were
+dropped from the agent's full buffer, or delivered to an earlier collector. Only the agent knows which, and it may count
+one as dropped whose acknowledgement was lost. So its count is used between two bounds: at least what is missing since
+the process is known here, at most all that is not here.
 """
 
 from typing import Final
@@ -18,9 +18,10 @@ from rankscope.collector.runs.last_report import ReportFields, StepTotals
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How many step records of a life went where, up to the last report admitted.
+    """Step records of a rank process by destination, up to the last report admitted.
 
-    `made` and `buffered` (made, but in no report yet) are None where the agent does not tell: one older than 0.1.0.
+    `made` and `buffered` (made, but in no report yet) are None where the agent does not report them: one older than
+    0.1.0.
     """
 
     made: int | None = None
@@ -33,7 +34,7 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def unaccounted(self) -> int | None:
-        """Records that are nowhere, 0 unless somebody counts wrongly; None where the agent does not tell.
+        """Records that are nowhere: 0 unless a count is wrong; None where the agent does not report it.
 
         >>> StepCounts(made=12, buffered=1, published=6, overwritten=2, dropped_in_reports=3).unaccounted
         0
@@ -48,8 +49,8 @@ NOTHING_COUNTED: Final = StepCounts()
 
 
 class StepCountInputs(msgspec.Struct, frozen=True, gc=False):
-    """What the account is computed from: where the life was first known from, what was published and late, and the last
-    report, None where there is only what another collector had counted.
+    """Inputs of the account: since when the process is known, what was published and late, and the last report, None
+    where only the counts of an earlier collector are known.
     """
 
     is_known_from_birth: bool
@@ -60,7 +61,7 @@ class StepCountInputs(msgspec.Struct, frozen=True, gc=False):
     restored: StepCounts
 
     def build(self) -> StepCounts:
-        """The account as of that report."""
+        """Return the account as of that report."""
         said = self.said
         if said is None:
             return self.restored
@@ -81,8 +82,8 @@ class StepCountInputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepAccounting:
-    """Keeps the account of one life. `first_sequence` is the number its first Hello began with: of a life known from
-    number 1 on nobody else has anything.
+    """Account of one rank process. `first_sequence` is from its first Hello: one known from number 1 on has reported to
+    no other collector.
     """
 
     def __init__(self, first_sequence: int) -> None:
@@ -97,9 +98,9 @@ class StepAccounting:
         self._restored = NOTHING_COUNTED
 
     def restore(self, counts: StepCounts, dropped_said: int) -> None:
-        """Go on from what the collector before has saved; `dropped_said` is what the agent had counted as dropped by
-        then. It saves late records at once, the others with some delay: what was acknowledged after that is not sent
-        again, and counts as published when the next report tells how much it is.
+        """Restore the counts of an earlier collector; `dropped_said` is the agent's count of dropped records by then.
+        Late records are saved at once, the others with a delay: those acknowledged after that are not sent again, and
+        count as published when the next report shows how many they are.
         """
         self._published, self.late = counts.published, counts.late
         self._reported_before = counts.published_elsewhere
@@ -107,8 +108,8 @@ class StepAccounting:
         self._saved_dropped = dropped_said
         self._restored = counts
 
-    def take(self, report: ReportFields, late: int) -> None:
-        """A report was admitted; `late` of its step records came too late to be compared."""
+    def record_report(self, report: ReportFields, late: int) -> None:
+        """Record a report that was admitted, `late` of whose step records came too late to be compared."""
         rows, said = report.steps.row_count, report.said
         if self._reported_before is None:
             self._reported_before = 0 if self._is_known_from_birth else max(0, said.reported - rows)
@@ -121,7 +122,7 @@ class StepAccounting:
         self._said = said
 
     def draft(self) -> StepCountInputs:
-        """What the account of this moment is computed from."""
+        """Return the inputs of the account at this time."""
         before = self._reported_before or 0
         return StepCountInputs(
             self._is_known_from_birth, before, self._published, self.late, self._said, self._restored
@@ -129,5 +130,5 @@ class StepAccounting:
 
     @property
     def counts(self) -> StepCounts:
-        """The account of this moment."""
+        """The account at this time."""
         return self.draft().build()

@@ -1,8 +1,8 @@
-"""How fast a run trains, from the totals of its ranks (docs/definitions.md section 2).
+"""Compute how fast a run trains, from the totals of its ranks (docs/definitions.md section 2). Pure.
 
-What a rank reads is its own: whether two ranks read different batches (data parallel) or the same ones (tensor and
-pipeline parallel) is not seen from outside, and their process groups do not tell. So speeds are those of one rank, the
-median over the ranks, and beside them stands the sum, which is the job's only if each rank reads batches of its own.
+Whether two ranks read different batches (data parallel) or the same ones (tensor and pipeline parallel) is not visible
+from outside. So speeds are those of one rank, the median over the ranks, and beside them the sum, which is the run's
+only if each rank reads batches of its own.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from rankscope.measure.units import s_to_ns
 
 
 class Speed(NamedTuple):
-    """An amount per second: the median over the ranks that know it, and their sum, None unless every rank does."""
+    """An amount per second: the median over the ranks that report it, and their sum, None unless every rank does."""
 
     per_rank: float
     summed: float | None
 
 
 class RunThroughput(NamedTuple):
-    """How fast a run has trained over the lives of its ranks, evaluations left out. None: not known of any rank."""
+    """Throughput of a run over its rank processes, evaluations left out. None: not known of any rank."""
 
     steps_per_s: float
     reader_ratio: float
@@ -30,7 +30,7 @@ class RunThroughput(NamedTuple):
 
 
 def find_throughput(totals: Sequence[Totals], world_size: int) -> RunThroughput | None:
-    """The throughput of a run from what each of its ranks has counted; None before the first step.
+    """Return the throughput of a run from the totals of its ranks; None before the first step.
 
     >>> one = Totals(steps=4, step_ns=2 * 10**9, phases_ns={"data": 10**9}, samples=32, samples_step_ns=2 * 10**9)
     >>> found = find_throughput([one, one], world_size=2)

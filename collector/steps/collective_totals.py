@@ -1,7 +1,7 @@
-"""The collectives of all ranks of an attempt, counted up by kind: one row for each rank and kind, in columns.
+"""Sum the collectives of all ranks of an attempt by kind: one row for each rank and kind, in columns. Pure.
 
-A step of 16,384 ranks with two kinds of collective are 32,768 rows. As objects they took 1 KB a rank and 50 ms for each
-step that is added; as columns it is 0.15 KB and 2 ms. What a picture refers to is never changed: adding makes new sums.
+A step of 16,384 ranks with two kinds of collective has 32,768 rows; columns take 0.15 KB and objects 1 KB a rank.
+Arrays that a snapshot refers to are never changed: adding a step makes new sums.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,28 +19,29 @@ from rankscope.measure.table import MISSING
 from rankscope.measure.units import ns_to_s
 
 KINDS_MAX: Final = 64
-"""Kinds of collective (group, op) kept for a rank: a rank of a 5-dimensional mesh has about 20."""
+"""Kinds of collective (group, op) kept for a rank; a rank of a 5-dimensional mesh has about 20."""
 KINDS_OF_RUN_MAX: Final = 2**16
-"""Kinds that have a number: 16,384 ranks with 20 kinds in groups of eight have 41,000. A rank may tell any name."""
+"""Kinds that get a number: 16,384 ranks with 20 kinds in groups of eight have 41,000. Names come from the ranks, so
+they are bounded."""
 
 RANK_BITS: Final = 32
-"""A row's key is its rank, and in so many bits below it the number of its kind."""
+"""A row's key is its rank, shifted left by this many bits, and the number of its kind."""
 
 SUMMED: Final = ("calls", "duration_ns", "matched", "wait_ns", "transfer_ns")
-"""Columns that are added up as they are."""
+"""Columns that are summed over steps."""
 SIZE, IS_SIZED, LAST_BYTES, LAST_TRANSFER_NS = range(len(SUMMED), len(SUMMED) + 4)
-"""Then come the bytes of the steps that told them, whether any has, and what was moved in the last step in which that
-could be told from waiting, and in what time."""
+"""The other columns: bytes of the steps that reported them, whether any did, and the bytes and transfer time of the
+last step in which transfer could be separated from waiting."""
 COLUMN_COUNT: Final = LAST_TRANSFER_NS + 1
 
 KEPT_BETWEEN_COLLECTORS: Final = LAST_BYTES
-"""So many of the columns mean something to the next collector: the last step is none of its own."""
+"""The first columns, which the next collector restores; the last step is measured anew."""
 
 Kind = tuple[str, str]
 
 
 class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One kind of collective of one rank, counted up. None: never measured. `matched` of the `count` were found on
+    """Totals of one kind of collective of one rank. None: never measured. `matched` of the `count` calls were found on
     all members of the group, and only those have waiting and transfer.
     """
 
@@ -56,8 +57,8 @@ class CollectiveTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
-    """What a store keeps of the counts of an attempt: the kinds by their numbers, and the key and the columns of each
-    row as integers of 64 bits, little-endian.
+    """Stored form of the sums of an attempt: the kinds by number, and the key and columns of each row as little-endian
+    64-bit integers.
     """
 
     kinds: tuple[Kind, ...]
@@ -65,7 +66,7 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
     sums: bytes
 
     def read(self) -> tuple[Ints, Ints]:
-        """Keys, shape (rows), and sums, shape (rows, columns). Raises ValueError where they do not fit together."""
+        """Return keys, shape (rows), and sums, shape (rows, columns). Raises ValueError where they are inconsistent."""
         keys: Ints = np.frombuffer(self.keys, dtype="<i8")
         sums: Ints = np.frombuffer(self.sums, dtype="<i8").reshape(len(keys), COLUMN_COUNT)
         numbers = keys & ((1 << RANK_BITS) - 1)
@@ -76,7 +77,7 @@ class SavedCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CollectiveSums(NamedTuple):
-    """The counts of one moment, which are never changed, after so many steps that had any."""
+    """The sums at one time, after `steps` steps with collectives. Never changed."""
 
     steps: int
     kinds: tuple[Kind, ...]
@@ -84,13 +85,13 @@ class CollectiveSums(NamedTuple):
     sums: Ints
 
     def pack(self) -> bytes:
-        """As a store keeps them."""
+        """Return them as the store keeps them."""
         keys, sums = (column.astype("<i8", copy=False).tobytes() for column in (self.keys, self.sums))
         return msgspec.msgpack.encode(SavedCounts(self.kinds, keys, sums))
 
 
 def unpack_counts(body: bytes) -> SavedCounts:
-    """What was packed. Raises ValueError for anything else."""
+    """Return what `pack` made. Raises ValueError for anything else."""
     try:
         saved = msgspec.msgpack.decode(body, type=SavedCounts)
     except msgspec.DecodeError as error:
@@ -100,7 +101,7 @@ def unpack_counts(body: bytes) -> SavedCounts:
 
 
 class CollectiveSnapshot:
-    """The counts of one moment. Never changed."""
+    """The totals of all ranks at one time. Never changed."""
 
     def __init__(self, kinds: Sequence[Kind], keys: Ints, sums: Ints, group_sizes: Mapping[str, int]) -> None:
         self._kinds = kinds
@@ -111,7 +112,7 @@ class CollectiveSnapshot:
         self._firsts: list[int] = np.searchsorted(keys, np.arange(ranks_end + 1) << RANK_BITS).tolist()
 
     def of(self, rank: int) -> tuple[CollectiveTotals, ...]:
-        """One rank's collectives by kind, in the order of their names."""
+        """Return one rank's collectives by kind, in the order of their names."""
         if rank + 1 >= len(self._firsts):
             return ()
         first, end = self._firsts[rank : rank + 2]
@@ -121,7 +122,7 @@ class CollectiveSnapshot:
 
 
 class CollectiveCounts:
-    """Counts up the collectives of each rank. Written by RunState only."""
+    """Sums of the collectives of each rank. Written by RunState only."""
 
     def __init__(self) -> None:
         self._number: dict[Kind, int] = {}
@@ -129,11 +130,11 @@ class CollectiveCounts:
         self._keys: Ints = np.empty(0, dtype=np.int64)
         self._sums: Ints = np.empty((0, COLUMN_COUNT), dtype=np.int64)
         self._steps = 0
-        self._picture: tuple[Ints, int, CollectiveSnapshot] | None = None
+        self._snapshot: tuple[Ints, int, CollectiveSnapshot] | None = None
 
     def add(self, step: KindColumns) -> None:
-        """Count the collectives of one step in."""
-        number = np.array([self._give_number(kind) for kind in step.kinds], dtype=np.int64)[step.kind]
+        """Add the collectives of one step."""
+        number = np.array([self._number_of(kind) for kind in step.kinds], dtype=np.int64)[step.kind]
         rows = np.flatnonzero(number >= 0)
         if not len(rows):
             return
@@ -142,18 +143,18 @@ class CollectiveCounts:
         order = np.argsort(keys, kind="stable")
         keys, rows = keys[order], rows[order]
         if not np.array_equal(keys, self._keys):
-            self._make_room(keys)
+            self._add_keys(keys)
         places = np.searchsorted(self._keys, keys)
         places = np.minimum(places, len(self._keys) - 1)
         has_place = self._keys[places] == keys
         self._add_rows(step, rows[has_place], places[has_place])
 
     def draft(self) -> CollectiveSums:
-        """The counts of this moment, to be kept."""
+        """Return the sums of this time, to be saved."""
         return CollectiveSums(self._steps, tuple(self._kinds), self._keys, self._sums)
 
     def restore(self, saved: SavedCounts, ranks: int) -> None:
-        """Go on from what a collector before this one had counted of the first so many ranks; there are no others."""
+        """Restore the sums that an earlier collector saved for the first `ranks` ranks."""
         keys, sums = saved.read()
         rows = int(np.searchsorted(keys, ranks << RANK_BITS))
         keys, sums = keys[:rows], sums[:rows]
@@ -161,14 +162,14 @@ class CollectiveCounts:
         self._keys, self._sums = keys.astype(np.int64), sums.astype(np.int64)
         self._sums[:, KEPT_BETWEEN_COLLECTORS:] = 0
 
-    def picture(self, group_sizes: Mapping[str, int]) -> CollectiveSnapshot:
-        """The counts of this moment. Remembered until there are more, or another group is known."""
-        if self._picture is None or self._picture[0] is not self._sums or self._picture[1] != len(group_sizes):
+    def snapshot(self, group_sizes: Mapping[str, int]) -> CollectiveSnapshot:
+        """Return the totals of this time; the same object until a step or a group is added."""
+        if self._snapshot is None or self._snapshot[0] is not self._sums or self._snapshot[1] != len(group_sizes):
             made = CollectiveSnapshot(self._kinds, self._keys, self._sums, dict(group_sizes))
-            self._picture = self._sums, len(group_sizes), made
-        return self._picture[2]
+            self._snapshot = self._sums, len(group_sizes), made
+        return self._snapshot[2]
 
-    def _give_number(self, kind: Kind) -> int:
+    def _number_of(self, kind: Kind) -> int:
         number = self._number.get(kind)
         if number is None:
             if len(self._kinds) >= KINDS_OF_RUN_MAX:
@@ -177,8 +178,8 @@ class CollectiveCounts:
             self._kinds.append(kind)
         return number
 
-    def _make_room(self, keys: Ints) -> None:
-        """Rows for these keys, which ascend, as far as their ranks have room for more kinds."""
+    def _add_keys(self, keys: Ints) -> None:
+        """Insert rows for these ascending keys, for ranks that have fewer than KINDS_MAX kinds."""
         new = np.setdiff1d(keys, self._keys, assume_unique=True)
         ranks = new >> RANK_BITS
         had = np.searchsorted(self._keys, (ranks + 1) << RANK_BITS) - np.searchsorted(self._keys, ranks << RANK_BITS)
@@ -189,7 +190,7 @@ class CollectiveCounts:
             self._sums = np.insert(self._sums, places, 0, axis=0)
 
     def _add_rows(self, step: KindColumns, rows: Ints, places: Ints) -> None:
-        """Add these rows of a step to the rows at these places, each of which comes once."""
+        """Add these rows of a step to the rows at `places`, each of which occurs once."""
         sums = self._sums.copy()
         for column, name in enumerate(SUMMED):
             sums[places, column] += getattr(step, name)[rows]
@@ -197,9 +198,9 @@ class CollectiveCounts:
         is_sized = size_bytes != MISSING
         sums[places, SIZE] += np.where(is_sized, size_bytes, 0)
         sums[places, IS_SIZED] |= is_sized
-        told = (step.matched_bytes[rows] > 0) & (step.transfer_ns[rows] > 0)
-        sums[places[told], LAST_BYTES] = step.matched_bytes[rows][told]
-        sums[places[told], LAST_TRANSFER_NS] = step.transfer_ns[rows][told]
+        has_rate = (step.matched_bytes[rows] > 0) & (step.transfer_ns[rows] > 0)
+        sums[places[has_rate], LAST_BYTES] = step.matched_bytes[rows][has_rate]
+        sums[places[has_rate], LAST_TRANSFER_NS] = step.transfer_ns[rows][has_rate]
         self._sums = sums
 
 
@@ -207,7 +208,7 @@ def _build(kind: Kind, row: Sequence[int], group_sizes: Mapping[str, int]) -> Co
     group, op = kind
     calls, duration_ns, matched, wait_ns, transfer_ns, size_bytes, is_sized, last_bytes, last_transfer_ns = row
     size = group_sizes.get(group, 0)
-    # Of the others transfer cannot be told from waiting.
+    # Of the others transfer cannot be has_rate from waiting.
     factor = bus_factor(op, size) if op in SYNCHRONISING_OPS else None
     bandwidth = None
     if last_transfer_ns and factor is not None and size > 1:

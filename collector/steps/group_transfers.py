@@ -1,4 +1,4 @@
-"""What the data movement of each process group took, step by step: a ring of steps, one column per group."""
+"""Keep the transfer times of each process group, step by step: a ring of steps, one column per group. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -14,12 +14,12 @@ from rankscope.measure.table import MISSING
 
 
 class GroupTransfers(NamedTuple):
-    """By process group, of its matched synchronising collectives, summed over each step of a series: shape (n,), NaN
+    """Sums over the matched synchronising collectives of each process group in each step of a series: shape (n,), NaN
     where a step is not known.
 
-    `ns` is the transfer time, `size_bytes` what was moved, `bus_bytes` the same times the bus factor of its operation
-    (`bus_bytes` over transfer is the bus bandwidth; a barrier moves nothing), `exposed_ns` how much of the transfer was
-    exposed on the member on which the least was.
+    `ns` is the transfer time, `size_bytes` the bytes moved, `bus_bytes` the bytes times the bus factor of the operation
+    (`bus_bytes` over transfer is the bus bandwidth; a barrier moves nothing), `exposed_ns` the exposed transfer of the
+    member with the least.
     """
 
     ns: Mapping[str, Floats] = {}
@@ -29,30 +29,30 @@ class GroupTransfers(NamedTuple):
 
 
 GROUPS_MAX: Final = 4096
-"""Process groups kept of a run, 32 bytes each in every step that is known: 16,384 ranks in tensor parallel groups of
-eight have 2,048 of them, and a few dozen of every other dimension."""
+"""Process groups kept of a run, 32 bytes each in every known step: 16,384 ranks in tensor parallel groups of eight have
+2,048 of them, and a few dozen of every other dimension."""
 QUANTITIES: Final = len(GroupTransfers._fields)
 
 
 class TransferRing:
-    """The transfers of steps in so many slots, of at most `groups_max` groups; NaN where not known. Kept are the slots
-    in which something is: two of twenty, as a rule.
+    """The transfers of steps in `slots` slots, of at most `groups_max` groups; NaN where not known. Memory is used only
+    for slots with known transfers, as a rule two of twenty.
     """
 
     def __init__(self, slots: int, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
         self._column: dict[str, int] = {}
         self._kept: list[Floats | None] = [None] * slots
-        self.left_out = 0
-        """How often a group had no place: once a step for each group beyond the bound."""
+        self.dropped = 0
+        """How often a group had no column: once a step for each group beyond `groups_max`."""
 
     def put(self, slot: int, kinds: KindColumns, group_sizes: Mapping[str, int]) -> None:
-        """The collectives of a resolved step. A group of which some were not matched is not known in this step."""
+        """Store the collectives of a matched step. A group with unmatched collectives is unknown in this step."""
         found = sum_groups(kinds, group_sizes)
         columns = [self._place(group) for group in found]
         values = np.full((QUANTITIES, len(self._column)), np.nan)
         known = [(column, sums) for column, sums in zip(columns, found.values(), strict=True) if column is not None]
-        self.left_out += len(columns) - len(known)
+        self.dropped += len(columns) - len(known)
         if known:
             values[:, [column for column, _ in known]] = np.array([sums for _, sums in known]).T
         self._kept[slot] = values
@@ -64,17 +64,17 @@ class TransferRing:
         return column
 
     def clear(self, slots: Ints) -> None:
-        """Other steps take these slots."""
+        """Free these slots."""
         for slot in slots.tolist():
             self._kept[slot] = None
 
     def move(self, slots: Ints, to: Ints) -> None:
-        """The steps of these slots get others, in the same order."""
+        """Move these slots to others, in the same order."""
         for slot, other in zip(slots.tolist(), to.tolist(), strict=True):
             self._kept[other], self._kept[slot] = self._kept[slot], None
 
     def read(self, slots: Ints) -> GroupTransfers:
-        """What is known of these slots, in their order; groups of which nothing is known there are left out."""
+        """Return the transfers of these slots, in their order, without groups of which nothing is known."""
         there = np.full((QUANTITIES, len(self._column), len(slots)), np.nan)
         for place, slot in enumerate(slots.tolist()):
             values = self._kept[slot]
@@ -86,10 +86,10 @@ class TransferRing:
 
 
 def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, Sequence[float]]:
-    """By group what the collectives of one step came to, in the order of GroupTransfers.
+    """Return the sums of one step by group, in the order of GroupTransfers.
 
-    Transfer and bytes are the same on all members, so those of the first one count. What was exposed is not: the least
-    of any member counts, since that one would have held up the others had the transfer been shorter.
+    Transfer and bytes are the same on all members, so those of the first one count. Exposure is not: the smallest of
+    any member counts, since that one would have delayed the others had the transfer been shorter.
     """
     synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
     rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
@@ -114,7 +114,7 @@ def sum_groups(kinds: KindColumns, group_sizes: Mapping[str, int]) -> dict[str, 
 
 
 def _least_exposed(group: Ints, rank: Ints, exposed_ns: Ints, groups: int) -> Ints:
-    """Of each group the least that its operations together were exposed on any member."""
+    """Return for each group the least that its operations together were exposed on any member."""
     least_ns = np.full(groups, np.iinfo(np.int64).max)
     if len(group):
         order = order_by(group, rank, int(rank.max()) + 1)

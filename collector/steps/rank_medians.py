@@ -1,4 +1,4 @@
-"""What the last look says of each rank over its last steps, ready for the picture of the run."""
+"""Compute each rank's medians over its last steps after a detection pass, for the snapshot of the run. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -9,18 +9,18 @@ from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
 
 Known = Sequence[float | None]
-"""A value a rank, None where it is not known."""
+"""One value a rank, None where it is not known."""
 
 
-class Comparison:
-    """Medians over the last steps by rank. Never changed. `rest` is called between any two of them."""
+class RankMedians:
+    """Medians over the last `steps` steps by rank. Never changed. `maybe_yield` is called between any two columns."""
 
     def __init__(
         self,
         series: StepSeries | None,
         slowdowns: Floats | None,
         steps: int,
-        rest: Callable[[], None] = no_yield,
+        maybe_yield: Callable[[], None] = no_yield,
     ) -> None:
         self._columns: dict[str, Known] = {}
         self._phases_ns: dict[str, Known] = {}
@@ -31,7 +31,7 @@ class Comparison:
 
         def read_medians(cells: Cells) -> Known:
             found = _read(medians_of_last(cells, steps))
-            rest()
+            maybe_yield()
             return found
 
         caused_ns = series.wait_caused_ns
@@ -44,7 +44,7 @@ class Comparison:
         self._phases_ns = {name: read_medians(values) for name, values in series.phases_ns.items()}
 
     def of(self, rank: int) -> Mapping[str, Any]:
-        """What is said of one rank, by field of RankSnapshot; nothing of one that was not compared."""
+        """Return the values of one rank by field of RankSnapshot; empty for a rank that was not compared."""
         place = self._place.get(rank)
         if place is None:
             return {}
@@ -52,12 +52,12 @@ class Comparison:
         return {"phases_ns_median": phases_ns, **self.summary_of(rank)}
 
     def summary_of(self, rank: int) -> Mapping[str, Any]:
-        """The same without the phases."""
+        """Return the same without the phases."""
         place = self._place.get(rank)
         return {} if place is None else {name: values[place] for name, values in self._columns.items()}
 
     def step_ns_median(self, rank: int) -> float | None:
-        """The median of one rank's steps, in ns."""
+        """Return the median step of one rank, in ns; None where it is not known."""
         place = self._place.get(rank)
         return None if place is None else self._columns["step_ns_median"][place]
 
@@ -69,5 +69,5 @@ def _read(values: Floats) -> Known:
     return known
 
 
-NOT_COMPARED: Final = Comparison(None, None, 1)
-"""Before the first look."""
+NO_MEDIANS: Final = RankMedians(None, None, 1)
+"""The medians before the first detection pass."""

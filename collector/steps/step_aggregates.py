@@ -1,7 +1,7 @@
-"""Steps as they go into the history: one line for all ranks together. Pure.
+"""Aggregate finished steps for the history: one line for all ranks together. Pure.
 
-A step is settled once every rank has reported it; where a rank does not, it is waited for over PATIENCE_STEPS more. So
-lines come in the order of the steps, each once. What the median hides stands in `longest_ns` and `slowest_rank`.
+A step is finished once every rank has reported it, or PATIENCE_STEPS later steps have come. Lines come in the order of
+the steps, each once. What the median hides is in `longest_ns` and `slowest_rank`.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,19 @@ import numpy as np
 from rankscope.collector.steps.step_series import Cells, Floats, Ints
 
 PATIENCE_STEPS: Final = 32
-"""At 16,384 ranks so many steps that wait are 4 MB, looked at each tick; a rank that is later is mostly dead."""
+"""Steps to wait for a rank that has not reported; a rank that is later is mostly dead. At 16,384 ranks they are 4 MB.
+"""
 
 NS_MAX: Final = 2**63 - 1
-"""The largest integer of SQLite. A rank may report any time, and as a float it may be rounded up beyond this."""
+"""The largest integer of SQLite; a reported time may exceed it once rounded as a float."""
 
 
 class StepAggregate(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a run: `attempt` and `step` name it, `wall_s` is when the collector had it (seconds since 1970).
 
-    Over the `ranks` that have reported it: the median and the longest duration and who had that; of several the lowest.
-    `phases_ns` are medians by phase. In synchronous training all durations are nearly equal: who kept whom waiting is
-    for the findings to say.
+    Over the `ranks` that have reported it: the median and the longest duration, and the lowest rank with the longest.
+    `phases_ns` are medians by phase. In synchronous training all durations are nearly equal: the findings say which
+    rank delayed the others.
     """
 
     attempt: int
@@ -40,8 +41,8 @@ class StepAggregate(msgspec.Struct, frozen=True, kw_only=True):
 def aggregate_steps(
     attempt: int, wall_s: float, steps: Ints, durations_ns: Floats, phases_ns: Mapping[str, Cells]
 ) -> list[StepAggregate]:
-    """A line for each step of which a rank is known. Shapes: steps (n,), durations and each phase (n, ranks) in ns, NaN
-    where a rank has not reported.
+    """Return a line for each step that any rank has reported. Shapes: steps (n,), durations and each phase (n, ranks)
+    in ns, NaN where a rank has not reported.
     """
     rows = np.flatnonzero(~np.isnan(durations_ns).all(axis=1))
     durations_ns = durations_ns[rows]
@@ -67,7 +68,7 @@ def aggregate_steps(
 
 
 def _medians(values: Floats) -> list[float]:
-    """The median of each row over what is known of it, NaN of a row of which nothing is."""
+    """Return the median of the known values of each row, NaN for a row without any."""
     gaps = np.isnan(values).any(axis=1)
     if not gaps.any():
         return [float(median) for median in np.median(values, axis=1)]

@@ -1,4 +1,4 @@
-"""The same steps of all ranks, as detection looks at them."""
+"""Hold the same steps of all ranks, as detectors read them. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 COMPUTING_PHASES: Final = ("data", "forward", "optimizer", "other")
-"""The phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
+"""Phases in which a rank does not wait for others; they stand in for the self time where waiting is not known."""
 
 
 class Cells(Protocol):
-    """Numbers of steps and ranks, of which those are read that are asked for; an array is one."""
+    """A table of steps and ranks that is read by index; an array is one."""
 
     def __getitem__(self, key: Any, /) -> Any:
-        """What numpy gives for this index."""
+        """Return what numpy returns for this index."""
         ...
 
 
 @dataclass(frozen=True)
 class StepSeries:
-    """`steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in ns, NaN where not known.
+    """Steps of several ranks. `steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in
+    ns, NaN where not known.
 
-    `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`
-    is how many the batches of each step held, shape (n, ranks), NaN where not known; None: of none.
-    `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only.
-    `earlier_count`: the first so many steps are from before those that are kept one by one, and are here because their
-    waiting is known.
+    `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`:
+    tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none. `wait_caused_ns`: the
+    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `earlier_count`: the
+    first steps that are older than those kept one by one, and are here because their waiting is known.
     """
 
     steps: Ints
@@ -57,21 +57,21 @@ class StepSeries:
         return order, ranks[order]
 
     def has(self, rank: int) -> bool:
-        """Whether the rank is in it."""
+        """Return whether the rank is in the series."""
         return rank in self._rank_column
 
     def column_of(self, rank: int) -> int:
-        """Where a rank's times are."""
+        """Return the column of a rank. Raises KeyError for a rank that is not in the series."""
         return self._rank_column[rank]
 
     def columns_of(self, ranks: Sequence[int]) -> Ints:
-        """Where the times of these ranks are, all of which must be in it, in their order."""
+        """Return the columns of these ranks, all of which must be in the series, in their order."""
         order, ordered = self._order
         return np.asarray(order[np.searchsorted(ordered, np.array(ranks, dtype=np.int64))], dtype=np.int64)
 
 
 def sum_computing(phases_ns: Mapping[str, Cells]) -> Floats | None:
-    """Of each step and rank the sum of COMPUTING_PHASES, in ns; two are in memory at a time. None without any."""
+    """Return the sum of COMPUTING_PHASES of each step and rank, in ns; None without any such phase."""
     present = [phases_ns[name] for name in COMPUTING_PHASES if name in phases_ns]
     if not present:
         return None
@@ -82,24 +82,24 @@ def sum_computing(phases_ns: Mapping[str, Cells]) -> Floats | None:
 
 
 CELLS_AT_ONCE: Final = 2**17
-"""1 MiB, which stays in a core's cache: of 16,384 ranks eight steps."""
+"""1 MiB, which stays in a core's cache: eight steps of 16,384 ranks."""
 
 
 def in_blocks(rows: Ints, columns: int) -> Iterator[Ints]:
-    """The rows, some at a time, or the columns of so many rows: what is computed on the way to a result is as large as
-    they are, several times.
-    """
+    """Yield the rows, or columns, in blocks of CELLS_AT_ONCE cells, which bounds the memory of intermediate results."""
     at_once = max(1, CELLS_AT_ONCE // max(1, columns))
     for first in range(0, len(rows), at_once):
         yield rows[first : first + at_once]
 
 
 LAGGING_STEPS: Final = 4
-"""By so many steps ranks may be apart that report one after the other: further back is looked only for the others."""
+"""Steps by which ranks may be apart that report one after the other."""
 
 
 def medians_of_last(cells: Cells, steps: int) -> Floats:
-    """Of every column the median of its last `steps` known values; shape (n, ranks) to (ranks,), NaN where none is."""
+    """Return the median of the last `steps` known values of every column; shape (n, ranks) to (ranks,), NaN where none
+    is.
+    """
     last = cells[-steps - LAGGING_STEPS :]
     has_enough = (~np.isnan(last)).sum(axis=0).min(initial=steps) >= steps
     values: Floats = last if has_enough else cells[:]
@@ -119,7 +119,7 @@ def medians_of_last(cells: Cells, steps: int) -> Floats:
 
 
 def _median_of_known(values: Floats, steps: int) -> Floats:
-    """The same where columns lack steps: while ranks report one after the other, most of them do."""
+    """Return the same for columns that lack some steps, as most do while ranks report one after the other."""
     known = ~np.isnan(values)
     wanted = known & (np.cumsum(known[::-1], axis=0)[::-1] <= steps)
     count = wanted.sum(axis=0)

@@ -1,28 +1,27 @@
-"""Who caused the waiting in a step: each rank is charged what it caused, not what it passed on.
+"""Attribute the waiting in a step to the ranks that caused it, along chains of waits. Pure.
 
-The member of a synchronising operation that came last made the others wait. Yet it may be late only because another
-rank had kept it waiting before: then it has passed on what that one caused. So for each rank is kept by whom it has
-been made late so far in the step (its *lateness*, in ns by origin). Of an operation with the waiting w, a the last:
+The member of a synchronising operation that came last made the others wait. It may be late only because another rank
+had made it wait before: then the wait is passed on, and the first rank is charged. So for each rank the *lateness* so
+far in the step is kept, in ns by origin. For an operation with the waiting w, and a its last member:
 
-    own[r]      = what r is later than its lateness explains, -w[r] - sum(lateness[r]), from the least of the members on
+    own[r]      = what r is later than its lateness explains, -w[r] - sum(lateness[r]), minus the least of the members
     lateness[r] gets own[r] at r itself, so that w[r] = sum(lateness[a]) - sum(lateness[r])
     w[r] is charged to the origins o in proportion to max(0, lateness[a][o] - lateness[r][o])
     lateness[r] = lateness[a] for all members: they leave together
 
-Durations are all this takes; no two clocks are compared. The charges of a step sum to the waiting in it, to the
-nanosecond: shares are rounded by their running sum.
+Only durations are used; no two clocks are compared. The charges of a step sum to the waiting in it, to the nanosecond:
+shares are rounded by their running sum.
 
-A rank has two latenesses. Waiting makes the thread that begins operations late as far as it had nothing else to do
-(`waits.match_operations`), and the stream of operations in any case: an operation that begins as soon as the one
-before it is over has been held up by the stream, any other by the thread.
+A rank has two latenesses. Waiting delays the thread that starts operations only while the thread has nothing else to do
+(`wait_times.match_operations`), and the stream of operations always: an operation that starts as soon as the one before
+it ends was delayed by the stream, any other by the thread.
 
-What is not traced: who made a receiver of a point-to-point operation or a member of one with a root wait. It counts as
-lateness of nobody (`untraced_ns`), so that ranks behind such an operation are not charged what they had waited there.
-A lateness that a rank brings along from the step before counts as its own.
+Not traced: who made a receiver of a point-to-point operation, or a member of one with a root, wait. It counts as
+lateness without an origin (`untraced_ns`), so that ranks behind such an operation are not charged for it. A lateness
+from the step before counts as the rank's own.
 
-Cost: about 0.15 ms an operation and 100 ns for each origin of each row (a rank's part in an operation). A step of 64
-ranks with 9 operations takes 10 ms; one at both limits below 0.3 s. So one step of several that arrive together is
-enough to ask for.
+Cost: about 0.15 ms an operation and 100 ns for each origin of each row; a step at both limits takes less than 0.3 s. So
+only one step of several that arrive together is attributed.
 """
 
 import itertools
@@ -39,19 +38,19 @@ from rankscope.collector.steps.wait_times import Matched, match_operations
 from rankscope.measure.units import NS_PER_MS
 
 OPERATIONS_MAX: Final = 1024
-"""Operations of a step that is looked at: 300 of a sharded model with 100 layers, three times over."""
+"""Operations of a step that is attributed: three times those of a sharded model with 100 layers."""
 CELLS_MAX: Final = 1_000_000
 """Rows times ranks of such a step: 64 ranks with 240 operations of all of them, or 512 ranks with 3."""
 BEHIND_NS: Final = NS_PER_MS // 10
-"""An operation that begins so soon after the one before it has waited for its end: kernels on a stream follow each
-other within 10 us, gloo's worker thread begins the next one after 41 us."""
+"""An operation that starts this soon after the one before it has waited for its end: kernels on a stream follow each
+other within 10 us, gloo's worker thread starts the next one after 41 us."""
 
 
 class WaitAttribution(NamedTuple):
-    """The waiting of one step by who caused it. `charged_ns` has shape (ranks, ranks), the waiting of the row's rank
-    that the column's caused; a rank pays for itself where its own lateness comes back to it. `untraced_ns` and
-    `passed_on_ns` have shape (ranks,): the waiting of each that nobody known caused, and the waiting of others for each
-    that others again caused.
+    """The waiting of one step by the rank that caused it. `charged_ns` has shape (ranks, ranks): the waiting of the
+    row's rank that the column's caused; the diagonal is lateness that comes back to its origin. `untraced_ns` and
+    `passed_on_ns` have shape (ranks,): the waiting of each rank without a known cause, and the waiting that each rank
+    passed on.
     """
 
     ranks: tuple[int, ...]
@@ -61,17 +60,17 @@ class WaitAttribution(NamedTuple):
 
     @property
     def caused_ns(self) -> Ints:
-        """What each rank is charged, shape (ranks,)."""
+        """The waiting that each rank caused, shape (ranks,)."""
         return np.asarray(self.charged_ns.sum(axis=0))
 
     @property
     def waited_ns(self) -> Ints:
-        """What each rank has waited in synchronising operations, shape (ranks,)."""
+        """The waiting of each rank in synchronising operations, shape (ranks,)."""
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
 def attribute_waits(step: Step, group_sizes: Mapping[str, int]) -> WaitAttribution | None:
-    """Charge the waiting of one step; None when it has more than OPERATIONS_MAX operations or CELLS_MAX cells."""
+    """Attribute the waiting of one step; None when it has more than OPERATIONS_MAX operations or CELLS_MAX cells."""
     ranks = find_ranks(step)
     if len(ranks) * count_rows(step) > CELLS_MAX:
         return None
@@ -83,16 +82,16 @@ def attribute_waits(step: Step, group_sizes: Mapping[str, int]) -> WaitAttributi
     charges = _Charges(len(ranks))
     for rows in _in_order(matched, operation):
         if matched.key[rows[0]] < 0:
-            charges.hold_up(paths, rows)
+            charges.add_untraced(paths, rows)
         else:
-            charges.share_out(paths, rows)
+            charges.attribute(paths, rows)
     return WaitAttribution(tuple(ranks.tolist()), charges.paid_ns[:, :-1], charges.paid_ns[:, -1], charges.passed_on_ns)
 
 
 def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:
-    """The rows of each operation, every one after those that any of its members took part in before.
+    """Yield the rows of each operation after those of all operations that any of its members took part in before.
 
-    Where ranks disagree on the order (two streams), the operation that one of them began the earliest comes first.
+    Where ranks disagree on the order (two streams), the operation that one of them started the earliest comes first.
     """
     if len(operation) == 0:
         return
@@ -121,14 +120,14 @@ def _in_order(matched: Matched, operation: Ints) -> Iterator[Ints]:
 
 
 def _number_operations(key: Ints) -> Ints:
-    """The same number for rows of one key; rows without one are operations of their own."""
+    """Return a number for each row, the same for rows of one key; rows without a key get their own."""
     alone = key < 0
     apart = np.where(alone, int(key.max(initial=0)) + 1 + np.arange(len(key)), key)
     return np.unique(apart, return_inverse=True)[1]
 
 
 class _Paths:
-    """The rows, and for each its rank's column and whether it begins right behind the row before it of its rank."""
+    """The rows, and for each its rank's column and whether it starts directly after the previous row of its rank."""
 
     def __init__(self, matched: Matched, column: Ints) -> None:
         self.column = column
@@ -141,7 +140,7 @@ class _Paths:
 
 
 class _Charges:
-    """Latenesses and charges of `count` ranks; the last origin is nobody known."""
+    """Latenesses and charges of `count` ranks; the last origin is the unknown one."""
 
     def __init__(self, count: int) -> None:
         self.paid_ns = np.zeros((count, count + 1), dtype=np.int64)
@@ -149,8 +148,8 @@ class _Charges:
         self._of_thread = np.zeros((count, count + 1))
         self._of_stream = np.zeros((count, count + 1))
 
-    def hold_up(self, paths: _Paths, rows: Ints) -> None:
-        """An operation of which nobody knows who made the rank wait."""
+    def add_untraced(self, paths: _Paths, rows: Ints) -> None:
+        """Add an operation whose waiting has no known origin."""
         (row,) = rows.tolist()
         column = int(paths.column[row])
         at_begin = (self._of_stream if paths.is_behind[row] else self._of_thread)[column].copy()
@@ -158,19 +157,19 @@ class _Charges:
         self._of_thread[column, -1] += paths.hindered_ns[row]
         self._of_stream[column] = at_begin
 
-    def share_out(self, paths: _Paths, rows: Ints) -> None:
-        """A synchronising operation of these rows."""
+    def attribute(self, paths: _Paths, rows: Ints) -> None:
+        """Attribute a synchronising operation of these rows."""
         columns, wait_ns = paths.column[rows], paths.wait_ns[rows]
         by_stream = paths.is_behind[rows]
         lateness = np.where(by_stream[:, np.newaxis], self._of_stream[columns], self._of_thread[columns])
         own = -wait_ns - lateness.sum(axis=1)
         own -= own.min()
         lateness[np.arange(len(rows)), columns] += own
-        mine = np.where(by_stream, 0.0, own)
-        self._of_thread[columns, columns] += mine
+        own_of_thread = np.where(by_stream, 0.0, own)
+        self._of_thread[columns, columns] += own_of_thread
         last = int(wait_ns.argmin())
         gap = lateness[last] - lateness
-        shares_ns = _share_out(wait_ns, np.maximum(gap, 0.0))
+        shares_ns = _split_by_weight(wait_ns, np.maximum(gap, 0.0))
         np.add.at(self.paid_ns, columns, shares_ns)
         self.passed_on_ns[columns[last]] += wait_ns.sum() - shares_ns[:, columns[last]].sum()
         hindered = np.divide(paths.hindered_ns[rows], wait_ns, out=np.zeros(len(rows)), where=wait_ns > 0)
@@ -178,8 +177,9 @@ class _Charges:
         self._of_stream[columns] = lateness[last]
 
 
-def _share_out(amounts_ns: Ints, weights: npt.NDArray[np.float64]) -> Ints:
-    """Each amount in proportion to its row of weights, in whole ns that sum to it; shape (k,), (k, n) to (k, n).
+def _split_by_weight(amounts_ns: Ints, weights: npt.NDArray[np.float64]) -> Ints:
+    """Return each amount split in proportion to its row of weights, in whole ns that sum to it; shape (k,), (k, n) to
+    (k, n).
 
     The running sum of the shares is rounded, so that each is off by less than 1 ns. The weights of an amount above 0
     are not all 0.

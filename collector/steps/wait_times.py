@@ -1,7 +1,7 @@
-"""Waiting told from transfer, for the collectives of one step on all ranks (docs/definitions.md section 3).
+"""Separate waiting from transfer in the collectives of one step on all ranks (docs/definitions.md section 3). Pure.
 
-All members leave a synchronising collective together, so the member with the shortest duration came last: what it
-took is the transfer, and what the others took longer they waited. This needs no common clock.
+All members leave a synchronising collective together, so the member with the shortest duration came last: its duration
+is the transfer, and what the others took longer they waited. This needs no common clock.
 
 Exposed waiting
 ---------------
@@ -13,30 +13,30 @@ a collective, so it was not blocked on this one before the last enqueue that pre
     exposed waiting of c = [max(start of c, latest start of any collective before the end of c), end of c - transfer)
 
 and a rank's exposed waiting in a step is the length of the union of these. A collective's start on its worker thread
-stands for its enqueue (seen: 41 us later; more when both workers of the group are busy, which makes this an upper
-bound of what was exposed).
+stands for its enqueue (about 41 us later; more when both workers of the group are busy, which makes this an upper bound
+of the exposure).
 
-On a device a communication stream runs one operation after the other, so that the start of one says little about its
-enqueue: in simulation the waiting behind four buckets of gradients came out twice as long as it was. There the rank
-tells how much of an operation was exposed, and since work that hides it was begun before it, that is its end:
+On a device a communication stream runs one operation after the other, so the start of one says little about its
+enqueue. There the rank reports the exposed part of an operation, and since the work that hides it began before it, that
+part is its end:
 
     exposed part of c = [max(start of c, end of c - exposed), end of c)
 
-The transfer in it is taken off too: a rank that has to move its data over a slow link does not work slowly. Where
-exposure is not told the transfer stays in, since what of it was hidden behind compute would be taken off with it.
+The transfer in it is subtracted too: a rank that has to move its data over a slow link does not work slowly. Where
+exposure is not reported the transfer stays in, since its part hidden behind compute would be subtracted with it.
 
 Point to point
 --------------
-The receiver waits for the sender. What the data movement took is at most the shortest duration of an operation of the
-same kind and size in the step, on any rank; beyond it a rank waited. Without this a stage of a pipeline would be blamed
-for the stages before it. It counts as exposed waiting; waiting and transfer are not reported.
+The receiver waits for the sender. The transfer is at most the shortest duration of an operation of the same kind and
+size in the step, on any rank; the rest is waiting. Without this a stage of a pipeline would be blamed for the stages
+before it. It counts as exposed waiting; waiting and transfer are not reported.
 
 Operations with a root
 ----------------------
-In a broadcast, reduce, gather or scatter waiting cannot be told from transfer: who waits for whom depends on the
-backend. Their waiting and transfer are not reported. Yet the time a member spends in one beyond the shortest member is
-certainly not its own work, so it counts as exposed waiting here: otherwise the root of a broadcast that waits for a
-late receiver would be taken for slow itself.
+In a broadcast, reduce, gather or scatter waiting cannot be separated from transfer: which rank waits for which depends
+on the backend. Their waiting and transfer are not reported. Yet the time beyond the shortest member's is certainly not
+the rank's own work, so it counts as exposed waiting here: otherwise the root of a broadcast that waits for a late
+receiver would be taken for slow itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,10 +62,10 @@ from rankscope.measure.table import MISSING
 
 
 class KindColumns(NamedTuple):
-    """The kinds of collective of all ranks in one step, by column: a row for each rank and kind, by rank and kind.
+    """Collectives of all ranks in one step by kind: a row for each rank and kind, by rank and kind.
 
     `kind` indexes `kinds`; `size_bytes` is MISSING where it is not known. The last five columns are about the matched
-    ones; `exposed_transfer_ns` is the part of the transfer in which the rank had nothing else to do.
+    collectives; `exposed_transfer_ns` is the part of the transfer in which the rank had nothing else to do.
     """
 
     kinds: Kinds
@@ -82,8 +82,8 @@ class KindColumns(NamedTuple):
 
 
 class StepWaits(NamedTuple):
-    """One step. Of each of `ranks`, which ascend, its exposed waiting (and transfer, where told), shape (ranks,) in ns:
-    NaN where a collective was not found on every member of its group.
+    """Waiting of one step. `exposed_ns`: exposed waiting (and transfer, where reported) of each of `ranks`, which
+    ascend, shape (ranks,) in ns; NaN where a collective was not found on every member of its group.
     """
 
     ranks: Ints
@@ -93,8 +93,8 @@ class StepWaits(NamedTuple):
 
 
 class _Exposure(NamedTuple):
-    """For each row when the operation ended, and since when its rank had nothing else to do until then. The axis has a
-    stretch of this length for each rank.
+    """End of each row's operation, and the time since when its rank had nothing else to do. Each rank has a section of
+    the axis, `stretch_ns` long.
     """
 
     begin_ns: Ints
@@ -103,11 +103,11 @@ class _Exposure(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """The operations of one step on all ranks, a row for each rank's part in one, each rank's in the order of begin.
+    """Operations of one step on all ranks: a row for each rank's part in one, each rank's in the order of start.
 
     `rank`, `start_ns` (the rank's own clock) and `duration_ns` as reported. `key` is the same for the members of one
-    synchronising operation that was found on all of them, and -1 otherwise. `wait_ns` is the waiting, `hindered_ns`
-    the part of it in which the rank had nothing else to do; what is hindered twice at a time counts once.
+    synchronising operation that was found on all of them, and -1 otherwise. `wait_ns` is the waiting, `hindered_ns` the
+    part of it in which the rank had nothing else to do; overlapping parts count once.
     """
 
     rank: Ints
@@ -119,9 +119,8 @@ class Matched(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A step with what each row came to. `is_matched`: it was found on all members and synchronises; `is_unknown`: it
-    was not found on all, and makes its rank's waiting unknown. `wait_ns` and `transfer_ns` are of every row that may
-    wait.
+    """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
+    `is_unknown`: not found on all, which makes its rank's waiting unknown.
     """
 
     rows: Rows
@@ -136,9 +135,9 @@ class _Split(NamedTuple):
 def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
     """Match the collectives of all ranks in one step and split each into waiting and transfer.
 
-    Matched by (group, op, sequence); without a sequence by (group, op, how manieth). Point-to-point operations
-    have no waiting; one that some member did not report, or whose group's size is not known yet, makes the exposed
-    waiting of its members unknown.
+    Matched by (group, op, sequence); without a sequence by (group, op, position among those). Point-to-point operations
+    have no waiting; one that a member did not report, or whose group's size is unknown, makes the exposed waiting of
+    its members unknown.
     """
     ranks = find_ranks(step)
     rank_count = int(ranks.max(initial=0)) + 1
@@ -149,7 +148,7 @@ def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
 
 
 def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:
-    """The same matching and waiting, operation by operation."""
+    """Return the same matching and waiting, operation by operation."""
     split = _split(step, group_sizes, int(find_ranks(step).max(initial=0)) + 1)
     rows, exposure = split.rows, split.exposure
     order = np.lexsort((rows.start_ns, rows.rank))
@@ -166,14 +165,14 @@ def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Spli
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
     synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
-    holds_up = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
-    complete = holds_up & (found == expected)
+    may_wait = (_of_kind(rows, [op in ROOTED_OPS for _, op in kinds]) > 0) | synchronises
+    complete = may_wait & (found == expected)
     handed_over, handover_ns = _shortest_handover(rows, kinds)
     wait_ns = np.where(complete, rows.duration_ns - shortest_ns, 0)
     return _Split(
         rows=rows,
         kinds=kinds,
-        is_unknown=holds_up & (found != expected),
+        is_unknown=may_wait & (found != expected),
         exposure=_find_exposure(rows, rank_count),
         is_matched=complete & synchronises,
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
@@ -182,12 +181,12 @@ def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Spli
 
 
 def _of_kind(rows: Rows, values: Sequence[int]) -> Ints:
-    """A value of each kind, for each row."""
+    """Return a value of each kind, for each row."""
     return np.array(values, dtype=np.int64)[rows.kind] if len(rows.kind) else rows.kind
 
 
 def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
-    """For each row the shortest duration among the rows of its key, and how many rows that key has."""
+    """Return for each row the shortest duration among the rows of its key, and the number of those rows."""
     if len(key) == 0:
         return key, key
     shortest = np.full(int(key.max()) + 1, np.iinfo(np.int64).max)
@@ -196,7 +195,9 @@ def _shortest(key: Ints, duration_ns: Ints) -> tuple[Ints, Ints]:
 
 
 def _shortest_handover(rows: Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_], Ints]:
-    """Which rows are point to point, and for each row the shortest duration of its operation and size on any rank."""
+    """Return which rows are point to point, and for each row the shortest duration of its operation and size on any
+    rank.
+    """
     handed_over = _of_kind(rows, [op in POINT_TO_POINT_OPS for _, op in kinds]) > 0
     if not handed_over.any():  # as in most jobs: then nothing has to be sorted
         return handed_over, rows.duration_ns
@@ -207,7 +208,7 @@ def _shortest_handover(rows: Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_],
 
 
 def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
-    """All ranks at once: each rank's times are moved to a stretch of the axis of its own."""
+    """Return the exposure of all ranks at once: each rank's times are moved to a section of the axis of its own."""
     if len(rows.rank) == 0:
         return _Exposure(rows.rank, rows.rank, 1)
     # Ranks' clocks may be far apart: each rank's times are counted from its own first start.
@@ -224,17 +225,17 @@ def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
 
 
 def _exposed(split: _Split, rank_count: int) -> Ints:
-    """Per rank number the length of the union of its exposed waiting, shape (rank_count,)."""
-    exposure, is_told = split.exposure, split.rows.exposed_ns != MISSING
-    finish = exposure.end_ns - np.where(is_told, 0, split.transfer_ns)
-    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(split.wait_ns > 0) | is_told]
+    """Return the length of the union of each rank's exposed waiting, shape (rank_count,)."""
+    exposure, is_reported = split.exposure, split.rows.exposed_ns != MISSING
+    finish = exposure.end_ns - np.where(is_reported, 0, split.transfer_ns)
+    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(split.wait_ns > 0) | is_reported]
     covered = intervals.union(waiting)
     ranks, lengths = covered[:, 0] // exposure.stretch_ns, covered[:, 1] - covered[:, 0]
     return np.bincount(ranks, weights=lengths, minlength=rank_count).astype(np.int64)
 
 
 def _sum_kinds(split: _Split) -> KindColumns:
-    """Rows lie by rank and kind."""
+    """Return the sums of each rank and kind, by which the rows are sorted."""
     rows, exposure = split.rows, split.exposure
     if len(rows.rank) == 0:
         return KindColumns([], *[rows.rank] * (len(KindColumns._fields) - 1))

@@ -1,4 +1,4 @@
-"""What the step of each rank communicates: ranks with the same signature do the same work."""
+"""Find what each rank's step communicates: ranks with the same signature do the same work. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.table import MISSING
 
 FindPlace = Callable[[int, str], int]
-"""Where a rank stands in a group, from 0; -1 where nobody has told."""
+"""Returns the index of a rank in a group, from 0; -1 where it is unknown."""
 
 FIRST_SENDS = -2
 FIRST_RECEIVES = -1
@@ -25,25 +25,27 @@ FIRST_RECEIVES = -1
 
 
 KINDS_OF_STEPS_MAX = 64
-"""Different steps, of as many calls each, of which ranks are looked for that share them: a pipeline has as many stages
-at most. Beyond that, as where experts get another share in each step, every rank's signature is made by itself."""
+"""Different steps with the same number of calls for which ranks are grouped: a pipeline has at most as many stages.
+Beyond it, as where experts get another share in each step, every rank's signature is made by itself."""
 
 
 class Signature(NamedTuple):
-    """What a step communicates: sorted (op, group size, bytes). `places` tells pipeline stages apart that send and
-    receive the same: where the rank stands in each group in which it hands over from rank to rank.
+    """Collectives of a step: sorted (op, group size, bytes). `places` separates pipeline stages that send and receive
+    the same: the rank's index in each group with point-to-point operations.
     """
 
     calls: tuple[tuple[str, int, int], ...]
     places: tuple[int, ...] = ()
 
     def __hash__(self) -> int:
-        """Of a few of the calls: every look puts each rank's in a dictionary, and there may be hundreds of calls."""
+        """Hash only the first and last call: every detection pass hashes all ranks' signatures, of up to hundreds of
+        calls.
+        """
         return hash((len(self.calls), self.calls[:1], self.calls[-1:]))
 
 
 class GroupFacts(NamedTuple):
-    """What is known of the process groups of a run: the size of each, that of the whole run, and who stands where."""
+    """Known facts of the process groups of a run: the size of each, the world size, and the index of each rank."""
 
     sizes: Mapping[str, int]
     world_size: int
@@ -53,9 +55,9 @@ class GroupFacts(NamedTuple):
 def find_signatures(
     rows: Rows, kinds: Kinds, groups: GroupFacts, former: Mapping[int, Signature]
 ) -> Mapping[int, Signature]:
-    """The signature of every rank with a collective; ranks that do the same share one. It is the `former` ones where
-    nothing has changed, or nothing is known: there is no collective, or the size of one is not told (by full windows),
-    without which pipeline stages would look the same.
+    """Return the signature of every rank with a collective; ranks with equal ones share the object. Returns `former`
+    where nothing has changed, or where nothing is known: no collective, or one whose size is missing (only full windows
+    report it), without which pipeline stages look the same.
     """
     if not len(rows.rank) or bool(np.any(rows.size_bytes == MISSING)):
         return former
@@ -64,38 +66,40 @@ def find_signatures(
     code = code[order_by(rows.rank, code, len(calls))]
     firsts = np.flatnonzero(differs_from_previous(rows.rank))
     ranks, ends = rows.rank[firsts].tolist(), [*firsts[1:].tolist(), len(code)]
-    leaders = _find_leaders(code, firsts)
+    firsts_alike = _find_first_alike(code, firsts)
     known: dict[tuple[int, tuple[int, ...]], Signature] = {}
     found = {}
-    for leader, rank in zip(leaders.tolist(), ranks, strict=True):
-        key = leader, places.get(rank, ())
+    for first_alike, rank in zip(firsts_alike.tolist(), ranks, strict=True):
+        key = first_alike, places.get(rank, ())
         signature = known.get(key)
         if signature is None:
-            signature = Signature(tuple([calls[one] for one in code[firsts[leader] : ends[leader]].tolist()]), key[1])
+            signature = Signature(
+                tuple([calls[one] for one in code[firsts[first_alike] : ends[first_alike]].tolist()]), key[1]
+            )
             before = former.get(rank)
             signature = known[key] = before if before == signature else signature  # the same one is compared quickly
         found[rank] = signature
     return former if found == former else found
 
 
-def _find_leaders(code: Ints, firsts: Ints) -> Ints:
-    """For each rank, whose calls in order begin at its `firsts`, the first one that has the same calls."""
+def _find_first_alike(code: Ints, firsts: Ints) -> Ints:
+    """Return for each rank, whose calls in order begin at its `firsts`, the first rank with the same calls."""
     counts = np.diff(firsts, append=len(code))
-    leaders = np.arange(len(firsts))
+    firsts_alike = np.arange(len(firsts))
     for count in np.unique(counts).tolist():
-        left = np.flatnonzero(counts == count)
-        calls = code[firsts[left][:, np.newaxis] + np.arange(count)]
+        remaining = np.flatnonzero(counts == count)
+        calls = code[firsts[remaining][:, np.newaxis] + np.arange(count)]
         for _ in range(KINDS_OF_STEPS_MAX):
-            if not len(left):
+            if not len(remaining):
                 break
             is_same = (calls == calls[0]).all(axis=1)
-            leaders[left[is_same]] = left[0]
-            left, calls = left[~is_same], calls[~is_same]
-    return leaders
+            firsts_alike[remaining[is_same]] = remaining[0]
+            remaining, calls = remaining[~is_same], calls[~is_same]
+    return firsts_alike
 
 
 def _number_calls(rows: Rows, kinds: Kinds, group_sizes: Mapping[str, int]) -> tuple[list[tuple[str, int, int]], Ints]:
-    """The different calls in order, and for each row the number of its own among them."""
+    """Return the different calls in order, and for each row the index of its call."""
     sorts = [(op, group_sizes.get(group, 0)) for group, op in kinds]
     of_sort = {sort: number for number, sort in enumerate(sorted(set(sorts)))}
     sort = np.array([of_sort[one] for one in sorts], dtype=np.int64)[rows.kind]
@@ -106,9 +110,10 @@ def _number_calls(rows: Rows, kinds: Kinds, group_sizes: Mapping[str, int]) -> t
 
 
 def _find_places(rows: Rows, kinds: Kinds, groups: GroupFacts) -> dict[int, tuple[int, ...]]:
-    """By rank its place in each group in which it hands over, in the order of its own names of groups.
+    """Return for each rank its place in each group with point-to-point operations, in the order of its own names of
+    groups.
 
-    In a group of all ranks every place is another one: there it counts whether the rank sends first.
+    In a group of all ranks every place is different: there it counts whether the rank sends first.
     """
     hands_over = np.array([op in POINT_TO_POINT_OPS for _, op in kinds], dtype=bool)[rows.kind]
     if not hands_over.any():  # as in most jobs

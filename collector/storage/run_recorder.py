@@ -221,14 +221,14 @@ class Recorder:
         saved_ranks, known, old = {}, {}, []
         ranks, collectives = state.lives, state.save_collectives()
         changed = []
-        for number, rank in chunked(ranks.items(), state.rest):
+        for number, rank in chunked(ranks.items(), state.maybe_yield):
             before = self._saved.get((run, number))
             if is_last or before is None or before.counters != rank.counters:
                 changed.append(number)
             elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
-        for number in chunked(changed, state.rest):
+        for number in chunked(changed, state.maybe_yield):
             saved_ranks[run, number] = saved.attempt, state.save_rank(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
         return _Changes(saved, story, saved_ranks, collectives, known, steps)

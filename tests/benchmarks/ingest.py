@@ -180,7 +180,7 @@ def take_batch(collector: Collector, meter: Meter, own: range, frames: list[byte
     came = list(zip(own, frames, strict=True))
     events = meter.time("receive", lambda: [collector.receive(rank, frame, now_ns) for rank, frame in came])
     meter.time("handle", lambda: [collector.job.handle(event) for event in events])
-    meter.time("settle", collector.job.settle)
+    meter.time("settle", collector.job.flush_reports)
 
 
 def render(head: str, results: dict[int, Result]) -> str:

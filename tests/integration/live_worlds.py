@@ -1,6 +1,6 @@
 """Collectors that know runs which nobody trains: what the API and the live page are held against.
 
-Small runs are told by a real RunState (`job_stories.py`); a run of 16,384 ranks is made of columns, as its state makes
+Small runs are told by a real RunState (`run_stories.py`); a run of 16,384 ranks is made of columns, as its state makes
 them, because to report for so many ranks would take longer than to look at them.
 """
 
@@ -23,7 +23,7 @@ from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.records import Totals, WindowBreakdown
-from tests.unit.collector.runs.job_stories import MS, Story
+from tests.unit.collector.runs.run_stories import MS, Story
 
 RANKS_PER_NODE = 8
 STEPS = 64

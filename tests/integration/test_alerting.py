@@ -26,7 +26,7 @@ from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakd
 from tests.integration.monitoring import Labels, Notice, Running, Webhook, alerting
 from tests.integration.serving import read_url, serving, wait_for
 from tests.integration.wire_ranks import WireRanks
-from tests.unit.collector.runs.job_stories import TRANSFER_NS, Story
+from tests.unit.collector.runs.run_stories import TRANSFER_NS, Story
 
 WELL, SICK, CUT = "well", "sick", "cut"
 RANKS, RANKS_A_NODE = 4, 2

@@ -24,7 +24,7 @@ from tests.integration.serving import Api, Served, find_fixed_port, have_ended, 
 from tests.integration.small_disk import fill, mounted
 from tests.integration.torchrun import Ended, python, run, started, torchrun
 from tests.integration.wire_ranks import telling
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 RANKS = 4
 SLOW_RANK = 2

@@ -16,7 +16,7 @@ from tests.integration.killed_writer import kill_writer
 from tests.integration.serving import Served, read_url, serving, wait_for
 from tests.integration.torchrun import Ended, python, run
 from tests.integration.wire_ranks import telling
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 SLOW_RANK = 2
 WRITES = 100

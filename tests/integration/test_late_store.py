@@ -20,8 +20,8 @@ from rankscope.measure.codec import decode
 from rankscope.measure.messages import Hello
 from tests.driven_clock import DrivenClock
 from tests.integration.serving import wait_for
-from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.runs.kept_runs import life_of, run_of
+from tests.unit.collector.runs.run_stories import Story
 
 
 class Direct:

@@ -13,9 +13,9 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story, totals_of
-from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.runs.kept_runs import keep_run
 from tests.unit.collector.runs.run_snapshots import rank_of
+from tests.unit.collector.runs.run_stories import Story
 
 RANKS = 16_384
 PATIENCE = """

@@ -14,7 +14,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import LivePage
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
 HOSTILE = "</script><script>window.hacked='run'</script><img src=x onerror=\"window.hacked='img'\">&amp;\u202e'\""

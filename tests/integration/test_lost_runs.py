@@ -14,7 +14,7 @@ from rankscope.measure.messages import Goodbye, Hello, Message
 from tests.driven_clock import DrivenClock
 from tests.integration.serving import wait_for
 from tests.integration.test_late_store import Direct
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 SILENT_S = 15.0
 """The default of `rank_silent_s`."""

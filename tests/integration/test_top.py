@@ -11,7 +11,7 @@ from tests.integration.light_ranks import crew_of
 from tests.integration.serving import END_S_MAX, Served, serving
 from tests.integration.terminal import top
 from tests.integration.wire_ranks import telling
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 
 @pytest.fixture(scope="module")

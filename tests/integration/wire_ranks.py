@@ -1,4 +1,4 @@
-"""Ranks without a training: a written story (`tests/unit/collector/runs/job_stories.py`) told to a real collector."""
+"""Ranks without a training: a written story (`tests/unit/collector/runs/run_stories.py`) told to a real collector."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import zmq
 from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEvent
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Message, Welcome
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 ANSWER_MS_MAX = 30_000
 """Far beyond what an answer takes: only a test that fails waits for it."""

@@ -27,9 +27,9 @@ moves = st.lists(
 def tell(goodput: Goodput, move: Move, now: int) -> None:
     match move[0]:
         case "take_steps":
-            goodput.take_steps(now, move[2])
+            goodput.add_steps(now, move[2])
         case "lose":
-            goodput.lose([now % 7, 8], [move[2], 1.0])
+            goodput.add_loss([now % 7, 8], [move[2], 1.0])
         case name:
             getattr(goodput, name)(now)
 
@@ -69,7 +69,7 @@ def test_steps_and_gaps_come_out_as_they_were_made(made: list[tuple[int, int]]) 
     goodput.begin(now)
     for gap, step in made:
         now += gap + step
-        goodput.take_steps(now, step)
+        goodput.add_steps(now, step)
     found = goodput.snapshot(now)
     assert found.productive_ns == sum(step for _, step in made)
     assert found.startup_ns == made[0][0]

@@ -12,7 +12,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter
-from tests.unit.collector.runs.job_stories import S, Story
+from tests.unit.collector.runs.run_stories import S, Story
 
 RANKS = 3
 WALL_S = 1_800_000_000.0

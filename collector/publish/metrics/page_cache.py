@@ -344,7 +344,7 @@ class PageCache:
             return
         try:
             if self._seen is not None:
-                self._seen.let_go()
+                self._seen.drop_built_runs()
         finally:
             self._writing.release()
 

@@ -80,7 +80,7 @@ def test_no_slot_is_held_outside_the_context() -> None:
 def test_tick_of_many_ranks_yields_between_chunks() -> None:
     story = Story(3 * CHUNK_RANKS).join().train(6)
     yields: list[int] = []
-    story.job.rest = lambda: yields.append(1)
+    story.job.maybe_yield = lambda: yields.append(1)
     story.tick()
     of_tick = len(yields)
     story.job.draft(story.now_ns)

@@ -14,7 +14,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from rankscope.collector.steps.step_series import Floats, StepSeries
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.steps.step_series import MS, view_of
 
 KEPT = 256

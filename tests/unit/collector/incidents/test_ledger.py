@@ -14,7 +14,7 @@ from rankscope.collector.incidents.ledger import (
 )
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
 from tests.unit.collector.detect.findings import RUN, slow
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 RULES = Rules(incidents_max=10, reopen_s=100.0, escalate_s=1e6, escalate_rank_s=1e6, restart_grace_s=50.0)
 

@@ -96,8 +96,8 @@ def tell(
     for first in range(0, len(events), batch):
         for event in events[first : first + batch]:
             job.handle(event)
-        job.settle(steps_max=steps_max)
-    job.settle()
+        job.flush_reports(steps_max=steps_max)
+    job.flush_reports()
     attempt = job._attempt
     assert attempt is not None
     series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
@@ -144,9 +144,9 @@ def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
         job.handle(hello_of(rank))
     for rank in range(RANKS):
         job.handle(report_of(rank, 1, range(3), np.random.default_rng(rank)))
-    job.settle(steps_max=1)
+    job.flush_reports(steps_max=1)
     assert count_in_picture(job) == 1
-    job.settle(steps_max=1)
+    job.flush_reports(steps_max=1)
     assert (count_in_picture(job), count_in_picture(job)) == (2, 2)
     job.handle(Tick(NOW_NS, 1.0))
     assert count_in_picture(job) == 3

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, Snapshot
 from tests.lazy_runs import LazyRun
-from tests.unit.collector.runs.job_stories import Story, boot_of
+from tests.unit.collector.runs.run_stories import Story, boot_of
 
 
 def snapshot_of(story: Story) -> Snapshot:
@@ -37,7 +37,7 @@ def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
     story = Story(2).join().train(3)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns), story.job.snapshot(story.now_ns)])
     before = snapshot.runs
-    snapshot.let_go()
+    snapshot.drop_built_runs()
     assert snapshot.runs is not before
     assert snapshot.runs == before
 

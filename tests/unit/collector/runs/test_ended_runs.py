@@ -10,7 +10,7 @@ from rankscope.collector.runs.events import CloseFinding, Tick
 from rankscope.collector.runs.findings import _find_outcome
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
-from tests.unit.collector.runs.job_stories import S, Story
+from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
 
 RANKS = 4

@@ -8,7 +8,7 @@ from rankscope.collector.runs.goodput import LOST_STEPS_KEPT, Goodput, GoodputSn
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Totals
-from tests.unit.collector.runs.job_stories import MS, TRANSFER_NS, S, Story, boot_of
+from tests.unit.collector.runs.run_stories import MS, TRANSFER_NS, S, Story, boot_of
 
 BEGIN = 1_000
 
@@ -23,7 +23,7 @@ def account() -> Goodput:
 def stepping() -> Goodput:
     """Of a run that took 10 s to start and had made 5 s of steps at BEGIN + 15."""
     goodput = account()
-    goodput.take_steps(BEGIN + 15, 5)
+    goodput.add_steps(BEGIN + 15, 5)
     return goodput
 
 
@@ -54,52 +54,52 @@ def test_time_before_the_first_step_is_start_up() -> None:
 
 def test_steps_made_before_the_collector_came_are_not_part_of_the_time_that_it_knows() -> None:
     goodput = account()
-    goodput.take_steps(BEGIN + 2, 5_000)
-    goodput.take_steps(BEGIN + 12, 4)
+    goodput.add_steps(BEGIN + 2, 5_000)
+    goodput.add_steps(BEGIN + 12, 4)
     assert spent(goodput, BEGIN + 12) == {"productive": 2 + 4, "between_steps": 6}
 
 
 def test_time_that_no_step_fills_is_between_steps() -> None:
     goodput = stepping()
-    goodput.take_steps(BEGIN + 25, 8)
+    goodput.add_steps(BEGIN + 25, 8)
     assert spent(goodput, BEGIN + 26) == {"startup": 10, "productive": 13, "between_steps": 2, "unreported": 1}
 
 
 def test_step_time_that_a_late_report_left_no_room_for_is_made_good() -> None:
     goodput = stepping()
-    goodput.take_steps(BEGIN + 16, 3)  # 2 more than there was time for
+    goodput.add_steps(BEGIN + 16, 3)  # 2 more than there was time for
     assert spent(goodput, BEGIN + 16)["productive"] == 5 + 1
-    goodput.take_steps(BEGIN + 22, 3)
+    goodput.add_steps(BEGIN + 22, 3)
     assert spent(goodput, BEGIN + 22) == {"startup": 10, "productive": 5 + 1 + 5, "between_steps": 1}
 
 
 def test_report_of_an_earlier_moment_than_the_last_takes_no_time_back() -> None:
     goodput = stepping()
-    goodput.take_steps(BEGIN + 12, 0)
+    goodput.add_steps(BEGIN + 12, 0)
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 5}
 
 
 def test_stall_lasts_from_the_last_step_before_it_to_the_first_report_after_it() -> None:
     goodput = stepping()
     for now in (50, 60):
-        goodput.stall(BEGIN + now)
+        goodput.mark_stalled(BEGIN + now)
     assert spent(goodput, BEGIN + 61) == {"startup": 10, "productive": 5, "stalled": 45, "unreported": 1}
-    goodput.take_steps(BEGIN + 63, 48)  # the step that stalled
-    goodput.take_steps(BEGIN + 65, 2)
+    goodput.add_steps(BEGIN + 63, 48)  # the step that stalled
+    goodput.add_steps(BEGIN + 65, 2)
     assert spent(goodput, BEGIN + 65) == {"startup": 10, "productive": 7, "stalled": 48}
 
 
 def test_restart_lasts_from_the_last_step_of_an_attempt_to_the_first_of_the_next() -> None:
     goodput = stepping()
     goodput.restart(BEGIN + 20)
-    goodput.take_steps(BEGIN + 40, 6)
+    goodput.add_steps(BEGIN + 40, 6)
     assert spent(goodput, BEGIN + 40) == {"startup": 10, "productive": 11, "restart": 19}
 
 
 def test_attempt_that_never_made_a_step_was_start_up() -> None:
     goodput = account()
     goodput.restart(BEGIN + 20)
-    goodput.take_steps(BEGIN + 30, 4)
+    goodput.add_steps(BEGIN + 30, 4)
     assert spent(goodput, BEGIN + 30) == {"startup": 20, "restart": 6, "productive": 4}
 
 
@@ -107,8 +107,8 @@ def test_time_stops_when_the_run_is_over() -> None:
     goodput = stepping()
     goodput.end(BEGIN + 18)
     goodput.end(BEGIN + 30)
-    goodput.stall(BEGIN + 30)
-    goodput.take_steps(BEGIN + 30, 5)
+    goodput.mark_stalled(BEGIN + 30)
+    goodput.add_steps(BEGIN + 30, 5)
     assert spent(goodput, BEGIN + 99) == {"startup": 10, "productive": 5, "between_steps": 3}
 
 
@@ -124,40 +124,40 @@ def test_run_that_ended_and_is_restarted_goes_on() -> None:
     goodput = stepping()
     goodput.end(BEGIN + 18)
     goodput.restart(BEGIN + 28)
-    goodput.take_steps(BEGIN + 30, 1)
+    goodput.add_steps(BEGIN + 30, 1)
     assert spent(goodput, BEGIN + 30) == {"startup": 10, "productive": 6, "between_steps": 3, "restart": 11}
 
 
 def test_what_slow_ranks_cost_is_not_productive_and_never_more_than_the_steps() -> None:
     goodput = stepping()
-    goodput.lose([7, 8], [1.2, 0.9])
+    goodput.add_loss([7, 8], [1.2, 0.9])
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 3, "slow": 2}
-    goodput.lose([9], [100.0])
+    goodput.add_loss([9], [100.0])
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "slow": 5}
     assert goodput.snapshot(BEGIN + 15).steps_ns == 5
 
 
 def test_step_that_several_findings_are_about_is_lost_once_to_the_costliest() -> None:
     goodput = stepping()
-    goodput.lose([7, 8], [1.0, 2.0])
-    goodput.lose([7, 8], [2.0, 1.0])
+    goodput.add_loss([7, 8], [1.0, 2.0])
+    goodput.add_loss([7, 8], [2.0, 1.0])
     assert spent(goodput, BEGIN + 15)["slow"] == 2 + 2
 
 
 def test_steps_of_the_next_attempt_are_others_than_those_before_with_the_same_numbers() -> None:
     goodput = stepping()
-    goodput.lose([7], [2.0])
+    goodput.add_loss([7], [2.0])
     goodput.restart(BEGIN + 15)
-    goodput.lose([7], [2.0])
+    goodput.add_loss([7], [2.0])
     assert spent(goodput, BEGIN + 15)["slow"] == 4
 
 
 def test_what_was_lost_is_remembered_of_the_last_steps_only() -> None:
     goodput = account()
-    goodput.take_steps(BEGIN + 10 * LOST_STEPS_KEPT, 10 * LOST_STEPS_KEPT)
-    goodput.lose(range(LOST_STEPS_KEPT + 1), [1.0] * (LOST_STEPS_KEPT + 1))
+    goodput.add_steps(BEGIN + 10 * LOST_STEPS_KEPT, 10 * LOST_STEPS_KEPT)
+    goodput.add_loss(range(LOST_STEPS_KEPT + 1), [1.0] * (LOST_STEPS_KEPT + 1))
     # The newer half is known, the older one is not any more.
-    goodput.lose([0, LOST_STEPS_KEPT], [1.0, 1.0])
+    goodput.add_loss([0, LOST_STEPS_KEPT], [1.0, 1.0])
     assert spent(goodput, BEGIN)["slow"] == LOST_STEPS_KEPT + 1 + 1
 
 

@@ -17,7 +17,7 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
 from rankscope.measure.records import GroupInfo
 from tests.unit.collector.detect.hang_states import call, progress_of, stall_of
-from tests.unit.collector.runs.job_stories import GROUP, S, Story, boot_of
+from tests.unit.collector.runs.run_stories import GROUP, S, Story, boot_of
 
 RANKS = 4
 LIMIT_S = 30.0

@@ -7,7 +7,7 @@ from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
-from tests.unit.collector.runs.job_stories import MS, Story
+from tests.unit.collector.runs.run_stories import MS, Story
 
 
 def picture_of(story: Story) -> HeatMapSteps:

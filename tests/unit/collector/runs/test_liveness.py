@@ -81,9 +81,9 @@ def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | 
 
 def test_the_order_in_which_it_is_told_does_not_matter() -> None:
     tellings: list[Callable[[Liveness], None]] = [
-        lambda liveness: liveness.take_goodbye(goodbye("failed", 1), 5 * S),
-        lambda liveness: liveness.take_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
-        lambda liveness: liveness.lose_process(4 * S),
+        lambda liveness: liveness.record_goodbye(goodbye("failed", 1), 5 * S),
+        lambda liveness: liveness.record_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
+        lambda liveness: liveness.record_process_gone(4 * S),
     ]
     for order in permutations(tellings):
         liveness = Liveness()
@@ -95,10 +95,10 @@ def test_the_order_in_which_it_is_told_does_not_matter() -> None:
 
 def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a_while() -> None:
     liveness = Liveness()
-    liveness.lose_process(10 * S)
-    liveness.lose_process(10 * S + GONE_NS_MIN - 1)
+    liveness.record_process_gone(10 * S)
+    liveness.record_process_gone(10 * S + GONE_NS_MIN - 1)
     assert liveness.ending is None
-    liveness.lose_process(10 * S + GONE_NS_MIN)
+    liveness.record_process_gone(10 * S + GONE_NS_MIN)
     assert liveness.ending == Ending("killed", "", None)
     assert liveness.ended_collector_ns == 10 * S
 
@@ -107,14 +107,14 @@ def test_the_end_was_when_the_sidecar_saw_it_by_the_collector_s_clock() -> None:
     clock = ClockAlignment()
     clock.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)  # host - job = 500,000
     liveness = Liveness()
-    liveness.take_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
+    liveness.record_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
     assert liveness.ended_collector_ns == 2_100
 
 
 def test_an_end_that_is_told_twice_is_the_first_one() -> None:
     liveness = Liveness()
-    liveness.take_end(seen("crashed"), ClockAlignment(), 5)
-    liveness.take_end(seen("killed"), ClockAlignment(), 4)
+    liveness.record_end(seen("crashed"), ClockAlignment(), 5)
+    liveness.record_end(seen("killed"), ClockAlignment(), 4)
     assert liveness.ending == Ending("crashed", "what was seen", None)
     assert liveness.ended_collector_ns == 5
 
@@ -129,51 +129,51 @@ def test_before_any_report_nobody_knows_whether_it_is_stalled() -> None:
 def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
     liveness = Liveness()
     stall = stall_in("collective")
-    liveness.take(report(1 * S))
+    liveness.record_report(report(1 * S))
     assert (liveness.is_stalled, liveness.stall) == (False, None)
-    liveness.take(report(31 * S, 1 * S, stall))
-    liveness.take(report(32 * S, 1 * S))
+    liveness.record_report(report(31 * S, 1 * S, stall))
+    liveness.record_report(report(32 * S, 1 * S))
     assert (liveness.is_stalled, liveness.stall) == (True, stall)
-    liveness.take(report(33 * S))
+    liveness.record_report(report(33 * S))
     assert (liveness.is_stalled, liveness.stall) == (False, None)
 
 
 def test_what_may_take_minutes_is_shown_at_once_and_called_a_stall_late() -> None:
     liveness = Liveness()
     stall = stall_in("checkpoint")
-    liveness.take(report(31 * S, 0, stall))
+    liveness.record_report(report(31 * S, 0, stall))
     assert (liveness.is_stalled, liveness.stall) == (False, stall)
-    liveness.take(report(EXCUSED_FACTOR * 30 * S + 1, 0))
+    liveness.record_report(report(EXCUSED_FACTOR * 30 * S + 1, 0))
     assert liveness.is_stalled is True
 
 
 def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
     liveness = Liveness()
-    liveness.take(report(1 * S))
-    liveness.fall_silent()
-    liveness.take_unresponsive(frozen(12 * S))
+    liveness.record_report(report(1 * S))
+    liveness.mark_silent()
+    liveness.record_unresponsive(frozen(12 * S))
     assert (liveness.is_stalled, liveness.ending) == (True, None)
-    liveness.take(report(13 * S))
+    liveness.record_report(report(13 * S))
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
 def test_a_report_from_before_does_not_excuse_a_rank_that_does_not_answer() -> None:
     liveness = Liveness()
-    liveness.take_unresponsive(frozen(12 * S))
-    liveness.take(report(11 * S))
+    liveness.record_unresponsive(frozen(12 * S))
+    liveness.record_report(report(11 * S))
     assert liveness.is_stalled is True
 
 
 def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
     liveness = Liveness()
-    liveness.take(report(13 * S))
-    liveness.take_unresponsive(frozen(12 * S))
+    liveness.record_report(report(13 * S))
+    liveness.record_unresponsive(frozen(12 * S))
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
 def test_the_last_progress_that_was_told_is_kept() -> None:
     liveness = Liveness()
     progress = (GroupStatus(group="default_pg", enqueued=7),)
-    liveness.take(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
-    liveness.take(report(2))
+    liveness.record_report(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
+    liveness.record_report(report(2))
     assert liveness.progress == progress

@@ -26,7 +26,7 @@ def life(first_sequence: int = 1) -> RankState:
 
 def take(rank: RankState, sequence: int, **measured: object) -> None:
     report = Report(sequence=sequence, host_ns=0, **measured)  # type: ignore[arg-type]
-    rank.take(ReportFields.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
+    rank.record_report(ReportFields.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
 
 
 def picture(rank: RankState) -> RankSnapshot:
@@ -107,7 +107,7 @@ def test_pauses_are_kept_with_the_steps_made_by_then() -> None:
 
 def test_silent_rank_is_back_with_its_next_report() -> None:
     rank = life()
-    rank.liveness.fall_silent()
+    rank.liveness.mark_silent()
     assert not rank.is_live
     take(rank, 1)
     assert (rank.is_live, picture(rank).up, picture(rank).ended) == (True, True, None)
@@ -115,7 +115,7 @@ def test_silent_rank_is_back_with_its_next_report() -> None:
 
 def test_rank_that_said_goodbye_does_not_come_back() -> None:
     rank = life()
-    rank.liveness.take_goodbye(Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1), 0)
+    rank.liveness.record_goodbye(Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1), 0)
     take(rank, 2)
     found = picture(rank)
     assert (found.up, found.ended, found.ended_detail, found.exit_code) == (False, "failed", "ValueError", 1)
@@ -123,8 +123,8 @@ def test_rank_that_said_goodbye_does_not_come_back() -> None:
 
 def test_rank_that_was_killed_says_nothing_about_it() -> None:
     rank = life()
-    rank.liveness.lose_process(now_collector_ns=1)
-    rank.liveness.lose_process(now_collector_ns=1 + GONE_NS_MIN)
+    rank.liveness.record_process_gone(now_collector_ns=1)
+    rank.liveness.record_process_gone(now_collector_ns=1 + GONE_NS_MIN)
     found = picture(rank)
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 

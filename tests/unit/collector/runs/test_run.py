@@ -19,7 +19,7 @@ from rankscope.collector.runs.liveness import GONE_NS_MIN
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, RankUnresponsive
 from rankscope.measure.records import StepRecord
-from tests.unit.collector.runs.job_stories import GROUP, MS, TRANSFER_NS, S, Story, boot_of
+from tests.unit.collector.runs.run_stories import GROUP, MS, TRANSFER_NS, S, Story, boot_of
 
 
 def slow_data_story() -> Story:

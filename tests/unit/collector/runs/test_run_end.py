@@ -7,7 +7,7 @@ from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProcessEnd, RunEnd, find_run_end
 from rankscope.collector.runs.run_end_words import (
     DETAIL_LENGTH_MAX,
-    NOBODY_SAW,
+    EXIT_UNKNOWN,
     describe_end,
     describe_first_to_fail,
     describe_lost,
@@ -172,7 +172,7 @@ def test_first_to_fail_in_words_with_what_is_known() -> None:
 
 def test_killed_rank_of_which_nobody_saw_the_end_says_so() -> None:
     first = FirstToFail(rank=1, node="n0", reason="killed")
-    assert describe_first_to_fail(first) == f"rank 1 (n0), killed ({NOBODY_SAW}), no step reported"
+    assert describe_first_to_fail(first) == f"rank 1 (n0), killed ({EXIT_UNKNOWN}), no step reported"
 
 
 def test_a_long_text_is_cut() -> None:

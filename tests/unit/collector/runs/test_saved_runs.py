@@ -16,7 +16,7 @@ from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
 from rankscope.measure.records import Losses, Totals
 from tests.library_exporter import SnapshotExporter
-from tests.unit.collector.runs.job_stories import S, Story, boot_of
+from tests.unit.collector.runs.run_stories import S, Story, boot_of
 
 WALL_S = 1_800_000_000.0
 AWAY_S = 20
@@ -218,7 +218,7 @@ def test_a_run_that_is_over_gets_no_more_time() -> None:
 def test_a_run_that_had_not_begun_to_step_is_still_in_its_start_up() -> None:
     account = CarriedGoodput()
     account.resume(GoodputSnapshot(wall_ns=10, unreported_ns=10), 100, is_over=False)
-    account.take_steps(150, 20)
+    account.add_steps(150, 20)
     assert account.snapshot(150) == GoodputSnapshot(wall_ns=50, productive_ns=20, startup_ns=30)
 
 

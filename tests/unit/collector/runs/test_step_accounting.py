@@ -24,7 +24,7 @@ def report(sequence: int, steps: int, total: int, **losses: int) -> Report:
 def account_of(*reports: Report, first_sequence: int = 1, late: int = 0) -> StepCounts:
     account = StepAccounting(first_sequence)
     for each in reports:
-        account.take(ReportFields.of(each), late)
+        account.record_report(ReportFields.of(each), late)
     assert account.counts.unaccounted == 0
     return account.counts
 
@@ -69,7 +69,7 @@ def test_the_agent_cannot_have_dropped_more_than_is_not_here() -> None:
 def restored(counts: StepCounts, next_report: Report, *, first_sequence: int = 1, dropped_said: int = 0) -> StepCounts:
     account = StepAccounting(first_sequence)
     account.restore(counts, dropped_said)
-    account.take(ReportFields.of(next_report), 0)
+    account.record_report(ReportFields.of(next_report), 0)
     assert account.counts.unaccounted == 0
     return account.counts
 
@@ -91,8 +91,8 @@ def test_what_the_agent_dropped_while_no_collector_was_there_is_dropped_and_not_
 def test_after_the_first_report_a_restored_account_goes_on_as_any_other() -> None:
     account = StepAccounting(1)
     account.restore(StepCounts(made=7, buffered=0, published=6, late=1), 0)
-    account.take(ReportFields.of(report(5, 2, 12)), 1)
-    account.take(ReportFields.of(report(8, 3, 20)), 0)
+    account.record_report(ReportFields.of(report(5, 2, 12)), 1)
+    account.record_report(ReportFields.of(report(8, 3, 20)), 0)
     counts = account.counts
     assert (counts.published, counts.late, counts.dropped_in_reports) == (6 + 3 + 1 + 3, 2, 5)
 
@@ -109,12 +109,12 @@ def test_overwritten_and_buffered_records_are_in_no_report() -> None:
 
 def test_an_account_that_does_not_add_up_says_by_how_much() -> None:
     account = StepAccounting(1)
-    account.take(ReportFields.of(report(1, 4, 4, steps_made=6)), 0)
+    account.record_report(ReportFields.of(report(1, 4, 4, steps_made=6)), 0)
     assert account.counts.unaccounted == 2
 
 
 @pytest.mark.parametrize("losses", [Losses(), Losses(steps_made=4), Losses(steps_buffered=0)])
 def test_of_an_agent_that_does_not_tell_what_it_made_nothing_can_be_said(losses: Losses) -> None:
     account = StepAccounting(1)
-    account.take(ReportFields.of(Report(sequence=1, host_ns=0, losses=losses)), 0)
+    account.record_report(ReportFields.of(Report(sequence=1, host_ns=0, losses=losses)), 0)
     assert account.counts.unaccounted is None

@@ -42,7 +42,7 @@ def counts_of(*steps: Sequence[KindWaits]) -> CollectiveCounts:
 
 
 def totals_of(*kinds: KindWaits, size: int = 4) -> CollectiveTotals:
-    (found,) = counts_of(*([kind] for kind in kinds)).picture({GROUP: size}).of(RANK)
+    (found,) = counts_of(*([kind] for kind in kinds)).snapshot({GROUP: size}).of(RANK)
     return found
 
 
@@ -101,7 +101,7 @@ def test_barrier_moves_zero_bytes_and_that_is_known() -> None:
 
 def test_kinds_stand_in_order_and_beyond_the_limit_are_left_out() -> None:
     many = [[kind_of(f"op{number:02}")] for number in reversed(range(KINDS_MAX))]
-    found = counts_of(*many, [kind_of("one_too_many")], [kind_of("op00")]).picture({}).of(RANK)
+    found = counts_of(*many, [kind_of("one_too_many")], [kind_of("op00")]).snapshot({}).of(RANK)
     assert [kind.op for kind in found] == [f"op{number:02}" for number in range(KINDS_MAX)]
     assert found[0].count == 4
 
@@ -109,14 +109,14 @@ def test_kinds_stand_in_order_and_beyond_the_limit_are_left_out() -> None:
 def test_of_more_kinds_in_one_step_than_there_is_room_for_the_first_are_counted() -> None:
     step = [kind_of(f"op{number:02}") for number in range(KINDS_MAX + 2)]
     other = kind_of("op00")._replace(rank=RANK + 1)
-    picture = counts_of([*step, other]).picture({})
-    assert [kind.op for kind in picture.of(RANK)] == [f"op{number:02}" for number in range(KINDS_MAX)]
-    assert [kind.op for kind in picture.of(RANK + 1)] == ["op00"]
+    snapshot = counts_of([*step, other]).snapshot({})
+    assert [kind.op for kind in snapshot.of(RANK)] == [f"op{number:02}" for number in range(KINDS_MAX)]
+    assert [kind.op for kind in snapshot.of(RANK + 1)] == ["op00"]
 
 
 def test_more_kinds_than_a_run_may_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_totals, "KINDS_OF_RUN_MAX", 1)
-    found = counts_of([kind_of("all_reduce"), kind_of("barrier")], [kind_of("barrier")]).picture({}).of(RANK)
+    found = counts_of([kind_of("all_reduce"), kind_of("barrier")], [kind_of("barrier")]).snapshot({}).of(RANK)
     assert [(kind.op, kind.count) for kind in found] == [("all_reduce", 2)]
 
 
@@ -125,26 +125,26 @@ def test_more_kinds_than_a_run_may_have_are_left_out(monkeypatch: pytest.MonkeyP
 
 def test_each_rank_has_its_own_counts_whichever_kinds_and_steps_it_takes_part_in() -> None:
     low, high = kind_of(calls=1)._replace(rank=1), kind_of("barrier", calls=5)._replace(rank=9)
-    picture = counts_of([high], [low, high], [high, low._replace(op="barrier")]).picture({})
-    assert [(kind.op, kind.count) for kind in picture.of(1)] == [("all_reduce", 1), ("barrier", 1)]
-    assert [(kind.op, kind.count) for kind in picture.of(9)] == [("barrier", 15)]
-    assert [picture.of(rank) for rank in (0, 2, 8, 10, 10**6)] == [()] * 5
+    snapshot = counts_of([high], [low, high], [high, low._replace(op="barrier")]).snapshot({})
+    assert [(kind.op, kind.count) for kind in snapshot.of(1)] == [("all_reduce", 1), ("barrier", 1)]
+    assert [(kind.op, kind.count) for kind in snapshot.of(9)] == [("barrier", 15)]
+    assert [snapshot.of(rank) for rank in (0, 2, 8, 10, 10**6)] == [()] * 5
 
 
 def test_step_without_collectives_changes_nothing() -> None:
-    assert counts_of([], [kind_of()], []).picture({}).of(RANK) == counts_of([kind_of()]).picture({}).of(RANK)
+    assert counts_of([], [kind_of()], []).snapshot({}).of(RANK) == counts_of([kind_of()]).snapshot({}).of(RANK)
 
 
 def test_picture_shows_the_moment_it_was_taken_at() -> None:
     counts = counts_of([kind_of()])
-    before = counts.picture({})
+    before = counts.snapshot({})
     counts.add(columns_of([kind_of()]))
-    assert (before.of(RANK)[0].count, counts.picture({}).of(RANK)[0].count) == (2, 4)
+    assert (before.of(RANK)[0].count, counts.snapshot({}).of(RANK)[0].count) == (2, 4)
 
 
 def test_size_of_a_group_that_becomes_known_gives_the_bandwidth() -> None:
     counts = counts_of([kind_of()])
-    known = [counts.picture(sizes).of(RANK)[0].bus_bandwidth_bytes_per_s for sizes in ({}, {GROUP: 4})]
+    known = [counts.snapshot(sizes).of(RANK)[0].bus_bandwidth_bytes_per_s for sizes in ({}, {GROUP: 4})]
     assert known == [None, pytest.approx(2_000 / 40e-9 * 1.5)]
 
 
@@ -154,9 +154,9 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
     counts = CollectiveCounts()
     counts.restore(unpack_counts(before.draft().pack()), ranks=10)
     for rank in (RANK, 9):
-        assert counts.picture({}).of(rank) == before.picture({}).of(rank)
+        assert counts.snapshot({}).of(rank) == before.snapshot({}).of(rank)
     counts.add(columns_of([unmatched, sized]))
-    assert [(kind.op, kind.count, kind.bytes, kind.wait_ns) for kind in counts.picture({}).of(RANK)] == [
+    assert [(kind.op, kind.count, kind.bytes, kind.wait_ns) for kind in counts.snapshot({}).of(RANK)] == [
         ("all_reduce", 4, 4_000, 40),
         ("barrier", 4, None, None),
     ]
@@ -165,7 +165,7 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
 def test_the_bandwidth_is_that_of_a_step_and_not_gone_on_with() -> None:
     counts = CollectiveCounts()
     counts.restore(unpack_counts(counts_of([kind_of()]).draft().pack()), ranks=RANK + 1)
-    assert counts.picture({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
+    assert counts.snapshot({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
 
 
 def test_a_draft_is_of_its_moment_and_tells_whether_there_is_more() -> None:
@@ -189,14 +189,14 @@ def test_ranks_that_the_run_does_not_have_are_not_gone_on_with() -> None:
     counts = CollectiveCounts()
     packed = counts_of([kind_of(), kind_of()._replace(rank=2**30)]).draft().pack()
     counts.restore(unpack_counts(packed), ranks=RANK + 1)
-    assert (len(counts.draft().keys), counts.picture({}).of(RANK)[0].count) == (1, 2)
+    assert (len(counts.draft().keys), counts.snapshot({}).of(RANK)[0].count) == (1, 2)
 
 
 def test_counts_of_no_rank_are_gone_on_with_too() -> None:
     counts = CollectiveCounts()
     counts.restore(unpack_counts(CollectiveCounts().draft().pack()), ranks=1)
     counts.add(columns_of([kind_of()]))
-    assert counts.picture({}).of(RANK)[0].count == 2
+    assert counts.snapshot({}).of(RANK)[0].count == 2
 
 
 @pytest.mark.parametrize(

@@ -121,4 +121,4 @@ def test_groups_beyond_the_bound_are_left_out_and_counted(groups_max: int) -> No
     for slot in (0, 1):
         put(made, slot, [kind(group=name) for name in names], dict.fromkeys(names, 2))
     assert list(made.read(every_slot()).ns) == names[:groups_max]
-    assert made.left_out == 2 * 3
+    assert made.dropped == 2 * 3

@@ -20,7 +20,7 @@ COMPUTING_NS = 1 + 2 + 3 + 4
 
 def window_of(measured_min: int, kept: int = KEPT) -> StepTable:
     window = StepTable(kept, len(RANKS), measured_min)
-    window.learn_group(GROUP, len(RANKS))
+    window.set_group_size(GROUP, len(RANKS))
     return window
 
 
@@ -35,8 +35,8 @@ def measure(window: StepTable, *steps: int) -> None:
     for step in steps:
         for rank in RANKS:
             reduce_all(window, rank, 1 + WAITED_NS * (rank == 0), step)
-            window.cover(rank, step, step)
-    window.resolve()
+            window.mark_complete(rank, step, step)
+    window.match_collectives()
 
 
 def read(window: StepTable) -> StepSeries:
@@ -95,7 +95,7 @@ def test_saved_ones_go_when_enough_have_been_measured_since() -> None:
 def test_steps_that_were_not_measured_of_all_leave() -> None:
     window = window_of(2)
     make(window, *range(8))
-    window.cover(0, 0, 7)
+    window.mark_complete(0, 0, 7)
     make(window, *range(8, 20))
     assert read(window).steps.tolist() == list(range(12, 20))
 
@@ -182,7 +182,7 @@ def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
     window = window_of(2)
     step_ns = STAND_IN_NS // STAND_IN_STEPS
     make(window, *range(8), duration_ns=step_ns)
-    window.cover(0, 4, 7)
+    window.mark_complete(0, 4, 7)
     make(window, *range(8, STAND_IN_STEPS + 1), duration_ns=step_ns)
     assert read(window).self_is_measured
     make(window, STAND_IN_STEPS + 1, duration_ns=step_ns)
@@ -200,10 +200,10 @@ def test_run_that_is_taken_up_in_its_middle_has_time_for_its_first_window() -> N
 def test_distance_is_from_one_measured_step_to_the_next_in_any_order() -> None:
     distance = WindowDistance()
     assert distance.steps_behind(5) == 0
-    distance.begin(3)
-    distance.begin(4)
+    distance.start_at(3)
+    distance.start_at(4)
     assert distance.steps_behind(5) == 2
-    distance.take(10, 12)
-    distance.take(32, 34)
-    distance.take(20, 21)
+    distance.record_measured(10, 12)
+    distance.record_measured(32, 34)
+    distance.record_measured(20, 21)
     assert (distance.longest, distance.steps_behind(40)) == (20, 6)

@@ -4,7 +4,7 @@ import numpy as np
 
 from rankscope.collector.steps.step_aggregates import NS_MAX, PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.measure.records import StepRecord
-from tests.unit.collector.runs.job_stories import MS, Story
+from tests.unit.collector.runs.run_stories import MS, Story
 
 NAN = float("nan")
 

@@ -28,7 +28,7 @@ def add(window: StepTable, rank: int, *records: StepRecord) -> int:
 def window_of(ranks: int, steps: int = 0, kept: int = 8) -> StepTable:
     """A window in which all ranks have made so many steps."""
     window = StepTable(kept, ranks)
-    window.learn_group(GROUP, ranks)
+    window.set_group_size(GROUP, ranks)
     for rank in range(ranks):
         add(window, rank, *map(step_of, range(steps)))
     return window
@@ -46,8 +46,8 @@ def reduce_all(window: StepTable, rank: int, duration_ns: int, *steps: int, size
 
 
 def cover(window: StepTable, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
-    window.cover(rank, first_step, last_step)
-    return [kind for step in window.resolve() for kind in rows_of(step)]
+    window.mark_complete(rank, first_step, last_step)
+    return [kind for step in window.match_collectives() for kind in rows_of(step)]
 
 
 def self_times(window: StepTable, *ranks: int) -> list[list[float | None]]:
@@ -253,9 +253,9 @@ def hand_over(window: StepTable, rank: int, first: str, second: str) -> None:
 
 def test_stages_of_a_pipeline_that_send_and_receive_the_same_are_told_apart_by_their_place() -> None:
     window = window_of(4, steps=1)
-    window.learn_group(GROUP, 2)
+    window.set_group_size(GROUP, 2)
     for rank in range(4):
-        window.learn_place(rank, GROUP, rank // 2)
+        window.set_place(rank, GROUP, rank // 2)
         hand_over(window, rank, *(("send", "recv") if rank < 2 else ("recv", "send")))
     found = window.signatures
     assert found[0] == found[1] != found[2] == found[3]
@@ -264,7 +264,7 @@ def test_stages_of_a_pipeline_that_send_and_receive_the_same_are_told_apart_by_t
 def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
     window = window_of(4, steps=1)
     for rank in range(4):
-        window.learn_place(rank, GROUP, rank)
+        window.set_place(rank, GROUP, rank)
         hand_over(window, rank, *(("send", "recv") if rank < 2 else ("recv", "send")))
     found = window.signatures
     assert found[0] == found[1] != found[2] == found[3]
@@ -332,7 +332,7 @@ def test_phase_that_a_rank_lacks_leaves_its_stand_in_unknown() -> None:
 
 def test_without_phases_nothing_stands_in() -> None:
     window = StepTable(4, 1)
-    window.learn_group(GROUP, 1)
+    window.set_group_size(GROUP, 1)
     table = steps_to_table([step_of(0), step_of(STAND_IN_STEPS)])
     columns = tuple(name for name in table.names if not name.startswith("phase:"))
     window.add_steps(0, type(table)(columns, 2, table.data[: 2 * 8 * len(columns)]))

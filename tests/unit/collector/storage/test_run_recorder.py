@@ -20,8 +20,9 @@ from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
-from tests.unit.collector.runs.job_stories import S, Story
+from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.kept_runs import run_of, step_of
+from tests.unit.collector.runs.run_stories import S, Story
 
 DEADLINE_S = 20.0
 WALL_S = 1_800_000_000.0
@@ -121,7 +122,7 @@ def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_foun
         asking.join(DEADLINE_S)
 
     with looping(path) as loop:
-        story.job.rest = ask_from_another_thread
+        story.job.maybe_yield = ask_from_another_thread
         loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
     assert answers == [snapshot] * 4, "in two walks: which are to be saved, and their rows"
     assert load(path) == [("story", 2 * CHUNK_RANKS, 1)]

@@ -26,7 +26,7 @@ from tests.unit.collector.detect.run_views import (
     window_of,
     with_samples,
 )
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
 
 # -- each rule --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.detector import SlowRanks
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.steps.step_series import Floats
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 STEPS = 20

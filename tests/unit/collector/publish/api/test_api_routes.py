@@ -14,8 +14,8 @@ from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHist
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import Response
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
-from tests.unit.collector.runs.job_stories import Story
 from tests.unit.collector.runs.kept_runs import keep_run
+from tests.unit.collector.runs.run_stories import Story
 
 NAMED = "bert/large 100% ü"
 OF_RUN = f"/api/v1/runs/{quote(NAMED, safe='')}"

@@ -9,7 +9,7 @@ import pytest
 from rankscope.collector.publish.api.heat_map import HeatMapColumn, of_intervals, of_steps, to_cells, unpack
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 
 def picture_of(story: Story) -> HeatMapSteps:

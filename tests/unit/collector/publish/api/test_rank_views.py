@@ -5,8 +5,8 @@ import pytest
 from rankscope.collector.publish.api.rank_views import RankAnswer, list_ranks, show_rank
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import DeviceSample, WindowBreakdown
-from tests.unit.collector.runs.job_stories import MS, Story
 from tests.unit.collector.runs.run_snapshots import rank_of
+from tests.unit.collector.runs.run_stories import MS, Story
 
 
 def run_of(*ranks: RankSnapshot) -> RunSnapshot:

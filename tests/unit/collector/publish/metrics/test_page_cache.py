@@ -415,8 +415,8 @@ class WatchedSnapshot(Snapshot):
         super().__init__(wall_s=0.0, version="0")
         self.has_let_go = threading.Event()
 
-    def let_go(self) -> None:
-        super().let_go()
+    def drop_built_runs(self) -> None:
+        super().drop_built_runs()
         self.has_let_go.set()
 
 
