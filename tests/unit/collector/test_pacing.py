@@ -17,7 +17,7 @@ from rankscope.collector.pacing import (
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.slot_log import SlotLog
-from tests.unit.collector.runs.job_stories import Story
+from tests.unit.collector.runs.run_stories import Story
 
 SHARE = 0.05
 TICK_NS = NS_PER_S

@@ -129,7 +129,7 @@ def test_steps_resolved_later_come_to_the_same() -> None:
             assert [rank.collectives for rank in later.ranks] == [rank.collectives for rank in at_once.ranks]
 
 
-def test_steps_that_leave_the_window_before_they_are_resolved_are_counted() -> None:
+def test_steps_that_leave_the_ring_unmatched_are_counted() -> None:
     chance = np.random.default_rng(0)
     events = [report_of(rank, number, range(number * 3 - 3, number * 3), chance) for number in range(1, 31)
               for rank in range(RANKS)]  # fmt: skip

@@ -25,11 +25,11 @@ def test_before_the_first_answer_nothing_is_known() -> None:
     assert ClockAlignment().to_collector_time(7, CollectorNs(5)) is None
 
 
-def test_rank_read_its_clock_half_way_give_or_take_half_the_round_trip() -> None:
+def test_offset_is_known_to_half_the_round_trip() -> None:
     assert alignment_of((1_000, 9_000, 1_400)).at(CollectorNs(1_400)) == Alignment(9_000 - 1_200, 200 + 1)
 
 
-def test_answer_that_a_relay_held_came_when_it_held_it_and_not_earlier_than_clocks_may_differ() -> None:
+def test_held_answer_is_dated_back_within_the_drift() -> None:
     assert latest_arrival_ns(now_collector_ns=5_000, age_ns=0) == 5_000
     # 1,000,000 ns by the relay's clock are at least 999,900 by ours, and a whole nanosecond more for what is cut off.
     assert latest_arrival_ns(now_collector_ns=5_000_000, age_ns=1_000_000) == 4_000_000 + 100 + 1
@@ -60,7 +60,7 @@ def test_drift_during_a_long_round_trip_counts() -> None:
     assert found == Alignment(-500_000_000, 500_000_000 + 100_000)
 
 
-def test_shortest_round_trip_wins_until_drift_has_made_it_the_worse_one() -> None:
+def test_shortest_round_trip_wins_until_drift_outgrows_it() -> None:
     # At 1,000: 50 + 1 against 200 + 1. At 2,000,000: 50 + 200 against 200 + 1 of a ping sent just before.
     alignment = alignment_of((0, 7_050, 100))
     alignment.add(600, 7_800, 1_000)
@@ -86,7 +86,7 @@ def test_only_the_last_samples_are_kept() -> None:
     assert alignment.at(CollectorNs(1_000)) == Alignment(100, 500 + 1)
 
 
-def test_clock_that_has_jumped_is_known_anew_from_the_first_answer_after_it() -> None:
+def test_jump_drops_the_samples_before_it() -> None:
     """The better sample from before would win for 4 more seconds, and be wrong by a second."""
     alignment = alignment_of((0, 7_050, 100))  # offset 7,000, within 50
     alignment.add(10_000, 10_500 + 7_000 + 10**9, 11_000)
@@ -107,7 +107,7 @@ def test_jump_is_seen_when_the_bounds_have_nothing_in_common(jump_ns: int, is_se
     assert (later.offset_ns == jump_ns) is (is_seen or jump_ns == 0)
 
 
-def test_answer_from_before_a_jump_that_comes_after_it_changes_nothing() -> None:
+def test_answer_from_before_a_jump_is_ignored() -> None:
     alignment = alignment_of((0, 7_050, 100), (10_000, 10_050 + 10**9, 10_100))
     alignment.add(5_000, 5_050 + 7_000, 10_200)
     assert alignment.at(CollectorNs(10_200)) == Alignment(10**9, 50 + 1)

@@ -33,7 +33,7 @@ def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
     assert ([run.run for run in snapshot.runs], lazy.made) == (["story"], 1)
 
 
-def test_pictures_that_were_let_go_of_are_made_anew_and_are_the_same() -> None:
+def test_dropped_runs_are_built_again_the_same() -> None:
     story = Story(2).join().train(3)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns), story.job.snapshot(story.now_ns)])
     before = snapshot.runs
@@ -68,7 +68,7 @@ def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
     assert snapshot.sizes == {"a": 2, "b": 2}
 
 
-def test_what_the_lives_have_counted_is_read_without_their_pictures() -> None:
+def test_totals_are_read_without_building_the_run() -> None:
     story = Story(2).join()
     before = story.job.draft(story.now_ns)
     story.train(4)

@@ -46,7 +46,7 @@ def test_what_was_found_is_closed_with_the_run_and_told_as_past() -> None:
     assert [effect.reason for effect in story.effects if isinstance(effect, CloseFinding)] == ["the run is over"]
 
 
-def test_finding_that_has_passed_is_told_as_past_while_the_run_goes_on() -> None:
+def test_passed_finding_is_closed_while_the_run_goes_on() -> None:
     story = slow_story().train(60)
     (found,) = story.snapshot().findings
     assert " was 1.57 times as slow " in found.sentence
@@ -134,7 +134,7 @@ def test_standstill_after_which_the_run_finished_is_no_hang() -> None:
     assert hang.sentence.endswith("The run stalled for 31 s, and then finished.")
 
 
-def test_hang_that_lasted_until_the_end_is_closed_with_how_it_ended() -> None:
+def test_hang_until_the_end_is_closed_with_its_outcome() -> None:
     story = HangStory(RANKS)
     story.join()
     story.move(7)
@@ -146,7 +146,7 @@ def test_hang_that_lasted_until_the_end_is_closed_with_how_it_ended() -> None:
     assert (closed.reason, closed.finding) == ("the run is over", story.snapshot().findings[0])
 
 
-def test_hang_that_had_passed_before_the_run_was_ended_did_not_last_until_then() -> None:
+def test_hang_that_passed_did_not_last_until_the_end() -> None:
     """It went on within its step, an hour of evaluation for example."""
     story = HangStory(RANKS)
     story.join()

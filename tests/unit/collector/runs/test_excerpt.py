@@ -60,7 +60,7 @@ def test_what_stands_in_both_is_the_same() -> None:
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 
 
-def test_what_is_taken_out_of_the_samples_and_counts_is_what_they_say() -> None:
+def test_report_fields_equal_the_report() -> None:
     found = ReportFields.of(WHOLE)
     assert found.said == StepTotals(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
     assert (found.step_ns, found.reports_dropped, found.gc_pause_ns) == (700, 4, 11)

@@ -60,7 +60,7 @@ def test_end_of_a_merged_finding_names_the_one_that_took_it_in() -> None:
     assert [end.merged_into for end in verdicts.close_all("restarted") if isinstance(end, CloseFinding)] == [None]
 
 
-def test_finding_keeps_its_number_and_is_told_again_only_when_it_has_changed() -> None:
+def test_finding_keeps_its_number_and_updates_on_change() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2))]
     (opened,) = verdicts.look(view_until(3))
@@ -73,7 +73,7 @@ def test_finding_keeps_its_number_and_is_told_again_only_when_it_has_changed() -
     assert (changed.finding.number, changed.finding.ranks) == (1, (2, 3))
 
 
-def test_finding_that_is_not_given_again_stays_until_it_has_passed() -> None:
+def test_finding_not_detected_again_stays_until_it_passes() -> None:
     told, verdicts = started(slow(2))
     told.answer = []
     assert verdicts.look(view_until(4)) == []
@@ -84,7 +84,7 @@ def test_finding_that_is_not_given_again_stays_until_it_has_passed() -> None:
     assert (verdicts.open_findings, len(verdicts.closed_findings)) == ((), 1)
 
 
-def test_finding_stays_while_its_detector_abstains_and_the_reason_is_kept_as_long() -> None:
+def test_finding_and_reason_stay_while_a_detector_abstains() -> None:
     told, verdicts = started(slow(2))
     told.answer, told.passed = Abstain("too few steps"), True
     assert verdicts.look(view_until(4)) == []
@@ -94,7 +94,7 @@ def test_finding_stays_while_its_detector_abstains_and_the_reason_is_kept_as_lon
     assert (verdicts.abstained, verdicts.open_findings) == ({}, ())
 
 
-def test_each_step_is_charged_once_for_all_ranks_and_stands_for_the_unknown_ones_before_it() -> None:
+def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
     verdicts.look(view_until(3))

@@ -52,7 +52,7 @@ def test_time_before_the_first_step_is_start_up() -> None:
     assert stepping().snapshot(BEGIN + 15).goodput_ratio == 5 / 15
 
 
-def test_steps_made_before_the_collector_came_are_not_part_of_the_time_that_it_knows() -> None:
+def test_steps_before_the_collector_came_are_not_counted() -> None:
     goodput = account()
     goodput.add_steps(BEGIN + 2, 5_000)
     goodput.add_steps(BEGIN + 12, 4)
@@ -65,7 +65,7 @@ def test_time_that_no_step_fills_is_between_steps() -> None:
     assert spent(goodput, BEGIN + 26) == {"startup": 10, "productive": 13, "between_steps": 2, "unreported": 1}
 
 
-def test_step_time_that_a_late_report_left_no_room_for_is_made_good() -> None:
+def test_owed_step_time_is_settled_later() -> None:
     goodput = stepping()
     goodput.add_steps(BEGIN + 16, 3)  # 2 more than there was time for
     assert spent(goodput, BEGIN + 16)["productive"] == 5 + 1
@@ -73,13 +73,13 @@ def test_step_time_that_a_late_report_left_no_room_for_is_made_good() -> None:
     assert spent(goodput, BEGIN + 22) == {"startup": 10, "productive": 5 + 1 + 5, "between_steps": 1}
 
 
-def test_report_of_an_earlier_moment_than_the_last_takes_no_time_back() -> None:
+def test_earlier_report_does_not_reduce_the_time() -> None:
     goodput = stepping()
     goodput.add_steps(BEGIN + 12, 0)
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 5}
 
 
-def test_stall_lasts_from_the_last_step_before_it_to_the_first_report_after_it() -> None:
+def test_stall_lasts_from_last_step_to_next_report() -> None:
     goodput = stepping()
     for now in (50, 60):
         goodput.mark_stalled(BEGIN + now)
@@ -89,7 +89,7 @@ def test_stall_lasts_from_the_last_step_before_it_to_the_first_report_after_it()
     assert spent(goodput, BEGIN + 65) == {"startup": 10, "productive": 7, "stalled": 48}
 
 
-def test_restart_lasts_from_the_last_step_of_an_attempt_to_the_first_of_the_next() -> None:
+def test_restart_lasts_from_last_step_to_next_first_step() -> None:
     goodput = stepping()
     goodput.restart(BEGIN + 20)
     goodput.add_steps(BEGIN + 40, 6)
@@ -128,7 +128,7 @@ def test_run_that_ended_and_is_restarted_goes_on() -> None:
     assert spent(goodput, BEGIN + 30) == {"startup": 10, "productive": 6, "between_steps": 3, "restart": 11}
 
 
-def test_what_slow_ranks_cost_is_not_productive_and_never_more_than_the_steps() -> None:
+def test_slow_time_is_at_most_the_time_in_steps() -> None:
     goodput = stepping()
     goodput.add_loss([7, 8], [1.2, 0.9])
     assert spent(goodput, BEGIN + 15) == {"startup": 10, "productive": 3, "slow": 2}
@@ -137,14 +137,14 @@ def test_what_slow_ranks_cost_is_not_productive_and_never_more_than_the_steps() 
     assert goodput.snapshot(BEGIN + 15).steps_ns == 5
 
 
-def test_step_that_several_findings_are_about_is_lost_once_to_the_costliest() -> None:
+def test_step_of_several_findings_is_lost_once() -> None:
     goodput = stepping()
     goodput.add_loss([7, 8], [1.0, 2.0])
     goodput.add_loss([7, 8], [2.0, 1.0])
     assert spent(goodput, BEGIN + 15)["slow"] == 2 + 2
 
 
-def test_steps_of_the_next_attempt_are_others_than_those_before_with_the_same_numbers() -> None:
+def test_same_step_number_of_another_attempt_is_another_step() -> None:
     goodput = stepping()
     goodput.add_loss([7], [2.0])
     goodput.restart(BEGIN + 15)
@@ -183,7 +183,7 @@ def test_run_that_trains_has_its_steps_as_productive_time() -> None:
     assert spent_ms(story) == {"startup": 2_000, "productive": 10 * STEP_MS, "unreported": 1_000}
 
 
-def test_steps_are_counted_to_their_own_end_however_late_their_report_comes() -> None:
+def test_steps_count_to_their_end_in_a_late_report() -> None:
     story = Story(2).join().train(10)
     # The tick after the first ten took 1 s in which nothing was reported: it lay between the steps.
     story.train(10)
@@ -197,7 +197,7 @@ def test_restart_of_a_run_is_restart_until_its_first_step() -> None:
     assert spent_ms(story) == {"productive": 14 * STEP_MS, "restart": 4_000, "unreported": 1_000}
 
 
-def test_run_whose_ranks_have_all_ended_is_over_when_the_last_one_did() -> None:
+def test_run_is_over_when_its_last_rank_ended() -> None:
     story = Story(2).join().train(10)
     story.say_goodbye(0).tick(2)
     story.say_goodbye(1).tick(50)

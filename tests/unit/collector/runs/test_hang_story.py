@@ -100,7 +100,7 @@ def test_a_hang_is_told_with_the_first_reports_that_say_so(story: HangStory) -> 
     assert finding.sentence.count("31.0 s") == 1
 
 
-def test_it_is_told_at_the_latest_when_the_missing_rank_has_said_that_it_is_stalled(story: HangStory) -> None:
+def test_hang_is_found_once_the_missing_rank_reports_a_stall(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1, 0, 1, 3)
     assert story.hangs() == []
     story.hang(2, LIMIT_S + 2)
@@ -131,7 +131,7 @@ def test_neither_do_checkpoints_and_compilations(story: HangStory, activity: str
     assert story.hangs() == []
 
 
-def test_a_rank_that_was_killed_before_the_others_came_to_a_standstill_is_the_cause(story: HangStory) -> None:
+def test_rank_killed_before_the_hang_is_its_cause(story: HangStory) -> None:
     story.end(1)
     story.tick(LIMIT_S)
     story.hang(1, LIMIT_S + 0.5, 0, 2, 3)
@@ -148,7 +148,7 @@ def test_a_death_is_dated_by_the_clocks_of_the_ranks(story: HangStory) -> None:
     assert story.hangs() == [("dead_rank", (1,))]
 
 
-def test_ranks_that_end_because_of_a_hang_change_nothing_in_what_was_found(story: HangStory) -> None:
+def test_ends_caused_by_a_hang_do_not_change_it(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1)
     story.tick(60.0)
     for rank in (0, 1, 3):
@@ -170,7 +170,7 @@ def test_a_rank_whose_machine_is_gone_is_silent_and_not_dead(story: HangStory) -
     assert story.hangs() == [("silent_rank", (2,))]
 
 
-def test_a_rank_whose_interpreter_is_held_is_missing_by_what_its_sidecar_says(story: HangStory) -> None:
+def test_unresponsive_rank_is_missing_by_its_sidecar(story: HangStory) -> None:
     seen = RankUnresponsive(
         sequence=1,
         identity=story.identity(2),

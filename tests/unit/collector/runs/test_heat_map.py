@@ -50,7 +50,7 @@ def test_picture_that_was_taken_does_not_change_with_the_run() -> None:
     assert story.job.heat_map_steps is not picture
 
 
-def test_step_of_which_nothing_is_known_is_left_out_and_is_still_the_latest() -> None:
+def test_unknown_step_is_left_out_but_is_the_latest() -> None:
     self_ns = np.full((8, 4), 100.0)
     self_ns[[2, 7]] = np.nan
     self_ns[5, 1] = np.nan
@@ -81,7 +81,7 @@ def test_picture_tells_the_attempts_of_a_run_apart() -> None:
     assert (picture.attempt, picture.latest_step) == (1, 4)
 
 
-def test_run_nobody_has_looked_at_has_no_picture_and_a_run_without_steps_no_latest_step() -> None:
+def test_no_heat_map_before_a_pass_or_without_steps() -> None:
     story = Story(4)
     assert story.job.heat_map_steps is None
     assert picture_of(story.join().tick()).latest_step is None

@@ -52,7 +52,7 @@ def test_everything_is_read_as_it_was_said(steps: int) -> None:
     assert len(latest._counted) <= FRAME_BYTES_KEPT
 
 
-def test_samples_stay_until_there_are_newer_ones_and_counts_are_of_the_last_report() -> None:
+def test_samples_stay_and_counts_are_of_the_last_report() -> None:
     latest = NOTHING_REPORTED.after(ReportFields.of(WHOLE)).after(
         ReportFields.of(Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
     )

@@ -93,7 +93,7 @@ def test_the_order_in_which_it_is_told_does_not_matter() -> None:
         assert liveness.ended_collector_ns == 5 * S
 
 
-def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a_while() -> None:
+def test_gone_process_counts_as_killed_after_a_while() -> None:
     liveness = Liveness()
     liveness.record_process_gone(10 * S)
     liveness.record_process_gone(10 * S + GONE_NS_MIN - 1)
@@ -103,7 +103,7 @@ def test_a_process_that_is_gone_counts_as_killed_when_nobody_has_said_more_for_a
     assert liveness.ended_collector_ns == 10 * S
 
 
-def test_the_end_was_when_the_sidecar_saw_it_by_the_collector_s_clock() -> None:
+def test_end_is_dated_by_the_collector_clock() -> None:
     clock = ClockAlignment()
     clock.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)  # host - job = 500,000
     liveness = Liveness()
@@ -138,7 +138,7 @@ def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
     assert (liveness.is_stalled, liveness.stall) == (False, None)
 
 
-def test_what_may_take_minutes_is_shown_at_once_and_called_a_stall_late() -> None:
+def test_excused_stall_counts_after_ten_limits() -> None:
     liveness = Liveness()
     stall = stall_in("checkpoint")
     liveness.record_report(report(31 * S, 0, stall))
@@ -157,7 +157,7 @@ def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
-def test_a_report_from_before_does_not_excuse_a_rank_that_does_not_answer() -> None:
+def test_older_report_does_not_end_unresponsiveness() -> None:
     liveness = Liveness()
     liveness.record_unresponsive(frozen(12 * S))
     liveness.record_report(report(11 * S))

@@ -20,7 +20,7 @@ NOTHING_SEEN = window_of(
 )
 
 
-def test_parts_are_taken_over_the_window_and_overlap_over_the_communication() -> None:
+def test_ratios_are_over_the_window_or_communication() -> None:
     window = window_of()
     assert ratios.compute_ratio(window) == 0.6
     assert ratios.communication_ratio(window) == 0.3

@@ -26,7 +26,7 @@ def slow_data_story() -> Story:
     return Story(4).join().train(40).train(40, data={2: 50.0})
 
 
-def test_slow_data_loader_is_found_with_its_step_size_cause_and_cost() -> None:
+def test_slow_data_loader_is_found_with_cause_and_cost() -> None:
     (finding,) = slow_data_story().snapshot().open_findings
     assert (finding.kind, finding.rank, finding.since_step, finding.cause) == ("straggler", 2, 40, "data_loading")
     # 10 + 10 + 10 ms of work and 5 ms of transfer, against 50 + 10 + 10 + 5.
@@ -59,7 +59,7 @@ def test_healthy_job_has_no_finding_and_no_excuse() -> None:
     assert (snapshot.findings, snapshot.abstained, snapshot.run_slowdown_ratio) == ((), None, 1.0)
 
 
-def test_recovered_rank_closes_its_finding_which_stays_in_the_history() -> None:
+def test_recovered_rank_closes_its_finding() -> None:
     story = slow_data_story().train(60)
     snapshot = story.snapshot()
     assert snapshot.open_findings == ()
@@ -68,7 +68,7 @@ def test_recovered_rank_closes_its_finding_which_stays_in_the_history() -> None:
     assert kinds == [OpenFinding, CloseFinding]
 
 
-def test_cost_of_a_step_is_added_up_once_however_many_ticks_see_it() -> None:
+def test_cost_of_a_step_is_added_once() -> None:
     story = slow_data_story()
     before = story.snapshot().lost
     assert [lost.lost_rank_seconds for lost in story.tick().tick().snapshot().lost] == [before[0].lost_rank_seconds]
@@ -101,7 +101,7 @@ def test_report_of_the_life_before_the_restart_changes_nothing() -> None:
     assert story.snapshot().ranks[0].reports_admitted == 0
 
 
-def test_restart_that_the_launcher_does_not_count_begins_anew_too() -> None:
+def test_uncounted_restart_begins_an_attempt() -> None:
     snapshot = slow_data_story().restart(counted=False).train(40).snapshot()
     assert (snapshot.restart_count, snapshot.open_findings, len(snapshot.ranks)) == (0, (), 4)
     assert [rank.last_step for rank in snapshot.ranks] == [39] * 4
@@ -140,7 +140,7 @@ def test_life_that_has_ended_is_taken_in_where_nobody_is() -> None:
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0), boot_of(1, 77)]
 
 
-def test_life_that_has_ended_comes_before_any_other_to_a_collector_that_knows_none() -> None:
+def test_orphan_may_come_first_to_a_new_collector() -> None:
     story = Story(2)
     story.job.handle(left_behind(1, 3, life=77))
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1, 77)]
@@ -191,7 +191,7 @@ def test_what_the_sidecar_saw_of_an_end_is_the_end() -> None:
     assert (found.up, found.ended, found.ended_detail, found.end) == (False, "crashed", "SIGSEGV", seen)
 
 
-def test_rank_that_its_sidecar_sees_alive_is_stalled_and_never_silent() -> None:
+def test_rank_seen_alive_is_stalled_not_silent() -> None:
     story = Story(2).join().train(5)
     for _ in range(6):
         story.tick(10.0)
@@ -203,14 +203,14 @@ def test_rank_that_its_sidecar_sees_alive_is_stalled_and_never_silent() -> None:
     assert (first.ended, second.ended, second.stalled) == ("silent", None, True)
 
 
-def test_rank_that_does_not_report_is_silent_and_comes_back_with_its_next_report() -> None:
+def test_silent_rank_comes_back_with_its_next_report() -> None:
     story = Story(2).join().train(5).tick(60.0)
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
     story.train(1)
     assert [rank.ended for rank in story.snapshot().ranks] == [None, None]
 
 
-def test_time_in_which_the_collector_was_away_counts_as_nobody_s_silence() -> None:
+def test_absence_of_the_collector_is_not_silence() -> None:
     story = Story(2).join().train(5)
     story.now_ns += 60 * S
     story.job.handle(CollectorAway(60 * S, story.now_ns))
@@ -220,7 +220,7 @@ def test_time_in_which_the_collector_was_away_counts_as_nobody_s_silence() -> No
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
 
 
-def test_a_rank_that_was_heard_of_before_the_collector_looked_around_is_silent_in_time_too() -> None:
+def test_silence_counts_from_a_message_before_the_absence() -> None:
     story = Story(2).join().train(5)
     story.now_ns += 60 * S
     story.train(1)
@@ -229,7 +229,7 @@ def test_a_rank_that_was_heard_of_before_the_collector_looked_around_is_silent_i
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
 
 
-def test_collectives_are_counted_with_waiting_transfer_and_bus_bandwidth() -> None:
+def test_collectives_have_waiting_transfer_and_bandwidth() -> None:
     snapshot = Story(4).join().train(10, data={2: 50.0}).snapshot()
     (totals,) = snapshot.ranks[0].collectives
     assert (totals.group, totals.op, totals.count, totals.matched, totals.bytes) == (
@@ -268,7 +268,7 @@ def test_clock_is_asked_for_and_its_error_bound_is_shown() -> None:
     assert [rank.clock_error_ns for rank in story.snapshot().ranks] == [200 + 1, None]
 
 
-def test_gaps_and_duplicates_are_counted_from_the_sequence_numbers() -> None:
+def test_gaps_and_duplicates_are_counted_by_sequence() -> None:
     story = Story(2).join().train(1)
     story.sequence[0] += 3
     story.train(1)

@@ -80,7 +80,7 @@ def test_run_that_nobody_has_joined_has_not_ended() -> None:
         (("silent", "out_of_memory"), "out_of_memory"),
     ],
 )
-def test_reason_is_the_first_failures_else_what_came_from_outside(reasons: tuple[str, str], reason: str) -> None:
+def test_reason_is_the_first_failure_or_from_outside(reasons: tuple[str, str], reason: str) -> None:
     assert end_of(*(life(rank, one) for rank, one in enumerate(reasons))).reason == reason
 
 
@@ -95,7 +95,7 @@ def test_failure_whose_time_is_not_known_names_nobody() -> None:
 
 
 @pytest.mark.parametrize("other", ["interrupted", "terminated", "silent"])
-def test_failure_whose_time_is_not_known_comes_before_what_came_from_outside(other: str) -> None:
+def test_undated_failure_precedes_ends_from_outside(other: str) -> None:
     end = end_of(life(0)._replace(ending=Ending("crashed"), ended_wall_ns=None), life(1, other))
     assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
 
@@ -116,7 +116,7 @@ def test_exception_is_told_with_the_line_that_the_rank_named() -> None:
     assert describe_first_to_fail(first) == text
 
 
-def test_crash_is_told_with_its_signal_and_the_line_of_the_script() -> None:
+def test_crash_has_its_signal_and_script_line() -> None:
     crashed = life(1, "crashed", detail="SIGSEGV", seen=seen("crashed", "SIGSEGV", 11, LIBRARY, SCRIPT), last_step=7)
     assert end_of(life(0, "terminated"), crashed).first == FirstToFail(
         rank=1, node="n0", reason="crashed", detail="SIGSEGV", signal="SIGSEGV", line="a.py:24 (run)", last_step=7,
@@ -130,7 +130,7 @@ def test_signal_without_a_name_is_told_by_its_number() -> None:
     assert first.signal == "signal 200"
 
 
-def test_peers_whose_exception_came_a_little_before_a_death_are_its_victims() -> None:
+def test_exceptions_shortly_before_a_death_are_its_victims() -> None:
     # The sockets of a dying process are closed before it is gone.
     raised, head_start_s = life(0, "failed", 10.0, "RuntimeError: peer"), DEATH_SEEN_DELAY_NS / S
     assert first_of(raised, life(1, "killed", 10.0 + head_start_s - 0.1, "SIGKILL")) == 1
@@ -143,16 +143,16 @@ def test_an_exit_without_a_word_is_a_death_too() -> None:
     assert first_of(raised, exited) == 1
 
 
-def test_a_rank_that_timed_out_waiting_is_not_put_before_the_others() -> None:
+def test_timed_out_rank_is_not_dated_back() -> None:
     assert first_of(life(0, "collective_timeout", 10.2), life(1, "failed", 10.1)) == 1
 
 
-def test_nobody_failed_first_where_all_ended_well_or_were_brought_down() -> None:
+def test_no_first_to_fail_without_a_failure() -> None:
     ends = ("finished", "stopped", "terminated", "interrupted", "silent")
     assert first_of(*(life(rank, end) for rank, end in enumerate(ends))) is None
 
 
-def test_ranks_that_died_within_a_second_may_each_have_been_the_first() -> None:
+def test_deaths_within_a_second_are_listed_together() -> None:
     together_s = TOGETHER_NS / S
     lives = [life(rank, "killed", 10.0 + at_s, "SIGKILL") for rank, at_s in enumerate((0.1, 0.0, 0.0 + together_s))]
     first = end_of(*lives, life(3, "failed", 10.0)).first

@@ -31,7 +31,7 @@ def numbers(ranks: tuple[RankSnapshot, ...]) -> list[int]:
     return [rank.identity.rank for rank in ranks]
 
 
-def test_worst_ranks_are_those_that_failed_then_named_unheard_stalled_and_slow() -> None:
+def test_worst_ranks_are_in_the_order_of_states() -> None:
     run = run_of(
         rank_of(0, slowdown_ratio=1.2),
         rank_of(1, up=False, ended="finished"),
@@ -85,7 +85,7 @@ def test_number_of_worst_ranks_has_limits(worst: str) -> None:
     assert json.loads(answer.body) == {"error": f"worst is {worst!r}; it must be a whole number from 0 to 1000"}
 
 
-def test_run_of_many_ranks_is_told_in_three_lines_and_its_worst_ranks() -> None:
+def test_large_run_is_described_in_three_lines() -> None:
     totals = Totals(steps=2_000, step_ns=500 * S)
     first = rank_of(0, totals=totals, reports_admitted=1, step_ns_median=0.25 * S, slowdown_ratio=1.0)
     others = (
@@ -162,7 +162,7 @@ def test_colour_is_for_terminals_whose_user_wants_it(
     assert choose_colors(stream, environment) == Colors(are_on=are_on)
 
 
-def test_verdict_of_a_healthy_run_is_green_and_a_slow_rank_yellow() -> None:
+def test_healthy_run_is_green_and_slow_rank_yellow() -> None:
     colors = Colors(are_on=True)
     healthy, slow = run_of(rank_of(0)), run_of(rank_of(0), open_findings=(SLOW,))
     assert "\x1b[1;32mno rank is slower than the others\x1b[0m" in render_status(build_status(healthy, 1), colors)

@@ -141,7 +141,7 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     launches.runs = restored
 
 
-def test_lost_run_has_lasted_until_it_was_heard_of_last_once_another_has_begun() -> None:
+def test_superseded_lost_run_ends_at_its_last_message() -> None:
     launches = Launches(restart_within_s=60)
     launches.launch("one")
     launches.wait(20).report("one-boot-0")
@@ -149,7 +149,7 @@ def test_lost_run_has_lasted_until_it_was_heard_of_last_once_another_has_begun()
     assert launches.wait(1).goodput(FIRST).wall_ns == 20 * NS_PER_S
 
 
-def test_former_run_none_of_whose_lives_could_be_restored_is_over() -> None:
+def test_former_run_without_restored_ranks_is_over() -> None:
     launches = Launches(restart_within_s=60)
     launches.launch("one")
     launches.wait(100).launch("two")
@@ -157,7 +157,7 @@ def test_former_run_none_of_whose_lives_could_be_restored_is_over() -> None:
     assert [job.is_over for job in launches.wait(1).runs] == [True, False]
 
 
-def test_restarts_of_the_collector_do_not_make_a_lost_run_one_that_was_just_heard_of() -> None:
+def test_collector_restarts_do_not_renew_a_lost_run() -> None:
     launches = Launches(restart_within_s=60)
     launches.launch("one")
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_start_long_after_a_run_that_failed_is_a_new_run() -> None:
     assert (len(launches.ids), launches.attempts) == (2, [0, 0])
 
 
-def test_launcher_started_anew_that_counts_restarts_from_0_again_is_heard() -> None:
+def test_new_launcher_counting_from_0_is_accepted() -> None:
     """torchrun had restarted its ranks three times and given up; the pod was started anew, and with it torchrun."""
     launches = Launches()
     launches.launch("one", restart_count=3)
@@ -198,7 +198,7 @@ def boots_of(job: RunState | None, launches: Launches) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_restart_that_only_one_node_counts_keeps_the_ranks_of_both(order: tuple[int, int]) -> None:
+def test_restart_counted_by_one_node_keeps_both_nodes(order: tuple[int, int]) -> None:
     """torchrun counts failures of its own node: rank 0 failed, and the node of rank 1 begins anew uncounted."""
     launches = Launches()
     for rank in (0, 1):
@@ -213,7 +213,7 @@ def test_restart_that_only_one_node_counts_keeps_the_ranks_of_both(order: tuple[
     assert job.snapshot(launches.now_ns).restart_count == 1
 
 
-def test_rank_that_was_never_heard_of_before_its_restart_begins_an_attempt() -> None:
+def test_new_rank_with_a_restart_count_begins_an_attempt() -> None:
     """Rank 1 failed before its Hello, on a node of its own; the node of rank 0 counts nothing."""
     launches = Launches()
     launches.launch("one", ranks=[0], node=0)
@@ -222,7 +222,7 @@ def test_rank_that_was_never_heard_of_before_its_restart_begins_an_attempt() -> 
     assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
 
 
-def test_rank_of_a_node_that_was_added_is_heard_before_the_others_restart() -> None:
+def test_rank_of_an_added_node_may_come_first() -> None:
     """Two ranks become three, and the Hello of the third one comes first."""
     launches = Launches()
     launches.launch("one", ranks=[0, 1])
@@ -232,21 +232,21 @@ def test_rank_of_a_node_that_was_added_is_heard_before_the_others_restart() -> N
     assert launches.attempts == [1]
 
 
-def test_restart_that_torchrun_counts_is_one_however_long_it_waited_for_nodes() -> None:
+def test_counted_restart_may_come_late() -> None:
     launches = Launches(restart_within_s=60)
     launches.launch("one")
     launches.end("one", "failed", "terminated").wait(3_000).launch("two", restart_count=1)
     assert (launches.ids, launches.attempts) == ([FIRST], [1])
 
 
-def test_start_after_a_run_that_its_user_interrupted_is_a_new_run() -> None:
+def test_start_after_an_interrupted_run_is_a_new_run() -> None:
     launches = Launches()
     launches.launch("one")
     launches.end("one", "interrupted", "interrupted").wait(1).launch("two")
     assert launches.attempts == [0, 0]
 
 
-def test_start_long_after_all_ranks_fell_silent_is_a_new_run_and_ends_the_old_one() -> None:
+def test_start_long_after_silence_is_a_new_run() -> None:
     """The node lost its power: nobody said how the ranks ended."""
     launches = Launches(restart_within_s=60)
     launches.launch("one")
@@ -262,14 +262,14 @@ def test_start_soon_after_all_ranks_fell_silent_is_a_restart() -> None:
     assert (launches.ids, launches.attempts) == ([FIRST], [1])
 
 
-def test_rank_that_joins_when_the_others_have_finished_is_one_of_the_same_run() -> None:
+def test_late_rank_joins_when_the_others_have_finished() -> None:
     launches = Launches()
     launches.launch("one", ranks=[0])
     launches.end("one", "finished").wait(1).launch("one", ranks=[1])
     assert launches.ids == [FIRST]
 
 
-def test_agent_that_its_process_stops_and_starts_again_stays_in_its_run() -> None:
+def test_restarted_agent_stays_in_its_run() -> None:
     launches = Launches()
     launches.launch("one", ranks=[0], world=1, pid=77)
     launches.end("one", "stopped").wait(5).launch("two", ranks=[0], world=1, pid=77)
@@ -283,7 +283,7 @@ def test_container_with_the_same_process_numbers_is_a_new_run() -> None:
     assert len(launches.ids) == 2
 
 
-def test_word_of_how_a_rank_of_the_former_run_ended_goes_to_that_run() -> None:
+def test_end_of_a_former_runs_rank_goes_to_that_run() -> None:
     launches = Launches()
     launches.launch("one")
     launches.end("one", "finished", "finished").wait(1).launch("two")
@@ -293,7 +293,7 @@ def test_word_of_how_a_rank_of_the_former_run_ended_goes_to_that_run() -> None:
 
 
 @pytest.mark.parametrize(("began_s", "run"), [(5, 0), (25, 1)])
-def test_reports_left_on_a_disk_go_to_the_run_in_which_their_life_began(began_s: int, run: int) -> None:
+def test_orphaned_reports_go_to_the_run_of_their_process(began_s: int, run: int) -> None:
     """The first run reported for the last time at 20 s; the life that was left behind is one nobody has heard of."""
     launches = Launches(restart_within_s=0)
     launches.launch("one", ranks=[0], world=3)
@@ -305,7 +305,7 @@ def test_reports_left_on_a_disk_go_to_the_run_in_which_their_life_began(began_s:
     assert job.run == launches.ids[run]
 
 
-def test_name_that_comes_again_and_again_keeps_the_latest_runs_only() -> None:
+def test_repeated_name_keeps_the_latest_runs() -> None:
     """All within a second: the ids differ nevertheless, and tell which was first."""
     launches = Launches()
     for number in range(10):
@@ -316,7 +316,7 @@ def test_name_that_comes_again_and_again_keeps_the_latest_runs_only() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"runs_max": 3}, {"ranks_max": 6}])
-def test_former_runs_give_way_to_the_limits_and_the_latest_of_no_name_does(limits: dict[str, float]) -> None:
+def test_limits_drop_former_runs_only(limits: dict[str, float]) -> None:
     """Three runs of two ranks each may be known: the former run that was heard of first is let go of."""
     launches = Launches(**limits)
     for name in ("bert", "t5"):
@@ -327,7 +327,7 @@ def test_former_runs_give_way_to_the_limits_and_the_latest_of_no_name_does(limit
     assert [job.name for job in launches.runs] == ["bert", "t5", "t5"]
 
 
-def test_run_of_a_collector_before_does_not_take_in_a_start_long_after_it() -> None:
+def test_restored_run_rejects_a_start_long_after_it() -> None:
     """The collector was away for two hours. Whether the ranks that it knew live is not known: they do not report."""
     launches = Launches(restart_within_s=60)
     launches.launch("one")

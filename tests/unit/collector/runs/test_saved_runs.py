@@ -93,7 +93,7 @@ def test_collectives_are_counted_on() -> None:
     assert (kind.count, kind.matched, kind.transfer_ns) == (45, 45, 45 * 5_000_000)
 
 
-def test_a_rank_that_has_not_come_back_shows_no_counter_and_counts_as_up() -> None:
+def test_awaited_rank_has_no_counters_and_counts_as_up() -> None:
     story = kill(Story(4).join().train(40))
     assert [(rank.awaited, rank.up) for rank in story.snapshot().ranks] == [(True, True)] * 4
     assert series_of(story.snapshot()) == {}
@@ -111,14 +111,14 @@ def test_a_rank_that_never_comes_back_falls_silent() -> None:
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
 
 
-def test_reports_that_the_collector_before_had_acknowledged_are_not_missing() -> None:
+def test_reports_acknowledged_before_are_not_missing() -> None:
     story = kill(Story(1).join().train(20))
     lose(story, 0, reports=7, dropped=0)
     seen = rank_of(story, 0)
     assert (seen.report_gaps, seen.reports_admitted, seen.last_sequence) == (0, 9, 9)
 
 
-def test_of_the_reports_between_as_many_are_missing_as_the_rank_has_dropped() -> None:
+def test_missing_reports_are_those_the_rank_dropped() -> None:
     story = kill(Story(1).join().train(20))
     lose(story, 0, reports=7, dropped=3)
     assert rank_of(story, 0).report_gaps == 3
@@ -190,7 +190,7 @@ def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
 # -- goodput ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_without_a_collector_is_told_by_the_totals_of_the_next_report() -> None:
+def test_time_without_a_collector_comes_with_the_next_report() -> None:
     """100 steps of 35 ms are 3.5 s; meanwhile the run made 400 more, 14 s of the 20 s."""
     story = Story(2).join().train(100)
     kill(story)
@@ -215,7 +215,7 @@ def test_a_run_that_is_over_gets_no_more_time() -> None:
     assert story.snapshot().goodput == before
 
 
-def test_a_run_that_had_not_begun_to_step_is_still_in_its_start_up() -> None:
+def test_restored_run_without_steps_is_in_startup() -> None:
     account = CarriedGoodput()
     account.resume(GoodputSnapshot(wall_ns=10, unreported_ns=10), 100, is_over=False)
     account.add_steps(150, 20)
@@ -242,7 +242,7 @@ def hello_of(rank: int, first_sequence: int) -> Hello:
 KEPT = ProcessCounts(first_sequence=1, last_sequence=41, admitted=40, missing=1, duplicates=2, gaps=0)
 
 
-def test_a_restored_life_has_to_say_hello_and_is_told_what_is_known_of_it() -> None:
+def test_restored_rank_must_say_hello() -> None:
     admission = Admission(runs_max=1, ranks_max=2)
     hello = hello_of(0, 40)
     assert admission.restore(hello.identity, KEPT)
@@ -263,7 +263,7 @@ def test_a_sidecar_may_speak_for_a_restored_life() -> None:
     assert admission.knows(hello_of(0, 1).identity)
 
 
-def test_a_restored_life_and_its_run_belong_to_the_key_that_claims_it_first() -> None:
+def test_restored_run_belongs_to_its_first_key() -> None:
     admission = Admission(runs_max=1, ranks_max=2)
     admission.restore(hello_of(0, 1).identity, KEPT)
     admission.restore(hello_of(1, 1).identity, KEPT)

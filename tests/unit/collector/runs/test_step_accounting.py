@@ -29,7 +29,7 @@ def account_of(*reports: Report, first_sequence: int = 1, late: int = 0) -> Step
     return account.counts
 
 
-def test_of_a_life_that_has_lost_nothing_every_record_is_published() -> None:
+def test_without_losses_every_record_is_published() -> None:
     counts = account_of(report(1, 4, 4), report(2, 3, 7))
     assert counts == StepCounts(made=7, buffered=0, published=7)
 
@@ -40,23 +40,23 @@ def test_records_in_reports_that_never_came_are_dropped() -> None:
     assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (6, 5, 0)
 
 
-def test_a_report_that_arrived_while_its_acknowledgement_was_lost_is_not_dropped() -> None:
+def test_report_with_a_lost_acknowledgement_is_not_dropped() -> None:
     counts = account_of(report(1, 4, 4), report(2, 3, 7, steps_dropped_in_reports=4))
     assert (counts.published, counts.dropped_in_reports) == (7, 0)
 
 
-def test_what_a_collector_before_this_one_took_is_neither_lost_nor_published_here() -> None:
+def test_records_of_an_earlier_collector_are_not_lost() -> None:
     counts = account_of(report(9, 2, 20), report(10, 3, 23), first_sequence=9)
     assert (counts.published, counts.published_elsewhere, counts.dropped_in_reports) == (5, 18, 0)
 
 
-def test_what_was_dropped_before_this_collector_was_there_is_told_by_the_agent() -> None:
+def test_earlier_drops_are_counted_by_the_agent() -> None:
     """Of the 18 steps reported before, the agent has dropped 6; the rest another collector has."""
     counts = account_of(report(9, 2, 20, steps_dropped_in_reports=6), first_sequence=9)
     assert (counts.published_elsewhere, counts.dropped_in_reports) == (12, 6)
 
 
-def test_what_is_dropped_since_a_later_collector_is_there_is_not_put_down_to_the_earlier_one() -> None:
+def test_later_drops_are_not_the_earlier_collectors() -> None:
     counts = account_of(report(9, 2, 20), report(12, 1, 30), first_sequence=9)
     assert (counts.published_elsewhere, counts.dropped_in_reports) == (18, 9)  # 30 - 20 - 1 = 9 in reports 10 and 11
 
@@ -74,13 +74,13 @@ def restored(counts: StepCounts, next_report: Report, *, first_sequence: int = 1
     return account.counts
 
 
-def test_what_was_acknowledged_after_the_last_save_stays_published_and_is_not_put_down_as_dropped() -> None:
+def test_records_acknowledged_after_the_save_stay_published() -> None:
     """Saved when 7 steps were published; 12 - 2 - 7 = 3 more had been acknowledged when the collector was killed."""
     counts = restored(StepCounts(made=7, buffered=0, published=7), report(5, 2, 12))
     assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (12, 0, 0)
 
 
-def test_what_the_agent_dropped_while_no_collector_was_there_is_dropped_and_not_published() -> None:
+def test_drops_without_a_collector_are_not_published() -> None:
     """Of the 12 - 2 - 7 = 3 steps that did not come here the agent has dropped 2."""
     saved = StepCounts(made=9, buffered=0, published=4, published_elsewhere=2, dropped_in_reports=1)
     told = report(5, 2, 12, steps_dropped_in_reports=3)
@@ -88,7 +88,7 @@ def test_what_the_agent_dropped_while_no_collector_was_there_is_dropped_and_not_
     assert (counts.published, counts.dropped_in_reports, counts.published_elsewhere) == (4 + 1 + 2, 3, 2)
 
 
-def test_after_the_first_report_a_restored_account_goes_on_as_any_other() -> None:
+def test_restored_account_continues_after_one_report() -> None:
     account = StepAccounting(1)
     account.restore(StepCounts(made=7, buffered=0, published=6, late=1), 0)
     account.record_report(ReportFields.of(report(5, 2, 12)), 1)
@@ -114,7 +114,7 @@ def test_an_account_that_does_not_add_up_says_by_how_much() -> None:
 
 
 @pytest.mark.parametrize("losses", [Losses(), Losses(steps_made=4), Losses(steps_buffered=0)])
-def test_of_an_agent_that_does_not_tell_what_it_made_nothing_can_be_said(losses: Losses) -> None:
+def test_unaccounted_is_unknown_for_old_agents(losses: Losses) -> None:
     account = StepAccounting(1)
     account.record_report(ReportFields.of(Report(sequence=1, host_ns=0, losses=losses)), 0)
     assert account.counts.unaccounted is None

@@ -74,7 +74,7 @@ def test_group_of_one_or_of_unknown_size_has_no_bus_bandwidth(size: int) -> None
     assert totals_of(kind_of(), size=size).bus_bandwidth_bytes_per_s is None
 
 
-def test_bus_bandwidth_is_that_of_the_last_matched_and_sized_calls() -> None:
+def test_bus_bandwidth_is_of_the_last_matched_calls() -> None:
     unmatched, unsized, instant = kind_of(**UNMATCHED), kind_of(**UNSIZED), kind_of(transfer_ns=0)
     assert totals_of(unmatched).bus_bandwidth_bytes_per_s is None
     found = totals_of(kind_of(transfer_ns=80), kind_of(), unmatched, unsized, instant)
@@ -106,7 +106,7 @@ def test_kinds_stand_in_order_and_beyond_the_limit_are_left_out() -> None:
     assert found[0].count == 4
 
 
-def test_of_more_kinds_in_one_step_than_there_is_room_for_the_first_are_counted() -> None:
+def test_first_kinds_are_counted_beyond_the_limit() -> None:
     step = [kind_of(f"op{number:02}") for number in range(KINDS_MAX + 2)]
     other = kind_of("op00")._replace(rank=RANK + 1)
     snapshot = counts_of([*step, other]).snapshot({})
@@ -123,7 +123,7 @@ def test_more_kinds_than_a_run_may_have_are_left_out(monkeypatch: pytest.MonkeyP
 # -- several ranks ----------------------------------------------------------------------------------------------------
 
 
-def test_each_rank_has_its_own_counts_whichever_kinds_and_steps_it_takes_part_in() -> None:
+def test_each_rank_has_its_own_counts() -> None:
     low, high = kind_of(calls=1)._replace(rank=1), kind_of("barrier", calls=5)._replace(rank=9)
     snapshot = counts_of([high], [low, high], [high, low._replace(op="barrier")]).snapshot({})
     assert [(kind.op, kind.count) for kind in snapshot.of(1)] == [("all_reduce", 1), ("barrier", 1)]
@@ -168,7 +168,7 @@ def test_the_bandwidth_is_that_of_a_step_and_not_gone_on_with() -> None:
     assert counts.snapshot({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
 
 
-def test_a_draft_is_of_its_moment_and_tells_whether_there_is_more() -> None:
+def test_sums_are_of_their_time_and_compare_by_identity() -> None:
     counts = counts_of([kind_of()])
     draft = counts.draft()
     assert counts.draft().sums is draft.sums

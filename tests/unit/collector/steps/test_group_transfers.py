@@ -54,7 +54,7 @@ def test_operations_of_a_group_add_up_each_with_its_bus_factor() -> None:
     assert found == {"dp": [27, 1_400, 1_500 + 300, 6]}
 
 
-def test_least_exposed_member_tells_what_the_step_could_have_saved() -> None:
+def test_exposure_is_that_of_the_least_exposed_member() -> None:
     kinds = [kind(0, exposed_transfer_ns=20), kind(1, exposed_transfer_ns=3), kind(1, op="all_gather")]
     # Rank 0 has 20 exposed, rank 1 has 3 + 5.
     assert sum_groups(kinds, SIZES)["dp"][3] == 8
@@ -64,7 +64,7 @@ def test_group_of_which_a_call_was_not_matched_is_not_known() -> None:
     assert sum_groups([kind(calls=2), kind(group="tp")], SIZES).keys() == {"tp"}
 
 
-def test_operations_whose_transfer_cannot_be_told_from_waiting_do_not_count() -> None:
+def test_operations_without_a_transfer_do_not_count() -> None:
     assert sum_groups([kind(op="broadcast", matched=0), kind(op="send", matched=0)], SIZES) == {}
 
 

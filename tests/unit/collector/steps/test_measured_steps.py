@@ -67,7 +67,7 @@ def test_measured_step_is_whole_after_it_has_left_the_steps_kept() -> None:
     assert window.transfers(skip_steps=0).ns[GROUP][0] == 1
 
 
-def test_only_as_many_are_saved_as_the_kept_ones_lack_and_the_last_of_them() -> None:
+def test_only_as_many_measured_steps_are_kept_as_needed() -> None:
     window = window_of(3)
     make(window, *range(8))
     measure(window, 1, 2, 4, 6)
@@ -141,7 +141,7 @@ def test_saved_steps_are_those_of_a_plain_list(seed: int) -> None:
 # -- when phases stand in ---------------------------------------------------------------------------------------------
 
 
-def test_of_windows_that_have_stopped_the_phases_stand_in_after_a_minute_of_steps() -> None:
+def test_phases_stand_in_a_minute_after_the_last_window() -> None:
     step_ns = 100 * NS_PER_MS
     last = STAND_IN_NS // step_ns
     window = window_of(2)
@@ -168,7 +168,7 @@ def test_windows_come_again_within_twice_the_longest_distance(distance: int, is_
     assert read(window).self_is_measured is is_measured
 
 
-def test_steps_longer_than_a_minute_have_time_for_all_that_are_kept() -> None:
+def test_long_steps_wait_for_all_kept_steps() -> None:
     window = window_of(2)
     make(window, 0, duration_ns=2 * STAND_IN_NS)
     measure(window, 0)
@@ -189,7 +189,7 @@ def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
     assert not read(window).self_is_measured
 
 
-def test_run_that_is_taken_up_in_its_middle_has_time_for_its_first_window() -> None:
+def test_run_joined_midway_waits_for_its_first_window() -> None:
     window = window_of(2)
     make(window, 100_000)
     assert read(window).self_is_measured
@@ -197,7 +197,7 @@ def test_run_that_is_taken_up_in_its_middle_has_time_for_its_first_window() -> N
     assert not read(window).self_is_measured
 
 
-def test_distance_is_from_one_measured_step_to_the_next_in_any_order() -> None:
+def test_distance_is_between_measured_steps_in_any_order() -> None:
     distance = WindowDistance()
     assert distance.steps_behind(5) == 0
     distance.start_at(3)

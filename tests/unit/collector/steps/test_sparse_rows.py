@@ -11,7 +11,7 @@ def slots(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int64)
 
 
-def test_slots_are_read_in_the_order_asked_for_with_nan_where_nothing_is_known() -> None:
+def test_slots_are_read_in_order_with_nan_where_unknown() -> None:
     rows = SparseRows(2, np.float64)
     rows.put(3, np.array([1.0, NAN]))
     rows.put(1, np.array([5.0, 6.0]))

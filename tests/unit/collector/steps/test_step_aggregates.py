@@ -13,7 +13,7 @@ def numbers(lines: list[StepAggregate]) -> list[int]:
     return [line.step for line in lines]
 
 
-def test_a_step_goes_into_the_history_once_every_rank_has_reported_it() -> None:
+def test_step_is_finished_once_every_rank_has_reported_it() -> None:
     story = Story(2).join().train(3)
     assert numbers(story.job.collect_finished_steps(7.0)) == [0, 1, 2]
     assert story.job.collect_finished_steps(8.0) == []
@@ -32,7 +32,7 @@ def test_a_line_says_the_median_the_longest_and_who_had_it() -> None:
     assert second.phases_ns == {}
 
 
-def test_a_time_that_no_store_can_hold_is_the_longest_that_it_can() -> None:
+def test_time_beyond_the_store_is_clipped() -> None:
     """The largest integer of 64 bits, as a float, is one more than that."""
     (line,) = aggregate_steps(0, 0.0, np.array([1]), np.array([[float(2**63 - 1)]]), {})
     assert (line.median_ns, line.longest_ns) == (NS_MAX, NS_MAX)

@@ -96,7 +96,7 @@ def test_step_older_than_the_window_is_late_and_counted() -> None:
     assert steps_in(window) == [13, 20]
 
 
-def test_new_step_takes_the_place_of_the_oldest_with_nothing_left_of_it() -> None:
+def test_new_step_replaces_the_oldest_completely() -> None:
     window = window_of(2, kept=4)
     cover(window, 0, 0, 0)
     add(window, 0, step_of(0, cpu_ns=7, phases_ns={"mine": 3}))
@@ -183,7 +183,7 @@ def test_what_the_collectives_came_to_is_returned() -> None:
     ]
 
 
-def test_collective_that_a_member_has_not_told_of_leaves_the_waiting_unknown() -> None:
+def test_unreported_collective_makes_the_waiting_unknown() -> None:
     window = window_of(2, steps=1)
     reduce_all(window, 0, 50, 0)
     cover(window, 0, 0, 0)
@@ -202,7 +202,7 @@ def test_steps_that_the_window_does_not_hold_are_not_covered() -> None:
     assert self_times(window, 0, 1) == [[100, 100], [100, 100]]
 
 
-def test_collectives_of_a_step_that_left_the_window_are_forgotten() -> None:
+def test_collectives_of_a_step_outside_the_ring_are_dropped() -> None:
     window = window_of(2, steps=1, kept=4)
     reduce_all(window, 0, 50, 0)
     add(window, 0, step_of(4))
@@ -251,7 +251,7 @@ def hand_over(window: StepTable, rank: int, first: str, second: str) -> None:
     cover(window, rank, 0, 0)
 
 
-def test_stages_of_a_pipeline_that_send_and_receive_the_same_are_told_apart_by_their_place() -> None:
+def test_pipeline_stages_differ_by_their_place() -> None:
     window = window_of(4, steps=1)
     window.set_group_size(GROUP, 2)
     for rank in range(4):
@@ -366,7 +366,7 @@ def test_tokens_of_each_batch_are_kept_where_they_are_counted() -> None:
 # -- transfers --------------------------------------------------------------------------------------------------------
 
 
-def test_transfers_of_a_group_are_those_of_the_steps_that_all_ranks_have_told_of() -> None:
+def test_transfers_are_of_steps_all_ranks_reported() -> None:
     window = window_of(2, steps=3)
     for rank, duration_ns in ((0, 50), (1, 20)):
         reduce_all(window, rank, duration_ns, 1, 2)
@@ -395,7 +395,7 @@ def wait_caused(window: StepTable) -> list[list[float | None]]:
     return [[None if np.isnan(value) else value for value in row] for row in found.tolist()]
 
 
-def test_of_the_steps_that_a_report_completes_one_is_charged_another_each_time() -> None:
+def test_one_completed_step_is_attributed_in_rotation() -> None:
     window = window_of(2, steps=4)
     reduce_all(window, 0, 50, 0, 1, 2, 3)
     reduce_all(window, 1, 10, 0, 1, 2, 3)
@@ -425,7 +425,7 @@ def test_what_a_rank_caused_is_forgotten_with_its_step() -> None:
     assert wait_caused(window) == [[None, None]]
 
 
-def test_any_steps_and_ranks_of_a_column_are_read_as_those_of_an_array() -> None:
+def test_cells_are_read_like_an_array() -> None:
     """A window that has wrapped round, of ranks 0 and 2 of three."""
     kept = 6
     window = window_of(3, kept=kept)

@@ -106,7 +106,7 @@ def test_waiting_behind_compute_makes_nobody_late() -> None:
     assert caused_ms(found) == [50, 20, 0, 0]
 
 
-def test_operation_behind_another_one_is_late_with_it_although_its_rank_computes_on() -> None:
+def test_operation_behind_another_is_late_with_it() -> None:
     # Rank 1's second operation can begin only when the first, which waited 50 for rank 0, is over.
     found = blame_of(
         [Call(TP_01, 60, 1)],
@@ -117,7 +117,7 @@ def test_operation_behind_another_one_is_late_with_it_although_its_rank_computes
     assert caused_ms(found) == [100, 0, 0, 0]
 
 
-def test_wait_for_a_sender_is_charged_to_nobody_and_neither_is_what_it_brings_with_it() -> None:
+def test_wait_for_a_sender_is_untraced() -> None:
     # Rank 1 waits 40 in a recv, whose sender is not known, and comes 40 later than rank 3.
     found = blame_of(
         [Call("pp/0-1", 10, 1, op="recv")],
@@ -130,7 +130,7 @@ def test_wait_for_a_sender_is_charged_to_nobody_and_neither_is_what_it_brings_wi
     assert (found.waited_ns / MS).tolist() == [0, 0, 0, 40]
 
 
-def test_ranks_that_disagree_on_the_order_are_charged_all_the_same() -> None:
+def test_ranks_that_disagree_on_the_order_are_charged() -> None:
     found = blame_of(
         [Call(TP_01, 10, 21), Call("world", 50, 1, op="barrier")],
         [Call("world", 10, 41, op="barrier"), Call(TP_01, 60, 1)],

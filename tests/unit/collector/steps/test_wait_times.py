@@ -29,7 +29,7 @@ def split(*ranks: RankCollectives, size: int | None = None) -> ReadWaits:
     return split_ranks(dict(enumerate(ranks)), {"world": len(ranks) if size is None else size})
 
 
-def test_rank_that_came_last_did_not_wait_and_the_others_waited_for_it() -> None:
+def test_last_rank_did_not_wait_and_others_did() -> None:
     waits = split(calls(("all_reduce", 1, 0, 100)), calls(("all_reduce", 1, 80, 20)), calls(("all_reduce", 1, 50, 50)))
     assert waits.exposed_ns == {0: 80, 1: 0, 2: 30}
     assert [(kind.wait_ns, kind.transfer_ns) for kind in waits.kinds] == [(80, 20), (0, 20), (30, 20)]
@@ -74,7 +74,7 @@ def test_codes_are_numbered_alike_whether_they_are_dense_or_not(scale: int) -> N
     assert (codes.tolist(), numbers.tolist()) == ([3 * scale, 5 * scale, 7 * scale], [2, 0, 2, 1])
 
 
-def test_what_a_rank_tells_again_takes_the_place_of_what_it_told_before() -> None:
+def test_repeated_report_replaces_the_earlier_one() -> None:
     told = step_of({0: calls(("all_reduce", 1, 0, 100)), 1: calls(("all_reduce", 1, 50, 50))})
     again = step_of({1: calls(("all_reduce", 1, 80, 20))})
     waits = split_waits([*told, *again], {"world": 2})
@@ -87,19 +87,19 @@ def test_without_sequence_the_kth_of_its_kind_is_matched() -> None:
     assert split(one, other).exposed_ns == {0: 40, 1: 0}
 
 
-def test_collective_that_a_member_did_not_report_leaves_the_waiting_unknown() -> None:
+def test_collective_missing_on_a_member_is_unknown_waiting() -> None:
     waits = split(calls(("all_reduce", 1, 0, 100)), calls(), size=2)
     assert waits.exposed_ns == {0: None, 1: 0}
     assert waits.kinds[0].matched == 0
 
 
-def test_broadcast_is_not_split_but_its_length_is_nobodys_own_work() -> None:
+def test_broadcast_is_not_split_but_counts_as_waiting() -> None:
     waits = split(calls(("broadcast", 1, 0, 100)), calls(("broadcast", 1, 80, 20)))
     assert waits.exposed_ns == {0: 80, 1: 0}
     assert [(kind.calls, kind.matched, kind.duration_ns) for kind in waits.kinds] == [(1, 0, 100), (1, 0, 20)]
 
 
-def test_receiver_that_took_longer_than_the_shortest_of_its_kind_has_waited_for_the_sender() -> None:
+def test_receiver_waits_beyond_the_shortest_of_its_kind() -> None:
     waits = split(calls(("recv", 1, 0, 100)), calls(("recv", 2, 80, 20)), calls(("send", 1, 0, 15)))
     assert waits.exposed_ns == {0: 100 - 20, 1: 0, 2: 0}
 
@@ -109,7 +109,7 @@ def test_point_to_point_is_counted_and_its_waiting_not_reported() -> None:
     assert [(kind.calls, kind.matched, kind.wait_ns) for kind in waits.kinds] == [(1, 0, 0), (1, 0, 0)]
 
 
-def test_where_exposure_is_told_it_is_taken_off_with_the_transfer_in_it() -> None:
+def test_reported_exposure_includes_the_transfer() -> None:
     # Of the 100 of one rank the last 30 were exposed, of the 20 of the other the last 5.
     waiting = calls(("all_reduce", 1, 0, 100))._replace(exposed_ns=np.array([30]))
     late = calls(("all_reduce", 1, 80, 20))._replace(exposed_ns=np.array([5]))
@@ -159,7 +159,7 @@ def exposed_transfers(*ranks: RankCollectives) -> list[int]:
     return [kind.exposed_transfer_ns for kind in split(*ranks).kinds]
 
 
-def test_transfer_behind_which_the_rank_worked_on_is_exposed_from_its_next_enqueue_on() -> None:
+def test_transfer_is_exposed_from_the_next_enqueue() -> None:
     # The transfer of the first bucket is from 80 to 100; rank 0 enqueued another at 90 and rank 1 at 95.
     one = calls(("all_reduce", 1, 0, 100), ("all_gather", 2, 90, 20))
     other = calls(("all_reduce", 1, 80, 20), ("all_gather", 2, 95, 15))

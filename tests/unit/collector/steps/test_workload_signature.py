@@ -59,11 +59,11 @@ def signatures_of(
 REDUCE, GATHER = Call("all_reduce", "world"), Call("all_gather", "tp", 8)
 
 
-def test_signature_is_what_is_called_on_how_many_ranks_and_with_how_many_bytes_in_order() -> None:
+def test_signature_has_op_group_size_and_bytes_in_order() -> None:
     assert signatures_of([REDUCE, GATHER])[0] == Signature((("all_gather", 2, 8), ("all_reduce", 4, 64)))
 
 
-def test_ranks_that_call_the_same_in_whatever_order_share_one_signature() -> None:
+def test_equal_calls_in_any_order_share_a_signature() -> None:
     found = signatures_of([REDUCE, GATHER], [GATHER, REDUCE], [REDUCE], [REDUCE, REDUCE])
     assert found[0] is found[1]
     assert len({found[0], found[2], found[3]}) == 3
@@ -83,13 +83,13 @@ def test_step_without_collectives_or_sizes_leaves_what_was_known(calls: list[Cal
     assert signatures_of(calls, former=former) is former
 
 
-def test_same_step_again_is_the_same_mapping_and_another_one_is_not() -> None:
+def test_same_step_returns_the_same_mapping() -> None:
     former = signatures_of([REDUCE], [REDUCE])
     assert signatures_of([REDUCE], [REDUCE], former=former) is former
     assert signatures_of([REDUCE], [GATHER], former=former) == {0: former[0], 1: Signature((("all_gather", 2, 8),))}
 
 
-def test_more_kinds_of_steps_than_are_looked_for_are_told_apart_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_kinds_of_steps_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KINDS_OF_STEPS_MAX", 1)
     found = signatures_of([REDUCE], [GATHER], [GATHER], [REDUCE])
     assert found[0] is found[3]
@@ -99,7 +99,7 @@ def test_more_kinds_of_steps_than_are_looked_for_are_told_apart_all_the_same(mon
 # -- pipeline stages --------------------------------------------------------------------------------------------------
 
 
-def test_stages_that_send_and_receive_the_same_are_told_apart_by_their_place() -> None:
+def test_stages_with_equal_calls_differ_by_their_place() -> None:
     found = signatures_of([Call("send", "pp")], [REDUCE], [Call("send", "pp")])
     assert (found[0].places, found[1].places, found[2].places) == ((0,), (), (1,))
 
@@ -114,6 +114,6 @@ def test_in_a_group_of_all_it_counts_whether_a_rank_sends_first() -> None:
     assert (found[0].places, found[1].places) == ((FIRST_SENDS,), (FIRST_RECEIVES,))
 
 
-def test_places_come_in_the_order_of_the_ranks_own_names_of_groups() -> None:
+def test_places_are_in_the_order_of_the_ranks_group_names() -> None:
     calls = [Call("send", "world", start_ns=0), Call("recv", "pp", start_ns=1)]
     assert signatures_of(calls)[0].places == (0, FIRST_SENDS)
