@@ -16,7 +16,7 @@ Move = tuple[str, int, int]
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["begin", "take_steps", "stall", "restart", "end", "lose"]),
+        st.sampled_from(["begin", "add_steps", "mark_stalled", "restart", "end", "add_loss"]),
         st.integers(-5, 50),
         st.integers(0, 60),
     ),
@@ -26,9 +26,9 @@ moves = st.lists(
 
 def tell(goodput: Goodput, move: Move, now: int) -> None:
     match move[0]:
-        case "take_steps":
+        case "add_steps":
             goodput.add_steps(now, move[2])
-        case "lose":
+        case "add_loss":
             goodput.add_loss([now % 7, 8], [move[2], 1.0])
         case name:
             getattr(goodput, name)(now)

@@ -112,7 +112,7 @@ def test_time_stops_when_the_run_is_over() -> None:
     assert spent(goodput, BEGIN + 99) == {"startup": 10, "productive": 5, "between_steps": 3}
 
 
-@pytest.mark.parametrize(("doing", "part"), [("stall", "stalled"), ("restart", "restart")])
+@pytest.mark.parametrize(("doing", "part"), [("mark_stalled", "stalled"), ("restart", "restart")])
 def test_what_a_run_did_last_it_did_to_its_end(doing: str, part: str) -> None:
     goodput = stepping()
     getattr(goodput, doing)(BEGIN + 20)
