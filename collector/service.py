@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.detectors import build_detectors, detect
+from rankscope.collector.detect.view import Detected
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunFindings
@@ -46,7 +48,6 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
-    Tick,
     UpdateFinding,
     find_boot_id,
 )
@@ -111,6 +112,7 @@ class Service:
         self._snapshot_limiter = CpuShareLimiter(SNAPSHOT_CPU_SHARE, s_to_ns(config.tick_s))
         self._snapshot_requests = SnapshotRequests(clock, self._exchange.interrupt)
         self._runs = Runs(config)
+        self._detectors = build_detectors(config)
         self._over: frozenset[str] = frozenset()
         self._without_run: OrderedDict[str, None] = OrderedDict()
         """Boot ids of rank processes whose Hello could not be handled, until one is."""
@@ -337,19 +339,41 @@ class Service:
         self._receive_thread.begin_run(identity)
         return run
 
-    def _apply(self, run: RunState, event: RunEvent) -> bool:
-        """Have a run handle an event and carry out its effects; return whether the run has handled it."""
+    def _apply(self, run: RunState, change: RunEvent | Detected) -> bool:
+        """Apply an event or findings to a run and carry out the effects; return whether the run has applied it."""
         try:
-            effects = run.handle(event)
+            effects = run.apply(change)
         except Exception:  # noqa: BLE001 - the fault log has it
-            self._faults.note("run_state", f"{type(event).__name__} could not be handled; continuing", run=run.run)
+            self._faults.note("run_state", f"{type(change).__name__} could not be handled; continuing", run=run.run)
             return False
+        self._carry_out_all(run, effects)
+        return True
+
+    def _tick_run(self, run: RunState, now_ns: int, wall_s: float) -> None:
+        try:
+            effects = run.tick(now_ns, wall_s)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "its tick failed; continuing", run=run.run)
+            return
+        self._carry_out_all(run, effects)
+
+    def _detect(self, run: RunState, now_ns: int) -> None:
+        """Run detection over a view of the run, and apply what was found."""
+        try:
+            view = run.view(now_ns)
+            found = None if view is None else detect(view, self._detectors, run.maybe_yield)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "detection failed; continuing", run=run.run)
+            return
+        if found is not None:
+            self._apply(run, found)
+
+    def _carry_out_all(self, run: RunState, effects: Iterable[RunEffect]) -> None:
         for effect in effects:
             try:
                 self._carry_out(effect)
             except Exception:  # noqa: BLE001 - the fault log has it
                 self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=run.run)
-        return True
 
     def _process_steps(self, run: RunState, steps_max: int | None = None) -> None:
         try:
@@ -384,7 +408,9 @@ class Service:
         detects, began_ns = self._decide_on_detection(now_ns), time.thread_time_ns()
         for run in list(self._runs):
             self._check_local_processes(run)
-            self._apply(run, Tick(now_ns, wall_s, looks=detects))
+            self._tick_run(run, now_ns, wall_s)
+            if detects:
+                self._detect(run, now_ns)
             if not run.has_live_ranks and now_ns - run.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
                 self._forget(run)
         over = self._runs.over_ids

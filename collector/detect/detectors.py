@@ -1,9 +1,13 @@
 """Build all detectors with their thresholds, in the order in which they run: those that explain come first."""
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
@@ -12,7 +16,8 @@ from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.stragglers.detector import SlowRanks
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import Detector
+from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
+from rankscope.collector.pacing import no_yield
 
 EVERY_STEP: Final = 0.9
 """Share of the steps, less those in which something else took even longer."""
@@ -31,6 +36,52 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         BatchImbalance(config.uneven_work_ratio_min),
         RunRules(config.detect_steps),
     )
+
+
+def detect(view: RunView, detectors: Sequence[Detector], maybe_yield: Callable[[], None] = no_yield) -> Detected:
+    """Run all detectors over a view of a run; `maybe_yield` is called between any two of them. Pure.
+
+    Each detector gets the findings that the run holds open, updated by the detectors before it.
+    """
+    held = [_Held(finding) for finding in view.open_findings]
+    results: list[DetectorResult] = []
+    for detector in detectors:
+        found = detector.find(view, [one.finding for one in held])
+        maybe_yield()
+        if isinstance(found, Abstain):
+            results.append(DetectorResult(detector.kinds, abstained=found.reason))
+            continue
+        updated = {id(_update(held, candidate)) for candidate in found}
+        known = [one.finding for one in held]
+        passed = [
+            one
+            for one in held
+            if one.finding.kind in detector.kinds
+            and id(one) not in updated
+            and detector.has_passed(view, one.finding, known)
+        ]
+        held = [one for one in held if one not in passed]
+        results.append(DetectorResult(detector.kinds, tuple(found), tuple(one.finding.number for one in passed)))
+    return Detected(view, tuple(results))
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A finding that is open at this point of the pass; its number is 0 when this pass has opened it."""
+
+    finding: Finding
+
+
+def _update(held: list[_Held], candidate: Candidate) -> _Held:
+    """Replace the finding that a candidate is about, or add it; others that it merges are removed."""
+    same = [one for one in held if one.finding.is_about_the_same(candidate.finding)]
+    if not same:
+        held.append(_Held(candidate.finding))
+        return held[-1]
+    kept, *merged = same
+    held[:] = [one for one in held if one not in merged]
+    kept.finding = msgspec.structs.replace(candidate.finding, number=kept.finding.number)
+    return kept
 
 
 def read_thresholds(config: CollectorConfig) -> Thresholds:

@@ -48,7 +48,8 @@ class RunView:
     """A run at one time. `series` has the ranks that have reported, of `world_size`; `nodes` is each rank's machine;
     `groups` the members of each process group, `transfers` the times of their data movement, `hang_states` the state of
     each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
-    in Thresholds.
+    in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
+    `is_last`: the run is over, and this is its last detection pass.
     """
 
     now_collector_ns: int
@@ -62,6 +63,9 @@ class RunView:
     hang_states: Mapping[int, RankHangState] = field(default_factory=dict)
     known_usual: Mapping[int, float] = field(default_factory=dict)
     steps_min: int = 12
+    open_findings: Sequence[Finding] = ()
+    attempt: int = 0
+    is_last: bool = False
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:
@@ -124,6 +128,24 @@ class Candidate(NamedTuple):
 
     finding: Finding
     lost_ns: Floats | None = None
+
+
+class DetectorResult(NamedTuple):
+    """Result of one detector in a pass: candidates, the numbers of open findings that have passed, or why it gives no
+    verdict.
+    """
+
+    kinds: frozenset[str]
+    candidates: Sequence[Candidate] = ()
+    passed: tuple[int, ...] = ()
+    abstained: str | None = None
+
+
+class Detected(NamedTuple):
+    """The results of one detection pass over a view, in the order of the detectors."""
+
+    view: RunView
+    results: tuple[DetectorResult, ...]
 
 
 class Detector(Protocol):

@@ -134,6 +134,8 @@ class Attempt:
     """The restart count of each node's rank processes: torchrun counts only failures of its own node."""
     former_nodes: frozenset[str] = frozenset()
     """The nodes of the attempt before; empty where that is not known."""
+    has_stalled_ranks: bool = False
+    """Whether any rank was stalled at the last tick."""
     has_had_pass: bool = False
     """Whether a detection pass has run."""
     slowdowns: Floats | None = None

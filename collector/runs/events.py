@@ -81,14 +81,6 @@ class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed. `looks`: run a detection pass, which in a large run costs more than the rest of a tick."""
-
-    now_collector_ns: int
-    now_wall_s: float
-    looks: bool = True
-
-
 RankProcessEvent = (
     ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
 )
@@ -97,7 +89,7 @@ RankProcessEvent = (
 PeerEvent = RankJoined | RankProcessEvent
 """An event that comes from a rank or a sidecar."""
 
-RunEvent = PeerEvent | CollectorAway | Tick
+RunEvent = PeerEvent | CollectorAway
 
 
 def find_boot_id(event: PeerEvent) -> str:

@@ -1,15 +1,14 @@
 """Keep the findings of one run: opened, updated, merged, charged, closed. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, Abstain, Finding
+from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
-from rankscope.collector.detect.view import Candidate, Detector, RunView
-from rankscope.collector.pacing import no_yield
+from rankscope.collector.detect.view import Candidate, Detected, RunView
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
@@ -46,9 +45,8 @@ class _Open:
 class RunFindings:
     """The findings of one run. Written by RunState only."""
 
-    def __init__(self, run: str, detectors: Sequence[Detector], findings_max: int) -> None:
+    def __init__(self, run: str, findings_max: int) -> None:
         self._run = run
-        self._detectors = detectors
         self._findings_max = findings_max
         self._opened = 0
         self._attempt_from = 1
@@ -64,6 +62,11 @@ class RunFindings:
     def open_findings(self) -> tuple[Finding, ...]:
         """Findings that hold now, in the order of their ranks."""
         return tuple(one.finding for one in sorted(self._open, key=_sort_key))
+
+    @property
+    def held(self) -> tuple[Finding, ...]:
+        """Findings that hold now, in the order of their numbers: the input of the next detection pass."""
+        return tuple(one.finding for one in self._open)
 
     @property
     def closed_findings(self) -> tuple[Finding, ...]:
@@ -97,22 +100,20 @@ class RunFindings:
         self._closed = list(findings)[-self._findings_max :]
         self._lost = {(one.rank, one.cause): one.lost_rank_seconds for one in lost}
 
-    def look(self, view: RunView, maybe_yield: Callable[[], None] = no_yield) -> list[RunEffect]:
-        """Ask every detector, and say what has changed. `maybe_yield` is called between any two of them."""
+    def apply(self, found: Detected) -> list[RunEffect]:
+        """Apply the results of a detection pass; return what has changed."""
         effects: list[RunEffect] = []
         self.charged.clear()
-        for detector in self._detectors:
-            found = detector.find(view, [one.finding for one in self._open])
-            maybe_yield()
-            kind = min(detector.kinds)
+        for result in found.results:
+            kind = min(result.kinds)
             self.abstained.pop(kind, None)
-            if isinstance(found, Abstain):
-                self.abstained[kind] = found.reason
+            if result.abstained is not None:
+                self.abstained[kind] = result.abstained
                 continue
-            given = {id(one) for candidate in found for one in self._open_or_update(candidate, view, effects)}
-            left = [one for one in self._open if one.finding.kind in detector.kinds and id(one) not in given]
-            known = [one.finding for one in self._open]
-            effects += [self._close(one, "passed") for one in left if detector.has_passed(view, one.finding, known)]
+            for candidate in result.candidates:
+                self._open_or_update(candidate, found.view, effects)
+            passed = [one for one in self._open if one.finding.number in result.passed]
+            effects += [self._close(one, "passed") for one in passed]
         return effects
 
     def close_all(self, reason: str) -> list[RunEffect]:
@@ -150,7 +151,7 @@ class RunFindings:
             for effect in effects
         ]  # fmt: skip
 
-    def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> list[_Open]:
+    def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> None:
         """Open a finding, or update the open one; others that it merges are closed."""
         finding, series = candidate.finding, view.series
         same = [one for one in self._open if one.finding.is_about_the_same(finding)]
@@ -178,7 +179,6 @@ class RunFindings:
         kept.finding = msgspec.structs.replace(finding, number=before.number, lost_rank_seconds=lost_s)
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
-        return [kept]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
         """Add the cost of new steps. It is known of steps with measured waiting: each stands for the unmeasured ones

@@ -11,12 +11,10 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.detectors import build_detectors
-from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
 from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
-from rankscope.collector.detect.view import RunView
+from rankscope.collector.detect.view import Detected, RunView
 from rankscope.collector.pacing import chunked, no_yield
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, build_hang_states, find_end_of_steps, read_samples
@@ -34,7 +32,6 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     RunEffect,
     RunEvent,
-    Tick,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.findings import RunFindings
@@ -80,7 +77,7 @@ class RunState:
         self._rank_of_boot: dict[str, int] = {}
         self._former_boots: frozenset[str] = frozenset()
         self._group_sizes: dict[str, int] = {}
-        self._findings = RunFindings(run, build_detectors(config), config.findings_max)
+        self._findings = RunFindings(run, config.findings_max)
         self._goodput = CarriedGoodput()
         self._attempts = 0
         self._begun_collector_ns: int | None = None
@@ -95,13 +92,15 @@ class RunState:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: RunEvent) -> list[RunEffect]:
-        """Handle an event. Events of unknown rank processes are ignored: they belong to an attempt that is over."""
+    def apply(self, event: RunEvent | Detected) -> list[RunEffect]:
+        """Apply an event, or the results of a detection pass; return what follows. Events of unknown rank processes are
+        ignored: they belong to an attempt that is over.
+        """
         match event:
             case RankJoined():
                 return self._join(event)
-            case Tick():
-                return self._tick(event)
+            case Detected():
+                return self._apply_detected(event)
             case CollectorAway(away_ns, now_collector_ns):
                 for each in self._ranks().values():
                     each.excuse_absence(away_ns, now_collector_ns)
@@ -296,38 +295,34 @@ class RunState:
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
-    def _tick(self, tick: Tick) -> list[RunEffect]:
+    def tick(self, now_collector_ns: int, now_wall_s: float) -> list[RunEffect]:
+        """Bring everything up to date that depends on time: silence, clock pings, goodput, the end of the run."""
         self.flush_reports()
         attempt = self._attempt
         if attempt is None:
             return []
         effects: list[RunEffect] = []
         silent_ns = s_to_ns(self._config.rank_silent_s)
-        # Of many ranks each is asked less often, so that the first ones do not use up what may be asked.
+        # Of many ranks each is pinged less often, so that the first ones do not use up the pings.
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
         for rank in chunked(attempt.ranks.values(), self.maybe_yield):
-            # Of 16,384 ranks nearly all need nothing: whether they live is asked last.
-            if tick.now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
+            # Nearly all ranks need nothing: whether they are live is checked last.
+            if now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
                 rank.liveness.mark_silent()
-            if tick.now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
-                rank.next_ping_collector_ns = tick.now_collector_ns + ping_pause_ns
+            if now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
+                rank.next_ping_collector_ns = now_collector_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
             if rank.liveness.is_stalled and rank.ended in {None, "silent"}:
                 stalled.append(rank)
+        attempt.has_stalled_ranks = bool(stalled)
         if any(rank.is_live for rank in stalled):
-            self._goodput.mark_stalled(tick.now_collector_ns)
+            self._goodput.mark_stalled(now_collector_ns)
         elif self.is_over:
             self._goodput.end(self._find_end_collector_ns(attempt))
-        self._ending.update(attempt.ranks, attempt.world_size, Clocks(tick.now_collector_ns, tick.now_wall_s))
-        if not tick.looks or self._ending.is_concluded:
-            return effects
-        end = self._ending.end
-        if end is not None and not end.lost_ranks:  # who is only silent may come back, and what was found holds then
-            return effects + self._conclude(attempt, tick.now_collector_ns, end)
-        hang_states = build_hang_states(attempt.ranks, tick.now_collector_ns) if stalled else {}
-        return effects + self._detect(attempt, tick.now_collector_ns, hang_states)
+        self._ending.update(attempt.ranks, attempt.world_size, Clocks(now_collector_ns, now_wall_s))
+        return effects
 
     def _find_end_collector_ns(self, attempt: Attempt) -> int:
         """Return when the last rank ended; where that is not known of all of them, when the last message came."""
@@ -335,40 +330,60 @@ class RunState:
         ended = [ended_ns for ended_ns in known if ended_ns is not None]
         return max(ended) if ended and len(ended) == len(known) else max([self._last_message_collector_ns, *ended])
 
-    def _conclude(self, attempt: Attempt, now_collector_ns: int, end: RunEnd) -> list[RunEffect]:
-        """Run detection a last time, on the steps that came with the end, and close the findings."""
-        self._ending.is_concluded = True
-        effects = self._findings.close_hangs(RUN_IS_OVER)
-        effects += self._detect(attempt, now_collector_ns, {})
-        last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
-        return self._findings.conclude(end, last_step, RUN_IS_OVER, effects)
+    # -- detection -----------------------------------------------------------------------------------------------------
 
-    def _detect(
-        self, attempt: Attempt, now_collector_ns: int, hang_states: Mapping[int, RankHangState]
-    ) -> list[RunEffect]:
+    def view(self, now_collector_ns: int) -> RunView | None:
+        """Return what a detection pass reads, as of the last tick; None before any rank has joined, and after the last
+        pass of a run that is over.
+        """
+        attempt, end = self._attempt, self._ending.end
+        if attempt is None or self._ending.is_concluded:
+            return None
+        self.flush_reports()
+        # A rank that is only silent may come back, and the findings hold then: so that is no end.
+        is_last = end is not None and not end.lost_ranks
         ranks = tuple(sorted(attempt.ranks))
-        attempt.has_had_pass = True
-        series = attempt.window.series(ranks, skip_steps=SKIP_STEPS)
+        has_hang_states = attempt.has_stalled_ranks and not is_last
         view = RunView(
             now_collector_ns=now_collector_ns,
             world_size=attempt.world_size,
-            series=series,
+            series=attempt.window.series(ranks, skip_steps=SKIP_STEPS),
             peer_groups=attempt.find_peer_groups(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
             samples=read_samples(attempt.ranks),
             groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
-            hang_states=hang_states,
+            hang_states=build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {},
             known_usual=read_usual(self._findings.open_findings),
             steps_min=self._config.detect_steps_min,
+            open_findings=[one for one in self._findings.held if not is_last or one.kind != HANG],
+            attempt=self._attempts,
+            is_last=is_last,
         )
         self.maybe_yield()
-        effects = self._findings.look(view, self.maybe_yield)
+        return view
+
+    def _apply_detected(self, found: Detected) -> list[RunEffect]:
+        """Apply the results of a pass, unless another attempt has begun since its view was made."""
+        attempt, end, view = self._attempt, self._ending.end, found.view
+        if attempt is None or view.attempt != self._attempts or self._ending.is_concluded:
+            return []
+        if not view.is_last or end is None:
+            return self._update_findings(attempt, found)
+        self._ending.is_concluded = True
+        effects = self._findings.close_hangs(RUN_IS_OVER) + self._update_findings(attempt, found)
+        last_step = max((rank.last_step for rank in attempt.ranks.values() if rank.last_step is not None), default=None)
+        return self._findings.conclude(end, last_step, RUN_IS_OVER, effects)
+
+    def _update_findings(self, attempt: Attempt, found: Detected) -> list[RunEffect]:
+        attempt.has_had_pass = True
+        effects = self._findings.apply(found)
         for steps, lost_ns in self._findings.charged:
             self._goodput.add_loss(steps.tolist(), lost_ns.tolist())
-        attempt.slowdowns = slowdown_ratios(view.excess, self._config.detect_steps)
+        view, steps_max = found.view, self._config.detect_steps
+        attempt.slowdowns = slowdown_ratios(view.excess, steps_max)
         self.maybe_yield()
-        attempt.medians = RankMedians(series, attempt.slowdowns, self._config.detect_steps, self.maybe_yield)
+        attempt.medians = RankMedians(view.series, attempt.slowdowns, steps_max, self.maybe_yield)
         self.maybe_yield()
         self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects

@@ -31,7 +31,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.process_tuning import limit_malloc_arenas, raise_gc_threshold
 from rankscope.collector.runs.checkpoint import Clocks
-from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
@@ -44,6 +44,7 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 from tests.benchmarks.load_reports import RUN, WINDOW_STEPS, JobReports, build_hello
 from tests.benchmarks.machine import RESULTS, describe_run, run_apart
 from tests.integration.fault_figures import read_peak_bytes, read_resident_bytes
+from tests.run_ticks import tick_run
 
 SIZES: Final = (1_024, 4_096, 16_384)
 STEPS_BEFORE: Final = 252
@@ -113,7 +114,7 @@ class Collector:
         for rank in range(ranks):
             hello = build_hello(RUN, rank, ranks, boot_of(rank))
             self._admission.hello(boot_of(rank).encode(), hello)
-            self.job.handle(RankJoined(hello, 0))
+            self.job.apply(RankJoined(hello, 0))
 
     def receive(self, rank: int, frame: bytes, now_ns: int) -> ReportAdmitted:
         """The event that a report is."""
@@ -128,7 +129,7 @@ class Collector:
     def tick(self, meter: Meter, now_ns: int) -> None:
         """A look, a picture and what is saved."""
         clocks = Clocks(now_ns, ns_to_s(now_ns))
-        meter.time("look", lambda: self.job.handle(Tick(now_ns, clocks.wall_s)))
+        meter.time("look", lambda: tick_run(self.job, now_ns, clocks.wall_s))
         draft = meter.time("references", lambda: self.job.draft(now_ns))
         snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[draft])
         meter.time("store", lambda: self._recorder.tick([self.job], snapshot, clocks))
@@ -179,7 +180,7 @@ def take_batch(collector: Collector, meter: Meter, own: range, frames: list[byte
     """What the two threads of a collector do with what one turn has read."""
     came = list(zip(own, frames, strict=True))
     events = meter.time("receive", lambda: [collector.receive(rank, frame, now_ns) for rank, frame in came])
-    meter.time("handle", lambda: [collector.job.handle(event) for event in events])
+    meter.time("handle", lambda: [collector.job.apply(event) for event in events])
     meter.time("settle", collector.job.flush_reports)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.process_tuning import read_resident_bytes
-from rankscope.collector.runs.events import RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.measure.identity import RankIdentity
@@ -34,6 +34,7 @@ from rankscope.measure.records import (
 )
 from rankscope.measure.units import NS_PER_MS
 from tests.benchmarks.machine import RESULTS, describe_run, run_apart
+from tests.run_ticks import tick_run
 
 SIZES = (1_024, 4_096, 16_384)
 STEPS = 64
@@ -65,13 +66,13 @@ def fill(ranks: int, slow: Sequence[int]) -> RunState:
     work_ns[:, list(slow)] *= 1.3
     job = RunState("large", CollectorConfig(steps_kept=STEPS))
     for rank in range(ranks):
-        job.handle(RankJoined(_hello(rank, ranks), 0))
+        job.apply(RankJoined(_hello(rank, ranks), 0))
     group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(ranks)), backend="nccl")
     for first in range(0, STEPS, REPORT_STEPS):
         steps = range(first, first + REPORT_STEPS)
         for rank in range(ranks):
             report = _report(rank, steps, work_ns, (group,) if first == 0 else None)
-            job.handle(ReportAdmitted(f"boot-{rank}", ReportFields.of(report), first * WORK_NS, 0.0))
+            job.apply(ReportAdmitted(f"boot-{rank}", ReportFields.of(report), first * WORK_NS, 0.0))
     return job
 
 
@@ -143,7 +144,7 @@ def measure(ranks: int) -> list[Result]:
         findings = 0
         for look in range(1, LOOKS + 1):
             began = thread_time_ns()
-            job.handle(Tick(look * 10**9, 0.0))
+            tick_run(job, look * 10**9, 0.0)
             ticks.append(thread_time_ns() - began)
             began = thread_time_ns()
             findings = len(job.snapshot(look * 10**9).open_findings)

@@ -28,14 +28,14 @@ Fails = Callable[[RunEvent], bool]
 def failing(fails: Fails) -> Iterator[Service]:
     """A collector whose runs raise at the events for which `fails` holds."""
     with pytest.MonkeyPatch.context() as patch:
-        handle = RunState.handle
+        apply = RunState.apply
 
-        def handle_or_fail(job: RunState, event: RunEvent) -> list[RunEffect]:
+        def apply_or_fail(job: RunState, event: RunEvent) -> list[RunEffect]:
             if fails(event):
                 raise ZeroDivisionError
-            return handle(job, event)
+            return apply(job, event)
 
-        patch.setattr(RunState, "handle", handle_or_fail)
+        patch.setattr(RunState, "apply", apply_or_fail)
         service = Service(
             CollectorConfig(listen="tcp://127.0.0.1:0", http_listen="127.0.0.1:0", store=""), SystemClock()
         )

@@ -103,9 +103,9 @@ def metrics() -> dict[tuple[str, str], float]:
             run="a", rank=rank, local_rank=rank, world_size=2, node="n", restart_count=0, boot_id=f"boot-{rank}", pid=7
         )  # fmt: skip
         hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=NS_PER_S)
-        job.handle(RankJoined(hello, 0))
+        job.apply(RankJoined(hello, 0))
     for rank in RANKS:
-        job.handle(ReportAdmitted(f"boot-{rank}", ReportFields.of(report_of(rank)), 0, 0.0))
+        job.apply(ReportAdmitted(f"boot-{rank}", ReportFields.of(report_of(rank)), 0, 0.0))
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(job.snapshot(0),))
     families = SnapshotExporter(lambda: snapshot).collect()
     samples = [sample for family in families for sample in family.samples]

@@ -16,7 +16,6 @@ from rankscope.collector.runs.events import (
     OpenFinding,
     RankJoined,
     ReportAdmitted,
-    Tick,
 )
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
@@ -24,6 +23,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import decode
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import ns_to_s
+from tests.run_ticks import tick_run
 
 
 class Opened(NamedTuple):
@@ -41,7 +41,7 @@ class CollectorEnd:
 
     def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
         self.admission = Admission(1, world_size)
-        self.run = RunState(run, config)
+        self.run: RunState = RunState(run, config)
         self.steps_admitted: dict[str, int] = {}
         """Records of steps in admitted reports, by rank process."""
         self.admitted: dict[str, set[int]] = {}
@@ -62,12 +62,12 @@ class CollectorEnd:
             case Hello():
                 welcome = self.admission.hello(peer.encode(), message)
                 assert isinstance(welcome, Welcome), welcome
-                self.run.handle(RankJoined(message, now_ns))
+                self.run.apply(RankJoined(message, now_ns))
                 return [welcome]
             case Report():
                 return self._receive_report(peer, message, now_ns)
             case ClockPong():
-                self.run.handle(ClockSampled(peer, message.collector_ns, message.host_ns, now_ns))
+                self.run.apply(ClockSampled(peer, message.collector_ns, message.host_ns, now_ns))
                 return []
         raise AssertionError(f"no rank sends {message!r}")
 
@@ -77,10 +77,10 @@ class CollectorEnd:
             case Admitted():
                 self.admitted.setdefault(peer, set()).add(report.sequence)
                 self.steps_admitted[peer] = self.steps_admitted.get(peer, 0) + report.steps.row_count
-                self.run.handle(ReportAdmitted(peer, ReportFields.of(report), now_ns, ns_to_s(now_ns)))
+                self.run.apply(ReportAdmitted(peer, ReportFields.of(report), now_ns, ns_to_s(now_ns)))
                 return [Ack(through=verdict.through)]
             case Duplicate():
-                self.run.handle(DuplicateSeen(peer))
+                self.run.apply(DuplicateSeen(peer))
                 return [Ack(through=verdict.through)]
             case SequenceGap() if not verdict.hello_wanted:
                 return []
@@ -89,7 +89,7 @@ class CollectorEnd:
     def run_pass(self, step: int, now_ns: int) -> list[str]:
         """Run a detection pass; return the ranks whose clocks the collector asks for."""
         asked: list[str] = []
-        for effect in self.run.handle(Tick(now_ns, ns_to_s(now_ns))):
+        for effect in tick_run(self.run, now_ns, ns_to_s(now_ns)):
             match effect:
                 case AskClock():
                     asked.append(effect.boot_id)

@@ -1,7 +1,7 @@
 """Ranks that report what they are told to, for stories about one run's state. Nothing here is random or timed."""
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEffect, Tick
+from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEffect
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -16,6 +16,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
+from tests.run_ticks import tick_run
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -66,7 +67,7 @@ class Story:
                 wall_ns=0,
                 report_interval_ns=S,
             )
-            self.job.handle(RankJoined(hello, self.now_ns))
+            self.job.apply(RankJoined(hello, self.now_ns))
         return self
 
     def restart(self, *, counted: bool = True) -> "Story":
@@ -108,17 +109,17 @@ class Story:
             totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
+        self.job.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1
         goodbye = Goodbye(sequence=self.sequence[rank], reason=reason, exit_code=0)
-        self.job.handle(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
+        self.job.apply(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
         return self
 
     def tick(self, seconds: float = 1.0) -> "Story":
         self.now_ns += round(seconds * S)
-        self.effects += self.job.handle(Tick(self.now_ns, 0.0))
+        self.effects += tick_run(self.job, self.now_ns, 0.0)
         return self
 
     def snapshot(self) -> RunSnapshot:

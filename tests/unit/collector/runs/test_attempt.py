@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEvent, Tick
+from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEvent
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -21,6 +21,7 @@ from rankscope.measure.records import (
     collectives_to_table,
     steps_to_table,
 )
+from tests.run_ticks import tick_run
 
 RANKS = 4
 NOW_NS = 10**12
@@ -92,10 +93,10 @@ def tell(
 ) -> tuple[RunSnapshot, list[list[float]]]:
     job = RunState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
     for rank in range(RANKS):
-        job.handle(hello_of(rank))
+        job.apply(hello_of(rank))
     for first in range(0, len(events), batch):
         for event in events[first : first + batch]:
-            job.handle(event)
+            job.apply(event)
         job.flush_reports(steps_max=steps_max)
     job.flush_reports()
     attempt = job._attempt
@@ -141,14 +142,14 @@ def test_steps_that_leave_the_ring_unmatched_are_counted() -> None:
 def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
     job = RunState("r", CollectorConfig())
     for rank in range(RANKS):
-        job.handle(hello_of(rank))
+        job.apply(hello_of(rank))
     for rank in range(RANKS):
-        job.handle(report_of(rank, 1, range(3), np.random.default_rng(rank)))
+        job.apply(report_of(rank, 1, range(3), np.random.default_rng(rank)))
     job.flush_reports(steps_max=1)
     assert count_in_picture(job) == 1
     job.flush_reports(steps_max=1)
     assert (count_in_picture(job), count_in_picture(job)) == (2, 2)
-    job.handle(Tick(NOW_NS, 1.0))
+    tick_run(job, NOW_NS, 1.0)
     assert count_in_picture(job) == 3
 
 
@@ -159,7 +160,7 @@ def count_in_picture(job: RunState) -> int:
 
 def test_what_was_not_settled_is_before_anybody_looks() -> None:
     job = RunState("r", CollectorConfig())
-    job.handle(hello_of(0))
-    job.handle(report_of(0, 1, range(3), np.random.default_rng(0)))
+    job.apply(hello_of(0))
+    job.apply(report_of(0, 1, range(3), np.random.default_rng(0)))
     (rank,) = job.snapshot(NOW_NS).ranks
     assert (rank.steps.published, rank.last_step) == (3, 2)

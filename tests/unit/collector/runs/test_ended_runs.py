@@ -6,10 +6,11 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON
 from rankscope.collector.reports.summary import HEALTHY, verdict
 from rankscope.collector.runs.checkpoint import Clocks
-from rankscope.collector.runs.events import CloseFinding, Tick
+from rankscope.collector.runs.events import CloseFinding
 from rankscope.collector.runs.findings import _find_outcome
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
+from tests.run_ticks import tick_run
 from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
 
@@ -104,7 +105,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     assert saved.end is not None
     lives = [story.job.save_rank(rank, clocks).build() for rank in story.job.lives.values()]
     job = RunState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
-    job.handle(Tick(story.now_ns + S, 1.0))
+    tick_run(job, story.now_ns + S, 1.0)
     assert job.end is not None
     assert (job.end.reason, job.end.first) == (saved.end.reason, saved.end.first)
 

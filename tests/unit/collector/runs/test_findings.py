@@ -1,13 +1,15 @@
 """The findings of a run over time, from a detector that finds what the test tells it to."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from rankscope.collector.detect.detectors import detect
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.view import Candidate, RunView
-from rankscope.collector.runs.events import CloseFinding, OpenFinding, UpdateFinding
+from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.findings import RunFindings
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
@@ -44,18 +46,23 @@ def seconds(*lost_s: float) -> Floats:
     return np.array(lost_s) * NS_PER_S
 
 
+def look(findings: RunFindings, detector: Told, view: RunView) -> list[RunEffect]:
+    """One detection pass."""
+    return findings.apply(detect(replace(view, open_findings=findings.held), (detector,)))
+
+
 def started(*findings: Finding) -> tuple[Told, RunFindings]:
     told = Told()
     told.answer = [Candidate(finding) for finding in findings]
-    verdicts = RunFindings(RUN, (told,), 10)
-    verdicts.look(view_until(3))
+    verdicts = RunFindings(RUN, 10)
+    look(verdicts, told, view_until(3))
     return told, verdicts
 
 
 def test_end_of_a_merged_finding_names_the_one_that_took_it_in() -> None:
     told, verdicts = started(slow(2), slow(3))
     told.answer = [Candidate(slow(ranks=(2, 3)))]
-    closed = [effect for effect in verdicts.look(view_until(3)) if isinstance(effect, CloseFinding)]
+    closed = [effect for effect in look(verdicts, told, view_until(3)) if isinstance(effect, CloseFinding)]
     assert [(end.finding.ranks, end.reason, end.merged_into) for end in closed] == [((3,), "part of finding 1", 1)]
     assert [end.merged_into for end in verdicts.close_all("restarted") if isinstance(end, CloseFinding)] == [None]
 
@@ -63,12 +70,12 @@ def test_end_of_a_merged_finding_names_the_one_that_took_it_in() -> None:
 def test_finding_keeps_its_number_and_updates_on_change() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2))]
-    (opened,) = verdicts.look(view_until(3))
+    (opened,) = look(verdicts, told, view_until(3))
     assert isinstance(opened, OpenFinding)
     assert opened.finding.number == 1
-    assert verdicts.look(view_until(4)) == []
+    assert look(verdicts, told, view_until(4)) == []
     told.answer = [Candidate(slow(ranks=(2, 3)))]
-    (changed,) = verdicts.look(view_until(5))
+    (changed,) = look(verdicts, told, view_until(5))
     assert isinstance(changed, UpdateFinding)
     assert (changed.finding.number, changed.finding.ranks) == (1, (2, 3))
 
@@ -76,9 +83,9 @@ def test_finding_keeps_its_number_and_updates_on_change() -> None:
 def test_finding_not_detected_again_stays_until_it_passes() -> None:
     told, verdicts = started(slow(2))
     told.answer = []
-    assert verdicts.look(view_until(4)) == []
+    assert look(verdicts, told, view_until(4)) == []
     told.passed = True
-    (closed,) = verdicts.look(view_until(5))
+    (closed,) = look(verdicts, told, view_until(5))
     assert isinstance(closed, CloseFinding)
     assert closed.reason == "passed"
     assert (verdicts.open_findings, len(verdicts.closed_findings)) == ((), 1)
@@ -87,20 +94,20 @@ def test_finding_not_detected_again_stays_until_it_passes() -> None:
 def test_finding_and_reason_stay_while_a_detector_abstains() -> None:
     told, verdicts = started(slow(2))
     told.answer, told.passed = Abstain("too few steps"), True
-    assert verdicts.look(view_until(4)) == []
+    assert look(verdicts, told, view_until(4)) == []
     assert verdicts.abstained == {"slow_link": "too few steps"}
     told.answer = []
-    verdicts.look(view_until(5))
+    look(verdicts, told, view_until(5))
     assert (verdicts.abstained, verdicts.open_findings) == ({}, ())
 
 
 def test_each_step_is_charged_once_with_unknown_ones_before() -> None:
     told, verdicts = started()
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, np.nan, 0.2))]
-    verdicts.look(view_until(3))
-    verdicts.look(view_until(3))
+    look(verdicts, told, view_until(3))
+    look(verdicts, told, view_until(3))
     told.answer = [Candidate(slow(2, since_step=1), seconds(5.0, 0.1, 0.4, 0.2, 0.3))]
-    verdicts.look(view_until(4))
+    look(verdicts, told, view_until(4))
     lost_s = 0.1 + 2 * 0.2 + 0.3
     assert [found.lost_rank_seconds for found in verdicts.open_findings] == [pytest.approx(4 * lost_s)]
     (lost,) = verdicts.lost
@@ -113,5 +120,5 @@ def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ..
     told, verdicts = started()
     link = Finding(kind="slow_link", ranks=ranks, group="mesh_dp/1-2", since_step=0, cause="slow_link", sentence="")
     told.answer = [Candidate(link, seconds(1.0, 1.0))]
-    verdicts.look(view_until(1))
+    look(verdicts, told, view_until(1))
     assert [lost.rank for lost in verdicts.lost] == [charged]

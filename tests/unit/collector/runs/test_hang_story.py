@@ -37,7 +37,7 @@ class HangStory(Story):
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
             **known,  # type: ignore[arg-type]
         )
-        self.job.handle(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
+        self.job.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def host_ns(self, rank: int) -> int:
         return self.now_ns + rank * 1_000 * S
@@ -77,7 +77,7 @@ class HangStory(Story):
             reason=reason,
             detail="SIGKILL",
         )
-        self.job.handle(EndSeen(boot_of(rank, self.life), seen, self.now_ns))
+        self.job.apply(EndSeen(boot_of(rank, self.life), seen, self.now_ns))
 
     def hangs(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(one.cause, one.ranks) for one in self.snapshot().open_findings if one.kind == "hang"]
@@ -141,7 +141,7 @@ def test_rank_killed_before_the_hang_is_its_cause(story: HangStory) -> None:
 def test_a_death_is_dated_by_the_clocks_of_the_ranks(story: HangStory) -> None:
     for rank in range(RANKS):
         sample = ClockSampled(boot_of(rank), story.now_ns, story.host_ns(rank), story.now_ns)
-        story.job.handle(sample)
+        story.job.apply(sample)
     story.end(1)
     story.tick(LIMIT_S)
     story.hang(1, LIMIT_S, 0, 2, 3)
@@ -179,7 +179,7 @@ def test_unresponsive_rank_is_missing_by_its_sidecar(story: HangStory) -> None:
         state="S",
         progress=progress_of({GROUP: (7, 7)}),
     )
-    story.job.handle(UnresponsiveSeen(boot_of(2), seen, story.now_ns))
+    story.job.apply(UnresponsiveSeen(boot_of(2), seen, story.now_ns))
     story.hang(2, LIMIT_S + 1, 0, 1, 3)
     assert story.hangs() == [("missing_rank", (2,))]
 

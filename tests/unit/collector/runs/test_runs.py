@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.checkpoint import Clocks
-from rankscope.collector.runs.events import EndSeen, GoodbyeAdmitted, PeerEvent, RankJoined, ReportAdmitted, Tick
+from rankscope.collector.runs.events import EndSeen, GoodbyeAdmitted, PeerEvent, RankJoined, ReportAdmitted
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.run import RunState
@@ -14,6 +14,7 @@ from rankscope.collector.runs.runs import FORMER_RUNS_MAX, Runs
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
 from rankscope.measure.units import NS_PER_S
+from tests.run_ticks import tick_run
 
 BEGIN_WALL_S = 1_795_602_605
 """2026-11-25 10:30:05 UTC."""
@@ -40,7 +41,7 @@ class Launches:
         for former in self.runs.find_excess_runs():
             self.runs.remove(former)
         for job in self.runs:
-            job.handle(Tick(self.now_ns, BEGIN_WALL_S + self.now_s))
+            tick_run(job, self.now_ns, BEGIN_WALL_S + self.now_s)
         return self
 
     def send(self, event: PeerEvent, name: str = "bert") -> RunState | None:
@@ -49,7 +50,7 @@ class Launches:
         if job is None and isinstance(event, RankJoined):
             job = self.runs.begin(name, BEGIN_WALL_S + self.now_s)
         if job is not None:
-            job.handle(event)
+            job.apply(event)
         return job
 
     def launch(

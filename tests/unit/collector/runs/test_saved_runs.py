@@ -53,7 +53,7 @@ def lose(story: Story, rank: int, reports: int, dropped: int) -> None:
         sequence=story.sequence[rank], host_ns=story.now_ns, totals=story.totals[rank],
         losses=Losses(reports_dropped=dropped),
     )  # fmt: skip
-    story.job.handle(ReportAdmitted(boot_of(rank), ReportFields.of(report), story.now_ns, 0.0))
+    story.job.apply(ReportAdmitted(boot_of(rank), ReportFields.of(report), story.now_ns, 0.0))
 
 
 def rank_of(story: Story, number: int) -> RankSnapshot:
@@ -137,9 +137,9 @@ def test_how_ranks_ended_is_known_again() -> None:
         run="story", rank=1, local_rank=1, world_size=3, node="node-a", restart_count=0, boot_id=boot_of(1), pid=1
     )
     notice = RankEnded(sequence=1, identity=identity, host_ns=0, wall_ns=0, reason="crashed", signal=11)
-    story.job.handle(EndSeen(boot_of(1), notice, story.now_ns))
+    story.job.apply(EndSeen(boot_of(1), notice, story.now_ns))
     for _ in range(2):
-        story.job.handle(ProcessGone(boot_of(2), story.now_ns))
+        story.job.apply(ProcessGone(boot_of(2), story.now_ns))
         story.tick(3.0)
     kill(story)
     ranks = story.snapshot().ranks
