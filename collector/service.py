@@ -52,6 +52,7 @@ from rankscope.collector.runs.events import (
     find_boot_id,
 )
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
@@ -141,6 +142,7 @@ class Service:
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
                 take_turn=self._exchange.compute_slot,
                 orders=self._snapshot_requests,
+                read_dump=self._dump_run,
             )
         except Exception:
             self._receiver.close()
@@ -543,6 +545,11 @@ class Service:
                 history_dropped=None if store is None else store.rows_dropped,
             ),
         )
+
+    def _dump_run(self, asked: str) -> RunDump | None:
+        """Return the inside of a run by its id or name, on the thread of a request; None when there is none."""
+        run = self._runs.get(asked)
+        return None if run is None else run.dump(self._clock.monotonic_ns())
 
     def _find_health_problem(self) -> str | None:
         age_s = ns_to_s(self._clock.monotonic_ns() - self._last_tick_ns)

@@ -7,6 +7,7 @@
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
     GET /api/v1/runs/RUN/report  how it went, from the store, also of a run that is over
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
+    GET /api/v1/debug/runs/RUN   the inside of a run and its last events
     GET /api/v1/...              what routes_api.py and event_stream.py say
     GET /                        this list; for a browser the live page (page_files.py)
 
@@ -50,6 +51,7 @@ from rankscope.collector.publish.metrics.snapshot_requests import SnapshotReques
 from rankscope.collector.publish.metrics.throttled_snapshots import ThrottledSnapshots
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
+from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -93,6 +95,7 @@ class HttpServer:
         metric_pages: MetricPages | None = None,
         take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
+        read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
     ) -> None:
         problem = find_address_problem(address, listening=True)
         if problem is not None:
@@ -113,7 +116,7 @@ class HttpServer:
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_paced=read_paced, read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            take_turn=take_turn, orders=orders,
+            take_turn=take_turn, orders=orders, read_dump=read_dump,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(

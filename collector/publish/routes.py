@@ -16,6 +16,7 @@ from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose_format
+from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -31,6 +32,7 @@ JSON: Final = "application/json"
 RUNS_PATH: Final = "/api/v1/runs"
 REPORT_SUFFIX: Final = "/report"
 INCIDENTS_PATH: Final = "/api/v1/incidents"
+DEBUG_RUNS_PATH: Final = "/api/v1/debug/runs"
 INCIDENT_FILTERS: Final = frozenset({"run", "state"})
 
 INDEX: Final = f"""rankscope collector
@@ -42,6 +44,7 @@ INDEX: Final = f"""rankscope collector
 {RUNS_PATH}/RUN      one run in full
 {RUNS_PATH}/RUN{REPORT_SUFFIX}   the report of a run, from the store
 {INCIDENTS_PATH}     the incidents, newest first; filtered by ?run=RUN and ?state=open or resolved
+{DEBUG_RUNS_PATH}/RUN   the inside of a run and its last events, for debugging
 /api/v1/openapi.json  the API, OpenAPI 3.1
 /                     the live page, for a browser
 """
@@ -84,7 +87,8 @@ class Routes:
     collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
     the latest (ThrottledSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
     `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a run, as JSON,
-    and raises UnavailableError where there is none.
+    and raises UnavailableError where there is none; `read_dump` the inside of a run by its id or name, None where there
+    is none.
     `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
     """
 
@@ -103,11 +107,13 @@ class Routes:
         metric_pages: MetricPages | None = None,
         take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
+        read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
     ) -> None:
         self._answer_first = answer_first
         self._read_snapshot = read_paced or read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
+        self._read_dump = read_dump
         self._encoding = threading.Lock()
         self._encoded_from: Snapshot | None = None
         self._encoded: dict[str, bytes] = {}
@@ -139,6 +145,8 @@ class Routes:
             response = self._show_report(unquote(path.removeprefix(f"{RUNS_PATH}/").removesuffix(REPORT_SUFFIX)))
         elif path.startswith(f"{RUNS_PATH}/"):
             response = self._show_run(unquote(path.removeprefix(f"{RUNS_PATH}/")))
+        elif path.startswith(f"{DEBUG_RUNS_PATH}/"):
+            response = self._dump_run(unquote(path.removeprefix(f"{DEBUG_RUNS_PATH}/")))
         else:
             response = refuse(HTTPStatus.NOT_FOUND, f"there is no {path[:80]}; / lists the paths")
         return _compress(response) if accepts_gzip(accept_encoding) else response
@@ -164,6 +172,12 @@ class Routes:
         if run is not None:
             return Response(HTTPStatus.OK, JSON, self._encode_run(snapshot, run))
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
+
+    def _dump_run(self, name: str) -> Response:
+        found = self._read_dump(name)
+        if found is None:
+            return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
+        return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
 
     def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:
         with self._encoding:

@@ -42,6 +42,11 @@ class ReportBatcher:
         self._window = window
         self._pending: list[PendingReport] = []
 
+    @property
+    def pending(self) -> int:
+        """Reports that are not in the step table yet."""
+        return len(self._pending)
+
     def add(self, rank: RankState, report: ReportFields) -> None:
         """Add a report; those of one rank come in their order."""
         self._pending.append(PendingReport(rank, report))

@@ -97,6 +97,13 @@ def find_boot_id(event: PeerEvent) -> str:
     return event.hello.identity.boot_id if isinstance(event, RankJoined) else event.boot_id
 
 
+def find_event_time(event: RankProcessEvent) -> int | None:
+    """Return the collector time of an event; None for a duplicate, which has none."""
+    if isinstance(event, DuplicateSeen):
+        return None
+    return event.received_collector_ns if isinstance(event, ClockSampled) else event.now_collector_ns
+
+
 class AskClock(NamedTuple):
     """Ping this rank process for its clock."""
 

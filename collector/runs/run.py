@@ -5,6 +5,7 @@ former attempts are kept as a count only. A start that is no restart of this run
 (`accepts_hello`, runs.py).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -33,10 +34,13 @@ from rankscope.collector.runs.events import (
     RunEffect,
     RunEvent,
     UnresponsiveSeen,
+    UpdateFinding,
+    find_event_time,
 )
 from rankscope.collector.runs.findings import RunFindings
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.run_dump import EventLog, RunDump
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_ending import RunEnding
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -66,29 +70,43 @@ class RunState:
     """State of one run. `run` is its id (run_ids.py), `name` the launcher's name for it."""
 
     def __init__(self, run: str, config: CollectorConfig) -> None:
+        #: Id of the run. Never changes.
         self.run = run
+        #: The launcher's name for it: the part of `run` before `@`. Never changes.
         self.name = read_run_name(run)
+        #: Whether a later run of this name has begun. Written by Runs only; never becomes False again.
         self.is_superseded = False
-        """Whether a later run of this name has begun. Written by Runs only."""
         self._config = config
+        #: Called between the parts of work for all ranks, to release the interpreter's lock. Set by the owner.
         self.maybe_yield: Callable[[], None] = no_yield
-        """Called between the parts of work for all ranks, to release the interpreter's lock."""
+        #: The present attempt; None before any rank has joined, and never again.
         self._attempt: Attempt | None = None
+        #: `{boot id: rank}` of the rank processes of the present attempt, also of those replaced within it.
         self._rank_of_boot: dict[str, int] = {}
+        #: Boot ids of the attempt before; no other attempt is remembered. Disjoint from `_rank_of_boot`.
         self._former_boots: frozenset[str] = frozenset()
+        #: `{label: members}` of the process groups of the present attempt; the labels are those of `_attempt.groups`.
         self._group_sizes: dict[str, int] = {}
+        #: All findings of the run, over its attempts.
         self._findings = RunFindings(run, config.findings_max)
+        #: Time of the run by its use, over its attempts.
         self._goodput = CarriedGoodput()
+        #: Attempts before the present one; only grows.
         self._attempts = 0
+        #: When the first rank joined; None exactly while `_attempt` is None.
         self._begun_collector_ns: int | None = None
-        self._lost_rank_s = 0.0
+        #: How the run ended, while no rank is live.
         self._ending = RunEnding()
+        #: When anything last changed here: a message, or that this collector restored the run.
         self.last_change_collector_ns = 0
+        #: When the last message of any rank arrived, also at an earlier collector; at most `last_change_collector_ns`.
         self._last_message_collector_ns = 0
-        """When the last message of any rank arrived, also at an earlier collector."""
+        #: Wall time of the last report, in s since 1970; None before any.
         self.last_report_wall_s: float | None = None
+        #: The steps of the last detection pass; None before any.
         self.heat_map_steps: HeatMapSteps | None = None
-        """The steps of the last detection pass; None before any."""
+        #: The last events, for `dump`.
+        self._log = EventLog()
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -97,15 +115,19 @@ class RunState:
         ignored: they belong to an attempt that is over.
         """
         match event:
-            case RankJoined():
+            case RankJoined(hello, now_collector_ns):
+                self._log.record("RankJoined", hello.identity.rank, hello.identity.boot_id, now_collector_ns)
                 return self._join(event)
             case Detected():
                 return self._apply_detected(event)
             case CollectorAway(away_ns, now_collector_ns):
+                self._log.record("CollectorAway", None, "", now_collector_ns)
                 for each in self._ranks().values():
                     each.excuse_absence(away_ns, now_collector_ns)
             case _:
                 rank = self._find_rank(event.boot_id)
+                number = None if rank is None else rank.identity.rank
+                self._log.record(type(event).__name__, number, event.boot_id, find_event_time(event))
                 if rank is not None:
                     self._apply_to_rank(rank, event)
         return []
@@ -190,6 +212,7 @@ class RunState:
         # launcher that was itself started anew counts from 0 again.
         if attempt is None or present is not None or attempt.is_followed_by(identity):
             effects = self._findings.begin_attempt()
+            self._log.record("AttemptBegun", None, "", event.now_collector_ns)
             if attempt is not None:
                 self._goodput.restart(event.now_collector_ns)
             attempt = self._begin_attempt(identity)
@@ -311,6 +334,7 @@ class RunState:
             # Nearly all ranks need nothing: whether they are live is checked last.
             if now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
                 rank.liveness.mark_silent()
+                self._log.record("RankSilent", rank.identity.rank, rank.identity.boot_id, now_collector_ns)
             if now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
                 rank.next_ping_collector_ns = now_collector_ns + ping_pause_ns
                 effects.append(AskClock(rank.identity.boot_id))
@@ -378,6 +402,10 @@ class RunState:
     def _update_findings(self, attempt: Attempt, found: Detected) -> list[RunEffect]:
         attempt.has_had_pass = True
         effects = self._findings.apply(found)
+        for effect in effects:
+            if not isinstance(effect, AskClock | UpdateFinding):
+                kind = f"{type(effect).__name__} {effect.finding.number} {effect.finding.kind}"
+                self._log.record(kind, effect.finding.rank, "", found.view.now_collector_ns)
         for steps, lost_ns in self._findings.charged:
             self._goodput.add_loss(steps.tolist(), lost_ns.tolist())
         view, steps_max = found.view, self._config.detect_steps
@@ -387,6 +415,45 @@ class RunState:
         self.maybe_yield()
         self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects
+
+    # -- debugging -----------------------------------------------------------------------------------------------------
+
+    def dump(self, now_collector_ns: int) -> RunDump:
+        """Describe the inside of the run. Any thread may call it: it reads attributes and copies, and changes nothing,
+        so values may be of different events where the run changes meanwhile.
+        """
+        attempt = self._attempt
+        ranks = () if attempt is None else tuple(attempt.ranks.values())
+        end = self._ending.end
+        return RunDump(
+            run_id=self.run,
+            now_collector_ns=now_collector_ns,
+            is_superseded=self.is_superseded,
+            is_over=self.is_over,
+            attempt=self._attempts,
+            world_size=self.world_size,
+            restart_count=0 if attempt is None else attempt.restart_count,
+            ranks=dict(Counter(rank.ended or "up" for rank in ranks)),
+            ranks_stalled=sum(bool(rank.liveness.is_stalled) and rank.is_live for rank in ranks),
+            ranks_awaited=sum(rank.is_awaited for rank in ranks),
+            nodes=0 if attempt is None else len(attempt.counts_by_node),
+            groups=0 if attempt is None else len(attempt.groups.by_label),
+            groups_dropped=0 if attempt is None else attempt.groups.dropped,
+            reports_pending=0 if attempt is None else attempt.batcher.pending,
+            steps_unmatched=0 if attempt is None else attempt.window.unmatched,
+            latest_step=-1 if attempt is None else attempt.window.latest_step,
+            recorded_step=-1 if attempt is None else attempt.recorded_step,
+            step_ns=0 if attempt is None else attempt.step_ns,
+            findings_opened=self._findings.opened,
+            findings_open=tuple(finding.number for finding in self._findings.held),
+            abstained=dict(self._findings.abstained),
+            end=None if end is None else end.reason,
+            is_concluded=self._ending.is_concluded,
+            last_message_collector_ns=self._last_message_collector_ns,
+            last_change_collector_ns=self.last_change_collector_ns,
+            event_counts=self._log.counts,
+            events=self._log.read(),
+        )
 
     # -- saving and restoring ------------------------------------------------------------------------------------------
 
@@ -415,7 +482,6 @@ class RunState:
             attempt.collectives.restore(collectives, ranks)
         state._attempts, state._former_boots = run.attempt, frozenset(story.former_boots)
         state._findings.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
-        state._lost_rank_s = sum(one.lost_rank_seconds for one in run.lost)
         state._goodput.resume(run.goodput, clocks.to_collector_ns(run.settled_wall_s), is_over=run.is_over)
         state._begun_collector_ns = clocks.to_collector_ns(run.begun_wall_s)
         state._last_message_collector_ns = clocks.to_collector_ns(run.changed_wall_s)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.run_ids import make_run_id
+from rankscope.collector.run_ids import choose_run_id, make_run_id
 from rankscope.collector.runs.events import PeerEvent, RankJoined
 from rankscope.collector.runs.run import RunState
 from rankscope.measure.messages import Hello
@@ -50,6 +50,12 @@ class Runs:
         if hello.left_behind:
             return _find_run_of_orphan(runs, hello)
         return runs[-1] if runs[-1].accepts_hello(hello, event.now_collector_ns) else None
+
+    def get(self, asked: str) -> RunState | None:
+        """Return the run with this id, or the latest one of this name; None when there is none."""
+        known = {run.run: run for run in self}
+        run_id = choose_run_id(asked, known)
+        return None if run_id is None else known[run_id]
 
     @property
     def names(self) -> frozenset[str]:

@@ -230,6 +230,11 @@ class StepTable:
             matched.append(self._match_step(self._complete.popleft()))
         return matched
 
+    @property
+    def unmatched(self) -> int:
+        """Complete steps that are not matched yet."""
+        return len(self._complete)
+
     def _attribute_wait(self, steps: Sequence[int]) -> None:
         """Attribute the waiting of one of these steps, which costs more than to match it. The step chosen rotates:
         always the last would miss what recurs every few steps.

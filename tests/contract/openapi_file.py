@@ -14,6 +14,7 @@ from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish import routes
 from rankscope.collector.publish.api import event_stream, heat_map, rank_views, routes_api
 from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure import __version__
@@ -44,7 +45,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 ANSWERS: Final = (
-    RunSummaries, RunSnapshot, RunStatus,
+    RunSummaries, RunSnapshot, RunStatus, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
     RunReport, Incidents, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
 )  # fmt: skip
@@ -142,6 +143,9 @@ def _paths_of_a_run() -> Json:
         f"{of}/history": _operation("showHistory", "Its past.", _json(routes_api.RunHistory), [RUN, points], 400, 404),
         f"{of}/heatmap": _operation(
             "showHeatMap", f"Ranks x time in bytes.\n\n{heat_map.__doc__ or ''}", cells, [RUN, source], 400, 404
+        ),
+        f"{routes.DEBUG_RUNS_PATH}/{{run}}": _operation(
+            "dumpRun", "The inside of a run and its last events, for debugging.", _json(RunDump), [RUN], 404
         ),
         f"{of}/report": _operation("showReport", "How it went, from the store.", _json(RunReport), [RUN], 404),
     }  # fmt: skip
