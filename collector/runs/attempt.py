@@ -13,6 +13,7 @@ import numpy as np
 
 from rankscope.collector.detect.hang_state import RankHangState, date_failure
 from rankscope.collector.detect.view import Samples
+from rankscope.collector.invariants import require
 from rankscope.collector.pacing import no_yield
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
@@ -66,6 +67,11 @@ class ReportBatcher:
             maybe_yield()
         self._mark_complete(pending)
 
+    def validate(self, ranks: Mapping[int, RankState]) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        known = all(ranks.get(one.rank.identity.rank) is one.rank for one in self._pending)
+        require(known, "a report of another attempt is pending")
+
     def _place_steps(self, pending: Sequence[PendingReport]) -> None:
         numbers = np.array([one.rank.identity.rank for one in pending], dtype=np.int64)
         late, last = np.zeros(len(pending), dtype=np.int64), np.full(len(pending), -1)
@@ -109,6 +115,12 @@ class GroupMembers:
         self.by_label: dict[str, tuple[int, ...]] = {}
         self.dropped = 0
         self._room = max(MEMBERSHIPS_MIN, MEMBERSHIPS_PER_RANK_MAX * world_size)
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        require(self._room >= 0, "more memberships than there is room for")
+        ordered = all(members == tuple(sorted(members)) for members in self.by_label.values())
+        require(ordered, "members of a group are not in order")
 
     def record(self, group: GroupInfo) -> tuple[int, ...] | None:
         """Record a group that a rank reports and return its members; None beyond the limit."""
@@ -179,6 +191,26 @@ class Attempt:
         if self.peer_groups is None or self.peer_groups[1] is not signatures or self.peer_groups[0] != ranks:
             self.peer_groups = (ranks, signatures, find_peer_groups(ranks, signatures))
         return self.peer_groups[2]
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        require(self.world_size > 0, "an attempt without ranks")
+        require(all(0 <= number < self.world_size for number in self.ranks), "a rank is outside the world")
+        by_machine = [rank for ranks in self.by_machine.values() for rank in ranks]
+        require(
+            {id(rank) for rank in by_machine} == {id(rank) for rank in self.ranks.values()}, "ranks by machine differ"
+        )
+        nodes = {rank.identity.node for rank in self.ranks.values()}
+        require(nodes == self.counts_by_node.keys(), "nodes and ranks differ")
+        require(self.restart_count >= max(self.counts_by_node.values(), default=0), "a node has restarted more often")
+        require(self.step_ns >= 0 and self.recorded_step >= -1, "negative steps")
+        for number, rank in self.ranks.items():
+            require(rank.identity.rank == number, "a rank is in another's place")
+            rank.validate()
+        self.groups.validate()
+        self.batcher.validate(self.ranks)
+        self.window.validate()
+        self.collectives.validate()
 
     def __post_init__(self) -> None:
         self.batcher = ReportBatcher(self.window)

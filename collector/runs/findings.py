@@ -1,5 +1,6 @@
 """Keep the findings of one run: opened, updated, merged, charged, closed. Pure."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.view import Candidate, Detected, RunView
+from rankscope.collector.invariants import require
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
@@ -115,6 +117,22 @@ class RunFindings:
             passed = [one for one in self._open if one.finding.number in result.passed]
             effects += [self._close(one, "passed") for one in passed]
         return effects
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        held = [one.finding for one in self._open]
+        numbers = [finding.number for finding in held]
+        require(numbers == sorted(set(numbers)), "open findings are not in the order of their numbers")
+        require(all(0 < number <= self._opened for number in numbers), "an open finding has no number that was given")
+        require(len(self._closed) <= self._findings_max, "too many closed findings are kept")
+        closed = {finding.number for finding in self._closed}
+        require(not closed.intersection(numbers), "a finding is open and closed")
+        require(max(closed, default=0) <= self._opened, "a closed finding has no number that was given")
+        pairs = itertools.combinations(held, 2)
+        require(not any(one.is_about_the_same(other) for one, other in pairs), "two open findings are about the same")
+        require(all(lost_s >= 0 for lost_s in self._lost.values()), "a negative cost")
+        require(all(one.lost_rank_seconds >= 0 for one in self._open), "a finding with a negative cost")
+        require(self._attempt_from <= self._opened + 1, "the attempt begins after the next finding")
 
     def close_all(self, reason: str) -> list[RunEffect]:
         """Close all open findings."""

@@ -24,6 +24,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.collector.invariants import require
+
 Activity = Literal["startup", "steps", "stalled", "restart"]
 """State of a run: before its first step, in steps, stalled, or restarting."""
 
@@ -132,6 +134,15 @@ class Goodput:
         if len(self._lost_of_step) > LOST_STEPS_KEPT:
             newest = sorted(self._lost_of_step)[-LOST_STEPS_KEPT // 2 :]
             self._lost_of_step = {step: self._lost_of_step[step] for step in newest}
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        found = self.snapshot(self._settled_ns)
+        parts = {name: getattr(found, name) for name in GoodputSnapshot.__struct_fields__ if name != "wall_ns"}
+        require(sum(parts.values()) == found.wall_ns, f"the parts {parts} do not sum to the wall time {found.wall_ns}")
+        require(min(parts.values()) >= 0, f"a part is negative: {parts}")
+        require(self._owed_ns >= 0, "negative time is owed")
+        require(len(self._lost_of_step) <= LOST_STEPS_KEPT, "too many lost steps are kept")
 
     def _settle(self, now_ns: int) -> int:
         """Return the time since the last settling, and settle it."""

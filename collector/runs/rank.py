@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.detect.view import AllocatorCounts
+from rankscope.collector.invariants import require
 from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRank
 from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.draft import LazyRankSnapshot
@@ -142,6 +143,19 @@ class RankState:
     def missing(self) -> int:
         """Numbered messages that were given up: the numbers up to the last one that never came."""
         return self.last_sequence - self.first_sequence + 1 - self.admitted
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        who = f"rank {self.identity.rank}"
+        require(self.last_sequence >= self.first_sequence - 1, f"{who}: the last sequence number is below the first")
+        require(min(self.admitted, self.missing, self.duplicates) >= 0, f"{who}: a negative count of messages")
+        require(self.is_live == (self.liveness.ending is None), f"{who}: live and ended")
+        steps = self.steps.counts
+        counts = (steps.published, steps.published_elsewhere, steps.overwritten, steps.dropped_in_reports, steps.late)
+        require(min(counts) >= 0, f"{who}: a negative count of step records: {steps}")
+        kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
+        require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, f"{who}: too many samples are kept")
+        require(self._breakdown == self.breakdowns.sum, f"{who}: the sum of breakdowns is another one")
 
     def count_admitted(self, sequence: int, *, dropped: int = 0) -> None:
         """Count a numbered message. The first after a restart of the collector may skip some: an earlier collector

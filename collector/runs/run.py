@@ -16,6 +16,7 @@ from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
 from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
 from rankscope.collector.detect.view import Detected, RunView
+from rankscope.collector.invariants import require
 from rankscope.collector.pacing import chunked, no_yield
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, build_hang_states, find_end_of_steps, read_samples
@@ -454,6 +455,31 @@ class RunState:
             event_counts=self._log.counts,
             events=self._log.read(),
         )
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        attempt, end = self._attempt, self._ending.end
+        require(self.name == read_run_name(self.run), "the name is not that of the id")
+        require(self._attempts >= 0, "a negative number of attempts")
+        require(
+            self._last_message_collector_ns <= self.last_change_collector_ns, "a message came after the last change"
+        )
+        require(not self._former_boots & self._rank_of_boot.keys(), "a rank process is of two attempts")
+        require(end is not None or not self._ending.is_concluded, "a run that goes on is concluded")
+        self._findings.validate()
+        self._goodput.validate()
+        self._log.validate()
+        if attempt is None:
+            require(self._begun_collector_ns is None, "a run without an attempt has begun")
+            require(not self._rank_of_boot and not self._group_sizes, "a run without an attempt has ranks or groups")
+            return
+        boots = {rank.identity.boot_id: number for number, rank in attempt.ranks.items()}
+        require(boots == self._rank_of_boot, "boot ids and ranks differ")
+        sizes = {label: len(members) for label, members in attempt.groups.by_label.items()}
+        require(self._group_sizes == sizes, "sizes and members of groups differ")
+        if self.heat_map_steps is not None:
+            require(self.heat_map_steps.attempt <= self._attempts, "a heat map of an attempt to come")
+        attempt.validate()
 
     # -- saving and restoring ------------------------------------------------------------------------------------------
 

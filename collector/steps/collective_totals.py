@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.collector.invariants import require
 from rankscope.collector.steps.collectives import count_within
 from rankscope.collector.steps.step_series import Ints
 from rankscope.collector.steps.wait_times import KindColumns
@@ -148,6 +149,15 @@ class CollectiveCounts:
         places = np.minimum(places, len(self._keys) - 1)
         has_place = self._keys[places] == keys
         self._add_rows(step, rows[has_place], places[has_place])
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        require(len(self._keys) == len(self._sums), "keys and sums differ in length")
+        require(bool((self._keys[1:] > self._keys[:-1]).all()), "keys do not ascend")
+        require(self._number == {kind: number for number, kind in enumerate(self._kinds)}, "kinds and numbers differ")
+        require(bool((self._sums >= 0).all()), "a negative sum")
+        numbers = self._keys & ((1 << RANK_BITS) - 1)
+        require(int(numbers.max(initial=-1)) < len(self._kinds), "a row of an unknown kind")
 
     def draft(self) -> CollectiveSums:
         """Return the sums of this time, to be saved."""

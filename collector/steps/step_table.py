@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.collector.invariants import require
 from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
@@ -326,6 +327,22 @@ class StepTable:
                 self._matched_early.append(self._match_step(self._complete.popleft()))
             self.latest_step = step
             self._pending = {kept: found for kept, found in self._pending.items() if kept > step - self._kept}
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        ring = self._steps[: self._kept]
+        slots = np.flatnonzero(ring >= 0)
+        require(bool((ring[slots] % self._kept == slots).all()), "a step is in another's slot")
+        require(bool((ring[slots] > self.latest_step - self._kept).all()), "a step that left the ring is in it")
+        known = self._steps[self._steps >= 0]
+        require(len(np.unique(known)) == len(known), "a step has two slots")
+        require(int(known.max(initial=-1)) <= self.latest_step, "a step is later than the latest")
+        counted = self._covered.sum(axis=1)
+        require(bool((self._covered_count[slots] == counted[slots]).all()), "counts of complete ranks differ")
+        require(all(step > self.latest_step - self._kept for step in self._pending), "collectives of a step that left")
+        complete = [self._covered_count[step % self._kept] == self._world_size for step in self._complete]
+        require(all(complete), "a step counts as complete without all ranks")
+        require(len(self._phases_ns) <= PHASES_MAX, "too many phases")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

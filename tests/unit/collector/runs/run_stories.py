@@ -17,6 +17,7 @@ from rankscope.measure.records import (
     steps_to_table,
 )
 from tests.run_ticks import tick_run
+from tests.validated_run import ValidatedRun
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -32,7 +33,7 @@ class Story:
     """One synchronous data-parallel job. Every step ends when the slowest rank has entered its all-reduce."""
 
     def __init__(self, ranks: int, config: CollectorConfig | None = None) -> None:
-        self.job = RunState("story", config or CollectorConfig())
+        self.job: RunState = ValidatedRun("story", config or CollectorConfig())
         self.ranks = ranks
         self.restart_count = 0
         self.life = 0
