@@ -140,30 +140,40 @@ class GroupMembers:
 class Attempt:
     """State that an elastic restart discards."""
 
+    #: The most restarts that the launcher of any node has counted.
     restart_count: int
+    #: Ranks of the attempt, those that have not joined included. Never changes.
     world_size: int
+    #: Ranks x steps of the last steps, and all arithmetic on them.
     window: StepTable
+    #: Reports whose steps are not in `window` yet.
     batcher: ReportBatcher = field(init=False)
+    #: Members of each process group.
     groups: GroupMembers = field(init=False)
+    #: `{rank: process}` of the ranks that have joined; numbers are below `world_size`. A rank is never replaced.
     ranks: dict[int, RankState] = field(default_factory=dict)
+    #: The same processes as `ranks`, by machine id, in the order in which they joined.
     by_machine: dict[str, list[RankState]] = field(default_factory=dict)
+    #: `{node: restarts}` of the nodes of `ranks`: torchrun counts only failures of its own node.
     counts_by_node: dict[str, int] = field(default_factory=dict)
-    """The restart count of each node's rank processes: torchrun counts only failures of its own node."""
+    #: Nodes of the attempt before; empty where that is not known. Never changes.
     former_nodes: frozenset[str] = frozenset()
-    """The nodes of the attempt before; empty where that is not known."""
+    #: Whether any rank was stalled at the last tick.
     has_stalled_ranks: bool = False
-    """Whether any rank was stalled at the last tick."""
+    #: Whether a detection pass has run.
     has_had_pass: bool = False
-    """Whether a detection pass has run."""
+    #: Slowdown of each rank in the last detection pass, shape (ranks,), NaN where not known; None before any pass.
     slowdowns: Floats | None = None
+    #: Medians of each rank as of the last detection pass.
     medians: RankMedians = NO_MEDIANS
+    #: Sums of the collectives of each rank.
     collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
+    #: Ranks, signatures and peers of the last call of `find_peer_groups`.
     peer_groups: tuple[tuple[int, ...], Mapping[int, Signature], PeerGroups] | None = None
-
+    #: Time in steps of the rank that has reported the most, in ns. Only grows.
     step_ns: int = 0
-    """The time in steps of the rank that has reported the most."""
+    #: The last step that was written to the history; -1 before any. Only grows.
     recorded_step: int = -1
-    """The last step that was written to the history."""
 
     def put(self, rank: RankState) -> None:
         """Add a rank process in its rank's place."""

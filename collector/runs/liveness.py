@@ -58,23 +58,32 @@ class Liveness:
     """Liveness of one rank process. Written by RankState only."""
 
     def __init__(self) -> None:
+        #: The rank's own goodbye; None before any.
         self._said: Goodbye | None = None
+        #: What the sidecar saw of the end; None before any. Set once.
         self._seen: RankEnded | None = None
+        #: Whether the process has been gone for GONE_NS_MIN. Never becomes False again.
         self._is_gone = False
+        #: When the process was first found gone; None before that.
         self._gone_since_collector_ns: int | None = None
+        #: Whether no report has come for long. The next report ends it.
         self._is_silent = False
+        #: Since when its last report calls it stalled, by its host's clock; None where it does not.
         self._stalled_since_host_ns: int | None = None
+        #: When its last report was made, by its host's clock; None before any.
         self._reported_host_ns: int | None = None
+        #: Whether it is stalled, by its own report or its sidecar's; None before any report.
         self.is_stalled: bool | None = None
-        """Whether the rank is stalled, by its own report or its sidecar's; None before any report."""
+        #: How the process ended; None while it runs. Derived from the attributes above whenever one changes.
         self.ending: Ending | None = None
-        """How the process ended; None while it runs. Computed when something changes, since every tick reads it."""
+        #: The earliest known time of its end; None before any. May be set while `ending` is only `silent`.
         self.ended_collector_ns: int | None = None
+        #: Progress of its process groups in its last report that had any.
         self.progress: tuple[GroupStatus, ...] = ()
+        #: What the rank recorded in its present stall, or the last one before its end.
         self.stall: Stall | None = None
-        """What the rank recorded in its present stall, or the last one."""
+        #: What the sidecar saw from outside, while the rank does not answer, or last before its end.
         self.unresponsive: RankUnresponsive | None = None
-        """What the sidecar saw from outside, while the rank does not answer, or last before its end."""
 
     # -- while it is live ----------------------------------------------------------------------------------------------
 

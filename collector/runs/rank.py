@@ -30,25 +30,42 @@ class RankState:
     """One rank process, from its Hello to its end. Written by RunState only."""
 
     def __init__(self, hello: Hello, now_collector_ns: int) -> None:
+        #: Who it is. Never changes.
         self.identity: RankIdentity = hello.identity
         self._hello = hello
+        #: When it last reported, or its sidecar last saw it alive; moved by absences of the collector.
         self.last_seen_collector_ns = now_collector_ns
+        #: Wall time of its last report, in s since 1970; None before any, at any collector.
         self.last_report_wall_s: float | None = None
+        #: When its clock is to be asked for next.
         self.next_ping_collector_ns = now_collector_ns
+        #: Offset of its host's clock, from at most SAMPLES_MAX answers.
         self.clock = ClockAlignment()
+        #: Whether it runs, hangs or has ended.
         self.liveness = Liveness()
+        #: Frames of its last report and last samples; replaced by each report, never changed.
         self.latest: LastReport = NOTHING_REPORTED
+        #: At most BREAKDOWNS_KEPT, oldest first.
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
+        #: The sum of `breakdowns`; None while there is none.
         self._breakdown: WindowBreakdown | None = None
+        #: Where its step records went, as of the last report that is in the step table.
         self.steps = StepAccounting(hello.first_sequence)
+        #: Numbered messages admitted, also those that an earlier collector acknowledged.
         self.admitted = 0
+        #: Numbered messages that came again.
         self.duplicates = 0
+        #: Number of the first message expected of it. Never changes, except when restored.
         self.first_sequence = hello.first_sequence
+        #: Number of the last message admitted; `first_sequence - 1` before any. Only grows.
         self.last_sequence = hello.first_sequence - 1
+        #: The last step of its last report that had steps; None before any.
         self.last_step: int | None = None
+        #: Whether it is known from the store only: it has not reported since the collector was restarted.
         self.is_awaited = False
-        """Whether it is known from the store only: it has not reported since the collector was restarted."""
+        #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
+        #: At most GC_PAUSES_KEPT, oldest first.
         self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
 
     @classmethod

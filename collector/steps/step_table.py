@@ -79,29 +79,44 @@ class StepTable:
     """
 
     def __init__(self, steps_kept: int, world_size: int, measured_min: int = 0) -> None:
+        #: Slots of the ring; slots from here on hold measured steps that have left it.
         self._kept = steps_kept
         self._measured_min = measured_min
         self._world_size = world_size
+        #: Type of all cells that are kept; readers get 64 bits.
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
         slots = steps_kept + measured_min
+        #: Step in each slot, shape (slots,); -1 in a free one. Step s of the ring is in slot s % `_kept`.
         self._steps = np.full(slots, -1, dtype=np.int64)
+        #: Columns of every step record, each of shape (slots, ranks) in ns or tokens, NaN where not known.
         self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
+        #: Exposed waiting of each rank in the matched steps, in ns.
         self._wait_ns = SparseRows(world_size, self._cell)
+        #: Transfers of each process group in the matched steps.
         self._transfers = TransferRing(slots)
+        #: Waiting that each rank caused in the attributed steps, in ns; None before any.
         self._wait_caused_ns: SparseRows | None = None
+        #: Attributions so far, which choose the next step.
         self._attributions = 0
+        #: `{phase: column}` as in `_columns`; at most PHASES_MAX.
         self._phases_ns: dict[str, Floats] = {}
+        #: Collectives of steps of the ring that are not matched yet, by step.
         self._pending: dict[int, list[CollectiveBlock]] = {}
+        #: Whether all collectives of a step of a rank have come, shape (`_kept`, ranks).
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
+        #: Sums of the rows of `_covered`, for the slots that are in use.
         self._covered_count = np.zeros(steps_kept, dtype=np.int64)
+        #: Steps whose collectives all ranks have reported, to be matched, in the order of their completion.
         self._complete: deque[int] = deque()
-        """Steps whose collectives all ranks have reported, to be matched."""
+        #: Results of steps that left the ring before `match_collectives` was called.
         self._matched_early: list[KindColumns] = []
-        """Results of steps that left the ring before they were asked for."""
+        #: `{label: members}` of each process group.
         self._group_sizes: dict[str, int] = {}
+        #: `{(rank, label): index}` of each rank within its groups.
         self._places: dict[tuple[int, str], int] = {}
+        #: The signature of each rank's steps; the same mapping object as long as no signature changes.
         self.signatures: Mapping[int, Signature] = {}
-        """The signature of each rank's steps; the same mapping object as long as no signature changes."""
+        #: The last step that any rank has reported; -1 before any. Only grows.
         self.latest_step = -1
         self._distance = WindowDistance()
 
