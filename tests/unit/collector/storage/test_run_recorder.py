@@ -20,7 +20,6 @@ from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
-from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.kept_runs import run_of, step_of
 from tests.unit.collector.runs.run_stories import S, Story
 
