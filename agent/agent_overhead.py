@@ -82,7 +82,7 @@ class AgentOverhead:
         self._started_ns = started_ns
         self._reduced_ns = {True: 0, False: 0}
         self.reports_less_often = False
-        """Whether reports are to be sent less often."""
+        """True if reports are to be sent less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
         """Return the share of the time since the start that was spent in this process."""

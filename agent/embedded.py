@@ -118,7 +118,7 @@ class Rendezvous:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the address of the store is known."""
+        """True if the address of the store is known."""
         return bool(self._address) and self._port.isdecimal()
 
     @property

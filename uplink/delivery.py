@@ -158,17 +158,17 @@ class Delivery:
 
     @property
     def has_sent_hello(self) -> bool:
-        """Whether the transport has accepted a Hello, which requires a connection."""
+        """True if the transport has accepted a Hello, which requires a connection."""
         return self._hello_sent_ns is not None
 
     @property
     def blocked(self) -> bool:
-        """Whether the transport is full: events return nothing until `on_writable`."""
+        """True if the transport is full: events return nothing until `on_writable`."""
         return self._blocked
 
     @property
     def everything_acknowledged(self) -> bool:
-        """Whether no frame is held."""
+        """True if no frame is held."""
         return len(self.buffer) == 0
 
     @property

@@ -45,7 +45,7 @@ class FlightRecorder:
 
     @property
     def is_available(self) -> bool:
-        """Whether this torch has a readable flight recorder."""
+        """True if this torch has a readable flight recorder."""
         return bool(self._dumps)
 
     def read_progress(self) -> tuple[GroupStatus, ...]:

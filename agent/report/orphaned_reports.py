@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.agent.report.sender import Sender
-from rankscope.agent.report.spill_folder import SpillFile, find_files, remove_spill, take_lock
+from rankscope.agent.report.spill_folder import SpillFile, acquire_lock, find_files, remove_spill
 from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode
@@ -91,7 +91,7 @@ def claim_orphan(folder: str, boot_id: str) -> OrphanedReports | None:
     """
     if not find_files(folder, boot_id):
         return None
-    lock = take_lock(folder, boot_id)
+    lock = acquire_lock(folder, boot_id)
     if lock is None:
         return None
     try:

@@ -116,7 +116,7 @@ class Sender:
 
     @property
     def connected(self) -> bool:
-        """Whether the collector has admitted this rank."""
+        """True if the collector has admitted this rank."""
         return self._delivery.state is DeliveryState.WELCOMED
 
     @property

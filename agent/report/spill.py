@@ -17,11 +17,11 @@ from typing import Final
 
 from rankscope.agent.private_folder import PRIVATE_FILE
 from rankscope.agent.report.spill_folder import (
+    acquire_lock,
     file_path,
     open_folder,
     remove_old,
     remove_spill,
-    take_lock,
 )
 from rankscope.agent.report.spill_format import (
     HELLO,
@@ -233,7 +233,7 @@ class Spill:
         if self._lock is not None:
             return
         folder = open_folder(self._spill_dir)
-        self._lock = take_lock(folder, self._boot_id)
+        self._lock = acquire_lock(folder, self._boot_id)
         if self._lock is None:
             raise UnavailableError(f"another process holds the files of {self._boot_id} in {folder}")
         self._folder = folder

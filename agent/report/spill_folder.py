@@ -64,7 +64,7 @@ def find_files(folder: str, boot_id: str) -> list[SpillFile]:
     return found
 
 
-def take_lock(folder: str, boot_id: str) -> int | None:
+def acquire_lock(folder: str, boot_id: str) -> int | None:
     """Return an open file that holds the lock of a rank process; None if another process holds it. Raise OSError.
 
     The lock is held until this process ends or closes any open file of that path, so no other code may open it.
@@ -99,7 +99,7 @@ def remove_old(folder: str, keep: str, now_wall_s: float | None = None) -> int:
         if boot_id == keep or written_s > limit_s:
             continue
         with contextlib.suppress(OSError):
-            lock = take_lock(folder, boot_id)
+            lock = acquire_lock(folder, boot_id)
             if lock is not None:
                 remove_spill(folder, boot_id)
                 os.close(lock)

@@ -52,7 +52,7 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a slice of a GPU (MIG)."""
+        """True if it is a slice of a GPU (MIG)."""
         return self.uuid.startswith("MIG-")
 
 

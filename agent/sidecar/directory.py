@@ -71,7 +71,7 @@ def open_folder(root: str, name: str) -> str:
     raise UnavailableError(f"the sidecar's directory {folder} cannot be made: {problem}") from problem
 
 
-def take_lock(folder: str) -> int | None:
+def acquire_lock(folder: str) -> int | None:
     """Return an open file that holds the directory's lock; None when a sidecar holds it. Raise OSError."""
     path = os.path.join(folder, LOCK)
     for _ in range(ATTEMPTS):
@@ -122,7 +122,7 @@ def sweep(root: str, keep: str) -> None:
 def _sweep_one(folder: str) -> None:
     if time.time() - os.stat(folder).st_mtime < STRAY_S_MIN:
         return
-    lock = take_lock(folder)
+    lock = acquire_lock(folder)
     if lock is None:
         return
     try:

@@ -31,10 +31,10 @@ from rankscope.agent.sidecar.beacon import (
 )
 from rankscope.agent.sidecar.directory import (
     ATTEMPTS,
+    acquire_lock,
     find_places,
     folder_name,
     open_folder,
-    take_lock,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.agent.sidecar.faults import read_faults
@@ -187,7 +187,7 @@ class SidecarLink:
             self.update(socket_path=path, why_no_socket="")
 
     def _start_if_needed(self) -> None:
-        lock = take_lock(self.folder)
+        lock = acquire_lock(self.folder)
         if lock is None:
             return
         try:

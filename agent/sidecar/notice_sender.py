@@ -49,7 +49,7 @@ class NoticeSender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all notices were delivered or dropped."""
+        """True if all notices were delivered or dropped."""
         return not self._pending
 
     def enqueue(self, notice: Notice) -> None:

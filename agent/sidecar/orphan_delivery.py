@@ -69,7 +69,7 @@ class OrphanDelivery:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is to be delivered."""
+        """True if nothing remains to be delivered."""
         with self._changed:
             return not self._pending and not self._is_busy
 

@@ -33,7 +33,7 @@ def dump_of(*entries: dict[str, Any], **statuses: dict[str, str]) -> dict[str, A
 
 
 class Recorder:
-    """torch's function that dumps: gives what it is told, and remembers what it was asked for."""
+    """A stand-in for torch's dump function, which records its calls."""
 
     def __init__(self, dump: dict[str, Any]) -> None:
         self.dump = dump

@@ -1,4 +1,4 @@
-"""AgentOverhead: whose time is whose, and that windows and samplers do what the governor says."""
+"""Tests of AgentOverhead: CPU time by part, and the governor's effect on windows and samplers."""
 
 import time
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ WARMUP_STEPS = 1
 
 @dataclass
 class Agent:
-    """The parts of an agent whose own times a test sets, in a rank that started at 0."""
+    """The parts of an agent with CPU times set by the test, in a rank started at 0."""
 
     hooks: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     windows: Any = field(default_factory=lambda: SimpleNamespace(full_spent_ns=0, light_spent_ns=0))
@@ -57,7 +57,7 @@ class Agent:
         )
 
     def overspend(self) -> None:
-        """The hooks alone take twice the budget, until all that can be dropped is."""
+        """Let the hooks use twice the budget until all optional parts are dropped."""
         for count in range(1, len(DROP_ORDER) + 1):
             now_ns = count * DROP_PAUSE_NS + 3600 * NS_PER_S
             self.hooks.spent_ns = now_ns // 100

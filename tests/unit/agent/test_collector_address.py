@@ -1,4 +1,4 @@
-"""Where the collector is and with which keys: from the settings, and through the rendezvous."""
+"""Tests of the collector's address and keys, from the settings and through the rendezvous."""
 
 from pathlib import Path
 

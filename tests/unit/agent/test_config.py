@@ -1,4 +1,4 @@
-"""The agent's settings, their limits and where they are read from."""
+"""Tests of the agent's settings, their limits and sources."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Who a process is by its own process group, where no launcher has said it."""
+"""Tests of taking the rank from the process group if no launcher has set it."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The pure parts of the embedded collector: what its child inherits, how its answer is read, where ranks would meet."""
+"""Tests of the embedded collector without a child process: its command, its output, the rendezvous."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Governor: what the windows may spend, what is dropped when the rest costs too much, and when it comes back.
+"""Tests of the governor: budget of windows, dropping and restoring parts.
 
 The budget is 0.5 %: 5 ms of every second, and 100 ms for the 20 s of head start.
 """
@@ -29,7 +29,7 @@ MINUTE_S = 60
 
 
 class Job:
-    """A job with a governor that is asked once a second."""
+    """A run with a governor that decides once per second."""
 
     def __init__(self, order: Sequence[DropRule] = DROP_ORDER) -> None:
         self.governor = Governor(BUDGET, order)
@@ -39,7 +39,7 @@ class Job:
         self.allowance = self.governor.decide(self.spent_ns, 0)
 
     def run(self, seconds: int, **ms_per_second: float) -> Allowance:
-        """Spend so many ms a second in each part; `dropped_at` notes when what is dropped changed."""
+        """Spend these ms per second in each part; `dropped_at` records changes of the dropped parts."""
         for _ in range(seconds):
             self.second += 1
             for part, spent_ms in ms_per_second.items():

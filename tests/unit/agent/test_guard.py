@@ -1,4 +1,4 @@
-"""Guard: counting, saying and switching off, and nothing let through on the way."""
+"""Tests of counting and logging errors, and of switching parts off."""
 
 import io
 import re
@@ -10,14 +10,14 @@ from rankscope.agent.guard import TRACEBACKS_MAX, Guard, describe, find_last_err
 
 
 class UnprintableError(Exception):
-    """An error of somebody's code whose text cannot be made."""
+    """An error whose __str__ raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class BrokenStream(io.StringIO):
-    """A stderr of the script's own that cannot be written to."""
+    """A stderr replaced by the script that cannot be written to."""
 
     def write(self, _text: str) -> int:
         raise AttributeError("not a file at all")

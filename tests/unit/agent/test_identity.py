@@ -1,4 +1,4 @@
-"""Who this process is, from the environment that a launcher gives."""
+"""Tests of the rank identity, from a launcher's environment."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The agent imports from the standard library, and a script's modules of the same names stay the script's."""
+"""Tests that agent and script each import their own module of the same name."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""What starting the agent leaves as it was."""
+"""Tests of imports and garbage collection around the start of the agent."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Which torch a script will import, seen before it does: the first that starts the agent by itself is 2.5."""
+"""Tests of reading torch's version before it is imported: autoload needs 2.5."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A child's input and output, with and without files in memory."""
+"""Tests of anonymous files, with and without files in memory."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What several ranks of a node have come upon is said by one of them, and never by none."""
+"""Tests that exactly one rank of a node logs a line that several want to log."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from rankscope.agent.once_per_node import RUN_VARIABLES, log_once_per_node
 
 
 def launch() -> dict[str, str]:
-    """What a launcher of two ranks tells each of them, of a job that nobody else has."""
+    """Return a launcher's environment of two ranks, for a unique run."""
     return {"TORCHELASTIC_RUN_ID": secrets.token_hex(8), "WORLD_SIZE": "2"}
 
 

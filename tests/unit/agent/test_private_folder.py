@@ -1,4 +1,4 @@
-"""This user's own folder in a place that others can write to, whatever they and the umask do."""
+"""Tests of private folders in places that other users can write to."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ os.mkdir(sys.argv[1] + ".2", 0o777)
 
 @pytest.fixture
 def wide_open() -> Iterator[None]:
-    """A job with umask 000, which takes nothing away from the mode of what is made."""
+    """Set umask 000, which removes no mode bits."""
     before = os.umask(0)
     yield
     os.umask(before)

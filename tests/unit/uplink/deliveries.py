@@ -1,4 +1,4 @@
-"""Deliveries for tests, on a clock that the test sets. Times are in ms: `at(200)` is 200 ms."""
+"""Deliveries for tests, on a simulated clock. Times are in ms: `at(200)` is 200 ms."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Delivery, event by event, on a clock that the test sets. Times are in ms: `at(200)` is 200 ms."""
+"""Tests of delivery, event by event, on a simulated clock. Times are in ms: `at(200)` is 200 ms."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_a_hello_says_what_was_dropped_meanwhile() -> None:
 
 
 def test_acknowledgement_of_an_ended_process_is_accepted() -> None:
-    """Of a life's reports 41 to 51 are left; it had sent more before its end, which the collector has."""
+    """Reports 41 to 51 of an ended process are held; it had sent later ones, which the collector has."""
     buffer = ResendBuffer(100, 1 << 20, after=40)
     for sequence in range(41, 52):
         buffer.push(sequence, b"frame", 1)

@@ -1,4 +1,4 @@
-"""Reconnecting with jitter: 1,000 ranks that lose their collector at the same moment do not come back at the same one.
+"""Tests of reconnecting with jitter: 1,000 ranks that lose their collector together do not return together.
 
 The model of ZeroMQ's own pauses is that of libzmq 4.3 (`get_new_reconnect_ivl`): the pause doubles up to the longest,
 and each has a chance of up to the first one on top.
@@ -28,7 +28,7 @@ NS_PER_MS = 1_000_000
 
 
 def connect_ms(pauses: ReconnectPauses, back_ms: int, chance: random.Random) -> int:
-    """When a rank that lost its collector at 0 is connected to the one that is there from `back_ms` on."""
+    """Return when a rank that lost its collector at 0 reconnects to one that is back at `back_ms`."""
     now_ms, pause_ms = 0, pauses.first_ms
     while now_ms < back_ms:
         now_ms += pause_ms + chance.randrange(pauses.first_ms)
@@ -37,13 +37,13 @@ def connect_ms(pauses: ReconnectPauses, back_ms: int, chance: random.Random) -> 
 
 
 def connects(back_ms: int, draw: Callable[[random.Random], ReconnectPauses], seed: int = 7) -> list[int]:
-    """How long after the collector is back each rank connects, in ms."""
+    """Return the time from the return of the collector to each rank's connection, in ms."""
     chances = [random.Random(f"{seed}-{rank}") for rank in range(RANKS)]
     return [connect_ms(draw(chance), back_ms, chance) - back_ms for chance in chances]
 
 
 def most_at_once(connected_ms: list[int]) -> int:
-    """How many connect within the same 100 ms, where they are most."""
+    """Return the largest number of connections within 100 ms."""
     return max(Counter(at // BIN_MS for at in connected_ms).values())
 
 
@@ -56,7 +56,7 @@ def test_reconnects_are_spread_after_an_absence(back_ms: int, seed: int) -> None
 
 @pytest.mark.parametrize("back_ms", [3_000, 10_000])
 def test_equal_pauses_would_reconnect_half_at_once(back_ms: int) -> None:
-    """What was before: 100 ms and 5 s for everybody. That this fails would mean that the model shows nothing."""
+    """With 100 ms and 5 s for all ranks; checks that the model shows the difference."""
     assert most_at_once(connects(back_ms, lambda _: ReconnectPauses(100, 5_000))) >= RANKS / 3
 
 

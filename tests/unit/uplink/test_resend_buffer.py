@@ -1,4 +1,4 @@
-"""ResendBuffer: what is held, what falls out, what is counted."""
+"""Tests of ResendBuffer: frames held, dropped and counted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A collector that answers late: it is asked where it stands less often, and nothing is sent to it twice."""
+"""Tests of delivery to a slow collector: fewer Hellos, and no duplicates."""
 
 from collections import deque
 

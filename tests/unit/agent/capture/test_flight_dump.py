@@ -1,4 +1,4 @@
-"""What a dump of the flight recorder says."""
+"""Tests of parsing dumps of the flight recorder."""
 
 from rankscope.agent.capture.flight_dump import PENDING_MAX, find_names, find_pending, to_statuses
 from rankscope.measure.stalls import GroupStatus

@@ -1,4 +1,4 @@
-"""How the recorder is read: cheaply, under labels that all ranks share, and never while a graph is being captured."""
+"""Tests of reading the flight recorder: number of dumps, shared labels, and graph captures."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stacks of real threads, and what their frames say is being done."""
+"""Tests of the stacks of real threads, and of the activity derived from frames."""
 
 import linecache
 import sys

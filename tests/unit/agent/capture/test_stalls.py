@@ -1,4 +1,4 @@
-"""When a rank counts as stalled, on times that the test gives."""
+"""Tests of stall detection, on a simulated clock."""
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks
@@ -18,7 +18,7 @@ def step_of(step: int, duration_ns: int) -> StepRecord:
 
 
 class Rank:
-    """A rank that is looked at once a second. Its collective 7 was enqueued when its wall clock began."""
+    """A rank observed once per second. Its collective 7 was enqueued when its wall clock began."""
 
     def __init__(self) -> None:
         self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
@@ -37,7 +37,7 @@ class Rank:
         return self
 
     def wait(self, seconds: int) -> list[Stall]:
-        """So long nothing happens; what was written down in that time."""
+        """Let time pass without events; return the stalls described meanwhile."""
         found = []
         for _ in range(seconds):
             self.s += 1

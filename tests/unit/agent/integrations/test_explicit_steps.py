@@ -1,4 +1,4 @@
-"""What the user or a framework tells the step timer: batches, evaluations, and where steps end. One tick is one ns."""
+"""Tests of explicit batches, evaluations and steps by the user or a framework. One tick is one ns."""
 
 import pytest
 

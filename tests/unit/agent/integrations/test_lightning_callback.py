@@ -1,4 +1,4 @@
-"""What the callback does to a trainer it watches, which must be as before when training has ended, however it ended."""
+"""Tests that the callback restores the trainer after training, however it ended."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lives that write their reports to the disk, for the tests of what becomes of those."""
+"""Spilled reports of rank processes, for tests."""
 
 import subprocess
 import sys

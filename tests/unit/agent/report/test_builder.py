@@ -1,4 +1,4 @@
-"""ReportBuilder: numbers, totals that only grow, groups when they have changed, and the goodbye."""
+"""Tests of ReportBuilder: sequence numbers, totals, groups and the goodbye."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What the person who trains is told of a collector that stands: a line at the start, one when it is away, the end."""
+"""Tests of rank 0's log lines about a configured collector."""
 
 from rankscope.agent.report.collector_notices import ABSENCES_LOGGED_MAX, CollectorNotices, Delivered
 from rankscope.measure.units import NS_PER_S

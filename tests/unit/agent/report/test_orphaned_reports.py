@@ -1,4 +1,4 @@
-"""What a life that has ended has left on the disk, as the next one finds it."""
+"""Tests of reading the orphaned reports of an ended rank process."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.unit.agent.report.spilled_reports import BOOT_ID, frame_of, hello_of,
 
 
 def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 << 20, size: int = 10) -> str:
-    """A life that wrote so many reports and ended; the folder."""
+    """Write reports of a process that has ended; return the folder."""
     spill = spill_in(tmp_path, bytes_max=bytes_max)
     for sequence in range(1, through + 1):
         assert spill.append(frame_of(sequence, size))
@@ -84,7 +84,7 @@ def test_reports_around_lost_ones_are_delivered_in_parts(tmp_path: Path) -> None
 
 
 def test_process_is_known_without_the_first_block(tmp_path: Path) -> None:
-    """Its Hello stands at the head of the file, and once more behind the first report."""
+    """Its Hello is at the head of the file, and again after the first report."""
     folder = leave(tmp_path, 5)
     (file,) = find_files(folder, BOOT_ID)
     damage(file.path, 0, bytes(30))

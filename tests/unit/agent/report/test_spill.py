@@ -1,4 +1,4 @@
-"""Reports on the disk: what is kept, what goes, and what a disk that fails costs."""
+"""Tests of the spill: bounds, release, damage and failing disks."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The bytes of a spill file: what is whole comes back, and what is damaged costs nothing else."""
+"""Tests of encoding and decoding spill files, with damage."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The AMD sampler on a strict stand-in for the amdsmi package, which it finds as it would the real one."""
+"""Tests of the AMD sampler with a strict stand-in for the amdsmi package."""
 
 import importlib
 import sys

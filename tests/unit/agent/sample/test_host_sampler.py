@@ -1,4 +1,4 @@
-"""What the host sampler reports, and what it leaves out."""
+"""Tests of the host sampler and the garbage collection meter."""
 
 import gc
 import resource

@@ -1,4 +1,4 @@
-"""How the sample loop paces, isolates and switches off its samplers."""
+"""Tests of intervals, isolation and switching off of samplers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ SLOW_NS = 10 * NS_PER_MS
 
 @dataclass
 class World:
-    """A clock that moves only when a test or a sampler moves it, and what the loop has said."""
+    """A simulated clock, and the notices of the loop."""
 
     now_ns: int = 0
     errors: list[tuple[str, str]] = field(default_factory=list)

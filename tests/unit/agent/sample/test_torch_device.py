@@ -1,4 +1,4 @@
-"""Which GPU the training uses, from a stand-in for the few parts of torch that are asked."""
+"""Tests of finding the GPU of the training, with a stand-in for torch."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The sample of torch's allocator, from statistics in torch's own nesting."""
+"""Tests of the allocator sample, from torch's nested statistics."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""At the end of a process gloo's threads are waited for, a little."""
+"""Tests of waiting for gloo threads at the end of a process."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The gate that keeps threads of ours out of torch's C++ while the interpreter ends."""
+"""Tests of the gate around calls into torch while the interpreter exits."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Processes that stand for ranks, and what they leave for a sidecar."""
+"""Processes that act as ranks, and their beacons, for tests."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ENDS = {
 
 
 class Process:
-    """A Python process that waits, and then does what it is told to."""
+    """A Python process that waits and then runs a statement."""
 
     def __init__(self, statement: str) -> None:
         script = f"import ctypes, os, resource, signal, sys; sys.stdin.read(); {statement}"
@@ -38,23 +38,23 @@ class Process:
         self.start_ticks = read_start_ticks(self.pid)
 
     def end(self) -> None:
-        """Let it do it; when this returns it is a zombie, since nobody has taken its status yet."""
+        """Let it run the statement; return when it is a zombie."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._child.stdin = None
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def stop(self) -> None:
-        """Stop it, as Ctrl-Z does; when this returns it stands still."""
+        """Suspend it, as Ctrl-Z does; return when it is suspended."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def reap(self) -> None:
-        """Take its status, as a launcher does."""
+        """Reap it, as a launcher does."""
         self._child.wait(DEADLINE_S)
 
     def kill(self) -> None:
-        """Make an end of it, whatever it does."""
+        """Kill it."""
         self._child.kill()
         self._child.communicate(timeout=DEADLINE_S)
 

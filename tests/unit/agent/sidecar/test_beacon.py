@@ -1,4 +1,4 @@
-"""What a rank leaves for its sidecar, written and read."""
+"""Tests of writing and reading beacons."""
 
 import os
 from collections.abc import Iterator

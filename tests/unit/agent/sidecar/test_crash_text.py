@@ -1,4 +1,4 @@
-"""What faulthandler writes, of a process that really crashes and of the versions of Python there are."""
+"""Tests of parsing faulthandler output, of a real crash and of several Python versions."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How real processes ended, asked without being their parent's wait."""
+"""Tests of reading the exit status of real processes without reaping them."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: of files that stand for /proc, and of this very process."""
+"""Tests of reading thread states, from a fake /proc and from this process."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""How notices are carried, over a socket that stands for ZeroMQ's and is as strict."""
+"""Tests of sending notices, over a strict stand-in for a ZeroMQ socket."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""The counts of the OOM killer's victims, in files that stand for /proc and /sys/fs/cgroup."""
+"""Tests of counting victims of the OOM killer, with fake /proc and /sys/fs/cgroup."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sidecar's delivery: what is looked for, tried again and left."""
+"""Tests of the sidecar's delivery of orphaned reports: search, retries, refusals."""
 
 import threading
 from collections.abc import Callable, Iterator

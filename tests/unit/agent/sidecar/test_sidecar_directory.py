@@ -1,4 +1,4 @@
-"""The private place of a run, and the lock that makes one sidecar of many candidates."""
+"""Tests of the private directory of a run, and of its lock."""
 
 import os
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ import pytest
 from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.directory import (
     LOCK,
+    acquire_lock,
     folder_name,
     holds_lock,
     open_folder,
     remove_folder,
     sweep,
-    take_lock,
 )
 from rankscope.measure.errors import UnavailableError
 from tests.unit.agent.sidecar.ranks_of_a_node import Process, identity_of, light_beacon
@@ -65,20 +65,20 @@ def test_file_in_place_of_the_directory_is_an_error(root: str, folder: str) -> N
 
 
 def test_the_lock_is_had_by_one_and_goes_with_the_open_file(folder: str) -> None:
-    first = take_lock(folder)
+    first = acquire_lock(folder)
     assert first is not None
-    assert take_lock(folder) is None
+    assert acquire_lock(folder) is None
     os.close(first)
-    second = take_lock(folder)
+    second = acquire_lock(folder)
     assert second is not None
     os.close(second)
 
 
 def test_lock_of_a_removed_directory_is_not_used(root: str, folder: str) -> None:
-    old = take_lock(folder)
+    old = acquire_lock(folder)
     assert old is not None
     assert remove_folder(folder)
-    new = take_lock(open_folder(root, "run-0"))
+    new = acquire_lock(open_folder(root, "run-0"))
     assert new is not None
     os.close(old)
     os.close(new)
@@ -107,7 +107,7 @@ def test_directories_of_killed_sidecars_are_swept(root: str, process: Process) -
     young, foreign = open_folder(root, "young"), open_folder(root, "foreign")
     unseen = msgspec.structs.replace(identity_of(1, gone.pid), machine_id="another machine")
     light_beacon(Path(foreign), 1, gone, Heartbeat(1), identity=unseen).close()
-    lock = take_lock(held)
+    lock = acquire_lock(held)
     assert lock is not None
     for folder in (dead, living, held, foreign):
         os.utime(folder, (0, 0))
@@ -127,7 +127,7 @@ def test_old_files_without_descriptor_are_removed(folder: str) -> None:
 
 
 def test_lock_of_a_removed_directory_is_not_held(root: str, folder: str) -> None:
-    lock = take_lock(folder)
+    lock = acquire_lock(folder)
     assert lock is not None
     assert holds_lock(lock, folder)
     remove_folder(folder)

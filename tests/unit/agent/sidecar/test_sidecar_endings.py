@@ -1,4 +1,4 @@
-"""How an end is named, from the exit status and what else is known."""
+"""Tests of classifying how a rank ended."""
 
 import signal
 

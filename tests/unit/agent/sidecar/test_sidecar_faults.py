@@ -1,4 +1,4 @@
-"""Errors of the sidecar itself, which has nobody to say them to but the ranks of its node."""
+"""Tests of errors of the sidecar, which the ranks of its node log."""
 
 from pathlib import Path
 

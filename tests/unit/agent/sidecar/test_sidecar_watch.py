@@ -1,4 +1,4 @@
-"""The sidecar's rounds, over real processes and a clock that the test moves."""
+"""Tests of the sidecar's passes, with real processes and a simulated clock."""
 
 import contextlib
 import json
@@ -233,7 +233,7 @@ def test_the_sidecar_ends_with_the_last_rank(node: Node) -> None:
 
 @contextlib.contextmanager
 def worker_server(path: str, answers: dict[str, object]) -> Iterator[None]:
-    """As torch's: HTTP over a unix socket, one question a connection."""
+    """A worker server as torch's: HTTP over a unix socket, one request per connection."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     listening.listen()

@@ -1,4 +1,4 @@
-"""Room for the worker server's threads, by files that stand for the cgroups; and answers that do not come."""
+"""Tests of the worker server: room for its threads, from fake cgroups, and missing responses."""
 
 import socket
 import threading

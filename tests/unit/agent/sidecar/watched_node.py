@@ -1,4 +1,4 @@
-"""A sidecar's watch over a folder, real processes in it, and a clock that the test moves."""
+"""A sidecar's watch over a folder with real processes and a simulated clock, for tests."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beaco
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """A simulated clock."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * S
