@@ -13,7 +13,7 @@ from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
 from rankscope.measure.records import DeviceSample, Totals
 
 BOUNDED_BY_THE_FRAME = {"data", "frame"}
-"""Bytes: a column is checked against its number of rows, and no frame is larger than the one that it came in."""
+"""Bytes need none: a column is checked against its number of rows, and no value is larger than its frame."""
 
 
 SIZED = (inspect.StrType, inspect.BytesType, inspect.VarTupleType, inspect.ListType, inspect.DictType)
@@ -60,7 +60,7 @@ def test_as_many_names_as_there_may_be_are_read() -> None:
     [
         report_of_phases(NAMES_MAX + 1),
         report_of_phases(1, NAME_LENGTH_MAX + 1),
-        report_of_phases(100_000),  # 1.6 MB, which made /metrics take 16 s
+        report_of_phases(100_000),  # 1.6 MB, which once made /metrics last 16 s
         Report(
             sequence=1,
             host_ns=0,

@@ -1,4 +1,4 @@
-"""How a window was spent: compute before communication, communication before copies, and the rest is idle."""
+"""Check the breakdown of a window: compute before communication, communication before copies, the remainder is idle."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_a_window_in_which_nothing_ran_is_idle() -> None:
     assert break_100_ns([], [], []) == nothing
 
 
-def test_communication_under_compute_is_overlap_and_the_rest_of_it_is_exposed() -> None:
+def test_communication_under_compute_is_overlap_else_exposed() -> None:
     b = break_100_ns([(0, 40)], [(30, 60)], [])
     assert (b.compute_ns, b.communication_ns, b.overlap_ns, b.exposed_communication_ns, b.idle_ns) == (
         40,

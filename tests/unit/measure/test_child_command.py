@@ -15,7 +15,7 @@ ANSWER = "import calendar, json, sys; print(json.dumps([calendar.__file__, sys.p
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job's folder with a calendar.py, and beside it one that PYTHONPATH may name, with a program."""
+    """Return a working folder with a calendar.py, and beside it one for PYTHONPATH, with a program."""
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "calendar.py").write_text("raise SystemError('the calendar of the job')\n")
     (tmp_path / "program.py").write_text(ANSWER)

@@ -1,4 +1,4 @@
-"""The machine's own clocks, and what machine it is."""
+"""Check the machine's own clocks, and the identity of the machine."""
 
 import os
 import time
@@ -16,7 +16,7 @@ def test_the_monotonic_clock_is_the_systems() -> None:
 
 
 def test_the_wall_clock_counts_from_1970() -> None:
-    # A second on either side: somebody may set the clock meanwhile.
+    # A second on either side: the clock may be set meanwhile.
     assert abs(SystemClock().wall_ns() - time.time_ns()) < 1_000_000_000
 
 

@@ -1,4 +1,4 @@
-"""Frames: what is refused, for which reason, and what the refusal says."""
+"""Check which frames are refused, for which reason, with which text."""
 
 import msgspec
 import pytest
@@ -26,12 +26,12 @@ def collectives_of(group: int, op: int) -> Collectives:
     return Collectives(("world",), ("barrier",), Table.from_rows(("group", "op"), [(group, op)]))
 
 
-def test_a_frame_is_magic_protocol_kind_and_the_fields_in_their_order() -> None:
+def test_frame_is_magic_protocol_kind_and_fields_in_order() -> None:
     # 0x91: a list of one; 7: itself.
     assert encode(Ack(through=7)) == b"RSCP" + bytes([0, 1, 4, 0x91, 7])
 
 
-def test_a_frame_longer_than_the_limit_is_refused_before_it_is_looked_at() -> None:
+def test_frame_over_the_limit_is_refused_before_decoding() -> None:
     reason, text = refusal(bytes(FRAME_BYTES_MAX + 1))
     assert reason is DecodeReason.TOO_LARGE
     assert text == "too_large: 8388609 bytes, the limit is 8388608"
@@ -66,7 +66,7 @@ def test_another_protocol_is_refused_with_who_has_to_upgrade(protocol: int, reas
 
 
 @pytest.mark.parametrize("kind", [0, 14, 255])
-def test_a_kind_that_does_not_exist_is_refused_with_those_that_do(kind: int) -> None:
+def test_unknown_kind_is_refused_with_the_known_ones(kind: int) -> None:
     reason, text = refusal(frame(kind))
     assert reason is DecodeReason.UNKNOWN_KIND
     assert text == f"unknown_kind: kind {kind}; protocol 1 has [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]"
@@ -96,7 +96,7 @@ def test_the_refusal_of_a_body_says_which_kind_and_which_field() -> None:
     assert "$[0]" in refusal(frame(4, "seven"))[1]
 
 
-def test_a_report_whose_steps_do_not_fit_their_announcement_is_refused() -> None:
+def test_report_whose_steps_differ_from_their_count_is_refused() -> None:
     report = Report(sequence=1, host_ns=0, steps=Table(("step",), 2, bytes(8)))
     assert refusal(encode(report)) == (
         DecodeReason.BAD_TABLE,
@@ -104,7 +104,7 @@ def test_a_report_whose_steps_do_not_fit_their_announcement_is_refused() -> None
     )
 
 
-def test_a_report_whose_collectives_do_not_fit_their_announcement_is_refused() -> None:
+def test_report_whose_collectives_differ_from_count_is_refused() -> None:
     report = Report(sequence=1, host_ns=0, collectives=Collectives(table=Table(("step",), 2, bytes(8))))
     assert refusal(encode(report))[0] is DecodeReason.BAD_TABLE
 
@@ -112,7 +112,7 @@ def test_a_report_whose_collectives_do_not_fit_their_announcement_is_refused() -
 @pytest.mark.parametrize(
     ("group", "op", "wrong"), [(1, 0, "group"), (-1, 0, "group"), (0, 1, "op"), (0, -(2**63), "op")]
 )
-def test_a_collective_whose_group_or_operation_has_no_name_is_refused(group: int, op: int, wrong: str) -> None:
+def test_collective_without_a_group_or_operation_is_refused(group: int, op: int, wrong: str) -> None:
     report = Report(sequence=1, host_ns=0, collectives=collectives_of(group, op))
     assert refusal(encode(report)) == (
         DecodeReason.BAD_TABLE,
@@ -120,7 +120,7 @@ def test_a_collective_whose_group_or_operation_has_no_name_is_refused(group: int
     )
 
 
-def test_a_collective_whose_group_and_operation_have_names_is_taken() -> None:
+def test_collective_with_a_group_and_operation_is_accepted() -> None:
     report = Report(sequence=1, host_ns=0, collectives=collectives_of(0, 0))
     assert decode(encode(report)) == report
 

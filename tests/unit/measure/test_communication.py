@@ -1,4 +1,4 @@
-"""Which kernels communicate, which operation it is, and how many bytes it moves."""
+"""Check which kernels communicate, which operation it is, and how many bytes it moves."""
 
 import re
 from typing import Any

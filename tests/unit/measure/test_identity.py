@@ -11,14 +11,14 @@ def test_a_group_of_some_ranks_names_them_in_order_whoever_asks() -> None:
     assert group_label("mesh_tp", [6, 2, 3, 4], 8) == group_label("mesh_tp", [2, 3, 4, 6], 8) == "mesh_tp/2-4,6"
 
 
-def test_a_group_of_many_scattered_ranks_is_told_by_its_bounds_its_size_and_a_digest() -> None:
-    # 100 even ranks, written out, would take some 380 characters.
+def test_scattered_group_is_named_by_bounds_size_and_digest() -> None:
+    # 100 even ranks, written out, would need some 380 characters.
     label = group_label("mesh_dp", range(0, 200, 2), 256)
     assert label.startswith("mesh_dp/0-198#100#")
     assert len(label) <= LABEL_LENGTH_MAX
 
 
-def test_two_groups_with_equal_bounds_and_size_have_different_digests() -> None:
+def test_groups_of_equal_bounds_and_size_differ_in_digest() -> None:
     odd = [0, *range(1, 197, 2), 198]
     assert group_label("mesh_dp", odd, 256) != group_label("mesh_dp", [0, *range(2, 198, 2), 198], 256)
 

@@ -70,8 +70,8 @@ def test_clipping_cuts_at_both_ends_and_drops_what_is_outside() -> None:
     assert pairs(intervals.clip(raw, 0, 10)) == [(0, 3), (4, 6), (9, 10)]
 
 
-def test_the_length_of_a_set_is_exact_beyond_what_a_float_can_count() -> None:
-    # 2**53 + 1 is the first whole number a float cannot hold.
+def test_length_of_a_set_is_exact_beyond_floats() -> None:
+    # 2**53 + 1 is the first whole number that a float cannot represent.
     assert intervals.total_ns(spans((0, 2**53), (2**60, 2**60 + 1))) == 2**53 + 1
     assert intervals.total_ns(EMPTY) == 0
 

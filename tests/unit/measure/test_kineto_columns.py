@@ -68,7 +68,7 @@ def test_the_latest_end_still_fits_64_bits() -> None:
     assert trace.events.end_ns.tolist() == [2 * most_us * 1_000]
 
 
-def test_a_time_is_the_same_beside_one_that_is_read_from_its_text() -> None:
+def test_time_does_not_depend_on_one_that_is_read_from_text() -> None:
     # 1.0015 is a little less than that as a float: 1,001 ns, as text it would be 1,001.5 and round to 1,002.
     alone = read_events(kernel("a", 1.0015, 1.0015)).events
     beside = read_events(kernel("a", 1.0015, 1.0015), kernel("b", EPOCH_US + 0.25, "7")).events
@@ -91,7 +91,7 @@ def test_a_correlation_does_not_depend_on_those_beside_it(other: Any) -> None:
     assert read_events(launch(1, 2**60), launch(2, other)).events.correlation.tolist() == [2**60, NONE]
 
 
-def test_the_id_of_an_operator_is_read_in_both_spellings_of_one_file() -> None:
+def test_operator_id_is_read_in_both_spellings() -> None:
     old, new = event("Runtime", "r", 1, 1, **{"external id": 5}), event("Operator", "o", 2, 1, **{"External id": 6})
     assert read_events(old, new).events.external_id.tolist() == [5, 6]
 
@@ -106,7 +106,7 @@ def test_a_stream_is_known_beside_one_in_another_spelling() -> None:
     assert trace.device_work.stream.tolist() == [7, 8]
 
 
-def test_an_old_trace_tells_stream_and_device_by_thread_and_program() -> None:
+def test_old_trace_gives_stream_and_device_by_thread_and_program() -> None:
     old = {"ph": "X", "cat": "Kernel", "name": "k", "pid": "1", "tid": "stream 7", "ts": 5, "dur": 2}
     work = read_events(old).device_work
     assert (work.device.tolist(), work.stream.tolist()) == ([1], [7])
@@ -189,7 +189,7 @@ def test_halves_of_events_are_counted_and_told() -> None:
     assert trace.warnings == ["2 begin and end events (ph B, E) not used: Kineto writes whole ones (ph X)"]
 
 
-def test_of_many_reasons_the_most_frequent_are_told_and_the_rest_is_summed() -> None:
+def test_most_frequent_reasons_are_listed_others_summed() -> None:
     others = [5, 5, 5, "a", "a", [1], None, {"ph": "X", "name": 5}]
     warnings = read_events(*others).warnings
     # Three of a number, two of a text, one each of the others: two of those three are summed.
@@ -200,13 +200,13 @@ def test_of_many_reasons_the_most_frequent_are_told_and_the_rest_is_summed() -> 
 # -- repeated events --------------------------------------------------------------------------------------------------
 
 
-def test_an_event_that_stands_there_twice_is_counted_once_and_told() -> None:
+def test_repeated_event_is_counted_once_with_a_warning() -> None:
     trace = read_events(launch(1, 3), kernel("k", 2, 5, correlation=3), kernel("k", 2, 5, correlation=3))
     assert (len(trace.events), trace.device_work.row.tolist()) == (2, [1])
     assert trace.warnings == ["1 events stand in the trace twice: counted once"]
 
 
-def test_repeated_events_are_found_with_others_of_that_moment_between_them() -> None:
+def test_repeated_events_are_found_among_others_of_that_time() -> None:
     trace = read_events(*(kernel("k", 2, 5, correlation=number) for number in (3, 4, 3, 4)))
     assert trace.events.correlation.tolist() == [3, 4]
 
@@ -259,7 +259,7 @@ def test_a_total_beyond_64_bits_is_missing() -> None:
         {**allocation(5, 8), "args": None},
     ],
 )
-def test_an_allocation_without_time_or_size_is_counted_and_left_out(broken: dict[str, Any]) -> None:
+def test_allocation_without_time_or_size_is_counted_not_used(broken: dict[str, Any]) -> None:
     trace = read_events(broken, allocation(7, 8))
     assert trace.memory.time_ns.tolist() == [7_000]
     assert trace.warnings == ["1 x not used: a [memory] event without a usable time or size"]

@@ -1,4 +1,4 @@
-"""How the bytes of a trace are cut into blocks of events, and what is said of bytes that are no trace."""
+"""Check how the bytes of a trace are cut into blocks of events, and the errors for bytes that are no trace."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def refusal(text: bytes) -> TraceError:
 
 
 def count_blocks(chunks: Iterable[bytes], block_bytes: int) -> list[int]:
-    """How many events each block holds."""
+    """Return how many events each block has."""
     blocks = TraceBlocks(block_bytes)
     found = [len(block.events) for chunk in chunks for block in blocks.feed(chunk)]
     return found + [len(block.events) for block in blocks.finish()]
@@ -55,7 +55,7 @@ def test_a_trace_may_have_no_events(text: bytes) -> None:
     assert read(text).event_count == 0
 
 
-def test_the_head_is_everything_in_front_of_the_events_and_behind_them() -> None:
+def test_head_is_everything_before_and_behind_the_events() -> None:
     text = b'{"schemaVersion": 1, "traceEvents": [' + ONE + b'], "list": [{"a": 1}, {"b": 2}]}'
     assert read(text).head == {"schemaVersion": 1, "list": [{"a": 1}, {"b": 2}]}
 
@@ -70,7 +70,7 @@ def test_a_key_of_an_inner_object_is_not_taken_for_the_events() -> None:
     assert list(read(text).head) == ["before"]
 
 
-def test_a_value_that_reads_like_the_key_is_not_taken_for_the_events() -> None:
+def test_value_that_looks_like_the_key_is_not_the_events() -> None:
     text = json.dumps({"note": '"traceEvents": [', "traceEvents": [event("", "a", 1, 2)]}).encode()
     assert names_in(text) == ["a"]
 
@@ -79,7 +79,7 @@ def test_a_value_that_reads_like_the_key_is_not_taken_for_the_events() -> None:
 
 
 def test_a_block_ends_at_the_last_comma_between_events() -> None:
-    # The second chunk holds the rest of the second event and all of the third, up to its comma.
+    # The second chunk has the remainder of the second event and all of the third, up to its comma.
     text = b"[" + b", ".join([ONE] * 4) + b"]"
     second = len(b"[" + ONE) + 10
     fourth = text.rindex(b"{") + 3
@@ -110,7 +110,7 @@ def test_a_comma_inside_an_event_does_not_end_it(inner: bytes) -> None:
         assert sum(count_blocks([text[:at], text[at:]], block_bytes=1)) == 3
 
 
-def test_an_event_with_more_inner_commas_than_are_tried_waits_for_more_bytes() -> None:
+def test_event_with_too_many_inner_commas_waits_for_more_bytes() -> None:
     long = b'{"ph": "X", "name": "long", "ts": 1, "dur": 2, "args": {"x": [' + b", ".join([b"{}"] * 200) + b"]}}"
     text = b"[" + ONE + b"," + long + b"," + ONE + b"]"
     assert sum(count_blocks([text[:700], text[700:]], block_bytes=8)) == 3
@@ -192,7 +192,7 @@ def test_what_is_no_trace_is_refused_with_the_reason(text: bytes, message: str) 
 
 
 @pytest.mark.parametrize("end", [17, 18, 30, 59, 60])
-def test_a_file_cut_off_inside_its_events_says_so_with_its_length(end: int) -> None:
+def test_file_cut_off_inside_its_events_says_so_with_length(end: int) -> None:
     # 16 bytes, the bracket, 43 bytes of the event.
     text = b'{"traceEvents": [' + ONE + b"]}"
     error = refusal(text[:end])
@@ -201,8 +201,8 @@ def test_a_file_cut_off_inside_its_events_says_so_with_its_length(end: int) -> N
 
 
 @pytest.mark.parametrize("end", [61, 62, 65, 69])
-def test_a_file_cut_off_behind_its_events_says_so_with_its_length(end: int) -> None:
-    # 61 bytes up to the bracket that ends the events, 70 in all.
+def test_file_cut_off_behind_its_events_says_so_with_length(end: int) -> None:
+    # 61 bytes up to the bracket that closes the events, 70 in all.
     text = b'{"traceEvents": [' + ONE + b'], "x": 1}'
     error = refusal(text[:end])
     assert str(error).startswith("the trace is cut off behind its events")

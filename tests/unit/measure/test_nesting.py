@@ -1,4 +1,4 @@
-"""Who encloses whom, by examples; the laws are in tests/properties/test_trace_laws.py."""
+"""Check the nesting of ranges by examples; the laws are in tests/properties/test_trace_laws.py."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def test_ranges_of_other_threads_enclose_nothing() -> None:
     assert nest_ranges((1, 0, 10), (2, 1, 6)).parent.tolist() == [OUTSIDE, OUTSIDE]
 
 
-def test_of_two_that_begin_together_the_longer_encloses_the_shorter() -> None:
+def test_longer_of_two_with_one_start_encloses_the_shorter() -> None:
     assert nest_ranges((1, 0, 3), (1, 0, 10)).parent.tolist() == [1, OUTSIDE]
 
 
@@ -61,7 +61,7 @@ def test_on_a_thread_without_ranges_none_is_open() -> None:
     assert innermost(nest_ranges((1, 0, 10)), (0, 4), (2, 4)) == [OUTSIDE, OUTSIDE]
 
 
-def test_of_ranges_that_overlap_without_nesting_the_later_one_is_open() -> None:
+def test_of_overlapping_ranges_the_later_one_is_open() -> None:
     found = nest_ranges((1, 0, 10), (1, 8, 12))
     assert innermost(found, (1, 7), (1, 9), (1, 11)) == [0, 1, 1]
 

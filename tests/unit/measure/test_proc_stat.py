@@ -1,4 +1,4 @@
-"""What is read of a `stat` file of /proc, here of this very process too."""
+"""Check what is read of a `stat` file of /proc, also of this process."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from rankscope.measure.proc_stat import ProcessStat, parse_stat, read_stat
 
 WHOLE = "4242 (python) S " + " ".join(str(field) for field in range(4, 53)) + "\n"
-"""Each field from the fourth on is its own number, as proc(5) counts them."""
+"""Fields from the fourth on whose values are their numbers, as proc(5) counts them."""
 
 
 def test_fields_are_those_of_the_manual() -> None:

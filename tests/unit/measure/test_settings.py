@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what is said about one that cannot be used."""
+"""Check where a setting's value comes from, and the errors for unusable ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ def test_the_environment_may_say_yes_and_no_in_several_words(text: str, value: b
     assert read(Garden, environment={"GARDEN_OPEN": text}).open is value
 
 
-def test_texts_become_numbers_in_the_environment_and_in_overrides() -> None:
+def test_texts_become_numbers_in_environment_and_overrides() -> None:
     garden = read(Garden, environment={"GARDEN_BEDS": "1_00"}, overrides={"interval_s": "2.5"})
     assert (garden.beds, garden.interval_s) == (100, 2.5)
 
@@ -115,7 +115,7 @@ def test_a_variable_that_is_known_to_be_no_setting_is_let_be() -> None:
     assert read(Garden, environment={"GARDEN_CONFIG": "garden.toml", "GARDEN_SHED_DOOR": "red"}) == Garden()
 
 
-def test_the_variables_that_kubernetes_makes_for_a_service_are_let_be() -> None:
+def test_variables_that_kubernetes_makes_are_ignored() -> None:
     service = {
         "GARDEN_GATE_SERVICE_HOST": "10.0.0.1",
         "GARDEN_GATE_SERVICE_PORT": "80",
@@ -129,12 +129,12 @@ def test_the_variables_that_kubernetes_makes_for_a_service_are_let_be() -> None:
     assert read(Garden, environment=service) == Garden()
 
 
-def test_a_variable_that_ends_like_a_port_and_is_a_number_is_a_mistake() -> None:
+def test_variable_like_a_port_with_a_number_is_a_mistake() -> None:
     problem = read_problem(environment={"GARDEN_GATE_PORT": "80"})
     assert problem.startswith("GARDEN_GATE_PORT is set in the environment and is no setting.")
 
 
-def test_a_value_below_the_smallest_says_where_it_came_from_and_what_it_would_do() -> None:
+def test_too_small_value_names_its_source_and_its_effect() -> None:
     assert (
         read_problem(environment={"GARDEN_INTERVAL_S": "0.01"})
         == "interval_s is 0.01 (from GARDEN_INTERVAL_S); the smallest allowed is 0.5. Roots would rot."
@@ -231,7 +231,7 @@ def test_a_file_that_is_not_toml_is_refused_by_its_name(text: str) -> None:
     assert read_problem(file_text=text).startswith("garden.toml is not a TOML file: ")
 
 
-def test_two_values_that_contradict_each_other_name_both_their_sources() -> None:
+def test_contradicting_values_name_both_their_sources() -> None:
     assert (
         read_problem(file_text="beds = 9", environment={"GARDEN_BEDS_MAX": "8"})
         == "beds is 9 (from garden.toml) and must not be larger than beds_max, which is 8 (from GARDEN_BEDS_MAX): "
@@ -239,13 +239,13 @@ def test_two_values_that_contradict_each_other_name_both_their_sources() -> None
     )
 
 
-def test_equal_values_pass_a_rule_that_is_not_strict_and_fail_a_strict_one() -> None:
+def test_equal_values_pass_a_rule_unless_it_is_strict() -> None:
     assert Garden(beds=7, beds_max=7).beds == 7
     with pytest.raises(SettingError, match=r"dry_ratio is 0\.8 .* and must be smaller than wet_ratio"):
         Garden(dry_ratio=0.8)
 
 
-def test_the_document_says_everything_about_a_key_above_its_default() -> None:
+def test_document_has_everything_about_a_key_above_its_default() -> None:
     blocks = document(Garden).split("\n\n")
     assert blocks[0].startswith("# A garden.\n# Used when the environment variable GARDEN_CONFIG names this file.")
     assert blocks[2].splitlines() == [
@@ -291,7 +291,7 @@ def test_an_address_to_listen_on_may_leave_host_and_port_open(address: str) -> N
 # -- what can be used of settings with mistakes ------------------------------------------------------------------------
 
 
-def test_value_that_cannot_be_used_leaves_that_of_the_layer_below() -> None:
+def test_unusable_value_leaves_that_of_the_layer_below() -> None:
     config, mistakes = read_leniently(
         Garden, file_text="beds = 7", file_name="garden.toml", environment={"GARDEN_BEDS": "0"}
     )
@@ -313,7 +313,7 @@ def test_wrong_value_below_a_good_one_is_no_mistake() -> None:
     assert (config.beds, mistakes) == (2, ())
 
 
-def test_unknown_names_are_left_out_and_each_is_a_mistake_with_what_was_meant() -> None:
+def test_unknown_names_are_mistakes_with_the_nearest_known() -> None:
     config, mistakes = read_leniently(
         Garden, file_text="bedz = 9", file_name="g", environment={"GARDEN_WATTER": "well", "GARDEN_ZZZ": "1"}
     )

@@ -1,4 +1,4 @@
-"""Which of several collectors a run belongs to."""
+"""Check which of several collectors a run belongs to."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ ENDPOINTS = [f"tcp://collector-{number}:18490" for number in range(8)]
 RUNS = [f"run-{number}" for number in range(8000)]
 
 
-def test_everybody_with_the_same_list_chooses_the_same_whatever_its_order() -> None:
+def test_same_list_in_any_order_chooses_the_same_collector() -> None:
     assert [choose_collector(run, ENDPOINTS) for run in RUNS[:100]] == [
         choose_collector(run, ENDPOINTS[::-1]) for run in RUNS[:100]
     ]
@@ -29,7 +29,7 @@ def test_runs_are_spread_evenly() -> None:
     assert all(852 <= count <= 1148 for count in counts.values()), counts
 
 
-def test_when_one_more_joins_the_runs_that_move_move_to_it_and_no_others() -> None:
+def test_runs_move_only_to_a_collector_that_joins() -> None:
     new = "tcp://collector-8:18490"
     moved = [
         (before, after)

@@ -57,7 +57,7 @@ def test_a_negative_number_of_rows_is_refused() -> None:
     assert refusal(Table(("a",), -1, b"")).endswith("0 bytes of data where -8 were announced")
 
 
-def test_rows_without_a_column_are_refused_before_anyone_makes_room_for_them() -> None:
+def test_rows_without_a_column_are_refused_before_allocation() -> None:
     assert refusal(Table((), 2**60, b"")).endswith(f"{2**60} rows were announced, and no column")
 
 
@@ -89,7 +89,7 @@ def test_steps_become_a_row_each_with_a_column_for_every_phase() -> None:
     assert (columns["phase:backward"], columns["phase:checkpoint"]) == ([3, 0], [0, 5])
 
 
-def test_steps_that_were_timed_on_the_device_have_a_column_for_every_phase_there_too() -> None:
+def test_device_timed_steps_have_a_device_column_for_each_phase() -> None:
     phases_ns = {"data": 1, "forward": 2, "backward": 3, "optimizer": 4, "other": 0}
     on_device = {"data": 0, "forward": 7, "backward": 8, "optimizer": 9, "other": 1}
     untimed = StepRecord(step=3, start_host_ns=100, duration_ns=10, phases_ns=phases_ns)
@@ -101,8 +101,8 @@ def test_steps_that_were_timed_on_the_device_have_a_column_for_every_phase_there
     assert not any(name.startswith("device:") for name in steps_to_table([untimed]).names)
 
 
-def test_device_times_of_more_phases_than_a_table_has_columns_for_are_part_of_other() -> None:
-    # As many phases of the user's own as may be set. 59 columns are taken, so 5 of the 51 phases find room again.
+def test_device_times_beyond_the_columns_are_part_of_other() -> None:
+    # As many user phases as may be set. 59 columns are used, so 5 of the 51 phases still fit.
     own = {f"own {number:02}": 1 for number in range(46)}
     phases_ns = {"data": 10, "forward": 20, "backward": 30, "optimizer": 40, "other": 50, **own}
     record = StepRecord(step=0, start_host_ns=0, duration_ns=196, phases_ns=phases_ns, device_phases_ns=phases_ns)

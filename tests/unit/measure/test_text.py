@@ -1,4 +1,4 @@
-"""Text of strangers is shown as one line that does nothing but be read."""
+"""Check that untrusted text is shown as one line without control characters."""
 
 import pytest
 

@@ -16,7 +16,7 @@ def test_shapes_that_cannot_be_read_tell_no_bytes(shapes: tuple[bytes, bytes]) -
     assert (found.op, found.bytes) == ("all_reduce", None)
 
 
-def test_a_kernel_that_was_told_of_says_torchs_own_name_of_its_group() -> None:
+def test_described_kernel_has_torchs_own_name_of_its_group() -> None:
     told = {"Collective name": "allreduce", "Process Group Name": "17", "Process Group Description": "mesh_tp"}
     trace = read_events(launch(0, 1), kernel("ncclDevKernel_Generic", 5, 5, correlation=1, **told))
     (found,) = find_collectives(RankView(trace))

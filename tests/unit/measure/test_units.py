@@ -1,4 +1,4 @@
-"""Durations for people."""
+"""Check durations as text."""
 
 import pytest
 

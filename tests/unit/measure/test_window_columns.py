@@ -1,4 +1,4 @@
-"""The packed columns of a live window, and the trace that is made of them."""
+"""Check the packed columns of a live window, and the trace built from them."""
 
 from array import array
 from collections.abc import Sequence

@@ -13,13 +13,13 @@ Event = dict[str, Any]
 
 
 def event(category: str, name: str, start_us: Any, duration_us: Any, **args: Any) -> Event:
-    """On the host, thread 1 unless `tid` says otherwise. Every other keyword is one of its `args`."""
+    """Return an event on the host, thread 1 unless `tid` is given. Every other keyword is one of its `args`."""
     place = {"pid": 100, "tid": args.pop("tid", 1)}
     return {"ph": "X", "cat": category, "name": name, **place, "ts": start_us, "dur": duration_us, "args": args}
 
 
 def kernel(name: str, start_us: Any, duration_us: Any, **args: Any) -> Event:
-    """On the device, stream 7 of device 0 unless `args` say otherwise."""
+    """Return a kernel on the device, stream 7 of device 0 unless `args` give others."""
     args = {"device": 0, "stream": 7, **args}
     return {**event("kernel", name, start_us, duration_us, **args), "pid": args["device"], "tid": args["stream"]}
 
