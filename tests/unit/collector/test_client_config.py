@@ -1,4 +1,4 @@
-"""Where the commands ask, when nobody, a file, the environment or the command line says so."""
+"""The collector of the commands, from the default, a file, the environment or the command line."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def write_user_file(home: Path, text: str) -> Path:
     return file
 
 
-def test_without_any_word_it_is_the_collector_of_this_machine(tmp_path: Path) -> None:
+def test_default_is_the_collector_of_this_machine(tmp_path: Path) -> None:
     config = read_client_config({"HOME": str(tmp_path)})
     assert (config.url, config.is_url_given) == ("http://127.0.0.1:18491", False)
 
@@ -60,7 +60,7 @@ def test_user_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_client_config({"HOME": str(tmp_path)})
 
 
-def test_misspelt_key_of_the_file_is_told_with_the_right_one(tmp_path: Path) -> None:
+def test_misspelt_key_of_the_file_is_named_with_the_right_one(tmp_path: Path) -> None:
     file = write_user_file(tmp_path, 'ulr = "http://gpu:1"')
     with pytest.raises(SettingError) as raised:
         read_client_config({"HOME": str(tmp_path)})
@@ -86,7 +86,7 @@ def test_address_of_agents_is_told_from_that_of_http(tmp_path: Path) -> None:
         ("http://gpu:1?x", ", without a user, a query or a fragment"),
     ],
 )
-def test_address_that_no_request_can_be_made_of_is_refused(tmp_path: Path, url: str, problem: str) -> None:
+def test_unusable_address_is_refused(tmp_path: Path, url: str, problem: str) -> None:
     with pytest.raises(SettingError) as raised:
         read_client_config({"HOME": str(tmp_path)}, {"url": url})
     assert str(raised.value) == (

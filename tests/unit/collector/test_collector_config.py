@@ -19,7 +19,7 @@ def test_by_default_only_this_machine_reaches_the_collector() -> None:
     assert (config.listen, config.http_listen) == ("tcp://127.0.0.1:18490", "127.0.0.1:18491")
 
 
-def test_the_file_of_the_command_line_wins_over_the_one_of_the_environment(tmp_path: Path) -> None:
+def test_file_of_the_command_line_wins_over_the_environment(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("runs_max = 1")
     (tmp_path / "b.toml").write_text("runs_max = 2")
     environment = {"RANKSCOPE_SERVE_CONFIG": str(tmp_path / "a.toml")}
@@ -28,7 +28,7 @@ def test_the_file_of_the_command_line_wins_over_the_one_of_the_environment(tmp_p
 
 
 @pytest.mark.parametrize(("given", "named_by"), [(True, "--config"), (False, "RANKSCOPE_SERVE_CONFIG")])
-def test_a_file_that_is_not_there_says_who_named_it(tmp_path: Path, given: bool, named_by: str) -> None:
+def test_missing_file_is_named_with_its_setting(tmp_path: Path, given: bool, named_by: str) -> None:
     gone = str(tmp_path / "gone.toml")
     with pytest.raises(SettingError) as caught:
         read_config({} if given else {"RANKSCOPE_SERVE_CONFIG": gone}, file_name=gone if given else "")
@@ -37,7 +37,7 @@ def test_a_file_that_is_not_there_says_who_named_it(tmp_path: Path, given: bool,
     assert text.endswith(f" Name a readable file or leave {named_by} out.")
 
 
-def test_the_agents_variables_are_no_business_of_the_collector() -> None:
+def test_variables_of_agents_are_ignored() -> None:
     assert read_config({"RANKSCOPE_COLLECTOR": "x", "RANKSCOPE": "1"}) == CollectorConfig()
 
 

@@ -1,4 +1,4 @@
-"""Which faults of the collector are logged, and how often."""
+"""Logging and counting of the collector's faults."""
 
 import logging
 

@@ -28,7 +28,7 @@ def test_the_first_call_makes_a_pair_for_each_side(tmp_path: Path) -> None:
         assert pair.public == read_public_key(str(folder / public), "collector_key_file")
 
 
-def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_secret_keys_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         make_keys(tmp_path / "keys", [], force=False)
@@ -41,9 +41,7 @@ def test_secrets_are_their_owner_s_alone_whatever_the_umask(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("before", "after"), [(0o1777, 0o1777), (0o755, 0o755), (0o700, 0o711), (0o2775, 0o2755)])
-def test_a_folder_that_is_there_keeps_its_readers_and_loses_other_writers(
-    tmp_path: Path, before: int, after: int
-) -> None:
+def test_existing_folder_keeps_readers_and_loses_writers(tmp_path: Path, before: int, after: int) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(before)
@@ -52,7 +50,7 @@ def test_a_folder_that_is_there_keeps_its_readers_and_loses_other_writers(
     assert {mode_of(path) for path in folder.glob("*.key")} == {0o600}
 
 
-def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
+def test_existing_keys_are_not_overwritten(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
     cures = "--keep makes only missing keys, --force replaces them, --client NAME adds another client"
@@ -61,7 +59,7 @@ def test_keys_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
     assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 
-def test_another_client_leaves_the_collector_s_keys_and_the_other_clients(tmp_path: Path) -> None:
+def test_another_client_keeps_all_other_keys(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
     written = make_keys(tmp_path, ["team-b"], force=False)
@@ -69,7 +67,7 @@ def test_another_client_leaves_the_collector_s_keys_and_the_other_clients(tmp_pa
     assert {path: path.read_text() for path in before} == before
 
 
-def test_forced_for_a_client_only_that_client_s_keys_are_new(tmp_path: Path) -> None:
+def test_force_for_a_client_replaces_only_its_keys(tmp_path: Path) -> None:
     make_keys(tmp_path, ["a", "b"], force=False)
     before = {path.name: path.read_text() for path in tmp_path.glob("*.key")}
     make_keys(tmp_path, ["b"], force=True)
@@ -77,7 +75,7 @@ def test_forced_for_a_client_only_that_client_s_keys_are_new(tmp_path: Path) -> 
     assert changed == {"b.key"}
 
 
-def test_forced_without_a_client_the_collector_s_keys_are_new(tmp_path: Path) -> None:
+def test_force_without_a_client_replaces_the_collector_keys(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = (tmp_path / "collector.key").read_text()
     make_keys(tmp_path, [], force=True)
@@ -86,18 +84,18 @@ def test_forced_without_a_client_the_collector_s_keys_are_new(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "collector", "-x", "x" * 65])
-def test_a_name_that_cannot_be_a_file_s_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingError, match=r"--client is .*; it must be letters, digits, - and _"):
         make_keys(tmp_path, [name], force=False)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match=r"keys cannot be written to .*Name a folder of your own"):
         make_keys(tmp_path / "file", [], force=False)
 
 
-def test_the_command_says_who_needs_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_where_each_key_belongs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", str(tmp_path), "--client", "bob"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f"collector:  rankscope serve --key-file {tmp_path}/collector.key --allowed-keys {tmp_path}/allowed",
@@ -106,7 +104,7 @@ def test_the_command_says_who_needs_which(tmp_path: Path, capsys: pytest.Capture
     assert main(["keys", str(tmp_path), "--client", "bob"]) == 2
 
 
-def test_a_relay_s_public_key_lies_where_the_collector_looks_for_those_who_speak_for_many(tmp_path: Path) -> None:
+def test_public_key_of_a_relay_is_in_the_relays_folder(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     written = make_keys(tmp_path, ["team"], relays=["node"], force=False)
     assert [str(path.relative_to(tmp_path)) for path in written] == [
@@ -114,7 +112,7 @@ def test_a_relay_s_public_key_lies_where_the_collector_looks_for_those_who_speak
     ]  # fmt: skip
 
 
-def test_nobody_is_a_client_and_a_relay(tmp_path: Path) -> None:
+def test_name_is_not_both_client_and_relay(tmp_path: Path) -> None:
     with pytest.raises(
         SettingError, match=r"--client is 'node'; it must be .* not the name of a client and of a relay"
     ):
@@ -122,20 +120,20 @@ def test_nobody_is_a_client_and_a_relay(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_kept_keys_are_those_of_before(tmp_path: Path) -> None:
+def test_keep_does_not_change_existing_keys(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     before = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
     assert complete_keys(tmp_path, []) == []
     assert {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 
-def test_keeping_makes_all_that_is_not_there(tmp_path: Path) -> None:
+def test_keep_makes_all_missing_keys(tmp_path: Path) -> None:
     written = complete_keys(tmp_path / "keys", ["team-b"])
     assert [path.name for path in written] == ["team-b.pub", "collector.key", "collector.pub", "team-b.key"]
     assert mode_of(tmp_path / "keys") == 0o711
 
 
-def test_keeping_makes_the_public_key_that_lacks(tmp_path: Path) -> None:
+def test_keep_makes_a_missing_public_key(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     public = tmp_path / "allowed" / "agent.pub"
     before = public.read_text()
@@ -153,7 +151,7 @@ def test_public_key_without_its_secret_one_is_not_replaced(tmp_path: Path) -> No
     assert str(raised.value) == f"{public} exists and {secret} does not: restore it, or remove agent.pub as well"
 
 
-def test_public_key_of_another_pair_is_told(tmp_path: Path) -> None:
+def test_public_key_of_another_pair_is_an_error(tmp_path: Path) -> None:
     make_keys(tmp_path, [], force=False)
     (tmp_path / "collector.pub").write_text((tmp_path / "allowed" / "agent.pub").read_text())
     with pytest.raises(
@@ -171,7 +169,7 @@ def test_kept_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
         complete_keys(tmp_path, [])
 
 
-def test_command_says_that_all_were_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_that_all_keys_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [main(["keys", str(tmp_path), "--keep"]) for _ in range(2)] == [0, 0]
     said = capsys.readouterr().out
     assert said.count("wrote ") == 4

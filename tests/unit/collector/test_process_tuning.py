@@ -1,4 +1,4 @@
-"""What the collector's process asks of Python and of the kernel."""
+"""Tuning of Python, malloc and the kernel for the collector's process."""
 
 import gc
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.process_tuning import GC_OBJECTS_MIN, SWITCH_S, THREAD_NAME_BYTES_MAX, name_this_thread
 
 
-def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> None:
+def test_thread_name_is_cut_to_the_kernel_limit() -> None:
     shown: list[str] = []
 
     def work() -> None:
@@ -25,7 +25,7 @@ def test_a_thread_has_the_name_that_the_kernel_shows_cut_to_what_it_takes() -> N
     assert shown == ["receive", "a-name-that-is-too-long"[:THREAD_NAME_BYTES_MAX]]
 
 
-def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at_the_start() -> None:
+def test_garbage_collector_runs_rarely_and_skips_old_objects() -> None:
     """In a process of its own: these settings are of the whole process."""
     program = (
         "import gc; from rankscope.collector.process_tuning import limit_malloc_arenas\n"
@@ -37,7 +37,7 @@ def test_the_garbage_collector_looks_seldom_and_never_again_at_what_was_there_at
     assert gc.isenabled()
 
 
-def test_a_thread_that_waits_for_pythons_lock_gets_it_soon() -> None:
+def test_waiting_thread_gets_the_interpreter_lock_soon() -> None:
     program = (
         "import sys; from rankscope.collector.process_tuning import shorten_switch_interval\n"
         "shorten_switch_interval(); print(sys.getswitchinterval())"
@@ -46,7 +46,7 @@ def test_a_thread_that_waits_for_pythons_lock_gets_it_soon() -> None:
     assert float(done.stdout) == pytest.approx(SWITCH_S)
 
 
-def test_memory_that_is_free_within_the_heap_goes_back_to_the_kernel() -> None:
+def test_free_heap_memory_returns_to_the_kernel() -> None:
     """Every other block of a heap is freed, so that nothing goes back by itself; in a process of its own."""
     program = """
 import ctypes

@@ -1,4 +1,4 @@
-"""The life of one incident, a change at a time."""
+"""Transitions of one incident."""
 
 import math
 
@@ -31,7 +31,7 @@ def history(incident: Incident) -> list[tuple[float, str, str]]:
     return [(change.wall_s, change.what, change.text) for change in incident.changes]
 
 
-def test_a_new_incident_says_what_its_finding_says() -> None:
+def test_new_incident_has_the_fields_of_its_finding() -> None:
     finding = slow(nodes=("n0",), suggestion="Look there.", details={"stack": "f()"}, lost_rank_seconds=3.0)
     incident = begin(7, RUN, finding, 10.0)
     shared = set(Incident.__struct_fields__) & set(finding.__struct_fields__)
@@ -42,29 +42,29 @@ def test_a_new_incident_says_what_its_finding_says() -> None:
     assert (incident.findings, history(incident)) == ((1,), [(10.0, "opened", "Rank 2 is slow.")])
 
 
-def test_a_hang_is_critical_whatever_its_finding_says() -> None:
+def test_hang_is_critical_whatever_its_finding() -> None:
     assert begin(1, RUN, slow(kind="hang", severity="info"), 0.0).severity == "critical"
 
 
-def test_a_number_that_is_none_is_left_out() -> None:
+def test_number_that_is_not_finite_is_unknown() -> None:
     finding = slow(evidence={"z": math.nan, "share": 0.5}, slowdown_ratio=math.inf, lost_rank_seconds=math.nan)
     incident = begin(1, RUN, finding, 0.0)
     assert (incident.evidence, incident.slowdown_ratio, incident.lost_rank_seconds) == ({"share": 0.5}, None, None)
     assert msgspec.json.decode(msgspec.json.encode(incident), type=Incident) == incident
 
 
-def test_an_incident_of_which_nothing_is_new_stays_the_same_object() -> None:
+def test_unchanged_incident_is_the_same_object() -> None:
     incident = begin(1, RUN, slow(), 0.0)
     assert follow(incident, slow(), None, 5.0, keep_since=False) is incident
 
 
-def test_a_new_number_brings_it_up_to_date_without_a_change_to_tell() -> None:
+def test_new_number_updates_without_a_change() -> None:
     incident = follow(begin(1, RUN, slow(), 0.0), slow(slowdown_ratio=1.6), 4.0, 5.0, keep_since=False)
     assert (incident.slowdown_ratio, incident.lost_rank_seconds, incident.updated_wall_s) == (1.6, 4.0, 5.0)
     assert len(incident.changes) == 1
 
 
-def test_other_ranks_or_another_cause_are_a_change_to_tell() -> None:
+def test_other_ranks_or_another_cause_are_a_change() -> None:
     changed = slow(ranks=(2, 3), cause="data_loading", pattern="drifting")
     incident = follow(begin(1, RUN, slow(), 0.0), changed, None, 5.0, keep_since=False)
     told = "rank 2 -> ranks 2-3, cause host_cpu -> data_loading, pattern steady -> drifting"
@@ -82,9 +82,7 @@ def test_severity_rises_with_the_finding_and_does_not_fall_with_it() -> None:
     ("before", "now", "kept"),
     [(60, 4_000, 60), (60, 50, 50), (0, 9, 0), (None, 70, 70), (60, None, 60), (None, None, None)],
 )
-def test_first_step_never_moves_later_where_its_begin_is_no_longer_seen(
-    before: int | None, now: int | None, kept: int | None
-) -> None:
+def test_first_step_never_increases_after_a_restart(before: int | None, now: int | None, kept: int | None) -> None:
     incident = begin(1, RUN, slow(since_step=before), 0.0)
     assert follow(incident, slow(since_step=now), None, 5.0, keep_since=True).since_step == kept
 
@@ -119,19 +117,19 @@ def test_severity_rises_with_length_and_cost(
     assert escalate(incident, RULES, 50.0 + open_for_s).severity == severity
 
 
-def test_an_escalation_says_why() -> None:
+def test_escalation_has_its_reason() -> None:
     incident = escalate(begin(1, RUN, slow(lost_rank_seconds=1_500.0), 0.0), RULES, 20.0)
     why = "warning -> critical: open for 20 s, 1500 rank-seconds lost"
     assert history(incident)[1:] == [(20.0, "escalated", why)]
 
 
-def test_an_incident_rises_once_for_a_limit_and_not_again_at_every_look() -> None:
+def test_incident_rises_once_for_a_limit() -> None:
     once = escalate(begin(1, RUN, slow(severity="info"), 0.0), RULES, 100.0)
     assert once.severity == "warning"
     assert escalate(once, RULES, 101.0) is once
 
 
-def test_length_counts_from_when_it_was_opened_last() -> None:
+def test_duration_counts_from_the_last_opening() -> None:
     incident = resolve(begin(1, RUN, slow(), 0.0), "passed", 90.0, lost_rank_seconds=None)
     again = reopen(incident, slow(number=2), 95.0)
     assert escalate(again, RULES, 150.0) is again
@@ -152,7 +150,7 @@ def test_the_limits_are_those_of_the_configuration() -> None:
 # -- the end, and another begin ---------------------------------------------------------------------------------------
 
 
-def test_a_resolved_incident_says_when_and_why() -> None:
+def test_resolved_incident_has_time_and_reason() -> None:
     incident = resolve(begin(1, RUN, slow(), 10.0), "passed", 70.0, lost_rank_seconds=12.0)
     assert (incident.state, incident.is_open) == ("resolved", False)
     assert (incident.resolved_wall_s, incident.resolved_reason, incident.lost_rank_seconds) == (70.0, "passed", 12.0)
@@ -160,7 +158,7 @@ def test_a_resolved_incident_says_when_and_why() -> None:
     assert history(incident)[1:] == [(70.0, "resolved", "passed")]
 
 
-def test_a_reopened_incident_keeps_its_begin_its_severity_and_its_cost() -> None:
+def test_reopened_incident_keeps_start_severity_and_cost() -> None:
     before = resolve(begin(1, RUN, slow(severity="critical"), 10.0), "passed", 70.0, lost_rank_seconds=12.0)
     incident = reopen(before, slow(number=2), 100.0)
     assert (incident.state, incident.resolved_wall_s, incident.resolved_reason) == ("open", None, "")
@@ -169,21 +167,21 @@ def test_a_reopened_incident_keeps_its_begin_its_severity_and_its_cost() -> None
     assert history(incident)[2:] == [(100.0, "reopened", "it recurred after 30 s")]
 
 
-def test_a_wall_clock_that_has_jumped_back_gives_no_negative_length() -> None:
+def test_clock_that_was_set_back_gives_no_negative_duration() -> None:
     assert begin(1, RUN, slow(), 100.0).open_for_s(40.0) == 0.0
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_of_many_changes_the_first_and_the_last_ones_are_kept() -> None:
+def test_first_and_last_changes_are_kept() -> None:
     incident = begin(1, RUN, slow(), 0.0)
     for second in range(1, 100):
         incident = note(incident, "updated", "", float(second))
     assert [change.wall_s for change in incident.changes] == [0.0, *range(100 - CHANGES_MAX + 1, 100)]
 
 
-def test_of_many_findings_the_last_numbers_are_kept() -> None:
+def test_last_finding_numbers_are_kept() -> None:
     incident = begin(1, RUN, slow(), 0.0)
     for number in range(2, 41):
         incident = add_finding(incident, number)
@@ -194,5 +192,5 @@ def test_of_many_findings_the_last_numbers_are_kept() -> None:
     ("severities", "most"),
     [(("info",), "info"), (("warning", "info"), "warning"), (("unheard of",), "info"), (("?", "critical"), "critical")],
 )
-def test_the_severest_of_some(severities: tuple[str, ...], most: str) -> None:
+def test_severest(severities: tuple[str, ...], most: str) -> None:
     assert severest(*severities) == most

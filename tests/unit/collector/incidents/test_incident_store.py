@@ -1,4 +1,4 @@
-"""The file of the incidents: what it keeps, what it refuses, and what it says when it cannot be used."""
+"""The store of incidents: what it keeps and refuses, and its errors when it cannot be used."""
 
 import os
 import sqlite3
@@ -87,39 +87,39 @@ def test_a_new_store_is_empty(store: IncidentStore) -> None:
     assert store.load() == Stored((), 0, 0)
 
 
-def test_what_was_written_is_there_when_it_is_opened_again(store: IncidentStore, path: Path) -> None:
+def test_written_incidents_are_there_after_reopening(store: IncidentStore, path: Path) -> None:
     store.write([TWO, ONE], ())
     store.close()
     with closing(IncidentStore(path)) as again:
         assert again.load() == Stored((ONE, TWO), 2, 0)
 
 
-def test_an_incident_that_has_changed_takes_the_place_of_what_it_was(store: IncidentStore) -> None:
+def test_changed_incident_replaces_its_former_row(store: IncidentStore) -> None:
     store.write([ONE], ())
     resolved = resolve(ONE, "passed", 20.0, lost_rank_seconds=3.0)
     store.write([resolved], ())
     assert store.load().incidents == (resolved,)
 
 
-def test_what_is_forgotten_is_gone_and_its_id_is_not_given_again(store: IncidentStore) -> None:
+def test_forgotten_incident_is_deleted_and_its_id_not_reused(store: IncidentStore) -> None:
     store.write([ONE, TWO], ())
     store.write([], [2, 99])
     assert store.load() == Stored((ONE,), 2, 0)
 
 
-def test_a_reader_sees_what_a_collector_at_work_has_written(store: IncidentStore, path: Path) -> None:
+def test_reader_sees_the_writes_of_a_running_collector(store: IncidentStore, path: Path) -> None:
     store.write([ONE], ())
     assert read_store(path).incidents == (ONE,)
 
 
-def test_columns_beside_the_body_say_the_same_for_those_who_ask_with_sql(store: IncidentStore, path: Path) -> None:
+def test_columns_equal_the_fields_of_the_body(store: IncidentStore, path: Path) -> None:
     store.write([ONE, TWO], ())
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT run, state, severity, resolved_wall_s FROM incidents ORDER BY id").fetchall()
     assert rows == [(RUN, "open", "warning", None), ("gpt", "resolved", "warning", 12.0)]
 
 
-def test_a_write_that_fails_half_way_keeps_nothing_of_it(store: IncidentStore) -> None:
+def test_failed_write_is_rolled_back(store: IncidentStore) -> None:
     store.write([ONE], ())
     store._connection.execute("CREATE TRIGGER no_gpt BEFORE INSERT ON incidents WHEN NEW.run = 'gpt' "
                               "BEGIN SELECT RAISE(ABORT, 'no place'); END")  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_write_that_fails_half_way_keeps_nothing_of_it(store: IncidentStore) -
     assert store.load().incidents == (ONE,)
 
 
-def test_a_row_that_is_no_incident_is_left_out_and_counted(store: IncidentStore, path: Path) -> None:
+def test_unreadable_row_is_skipped_and_counted(store: IncidentStore, path: Path) -> None:
     store.write([ONE, TWO], ())
     store.close()
     write_with_sql(path, "UPDATE incidents SET body = substr(body, 1, 40) WHERE id = 1")
@@ -147,7 +147,7 @@ def test_the_first_released_version_is_read(path: Path) -> None:
     assert (last_id, rows_unreadable) == (5, 0)
 
 
-def test_an_older_file_is_brought_to_the_latest_version_with_what_it_holds(path: Path) -> None:
+def test_older_file_is_migrated_with_its_rows(path: Path) -> None:
     write_with_sql(path, *VERSION_1)
     later = (*MIGRATIONS, ("ALTER TABLE incidents ADD COLUMN seen_by TEXT",), ("UPDATE incidents SET seen_by = run",))
     with closing(IncidentStore(path, later)) as store:
@@ -157,7 +157,7 @@ def test_an_older_file_is_brought_to_the_latest_version_with_what_it_holds(path:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(later),)
 
 
-def test_a_migration_that_fails_leaves_the_version_before(path: Path) -> None:
+def test_failed_migration_keeps_the_former_version(path: Path) -> None:
     write_with_sql(path, *VERSION_1)
     broken = (*MIGRATIONS, ("ALTER TABLE incidents ADD COLUMN seen_by TEXT", "UPDATE elsewhere SET seen_by = run"))
     with pytest.raises(UnavailableError, match="no such table: elsewhere"):
@@ -166,7 +166,7 @@ def test_a_migration_that_fails_leaves_the_version_before(path: Path) -> None:
         assert [incident.id for incident in store.load().incidents] == [5]
 
 
-def test_a_newer_file_is_refused_with_both_versions_and_left_as_it_is(path: Path) -> None:
+def test_newer_file_is_refused_with_both_versions(path: Path) -> None:
     write_with_sql(path, *VERSION_1, "PRAGMA user_version = 9")
     before = path.read_bytes()
     for use in (IncidentStore, read_store):
@@ -181,7 +181,7 @@ def test_a_newer_file_is_refused_with_both_versions_and_left_as_it_is(path: Path
 
 
 @pytest.mark.parametrize("use", [IncidentStore, read_store])
-def test_a_file_that_is_no_database_is_refused_left_as_it_is_and_let_go_of(
+def test_file_that_is_no_database_is_refused_unchanged(
     path: Path, use: type[IncidentStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[sqlite3.Connection] = []
@@ -218,32 +218,30 @@ def test_a_database_of_another_program_is_not_touched(path: Path, use: type[Inci
         use(path)
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="cannot be used: No such file or directory"):
         IncidentStore(tmp_path / "nowhere" / "incidents.db")
 
 
-def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
+def test_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be used: Not a directory"):
         IncidentStore(tmp_path / "file" / "incidents.db")
 
 
-def test_a_folder_that_must_not_be_written_to_is_said(open_folder: Path) -> None:
+def test_read_only_folder_is_an_error(open_folder: Path) -> None:
     with may_only_read(open_folder), pytest.raises(UnavailableError, match="cannot be used: Permission denied"):
         IncidentStore(open_folder / "incidents.db")
 
 
-def test_a_store_can_be_read_where_nothing_may_be_written(open_folder: Path) -> None:
+def test_store_can_be_read_in_a_read_only_folder(open_folder: Path) -> None:
     with closing(IncidentStore(open_folder / "incidents.db")) as store:
         store.write([ONE], ())
     with may_only_read(open_folder):
         assert read_store(open_folder / "incidents.db").incidents == (ONE,)
 
 
-def test_what_a_killed_collector_left_where_nothing_may_be_written_is_said_to_be_out_of_reach(
-    store: IncidentStore, path: Path, open_folder: Path
-) -> None:
+def test_log_of_a_killed_collector_needs_a_writable_folder(store: IncidentStore, path: Path, open_folder: Path) -> None:
     """Rows that were committed last are in the file beside: to read without it would show what is no longer so."""
     store.write([ONE], ())
     for suffix in ("", "-wal"):
@@ -253,12 +251,12 @@ def test_what_a_killed_collector_left_where_nothing_may_be_written_is_said_to_be
     assert read_store(open_folder / "incidents.db").incidents == (ONE,)
 
 
-def test_an_empty_file_holds_no_incident_yet(path: Path) -> None:
+def test_empty_file_has_no_incidents(path: Path) -> None:
     path.touch()
     assert read_store(path) == Stored((), 0, 0)
 
 
-def test_a_full_disk_is_said_and_costs_nothing_that_was_written_before(store: IncidentStore, path: Path) -> None:
+def test_full_disk_is_an_error_and_keeps_committed_rows(store: IncidentStore, path: Path) -> None:
     store.write([ONE], ())
     (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -271,25 +269,25 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_written_before(store: In
     assert read_store(path).incidents == (ONE, dear)
 
 
-def test_a_second_collector_is_kept_out_until_the_first_has_closed(store: IncidentStore, path: Path) -> None:
+def test_second_collector_waits_until_the_first_has_closed(store: IncidentStore, path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"another collector writes to .*; set a different `store`"):
         IncidentStore(path)
     store.close()
     IncidentStore(path).close()
 
 
-def test_to_close_twice_does_no_harm(store: IncidentStore) -> None:
+def test_second_close_does_nothing(store: IncidentStore) -> None:
     store.close()
     store.close()
 
 
-def test_a_store_that_is_not_there_cannot_be_read_and_is_not_made(path: Path) -> None:
+def test_missing_store_cannot_be_read_and_is_not_created(path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"there is no store at .*; `store` of the collector's settings"):
         read_store(path)
     assert not path.exists()
 
 
-def test_reading_leaves_nothing_behind(store: IncidentStore, path: Path) -> None:
+def test_reading_creates_no_files(store: IncidentStore, path: Path) -> None:
     store.write([ONE], ())
     store.close()
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Incidents kept by a collector whose disk may fail: what it goes on with, counts and says."""
+"""Incidents of a collector whose disk may fail: what it keeps, counts and logs."""
 
 import logging
 import sqlite3
@@ -61,7 +61,7 @@ def test_every_tick_writes_what_has_changed(path: Path) -> None:
     collector.journal.shut_down(3.0)
 
 
-def test_the_next_collector_goes_on_with_what_was_open(path: Path) -> None:
+def test_next_collector_continues_open_incidents(path: Path) -> None:
     first = Collector(path)
     first.tick(1.0, slow())
     first.journal.update(RUN, slow(cause="data_loading"), 2.0)
@@ -74,7 +74,7 @@ def test_the_next_collector_goes_on_with_what_was_open(path: Path) -> None:
     assert read_store(path).incidents == (incident,)
 
 
-def test_what_is_forgotten_is_forgotten_in_the_file_too(path: Path) -> None:
+def test_forgotten_incident_is_deleted_from_the_file(path: Path) -> None:
     collector = Collector(path, incidents_max=1)
     collector.tick(1.0, slow(2, number=1))
     collector.tick(2.0)
@@ -83,9 +83,7 @@ def test_what_is_forgotten_is_forgotten_in_the_file_too(path: Path) -> None:
     collector.journal.shut_down(4.0)
 
 
-def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_file_is_counted_and_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.write_bytes(b"not a database " * 1_000)
     collector = Collector(path)
     collector.tick(1.0, slow())
@@ -96,7 +94,7 @@ def test_a_file_that_cannot_be_used_is_counted_said_and_done_without(
     assert said.endswith("Until then incidents are kept in memory.")
 
 
-def test_a_file_whose_rows_cannot_be_asked_for_is_done_without_and_let_go(path: Path) -> None:
+def test_file_with_an_unreadable_table_is_closed(path: Path) -> None:
     IncidentStore(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE incidents RENAME COLUMN body TO theirs")
@@ -106,7 +104,7 @@ def test_a_file_whose_rows_cannot_be_asked_for_is_done_without_and_let_go(path: 
     IncidentStore(path).close()
 
 
-def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_rows_are_counted_and_others_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = Collector(path)
     first.tick(1.0, slow(2, number=1), slow(3, number=2))
     first.journal.shut_down(2.0)
@@ -118,7 +116,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_others_kept(path: Path, ca
     second.journal.shut_down(4.0)
 
 
-def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_logged_once_and_tried_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     collector = Collector(path)
     collector.tick(1.0, slow())
     fill_up(collector)
@@ -135,7 +133,7 @@ def test_a_full_disk_is_said_once_tried_again_and_caught_up_with(path: Path, cap
     collector.journal.shut_down(500.0)
 
 
-def test_a_wall_clock_that_jumps_back_does_not_put_the_next_try_off(path: Path) -> None:
+def test_clock_that_was_set_back_does_not_delay_the_next_try(path: Path) -> None:
     collector = Collector(path, 5_000.0)
     collector.tick(5_000.0, slow())
     fill_up(collector)
@@ -146,7 +144,7 @@ def test_a_wall_clock_that_jumps_back_does_not_put_the_next_try_off(path: Path) 
     collector.journal.shut_down(1_401.0)
 
 
-def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> None:
+def test_unwritten_incident_need_not_be_deleted(path: Path) -> None:
     collector = Collector(path, incidents_max=1)
     collector.tick(1.0, slow(2, number=1))
     fill_up(collector)
@@ -158,7 +156,7 @@ def test_what_a_full_disk_never_took_need_not_be_forgotten_there(path: Path) -> 
     collector.journal.shut_down(500.0)
 
 
-def test_the_last_words_are_written_at_the_end_though_the_next_try_is_not_due(path: Path) -> None:
+def test_last_changes_are_written_before_the_next_try_is_due(path: Path) -> None:
     collector = Collector(path)
     collector.tick(1.0, slow())
     fill_up(collector)
@@ -168,14 +166,14 @@ def test_the_last_words_are_written_at_the_end_though_the_next_try_is_not_due(pa
     assert read_store(path).incidents == collector.journal.incidents
 
 
-def test_a_finding_without_a_place_is_counted() -> None:
+def test_finding_without_room_is_counted() -> None:
     collector = Collector(None, incidents_max=1)
     collector.tick(1.0, slow(2, number=1), slow(3, number=2))
     collector.tick(2.0, slow(2, number=1), slow(3, number=2))
     assert collector.counted == ["incident_refused"]
 
 
-def test_what_becomes_of_an_incident_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_of_an_incident_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     collector = Collector(None)
     collector.tick(1.0, slow())
@@ -194,9 +192,7 @@ def test_what_becomes_of_an_incident_is_logged(caplog: pytest.LogCaptureFixture)
 # -- a file that can be used only later -------------------------------------------------------------------------------
 
 
-def test_a_store_that_could_not_be_opened_is_tried_again_and_gets_everything(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_store_opened_later_gets_all_incidents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "later" / "incidents.db"
     collector = Collector(path)
     collector.tick(1.0, slow())
@@ -235,7 +231,7 @@ def test_incidents_begun_meanwhile_come_after_those_of_the_store(path: Path) -> 
     collector.journal.shut_down(100.0)
 
 
-def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Path) -> None:
+def test_new_store_after_a_loss_gets_all_incidents(path: Path) -> None:
     collector = Collector(path)
     collector.tick(1.0, slow(2, number=1))
     collector.tick(2.0, slow(2, number=1), slow(3, number=2))
@@ -254,7 +250,7 @@ def test_lost_store_gets_all_incidents_again_and_what_was_there_is_said(path: Pa
     collector.journal.shut_down(4.0)
 
 
-def test_lost_store_that_cannot_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
+def test_lost_store_that_cannot_be_replaced_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "incidents.db"
     path.parent.mkdir()
     collector = Collector(path)

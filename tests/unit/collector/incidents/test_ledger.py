@@ -1,4 +1,4 @@
-"""Which finding belongs to which incident: told as stories, in seconds of a wall clock that the test moves."""
+"""The assignment of findings to incidents, in seconds of a wall clock that the test drives."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_a_finding_opens_an_incident_and_its_end_resolves_it(ledger: Ledger) -> 
     assert (incident.resolved_reason, incident.lost_rank_seconds) == ("passed", 4.0)
 
 
-def test_findings_about_different_ranks_runs_or_kinds_are_incidents_of_their_own(ledger: Ledger) -> None:
+def test_different_ranks_runs_and_kinds_are_separate_incidents(ledger: Ledger) -> None:
     for finding, run in (
         (slow(2), RUN),
         (slow(3, number=2), RUN),
@@ -64,7 +64,7 @@ def test_findings_about_different_ranks_runs_or_kinds_are_incidents_of_their_own
     ]  # fmt: skip
 
 
-def test_incident_of_a_former_run_is_not_opened_again_by_the_next_one(ledger: Ledger) -> None:
+def test_next_run_does_not_reopen_incidents_of_a_former_run(ledger: Ledger) -> None:
     """The same rank is slow in both runs of the name, with seconds between them: two incidents, one for each run."""
     former, latest = "bert@20261125T103005Z", "bert@20261125T103105Z"
     ledger.open(former, slow(), 0.0)
@@ -81,13 +81,13 @@ def test_an_incident_follows_its_finding(ledger: Ledger) -> None:
     assert (incident.subject, incident.cause, whats(incident)) == ("ranks 2-3", "data_loading", ["opened", "updated"])
 
 
-def test_every_look_brings_the_cost_up_to_date(ledger: Ledger) -> None:
+def test_every_tick_updates_the_cost(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     look(ledger, 1.0, slow(lost_rank_seconds=7.0))
     assert ledger.incidents[0].lost_rank_seconds == 7.0
 
 
-def test_a_look_raises_the_severity_of_what_has_become_dear() -> None:
+def test_tick_raises_the_severity_of_a_costly_incident() -> None:
     ledger = Ledger(Rules(escalate_rank_s=100.0), 0.0)
     ledger.open(RUN, slow(), 0.0)
     look(ledger, 1.0, slow(lost_rank_seconds=99.0))
@@ -96,23 +96,23 @@ def test_a_look_raises_the_severity_of_what_has_become_dear() -> None:
     assert ledger.incidents[0].severity == "critical"
 
 
-def test_a_finding_whose_opening_was_missed_has_its_incident_at_the_next_look(ledger: Ledger) -> None:
+def test_missed_opening_is_made_up_at_the_next_tick(ledger: Ledger) -> None:
     look(ledger, 1.0, slow())
     assert [incident.findings for incident in ledger.incidents] == [(1,)]
 
 
-def test_a_finding_whose_end_was_missed_is_resolved_at_the_next_look(ledger: Ledger) -> None:
+def test_missed_end_is_resolved_at_the_next_tick(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     look(ledger, 1.0)
     assert ledger.incidents[0].resolved_reason == "no longer found"
 
 
-def test_the_end_of_a_finding_that_nobody_has_heard_of_is_no_news(ledger: Ledger) -> None:
+def test_end_of_an_unknown_finding_changes_nothing(ledger: Ledger) -> None:
     ledger.close(RUN, slow(), "passed", 1.0)
     assert ledger.incidents == ()
 
 
-def test_when_the_run_is_over_its_incidents_are_resolved_once_though_its_findings_stay(ledger: Ledger) -> None:
+def test_incidents_of_an_ended_run_are_resolved_once(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     for second in (1.0, 2.0):
         look(ledger, second, slow(lost_rank_seconds=3.0), over=True)
@@ -121,7 +121,7 @@ def test_when_the_run_is_over_its_incidents_are_resolved_once_though_its_finding
     assert (incident.resolved_reason, incident.resolved_wall_s) == ("the run is over", 1.0)
 
 
-def test_when_the_run_is_forgotten_its_incidents_are_resolved(ledger: Ledger) -> None:
+def test_incidents_of_a_forgotten_run_are_resolved(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     ledger.reconcile([], 9.0)
     assert ledger.incidents[0].resolved_reason == "the run is no longer known"
@@ -130,7 +130,7 @@ def test_when_the_run_is_forgotten_its_incidents_are_resolved(ledger: Ledger) ->
 # -- again ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_again_soon_reopens_its_incident(ledger: Ledger) -> None:
+def test_finding_that_recurs_soon_reopens_its_incident(ledger: Ledger) -> None:
     ledger.open(RUN, slow(number=1), 0.0)
     ledger.close(RUN, slow(number=1, lost_rank_seconds=5.0), "passed", 10.0)
     ledger.open(RUN, slow(number=2), 110.0)
@@ -140,21 +140,21 @@ def test_what_comes_again_soon_reopens_its_incident(ledger: Ledger) -> None:
     assert whats(incident) == ["opened", "resolved", "reopened"]
 
 
-def test_what_comes_again_late_is_another_incident(ledger: Ledger) -> None:
+def test_finding_that_recurs_late_is_another_incident(ledger: Ledger) -> None:
     ledger.open(RUN, slow(number=1), 0.0)
     ledger.close(RUN, slow(number=1), "passed", 10.0)
     ledger.open(RUN, slow(number=2), 110.1)
     assert [incident.is_open for incident in ledger.incidents] == [False, True]
 
 
-def test_what_comes_on_other_ranks_reopens_nothing(ledger: Ledger) -> None:
+def test_finding_on_other_ranks_reopens_nothing(ledger: Ledger) -> None:
     ledger.open(RUN, slow(2, number=1), 0.0)
     ledger.close(RUN, slow(2, number=1), "passed", 10.0)
     ledger.open(RUN, slow(3, number=2), 11.0)
     assert [incident.is_open for incident in ledger.incidents] == [False, True]
 
 
-def test_of_several_the_one_resolved_last_is_reopened(ledger: Ledger) -> None:
+def test_incident_resolved_last_is_reopened(ledger: Ledger) -> None:
     for rank, number, end_s in ((2, 1, 20.0), (3, 2, 30.0)):
         ledger.open(RUN, slow(rank, number=number), 0.0)
         ledger.close(RUN, slow(rank, number=number), "passed", end_s)
@@ -184,11 +184,11 @@ def test_the_incident_of_a_merged_finding_is_part_of_the_other_ones(ledger: Ledg
     ]
 
 
-def test_a_cost_that_was_merged_is_counted_once(ledger: Ledger) -> None:
+def test_merged_cost_is_counted_once(ledger: Ledger) -> None:
     assert [incident.lost_rank_seconds for incident in merged(ledger)] == [8.0, None]
 
 
-def test_a_cost_from_before_a_flap_goes_along_with_the_merge(ledger: Ledger) -> None:
+def test_cost_before_a_flap_is_merged_too(ledger: Ledger) -> None:
     ledger.open(RUN, slow(3, number=1), 0.0)
     ledger.close(RUN, slow(3, number=1, lost_rank_seconds=100.0), "passed", 1.0)
     ledger.open(RUN, slow(3, number=2), 2.0)
@@ -198,7 +198,7 @@ def test_a_cost_from_before_a_flap_goes_along_with_the_merge(ledger: Ledger) -> 
     assert [incident.lost_rank_seconds for incident in ledger.incidents] == [None, 108.0]
 
 
-def test_a_merged_incident_that_comes_again_goes_on_in_its_origin(ledger: Ledger) -> None:
+def test_merged_incident_that_recurs_reopens_its_origin(ledger: Ledger) -> None:
     merged(ledger)
     look(ledger, 5.0, slow(2, number=1))
     ledger.open(RUN, slow(3, number=3), 6.0)
@@ -220,27 +220,27 @@ def test_two_findings_of_one_incident_merge_without_its_end(ledger: Ledger) -> N
     assert (origin.is_open, origin.ranks, origin.lost_rank_seconds) == (True, (2, 3), 9.0)
 
 
-def test_a_finding_merged_into_one_that_is_not_known_is_resolved(ledger: Ledger) -> None:
+def test_finding_merged_into_an_unknown_one_is_resolved(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     ledger.close(RUN, slow(), "part of finding 9", 1.0, merged_into=9)
     assert (ledger.incidents[0].resolved_reason, ledger.incidents[0].merged_into) == ("part of finding 9", None)
 
 
-def test_an_origin_that_was_resolved_too_long_ago_is_not_reopened(ledger: Ledger) -> None:
+def test_origin_resolved_too_long_ago_is_not_reopened(ledger: Ledger) -> None:
     merged(ledger)
     ledger.close(RUN, slow(2, number=1), "passed", 5.0)
     ledger.open(RUN, slow(3, number=3), 106.0)
     assert [incident.is_open for incident in ledger.incidents] == [False, False, True]
 
 
-def test_an_origin_counts_by_its_own_end_also_when_the_clock_has_jumped_back(ledger: Ledger) -> None:
+def test_origin_counts_by_its_own_end_with_a_clock_set_back(ledger: Ledger) -> None:
     merged(ledger)
     ledger.close(RUN, slow(2, number=1), "passed", -200.0)
     ledger.open(RUN, slow(3, number=3), -50.0)
     assert [incident.is_open for incident in ledger.incidents] == [False, False, True]
 
 
-def test_a_straggler_of_a_real_run_is_one_incident_from_its_begin_to_its_end(ledger: Ledger) -> None:
+def test_straggler_of_a_real_run_is_one_incident(ledger: Ledger) -> None:
     story = Story(4).join()
     story.train(40)
     story.train(60, forward={2: 30.0})
@@ -265,7 +265,7 @@ def tell(ledger: Ledger, story: Story) -> None:
 # -- a restart of the collector ---------------------------------------------------------------------------------------
 
 
-def test_an_open_incident_goes_on_when_it_is_found_again_after_a_restart(ledger: Ledger) -> None:
+def test_open_incident_continues_after_a_restart(ledger: Ledger) -> None:
     ledger.open(RUN, slow(lost_rank_seconds=5.0), 0.0)
     again = restart(ledger, 20.0)
     look(again, 21.0, is_judged=False)
@@ -275,7 +275,7 @@ def test_an_open_incident_goes_on_when_it_is_found_again_after_a_restart(ledger:
     assert (incident.lost_rank_seconds, whats(incident)) == (7.0, ["opened", "continued"])
 
 
-def test_an_incident_of_a_run_that_does_not_come_back_is_resolved_after_the_grace(ledger: Ledger) -> None:
+def test_incident_of_a_missing_run_is_resolved_after_the_grace(ledger: Ledger) -> None:
     ledger.open(RUN, slow(lost_rank_seconds=5.0), 0.0)
     again = restart(ledger, 20.0)
     again.reconcile([], 69.9)
@@ -285,14 +285,14 @@ def test_an_incident_of_a_run_that_does_not_come_back_is_resolved_after_the_grac
     assert (incident.resolved_reason, incident.lost_rank_seconds) == ("collector restarted", 5.0)
 
 
-def test_an_incident_of_a_run_that_has_ended_meanwhile_is_resolved_at_once(ledger: Ledger) -> None:
+def test_incident_of_a_run_ended_meanwhile_is_resolved(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     again = restart(ledger, 20.0)
     look(again, 21.0, over=True)
     assert again.incidents[0].resolved_reason == "collector restarted"
 
 
-def test_the_grace_of_a_run_that_is_back_begins_with_its_first_verdict(ledger: Ledger) -> None:
+def test_grace_of_a_returned_run_begins_with_its_first_verdict(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     again = restart(ledger, 20.0)
     look(again, 500.0, is_judged=False)
@@ -303,7 +303,7 @@ def test_the_grace_of_a_run_that_is_back_begins_with_its_first_verdict(ledger: L
     assert again.incidents[0].resolved_reason == "collector restarted, and it was not found again"
 
 
-def test_what_was_resolved_before_a_restart_can_be_reopened_after_it(ledger: Ledger) -> None:
+def test_incident_resolved_before_a_restart_can_be_reopened(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     ledger.close(RUN, slow(), "passed", 10.0)
     again = restart(ledger, 20.0)
@@ -320,7 +320,7 @@ def test_no_id_is_given_twice_after_a_restart() -> None:
 # -- bounds and changes -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_resolved_first_is_forgotten_first() -> None:
+def test_incident_resolved_first_is_forgotten_first() -> None:
     ledger = Ledger(Rules(incidents_max=2), 0.0)
     for rank, end_s in ((1, 30.0), (2, 20.0)):
         ledger.open(RUN, slow(rank, number=rank), 0.0)
@@ -330,7 +330,7 @@ def test_what_was_resolved_first_is_forgotten_first() -> None:
     assert ledger.drain_changes().forgotten == (2,)
 
 
-def test_an_open_incident_is_never_forgotten_and_what_finds_no_place_is_counted_once() -> None:
+def test_open_incidents_are_kept_and_refusals_counted_once() -> None:
     ledger = Ledger(Rules(incidents_max=1), 0.0)
     ledger.open(RUN, slow(2, number=1), 0.0)
     for second in (1.0, 2.0):
@@ -338,7 +338,7 @@ def test_an_open_incident_is_never_forgotten_and_what_finds_no_place_is_counted_
     assert ([incident.ranks for incident in ledger.incidents], ledger.incidents_refused) == ([(2,)], 1)
 
 
-def test_what_found_no_place_gets_it_when_there_is_one() -> None:
+def test_refused_finding_gets_an_incident_when_there_is_room() -> None:
     ledger = Ledger(Rules(incidents_max=1), 0.0)
     ledger.open(RUN, slow(2, number=1), 0.0)
     ledger.open(RUN, slow(3, number=2), 0.0)
@@ -347,7 +347,7 @@ def test_what_found_no_place_gets_it_when_there_is_one() -> None:
     assert [incident.ranks for incident in ledger.incidents] == [(3,)]
 
 
-def test_a_smaller_bound_holds_for_what_was_kept_under_a_larger_one(ledger: Ledger) -> None:
+def test_smaller_limit_applies_to_stored_incidents(ledger: Ledger) -> None:
     for number in range(1, 4):
         ledger.open(RUN, slow(number, number=number), 0.0)
         ledger.close(RUN, slow(number, number=number), "passed", float(number))
@@ -355,14 +355,14 @@ def test_a_smaller_bound_holds_for_what_was_kept_under_a_larger_one(ledger: Ledg
     assert ([incident.id for incident in fewer.incidents], fewer.drain_changes().forgotten) == ([3], (1, 2))
 
 
-def test_changes_are_taken_once(ledger: Ledger) -> None:
+def test_changes_are_returned_once(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     changes = ledger.drain_changes()
     assert (changes.changed, [whats(one) for one in changes.notable]) == (ledger.incidents, [["opened"]])
     assert ledger.drain_changes() == ((), (), ())
 
 
-def test_new_numbers_are_a_change_and_no_news(ledger: Ledger) -> None:
+def test_new_numbers_are_a_change_but_not_notable(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 0.0)
     ledger.drain_changes()
     look(ledger, 1.0, slow(lost_rank_seconds=7.0))
@@ -384,7 +384,7 @@ def look_at_end(ledger: Ledger, now_s: float, ended_as: Finding | None) -> None:
     ledger.reconcile([RunFindings(RUN, (), is_over=ended_as is not None, is_judged=True, failure=ended_as)], now_s)
 
 
-def test_run_that_ended_badly_is_an_incident_as_long_as_it_is_shown(ledger: Ledger) -> None:
+def test_failed_run_has_an_incident_while_it_is_known(ledger: Ledger) -> None:
     look_at_end(ledger, 10.0, failure())
     look_at_end(ledger, 20.0, failure())
     (incident,) = ledger.incidents
@@ -393,27 +393,27 @@ def test_run_that_ended_badly_is_an_incident_as_long_as_it_is_shown(ledger: Ledg
     assert ledger.incidents[0].resolved_reason == RUN_IS_GONE
 
 
-def test_run_that_is_started_again_resolves_how_it_ended(ledger: Ledger) -> None:
+def test_restarted_run_resolves_its_failure(ledger: Ledger) -> None:
     look_at_end(ledger, 10.0, failure())
     look_at_end(ledger, 20.0, None)
     (incident,) = ledger.incidents
     assert (incident.resolved_wall_s, incident.resolved_reason) == (20.0, STARTED_AGAIN)
 
 
-def test_run_that_fails_in_the_same_rank_again_has_its_incident_back(ledger: Ledger) -> None:
+def test_repeated_failure_of_a_rank_reopens_the_incident(ledger: Ledger) -> None:
     for now_s, ended_as in ((10.0, failure()), (20.0, None), (30.0, failure())):
         look_at_end(ledger, now_s, ended_as)
     assert [whats(incident) for incident in ledger.incidents] == [["opened", "resolved", "reopened"]]
 
 
-def test_what_becomes_known_of_an_end_goes_into_its_incident(ledger: Ledger) -> None:
+def test_later_details_of_an_end_update_its_incident(ledger: Ledger) -> None:
     look_at_end(ledger, 10.0, failure(cause="lost"))
     look_at_end(ledger, 20.0, failure(cause="killed"))
     (incident,) = ledger.incidents
     assert (incident.cause, whats(incident)) == ("killed", ["opened", "updated"])
 
 
-def test_failure_does_not_rise_with_the_time_that_it_is_shown() -> None:
+def test_severity_of_a_failure_does_not_rise_with_time() -> None:
     ledger = Ledger(Rules(escalate_s=5.0), 0.0)
     look_at_end(ledger, 10.0, failure())
     look_at_end(ledger, 100.0, failure())
@@ -427,13 +427,13 @@ def test_failure_is_found_again_after_a_restart_of_the_collector(ledger: Ledger)
     assert [whats(incident) for incident in after.incidents] == [["opened", "continued"]]
 
 
-def test_incident_keeps_the_last_words_of_its_finding(ledger: Ledger) -> None:
+def test_incident_keeps_the_last_sentence_of_its_finding(ledger: Ledger) -> None:
     ledger.open(RUN, slow(), 10.0)
     ledger.close(RUN, slow(sentence="Rank 2 was slow."), RUN_IS_OVER, 70.0)
     assert ledger.incidents[0].sentence == "Rank 2 was slow."
 
 
-def test_new_run_of_the_name_ends_the_incident_about_the_failure_of_the_one_before(ledger: Ledger) -> None:
+def test_new_run_resolves_the_failure_of_the_previous_run(ledger: Ledger) -> None:
     """The former run is still shown as failed, and its incident stays resolved."""
     failure = slow(2, kind=RUN_FAILURE)
     ledger.reconcile([RunFindings("bert@20261125T103005Z", (), is_over=True, is_judged=True, failure=failure)], 10.0)

@@ -1,4 +1,4 @@
-"""When a peer's messages are acknowledged: at once, after eight, or when the oldest has waited long enough."""
+"""Acknowledgements of a peer: at once, for eight messages, or when the oldest has waited long enough."""
 
 from rankscope.collector.ingest.acknowledgements import AGE_INTERVALS, AGE_NS_MAX, REPORTS_MAX, Acknowledgements
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
@@ -7,13 +7,13 @@ from rankscope.uplink.delivery import DeliverySettings
 PEER, OTHER = b"boot-of-1", b"boot-of-2"
 
 
-def test_what_may_not_wait_is_acknowledged_now() -> None:
+def test_urgent_messages_are_acknowledged_at_once() -> None:
     found = Acknowledgements()
     found.note(PEER, 1, 0, interval_ns=0)
     assert (found.pop_due(0), found.pop_due(0), found.wake_ns) == ({PEER: 1}, {}, None)
 
 
-def test_one_acknowledgement_does_for_eight_messages() -> None:
+def test_one_acknowledgement_covers_eight_messages() -> None:
     found = Acknowledgements()
     taken = []
     for number in range(1, 2 * REPORTS_MAX + 1):
@@ -32,7 +32,7 @@ def test_messages_that_came_together_count_each() -> None:
     assert found.pop_due(0) == {PEER: 9}
 
 
-def test_its_age_does_not_acknowledge_what_came_after_eight_were() -> None:
+def test_age_of_acknowledged_messages_does_not_count() -> None:
     # The ninth comes when the first would have waited long enough: by then that is acknowledged.
     found = Acknowledgements()
     for number in range(1, REPORTS_MAX + 1):
@@ -44,7 +44,7 @@ def test_its_age_does_not_acknowledge_what_came_after_eight_were() -> None:
     assert found.pop_due(2 * AGE_NS_MAX) == {PEER: REPORTS_MAX + 1}
 
 
-def test_the_oldest_message_of_a_peer_says_how_long_the_others_wait() -> None:
+def test_oldest_message_of_a_peer_determines_the_wait() -> None:
     found = Acknowledgements()
     found.note(PEER, 1, 100, interval_ns=NS_PER_S)
     found.note(OTHER, 5, 200, interval_ns=NS_PER_S)
@@ -55,7 +55,7 @@ def test_the_oldest_message_of_a_peer_says_how_long_the_others_wait() -> None:
     assert (found.wake_ns, found.pop_due(200 + AGE_NS_MAX)) == (200 + AGE_NS_MAX, {OTHER: 5})
 
 
-def test_who_reports_more_often_is_acknowledged_sooner_and_who_reports_rarely_not_later() -> None:
+def test_wait_follows_the_report_interval_up_to_a_maximum() -> None:
     found = Acknowledgements()
     found.note(OTHER, 1, 0, interval_ns=60 * NS_PER_S)
     found.note(PEER, 1, 0, interval_ns=25 * NS_PER_MS)
@@ -64,13 +64,13 @@ def test_who_reports_more_often_is_acknowledged_sooner_and_who_reports_rarely_no
     assert (found.wake_ns, found.pop_due(AGE_NS_MAX)) == (AGE_NS_MAX, {OTHER: 1})
 
 
-def test_what_was_acknowledged_at_once_is_not_acknowledged_again_when_its_time_comes() -> None:
+def test_nothing_is_acknowledged_twice() -> None:
     found = Acknowledgements()
     found.note(PEER, 1, 0, interval_ns=NS_PER_S)
     found.note(PEER, 2, 0, interval_ns=0)
     assert (found.pop_due(0), found.pop_due(AGE_NS_MAX)) == ({PEER: 2}, {})
 
 
-def test_an_agent_is_answered_before_it_asks_where_the_collector_stands() -> None:
+def test_agent_is_acknowledged_before_it_sends_another_hello() -> None:
     assert DeliverySettings().resend_after_ns > AGE_NS_MAX
     assert DeliverySettings().in_flight_max > REPORTS_MAX

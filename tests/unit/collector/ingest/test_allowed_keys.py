@@ -1,4 +1,4 @@
-"""The folder of those who may send reports, read anew while the collector runs."""
+"""The folder of allowed keys, which is read again while the collector runs."""
 
 import logging
 from pathlib import Path
@@ -37,7 +37,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_the_keys_of_the_folder_are_allowed_and_no_others(tmp_path: Path, clock: Clock) -> None:
+def test_only_keys_in_the_folder_are_allowed(tmp_path: Path, clock: Clock) -> None:
     write(tmp_path, "a.pub", A)
     write(tmp_path, "b.key", B)  # not a public key's name
     write(tmp_path, ".b.pub", B)  # a file that is being written
@@ -45,7 +45,7 @@ def test_the_keys_of_the_folder_are_allowed_and_no_others(tmp_path: Path, clock:
     assert (allowed.is_allowed(A), allowed.is_allowed(B), allowed.is_allowed("")) == (True, False, False)
 
 
-def test_what_is_added_or_taken_away_counts_after_a_second(tmp_path: Path, clock: Clock) -> None:
+def test_added_and_removed_keys_count_after_a_second(tmp_path: Path, clock: Clock) -> None:
     write(tmp_path, "a.pub", A)
     allowed = AllowedKeys(str(tmp_path), clock)
     write(tmp_path, "b.pub", B)
@@ -55,7 +55,7 @@ def test_what_is_added_or_taken_away_counts_after_a_second(tmp_path: Path, clock
     assert (allowed.is_allowed(A), allowed.is_allowed(B)) == (False, True)
 
 
-def test_a_folder_that_cannot_be_read_later_changes_nothing_and_is_told_once(
+def test_folder_unreadable_later_keeps_the_previous_keys(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, "a.pub", A)
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_read_later_changes_nothing_and_is_told_once(
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_a_folder_without_keys_is_told_at_the_start(tmp_path: Path, clock: Clock, missing: bool) -> None:
+def test_folder_without_keys_is_refused_at_the_start(tmp_path: Path, clock: Clock, missing: bool) -> None:
     folder = tmp_path / "none" if missing else tmp_path
     with pytest.raises(
         SettingError, match=r"allowed_keys is '.*', (which cannot be read|in which 0 files end in .pub)"
@@ -78,7 +78,7 @@ def test_a_folder_without_keys_is_told_at_the_start(tmp_path: Path, clock: Clock
         AllowedKeys(str(folder), clock)
 
 
-def test_only_a_key_in_the_folder_of_relays_may_speak_for_others(tmp_path: Path, clock: Clock) -> None:
+def test_only_keys_in_the_relays_folder_may_relay(tmp_path: Path, clock: Clock) -> None:
     write(tmp_path, "agent.pub", A)
     (tmp_path / "relays").mkdir()
     write(tmp_path / "relays", "node.pub", B)
@@ -87,7 +87,7 @@ def test_only_a_key_in_the_folder_of_relays_may_speak_for_others(tmp_path: Path,
     assert (allowed.may_relay(A), allowed.may_relay(B), allowed.may_relay("")) == (False, True, False)
 
 
-def test_a_folder_with_keys_of_relays_only_is_enough(tmp_path: Path, clock: Clock) -> None:
+def test_folder_with_only_relay_keys_is_enough(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "relays").mkdir()
     write(tmp_path / "relays", "node.pub", B)
     assert AllowedKeys(str(tmp_path), clock).is_allowed(B)

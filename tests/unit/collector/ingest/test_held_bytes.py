@@ -1,4 +1,4 @@
-"""What a connection holds that becomes no message, over a connection of this machine's kernel."""
+"""Bytes that a connection holds for incomplete messages, over a connection of this machine's kernel."""
 
 import contextlib
 import socket
@@ -30,7 +30,7 @@ def send(ends: tuple[socket.socket, socket.socket], size_bytes: int) -> None:
     accepted.recv(size_bytes, socket.MSG_WAITALL)
 
 
-def test_what_has_come_and_is_no_message_is_held(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_bytes_of_an_incomplete_message_are_held(ends: tuple[socket.socket, socket.socket]) -> None:
     held = HeldBytes()
     held.measure(ends[1].fileno())
     send(ends, SIZE_BYTES)
@@ -38,7 +38,7 @@ def test_what_has_come_and_is_no_message_is_held(ends: tuple[socket.socket, sock
     assert SIZE_BYTES - ROUNDING_BYTES < held.measure(ends[1].fileno()) <= SIZE_BYTES
 
 
-def test_a_connection_whose_messages_are_being_read_holds_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_connection_whose_messages_are_read_holds_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
     held = HeldBytes()
     for _ in range(4):  # each time a quarter of what comes is read: the rest is a backlog
         send(ends, SIZE_BYTES)
@@ -46,7 +46,7 @@ def test_a_connection_whose_messages_are_being_read_holds_nothing(ends: tuple[so
         assert held.measure(ends[1].fileno()) == 0
 
 
-def test_what_is_held_stays_held_however_often_it_is_measured(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_held_bytes_stay_held_in_every_measurement(ends: tuple[socket.socket, socket.socket]) -> None:
     held = HeldBytes()
     send(ends, SIZE_BYTES)
     measured = [held.measure(ends[1].fileno()) for _ in range(1000)]  # a hundred seconds
@@ -62,7 +62,7 @@ def test_heartbeats_do_not_add_up(ends: tuple[socket.socket, socket.socket]) -> 
     assert measured[-1] == 0
 
 
-def test_a_backlog_that_has_been_read_is_no_longer_held(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_backlog_that_was_read_is_no_longer_held(ends: tuple[socket.socket, socket.socket]) -> None:
     held = HeldBytes()
     send(ends, SIZE_BYTES)
     held.measure(ends[1].fileno())

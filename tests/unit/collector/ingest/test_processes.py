@@ -1,4 +1,4 @@
-"""Whether a process is gone, asked about real ones."""
+"""Detection of ended processes, with real ones."""
 
 import os
 import subprocess
@@ -39,28 +39,28 @@ def test_child_is_not_gone_while_it_runs(child: "subprocess.Popen[bytes]") -> No
     assert not is_gone(child.pid)
 
 
-def test_child_that_has_ended_is_gone_though_nobody_has_noticed_yet(child: "subprocess.Popen[bytes]") -> None:
+def test_zombie_child_is_gone(child: "subprocess.Popen[bytes]") -> None:
     end_without_reaping(child)
     assert is_gone(child.pid)
 
 
-def test_child_whose_end_was_noticed_is_gone(child: "subprocess.Popen[bytes]") -> None:
+def test_reaped_child_is_gone(child: "subprocess.Popen[bytes]") -> None:
     child.communicate(timeout=WAIT_S_MAX)
     assert is_gone(child.pid)
 
 
 @pytest.mark.parametrize("pid", [NO_PID, 2**31, 2**62])
-def test_number_that_is_no_process_is_gone(pid: int) -> None:
+def test_pid_without_a_process_is_gone(pid: int) -> None:
     assert is_gone(pid)
 
 
-def test_process_that_proc_hides_is_not_gone(tmp_path: Path) -> None:
+def test_process_hidden_by_proc_is_not_gone(tmp_path: Path) -> None:
     # As with hidepid=2, the mount option by which users do not see each other's processes.
     assert not is_gone(os.getpid(), proc=tmp_path)
     assert is_gone(NO_PID, proc=tmp_path)
 
 
-def test_hidden_process_that_we_may_not_signal_is_not_gone(tmp_path: Path) -> None:
+def test_hidden_process_of_another_user_is_not_gone(tmp_path: Path) -> None:
     # Only root may signal the first process of the machine, and to whom it may not that is an answer too.
     assert not is_gone(1, proc=tmp_path)
 

@@ -1,4 +1,4 @@
-"""What of a refusal is logged, and how often."""
+"""Content and rate of the lines about refusals."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def log(clock: DrivenClock) -> RefusalLog:
     return RefusalLog(clock)
 
 
-def test_a_refusal_names_address_key_and_run(log: RefusalLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_names_address_key_and_run(log: RefusalLog, caplog: pytest.LogCaptureFixture) -> None:
     log.note(REFUSED_HELLO)
     assert caplog.messages == [
         f"refused (full): rank 1 of run 'bert': no room (from 10.1.2.3:4242, client key {'k' * 40}, run 'bert')"
@@ -51,9 +51,7 @@ def test_a_reason_is_logged_once_a_minute_for_each_run(
     assert caplog.messages[2].endswith("; 999 more since this was last logged")
 
 
-def test_a_stranger_who_makes_up_runs_gets_few_lines(
-    log: RefusalLog, clock: DrivenClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_made_up_runs_get_few_lines(log: RefusalLog, clock: DrivenClock, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1000):
         log.note(REFUSED_HELLO._replace(run=f"run-{number}"))
     log.note(Refusal("no_keys", "10.1.2.3:4242"))  # another reason has lines of its own

@@ -1,4 +1,4 @@
-"""Relays on the collector's side: who may be one, whose frames they bring, where the answers go, what they count."""
+"""Relays on the collector's side: allowed keys, frames of ranks, answers and counts."""
 
 import pytest
 
@@ -50,20 +50,20 @@ def batch_with(dropped: dict[str, int]) -> Relayed:
 
 @pytest.mark.parametrize("relay_bytes", [NAME_BYTES_MIN, PEER_BYTES_MAX])
 @pytest.mark.parametrize("peer_bytes", [1, 5, PEER_BYTES_MAX])
-def test_an_address_gives_back_the_relay_and_the_rank_whatever_their_names(relay_bytes: int, peer_bytes: int) -> None:
+def test_address_splits_into_relay_and_rank(relay_bytes: int, peer_bytes: int) -> None:
     relay, peer = b"\0" * relay_bytes, b"\xff" * peer_bytes
     assert split_address(to_address(relay, peer)) == (relay, peer)
 
 
 @pytest.mark.parametrize("name", [b"", b"boot-one", b"relay-n1", b"\0\0\0\0\0", b"\0\x01abc", b"\0\x08relay-n1"])
-def test_no_routing_id_that_zeromq_gives_is_taken_for_an_address(name: bytes) -> None:
+def test_routing_ids_of_zeromq_are_no_addresses(name: bytes) -> None:
     assert split_address(name) is None
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_that_has_said_hello_is_unpacked_rank_by_rank_in_order() -> None:
+def test_batch_is_unpacked_rank_by_rank_in_order() -> None:
     batch = Relayed(
         frames=(RelayedFrame(b"boot-1", b"x"), RelayedFrame(b"boot-2", b"y"), RelayedFrame(b"boot-1", b"z"))
     )
@@ -74,13 +74,13 @@ def test_a_relay_that_has_said_hello_is_unpacked_rank_by_rank_in_order() -> None
     ]  # fmt: skip
 
 
-def test_a_batch_of_somebody_who_has_not_said_hello_is_not_looked_at() -> None:
+def test_batch_without_a_hello_is_not_unpacked() -> None:
     relays = Relays()
     assert relays.unpack(RELAY, ONE_FRAME, "") is None
     assert relays.totals.batches == 0
 
 
-def test_an_agent_s_key_makes_no_relay() -> None:
+def test_key_of_an_agent_is_refused_as_relay() -> None:
     relays = keyed()
     answer = relays.hello(RELAY, HELLO, "a")
     assert isinstance(answer, Refused)
@@ -90,11 +90,11 @@ def test_an_agent_s_key_makes_no_relay() -> None:
     assert relays.refused == {RELAY_NOT_ALLOWED: 1}
 
 
-def test_an_agent_s_key_cannot_use_the_name_of_a_relay_that_was_welcomed() -> None:
+def test_agent_cannot_use_the_name_of_an_admitted_relay() -> None:
     assert joined(keyed(), key="r").unpack(RELAY, ONE_FRAME, "a") is None
 
 
-def test_a_relay_s_key_that_is_taken_back_ends_its_batches() -> None:
+def test_removed_relay_key_ends_its_batches() -> None:
     marked = {"r"}
     relays = Relays(has_keys=True, may_relay=lambda key: key in marked, is_allowed=lambda key: key in marked)
     joined(relays, key="r")
@@ -102,7 +102,7 @@ def test_a_relay_s_key_that_is_taken_back_ends_its_batches() -> None:
     assert relays.unpack(RELAY, ONE_FRAME, "r") is None
 
 
-def test_a_name_too_short_to_make_addresses_is_refused() -> None:
+def test_too_short_relay_name_is_refused() -> None:
     assert isinstance(Relays().hello(b"short", HELLO, ""), Refused)
 
 
@@ -117,28 +117,28 @@ def keys_of(relays: Relays, key: str, *stated: str) -> list[str]:
     return [one.key for one in found]
 
 
-def test_a_rank_counts_as_having_the_key_it_has_shown_its_relay() -> None:
+def test_rank_has_the_key_it_used_towards_its_relay() -> None:
     assert keys_of(joined(keyed(), key="r"), "r", "a") == ["a"]
 
 
-def test_a_rank_that_has_shown_none_has_its_relay_s() -> None:
+def test_rank_without_a_key_has_that_of_its_relay() -> None:
     assert keys_of(joined(keyed(), key="r"), "r", "") == ["r"]
 
 
-def test_a_key_that_is_not_allowed_here_gets_in_through_no_relay() -> None:
+def test_disallowed_key_is_refused_behind_a_relay_too() -> None:
     relays = joined(keyed(), key="r")
     assert keys_of(relays, "r", "stranger", "a") == ["a"]
     assert relays.refused == {RELAYED_KEY_NOT_ALLOWED: 1}
 
 
-def test_where_the_collector_has_no_keys_those_of_the_ranks_mean_nothing() -> None:
+def test_keys_of_ranks_are_ignored_by_an_open_collector() -> None:
     assert keys_of(joined(Relays()), "", "a") == [""]
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_go_back_together_each_with_its_rank() -> None:
+def test_answers_are_batched_with_their_ranks() -> None:
     relays = joined(Relays())
     relays.answer(RELAY, b"boot-1", Ack(through=1))
     relays.answer(b"relay-n2", b"boot-1", Ack(through=9))
@@ -151,7 +151,7 @@ def test_answers_go_back_together_each_with_its_rank() -> None:
     assert relays.drain_answers() == []
 
 
-def test_more_answers_than_a_batch_may_hold_go_in_several() -> None:
+def test_too_many_answers_are_split_into_batches() -> None:
     relays = Relays()
     for _ in range(RELAYED_MAX + 1):
         relays.answer(RELAY, RANK, Ack(through=1))
@@ -168,11 +168,11 @@ def dropped_after(relays: Relays, *said: dict[str, int]) -> dict[str, int]:
     return dict(relays.totals.dropped)
 
 
-def test_what_a_relay_has_counted_is_added_once_however_often_it_says_so() -> None:
+def test_counts_of_a_relay_are_added_once() -> None:
     assert dropped_after(joined(Relays()), {"full": 3}, {"full": 3}, {"full": 5}) == {"full": 5}
 
 
-def test_what_a_relay_counted_is_not_added_again_after_a_new_hello_of_the_same_life() -> None:
+def test_counts_are_not_added_again_after_another_hello() -> None:
     relays = joined(Relays())
     dropped_after(relays, {"full": 3})
     relays.forget(RELAY)
@@ -180,23 +180,23 @@ def test_what_a_relay_counted_is_not_added_again_after_a_new_hello_of_the_same_l
     assert dropped_after(joined(relays), {"full": 4}) == {"full": 4}
 
 
-def test_a_relay_that_was_started_anew_counts_from_nothing_and_the_sum_goes_on() -> None:
+def test_restarted_relay_counts_from_zero_and_the_sum_grows() -> None:
     relays = joined(Relays())
     dropped_after(relays, {"full": 3})
     again = joined(relays, hello=RelayHello(name="n1", boot_id="life-2"))
     assert dropped_after(again, {"full": 1}) == {"full": 4}
 
 
-def test_a_sum_never_decreases_whatever_a_relay_says() -> None:
+def test_sums_never_decrease() -> None:
     assert dropped_after(joined(Relays()), {"full": 3}, {"full": 1}, {"full": 2}) == {"full": 4}  # 3, then 2 - 1
 
 
-def test_a_relay_makes_no_labels_up() -> None:
+def test_unknown_reasons_of_a_relay_count_as_other() -> None:
     reasons = {f"reason {number}": 1 for number in range(100)}
     assert dropped_after(joined(Relays()), reasons) == {OTHER: 100}
 
 
-def test_for_one_relay_too_many_the_one_known_longest_has_to_say_hello_again() -> None:
+def test_relay_above_the_limit_evicts_the_oldest() -> None:
     relays = Relays(relays_max=2)
     for name in (b"relay-n1", b"relay-n2", b"relay-n3"):
         joined(relays, name)

@@ -1,4 +1,4 @@
-"""Which collector the frames of a rank behind a relay go to."""
+"""The choice of a collector for the frames of a rank behind a relay."""
 
 import pytest
 
@@ -44,25 +44,25 @@ def hello_of(run: str) -> Hello:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_what_a_rank_sends_goes_where_its_run_belongs(endpoint: str) -> None:
+def test_messages_of_a_rank_go_to_the_collector_of_its_run(endpoint: str) -> None:
     clients = RelayClients(ENDPOINTS)
     assert clients.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
     assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
 
 
-def test_a_rank_that_has_not_said_hello_has_no_way() -> None:
+def test_rank_without_a_hello_has_no_collector() -> None:
     clients = RelayClients(ENDPOINTS)
     assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
 
 
-def test_a_sidecar_s_notice_goes_where_its_run_belongs_without_a_hello() -> None:
+def test_notice_goes_to_the_collector_of_its_run_without_hello() -> None:
     clients = RelayClients(ENDPOINTS)
     assert clients.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
     assert clients.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
     assert len(clients) == 0
 
 
-def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
+def test_rank_with_the_oldest_hello_is_forgotten() -> None:
     clients = RelayClients(ENDPOINTS, clients_max=2)
     for peer in (b"one", b"two", b"one", b"three"):
         clients.find_endpoint(peer, HELLO)
@@ -71,7 +71,7 @@ def test_of_too_many_the_one_that_said_hello_first_is_forgotten() -> None:
     }  # fmt: skip
 
 
-def test_those_of_one_collector_are_asked_when_it_is_back() -> None:
+def test_ranks_of_one_collector_are_listed() -> None:
     clients = RelayClients(ENDPOINTS)
     clients.find_endpoint(b"one", hello_of(RUNS["tcp://a:1"]))
     clients.find_endpoint(b"two", hello_of(RUNS["tcp://b:1"]))
@@ -82,7 +82,7 @@ def test_those_of_one_collector_are_asked_when_it_is_back() -> None:
 
 
 @pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT])
-def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
+def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     assert comes_from_rank(message)
 
 
@@ -93,10 +93,10 @@ def test_what_ranks_and_sidecars_send_is_passed_on(message: Message) -> None:
         ClockPing(collector_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
     ],
 )  # fmt: skip
-def test_what_only_collectors_and_relays_send_is_not_passed_on(message: Message) -> None:
+def test_messages_of_collectors_and_relays_are_not_forwarded(message: Message) -> None:
     assert not comes_from_rank(message)
 
 
-def test_beginnings_and_ends_are_urgent_and_what_flows_is_not() -> None:
+def test_starts_and_ends_are_urgent_and_reports_are_not() -> None:
     assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT)] == [True] * 4
     assert [is_urgent(message) for message in (REPORT, PONG)] == [False] * 2

@@ -1,4 +1,4 @@
-"""When a relay's batches go, what is in them, and what is kept: with a clock that the test moves."""
+"""Times and contents of a relay's batches, and its limits, with a clock that the test drives."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_nothing_is_due_while_nothing_waits() -> None:
     assert flowing_since(5).due_ns is None
 
 
-def test_after_a_pause_a_frame_goes_at_once() -> None:
+def test_frame_after_a_pause_is_sent_at_once() -> None:
     batch = flowing_since(0)
     batch.add(b"a", b"y", "", 3 * NS_PER_S)
     assert batch.due_ns == 3 * NS_PER_S
@@ -53,7 +53,7 @@ def test_while_frames_flow_there_is_one_batch_in_an_interval() -> None:
     assert batch.due_ns == 2 * NS_PER_S
 
 
-def test_what_is_urgent_goes_soon_and_takes_along_what_waits() -> None:
+def test_urgent_frame_is_sent_soon_with_all_waiting_frames() -> None:
     batch = flowing_since(0)
     batch.add(b"a", b"report", "", 100)
     batch.add(b"b", b"hello", "", 200, urgent=True)
@@ -61,7 +61,7 @@ def test_what_is_urgent_goes_soon_and_takes_along_what_waits() -> None:
     assert send(batch, 200 + URGENT_NS) == [(b"a", b"report"), (b"b", b"hello")]
 
 
-def test_the_last_words_of_all_ranks_of_a_node_go_together() -> None:
+def test_last_messages_of_all_ranks_are_sent_together() -> None:
     batch = flowing_since(0)
     for rank in range(8):
         batch.add(b"%d" % rank, b"goodbye", "", 100 + rank, urgent=True)
@@ -69,7 +69,7 @@ def test_the_last_words_of_all_ranks_of_a_node_go_together() -> None:
     assert len(send(batch, 100 + URGENT_NS)) == 8
 
 
-def test_what_is_urgent_does_not_put_off_what_is_due_before() -> None:
+def test_urgent_frame_does_not_delay_a_due_batch() -> None:
     batch = flowing_since(0)
     batch.add(b"a", b"report", "", 100)
     batch.add(b"b", b"hello", "", NS_PER_S - 1, urgent=True)
@@ -79,7 +79,7 @@ def test_what_is_urgent_does_not_put_off_what_is_due_before() -> None:
 # -- what -------------------------------------------------------------------------------------------------------------
 
 
-def test_frames_keep_their_order_their_key_and_tell_their_age() -> None:
+def test_frames_keep_order_and_key_and_have_their_age() -> None:
     batch = new_batch()
     batch.add(b"a", b"1", "key of a", 100)
     batch.add(b"b", b"2", "", 250)
@@ -89,7 +89,7 @@ def test_frames_keep_their_order_their_key_and_tell_their_age() -> None:
     ]  # fmt: skip
 
 
-def test_a_frame_that_was_built_but_not_sent_waits_on_and_grows_older() -> None:
+def test_unsent_frame_keeps_waiting_and_ages() -> None:
     batch = new_batch()
     batch.add(b"a", b"x", "", 0)
     assert [one.age_ns for one in batch.build(10)] == [10]
@@ -97,7 +97,7 @@ def test_a_frame_that_was_built_but_not_sent_waits_on_and_grows_older() -> None:
     assert (len(batch), batch.due_ns) == (1, 0)
 
 
-def test_what_does_not_go_into_one_batch_goes_into_the_next_at_once() -> None:
+def test_frames_beyond_one_batch_are_sent_in_the_next_at_once() -> None:
     batch = new_batch()
     half = b"x" * (BATCH_BYTES_MAX // 2)
     for _ in range(5):
@@ -109,7 +109,7 @@ def test_what_does_not_go_into_one_batch_goes_into_the_next_at_once() -> None:
     assert batch.held_bytes == 0
 
 
-def test_a_frame_larger_than_a_batch_goes_alone() -> None:
+def test_frame_larger_than_a_batch_is_sent_alone() -> None:
     batch = new_batch()
     for frame in (b"small", b"x" * (BATCH_BYTES_MAX + 1), b"small"):
         batch.add(b"a", frame, "", 0)
@@ -126,7 +126,7 @@ def test_no_batch_has_more_frames_than_a_message_may() -> None:
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_one_rank_that_keeps_no_rule_takes_no_place_from_the_others() -> None:
+def test_misbehaving_rank_takes_no_room_from_the_others() -> None:
     batch = new_batch()
     kept = [batch.add(b"flood", b"x", "", 0) for _ in range(PEER_FRAMES_MAX + 10)]
     assert kept.count(True) == PEER_FRAMES_MAX
@@ -134,7 +134,7 @@ def test_one_rank_that_keeps_no_rule_takes_no_place_from_the_others() -> None:
     assert batch.dropped == {PEER_QUOTA: 10}
 
 
-def test_a_rank_has_its_places_again_once_its_frames_are_sent() -> None:
+def test_rank_has_room_again_once_its_frames_are_sent() -> None:
     batch = new_batch()
     for _ in range(PEER_FRAMES_MAX):
         batch.add(b"a", b"x", "", 0)
@@ -142,18 +142,18 @@ def test_a_rank_has_its_places_again_once_its_frames_are_sent() -> None:
     assert batch.add(b"a", b"x", "", 0)
 
 
-def test_more_bytes_than_may_wait_are_dropped_and_counted() -> None:
+def test_bytes_above_the_limit_are_dropped_and_counted() -> None:
     batch = new_batch(bytes_max=10)
     assert [batch.add(b"%d" % number, b"1234", "", 0) for number in range(4)] == [True, True, False, False]
     assert (batch.dropped, batch.held_bytes) == ({FULL: 2}, 8)
 
 
-def test_a_frame_larger_than_all_that_may_wait_waits_alone() -> None:
+def test_frame_larger_than_the_limit_waits_alone() -> None:
     assert new_batch(bytes_max=10).add(b"a", b"x" * 11, "", 0)
 
 
 @pytest.mark.parametrize("frames", [0, 3])
-def test_what_is_let_go_of_is_counted_and_nothing_is_due(frames: int) -> None:
+def test_dropped_frames_are_counted_and_nothing_is_due(frames: int) -> None:
     batch = new_batch()
     for _ in range(frames):
         batch.add(b"a", b"x", "", 0)

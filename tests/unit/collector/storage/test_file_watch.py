@@ -1,4 +1,4 @@
-"""What happens to an open store's files is noticed, and what can be gone on with is told from what cannot."""
+"""Detection of removed, replaced and damaged files of an open store, and what is opened after it."""
 
 import contextlib
 import shutil
@@ -55,7 +55,7 @@ def test_file_that_only_grows_is_not_lost(database: Database) -> None:
         (truncate, "truncated", "{path} was truncated, from 4096 to 0 bytes"),
     ],
 )
-def test_loss_says_what_was_done_to_which_file(
+def test_loss_names_the_file_and_what_happened_to_it(
     database: Database, harm: Callable[[Path], object], reason: str, text: str
 ) -> None:
     lost = lose(database, harm)
@@ -63,7 +63,7 @@ def test_loss_says_what_was_done_to_which_file(
     assert (lost.reason, lost.text) == (reason, said)
 
 
-def test_content_that_was_overwritten_behind_the_header_is_found_by_the_check(database: Database) -> None:
+def test_overwritten_content_is_found_by_the_check(database: Database) -> None:
     database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with database.path.open("r+b") as file:
         file.seek(4096)
@@ -84,7 +84,7 @@ def test_removed_log_keeps_the_file(tmp_path: Path) -> None:
         assert again.connection.execute("SELECT count(*) FROM mine").fetchone() == (0,)
 
 
-def test_other_file_is_renamed_with_its_log_and_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_other_file_is_renamed_with_its_log(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     database = Database(path)
     lost = lose(database, copy_over)
@@ -110,7 +110,7 @@ def test_file_that_stays_damaged_is_renamed(tmp_path: Path) -> None:
         assert again.set_aside.read_bytes() == content
 
 
-def test_log_of_a_removed_file_is_not_played_into_the_new_one(tmp_path: Path) -> None:
+def test_log_of_a_removed_file_is_not_replayed(tmp_path: Path) -> None:
     database = Database(tmp_path / "store.db")
     database.connection.execute("CREATE TABLE mine (value)")
     lost = lose(database, Path.unlink)
@@ -121,7 +121,7 @@ def test_log_of_a_removed_file_is_not_played_into_the_new_one(tmp_path: Path) ->
             again.connection.execute("SELECT count(*) FROM mine")
 
 
-def test_store_that_another_collector_took_is_left_alone(tmp_path: Path) -> None:
+def test_store_of_another_collector_is_left_unchanged(tmp_path: Path) -> None:
     database = Database(tmp_path / "store.db")
     lost = lose(database, lambda path: Path(f"{path}-lock").unlink())
     with contextlib.closing(Database(database.path)):
@@ -131,7 +131,7 @@ def test_store_that_another_collector_took_is_left_alone(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store.db", "store.db-lock"]
 
 
-def test_damaged_store_at_the_start_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_damaged_store_at_the_start_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"no database " * 1000)
     with pytest.raises(DamagedStoreError, match="Move it away, or set `store` to another file"):

@@ -1,4 +1,4 @@
-"""Runs and their history in the file: what it keeps, what it lets go of, and how it came from older versions."""
+"""Runs and their history in the file: what is written, deleted and migrated from older versions."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -83,7 +83,7 @@ def steps_in(path: Path, run: str) -> list[int]:
 # -- what it keeps ----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_there_for_the_next_collector(store: HistoryStore) -> None:
+def test_written_runs_are_loaded_by_the_next_collector(store: HistoryStore) -> None:
     batch = batch_of("a")
     batch.stories["a"] = SavedStory(findings=(slow(),), former_boots=("boot-old",))
     store.write(batch)
@@ -99,7 +99,7 @@ def counted() -> CollectiveSums:
     return counts.draft()
 
 
-def test_collectives_are_there_for_the_next_collector_until_there_are_others(store: HistoryStore) -> None:
+def test_collectives_are_loaded_by_the_next_collector(store: HistoryStore) -> None:
     batch = batch_of("a")
     batch.collectives["a"] = counted()
     store.write(batch)
@@ -112,7 +112,7 @@ def test_collectives_are_there_for_the_next_collector_until_there_are_others(sto
     assert kept.collectives == SavedCounts((), b"", b"")
 
 
-def test_collectives_that_cannot_be_read_cost_the_run_nothing_else(store: HistoryStore) -> None:
+def test_unreadable_collectives_cost_the_run_nothing_else(store: HistoryStore) -> None:
     batch = batch_of("a")
     batch.collectives["a"] = counted()
     store.write(batch)
@@ -131,7 +131,7 @@ def lives_of(run: str, count: int, admitted: int) -> WriteBatch:
 
 
 @pytest.mark.parametrize("count", [RANKS_PER_STATEMENT - 1, RANKS_PER_STATEMENT, 2 * RANKS_PER_STATEMENT + 1])
-def test_however_many_lives_there_are_each_is_written_and_written_anew(store: HistoryStore, count: int) -> None:
+def test_every_rank_is_written_and_replaced(store: HistoryStore, count: int) -> None:
     for admitted in (3, 4):
         store.write(lives_of("a", count, admitted))
         (kept,) = store.load().runs
@@ -140,7 +140,7 @@ def test_however_many_lives_there_are_each_is_written_and_written_anew(store: Hi
         ]
 
 
-def test_a_write_that_fails_amid_many_lives_can_be_done_again(store: HistoryStore) -> None:
+def test_write_that_fails_amid_many_ranks_can_be_repeated(store: HistoryStore) -> None:
     count = 2 * RANKS_PER_STATEMENT
     store._connection.execute(
         f"CREATE TRIGGER full BEFORE INSERT ON lives WHEN NEW.rank = {count - 1} "
@@ -155,7 +155,7 @@ def test_a_write_that_fails_amid_many_lives_can_be_done_again(store: HistoryStor
     assert [life.hello.identity.rank for life in kept.ranks] == list(range(count))
 
 
-def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> None:
+def test_other_writers_need_not_wait_for_all_ranks(path: Path) -> None:
     with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
         turns = 0
 
@@ -170,7 +170,7 @@ def test_who_else_writes_to_the_file_need_not_wait_for_all_lives(path: Path) -> 
         assert turns >= 2
 
 
-def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: HistoryStore) -> None:
+def test_rows_are_encoded_in_slots_and_written_between_them(store: HistoryStore) -> None:
     log = SlotLog()
     store._connection.set_trace_callback(lambda sql: log.events.append("writes") if "INTO lives" in sql else None)
     store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1), GilYielder(log.slot, sleep=lambda _: None))
@@ -178,7 +178,7 @@ def test_rows_of_lives_are_made_in_turns_and_written_between_them(store: History
     assert without_rests == "bew" * 2
 
 
-def test_a_run_that_is_no_longer_known_is_not_gone_on_with_and_can_be_read(store: HistoryStore, path: Path) -> None:
+def test_forgotten_run_is_not_loaded_but_can_be_read(store: HistoryStore, path: Path) -> None:
     store.write(batch_of("a", 1, 2))
     gone = WriteBatch()
     gone.forget("a")
@@ -187,7 +187,7 @@ def test_a_run_that_is_no_longer_known_is_not_gone_on_with_and_can_be_read(store
     assert steps_in(path, "a") == [1, 2]
 
 
-def test_a_run_that_comes_back_under_its_name_is_known_again(store: HistoryStore) -> None:
+def test_run_that_returns_is_known_again(store: HistoryStore) -> None:
     gone = batch_of("a")
     gone.forget("a")
     store.write(gone)
@@ -195,7 +195,7 @@ def test_a_run_that_comes_back_under_its_name_is_known_again(store: HistoryStore
     assert [kept.run.run for kept in store.load().runs] == ["a"]
 
 
-def test_lives_of_a_former_attempt_are_left_out(store: HistoryStore) -> None:
+def test_ranks_of_a_former_attempt_are_not_loaded(store: HistoryStore) -> None:
     store.write(batch_of("a"))
     restarted = WriteBatch()
     restarted.put_run(run_of("a", attempt=1))
@@ -211,7 +211,7 @@ def test_a_step_that_is_written_twice_is_there_once(store: HistoryStore, path: P
     assert steps_in(path, "a") == [1]
 
 
-def test_rows_that_cannot_be_read_are_left_out_and_counted(store: HistoryStore) -> None:
+def test_unreadable_rows_are_skipped_and_counted(store: HistoryStore) -> None:
     for name in ("a", "b"):
         store.write(batch_of(name))
     store._connection.execute("UPDATE runs SET body = '{' WHERE run = 'a'")
@@ -221,7 +221,7 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(store: HistoryStore) 
     assert (kept.run.run, kept.story, len(kept.ranks), rows_unreadable) == ("b", SavedStory(), 1, 3)
 
 
-def test_a_write_that_fails_half_way_keeps_nothing_of_it_and_can_be_done_again(store: HistoryStore) -> None:
+def test_failed_write_is_rolled_back_and_can_be_repeated(store: HistoryStore) -> None:
     store._connection.execute(
         "CREATE TRIGGER full BEFORE INSERT ON steps WHEN NEW.step = 9 BEGIN SELECT RAISE(ABORT, 'no place'); END"
     )
@@ -256,7 +256,7 @@ def prune(store: HistoryStore, oldest_wall_s: float, bytes_max: int = 1 << 40) -
     return turns
 
 
-def test_steps_and_intervals_go_when_they_are_too_old(store: HistoryStore, path: Path) -> None:
+def test_old_steps_and_intervals_are_deleted(store: HistoryStore, path: Path) -> None:
     batch = batch_of("a", 1, 2, 3)
     for begin in (WALL_S - 60.0, WALL_S):
         batch.add_interval("a", interval_of(begin))
@@ -267,7 +267,7 @@ def test_steps_and_intervals_go_when_they_are_too_old(store: HistoryStore, path:
         assert [interval.begin_wall_s for interval in history.read_intervals()] == [WALL_S]
 
 
-def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store: HistoryStore, path: Path) -> None:
+def test_run_is_deleted_with_the_last_of_its_history(store: HistoryStore, path: Path) -> None:
     for name in ("over", "known"):
         batch = batch_of(name, 1)
         batch.collectives[name] = counted()
@@ -283,9 +283,7 @@ def test_a_run_goes_with_the_last_of_its_history_unless_it_is_still_known(store:
     assert store._connection.execute("SELECT count(*) FROM collectives").fetchone() == (1,)
 
 
-def test_file_full_of_runs_without_history_lets_go_of_the_oldest_forgotten_ones(
-    store: HistoryStore, path: Path
-) -> None:
+def test_full_file_deletes_oldest_runs_without_history(store: HistoryStore, path: Path) -> None:
     """A name that comes again every few seconds: runs that end before their first step leave a row for each rank."""
     runs = [f"bert@20261125T1030{second:02}Z" for second in range(20)]
     for number, run in enumerate(runs):
@@ -324,7 +322,7 @@ def test_name_is_the_latest_run_of_that_name_and_an_id_that_run(
         assert history.kept.run.run == found
 
 
-def test_when_the_file_is_too_large_the_oldest_of_all_runs_goes_first(store: HistoryStore, path: Path) -> None:
+def test_too_large_file_deletes_the_oldest_history_first(store: HistoryStore, path: Path) -> None:
     for name in ("a", "b"):
         store.write(batch_of(name, *range(2_000)))
     before = store.bytes_used
@@ -336,7 +334,7 @@ def test_when_the_file_is_too_large_the_oldest_of_all_runs_goes_first(store: His
         assert steps == list(range(2_000 - len(steps), 2_000))
 
 
-def test_steps_of_one_moment_do_not_keep_the_file_too_large(store: HistoryStore) -> None:
+def test_steps_of_one_time_do_not_keep_the_file_too_large(store: HistoryStore) -> None:
     store.write(batch_of("a", *range(500), wall_s=WALL_S))
     assert prune(store, 0.0, bytes_max=1) <= 2
     assert store._connection.execute("SELECT count(*) FROM steps").fetchone() == (0,)
@@ -345,7 +343,7 @@ def test_steps_of_one_moment_do_not_keep_the_file_too_large(store: HistoryStore)
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_curve_draws_steps_together_and_never_attempts(store: HistoryStore, path: Path) -> None:
+def test_curve_merges_steps_and_never_attempts(store: HistoryStore, path: Path) -> None:
     batch = WriteBatch()
     batch.put_run(run_of("a", attempt=1))
     for number in range(6):
@@ -364,14 +362,14 @@ def test_the_curve_draws_steps_together_and_never_attempts(store: HistoryStore, 
     )
 
 
-def test_steps_come_back_as_they_were(store: HistoryStore, path: Path) -> None:
+def test_steps_are_read_as_written(store: HistoryStore, path: Path) -> None:
     store.write(batch_of("a", 7))
     with opening_run(path, "a") as history:
         assert list(history.read_steps()) == [step_of(7)]
         assert history.kept.run == run_of("a")
 
 
-def test_only_the_last_intervals_are_read_when_so_asked(store: HistoryStore, path: Path) -> None:
+def test_only_the_last_intervals_are_read_on_request(store: HistoryStore, path: Path) -> None:
     batch = batch_of("a")
     for minute in range(4):
         batch.add_interval("a", interval_of(WALL_S + 60.0 * minute))
@@ -381,21 +379,21 @@ def test_only_the_last_intervals_are_read_when_so_asked(store: HistoryStore, pat
         assert [one.begin_wall_s - WALL_S for one in history.read_intervals(3)] == [60.0, 120.0]
 
 
-def test_phases_that_cannot_be_read_are_none(store: HistoryStore, path: Path) -> None:
+def test_unreadable_phases_are_empty(store: HistoryStore, path: Path) -> None:
     store.write(batch_of("a", 7))
     store._connection.execute("UPDATE steps SET phases_ns = ''")
     with opening_run(path, "a") as history:
         assert [step.phases_ns for step in history.read_steps()] == [{}]
 
 
-def test_a_run_whose_row_cannot_be_read_is_said(store: HistoryStore, path: Path) -> None:
+def test_run_with_an_unreadable_row_is_an_error(store: HistoryStore, path: Path) -> None:
     store.write(batch_of("a"))
     store._connection.execute("UPDATE runs SET body = '{}'")
     with pytest.raises(UnavailableError, match=r"run 'a' in .* cannot be read: .* Use the release that wrote it"):
         steps_in(path, "a")
 
 
-def test_a_store_without_any_run_says_so(store: HistoryStore, path: Path) -> None:
+def test_store_without_runs_is_an_error(store: HistoryStore, path: Path) -> None:
     assert store.load().runs == ()
     with pytest.raises(UnavailableError, match=r"no run 'a' is in .*; there is none in it"):
         steps_in(path, "a")
@@ -416,7 +414,7 @@ def test_the_first_released_version_with_a_history_is_read(path: Path) -> None:
     assert [(life.hello.identity.node, life.last_sequence) for life in kept.ranks] == [("node-a", 4)]
 
 
-def test_a_file_of_the_version_before_gets_its_tables_and_keeps_its_incidents(path: Path) -> None:
+def test_older_file_is_migrated_and_keeps_its_incidents(path: Path) -> None:
     Database(path, MIGRATIONS[:1]).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("INSERT INTO incidents VALUES (5, 'old', 'open', 'warning', 1.0, NULL, '{}')")

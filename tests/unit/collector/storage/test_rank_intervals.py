@@ -1,4 +1,4 @@
-"""What each rank did in each minute: the columns, and how they are packed."""
+"""Intervals of all ranks: their columns, and how they are packed."""
 
 import zlib
 
@@ -32,7 +32,7 @@ def read(interval: RankInterval | None, name: str) -> list[float]:
     return [round(float(value), 3) for value in interval.columns[name]]
 
 
-def test_an_interval_has_what_came_since_it_began() -> None:
+def test_interval_has_the_steps_since_its_start() -> None:
     intervals = RankIntervals(60.0)
     assert intervals.update(run_of(rank_of(0, 5, data_ns=50), rank_of(1, 5)), 0, 100.0) is None
     assert intervals.update(run_of(rank_of(0, 9, data_ns=80), rank_of(1, 9)), 0, 159.0) is None
@@ -47,20 +47,20 @@ def test_an_interval_has_what_came_since_it_began() -> None:
     assert read(found, "slowdown_ratio")[1] == 1.5
 
 
-def test_the_next_one_begins_where_it_ended() -> None:
+def test_next_interval_begins_where_the_last_ended() -> None:
     intervals = RankIntervals(60.0)
     for steps, wall_s in ((0, 0.0), (10, 60.0)):
         intervals.update(run_of(rank_of(0, steps)), 0, wall_s)
     assert read(intervals.update(run_of(rank_of(0, 14)), 0, 120.0), "steps") == [4]
 
 
-def test_a_minute_without_steps_leaves_nothing() -> None:
+def test_minute_without_steps_has_no_interval() -> None:
     intervals = RankIntervals(60.0)
     intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
     assert intervals.update(run_of(rank_of(0, 5)), 0, 60.0) is None
 
 
-def test_a_rank_that_came_later_counts_from_its_first_step() -> None:
+def test_late_rank_counts_from_its_first_step() -> None:
     intervals = RankIntervals(60.0)
     intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
     found = intervals.update(run_of(rank_of(0, 6, life=1), rank_of(1, 4)), 0, 60.0)
@@ -74,7 +74,7 @@ def test_a_new_attempt_begins_a_new_interval() -> None:
     assert read(intervals.update(run_of(rank_of(0, 3, life=1)), 1, 120.0), "steps") == [2]
 
 
-def test_the_last_one_may_be_short_and_a_forgotten_run_begins_anew() -> None:
+def test_last_interval_is_short_and_forgotten_runs_start_over() -> None:
     intervals = RankIntervals(60.0)
     intervals.update(run_of(rank_of(0, 5)), 0, 0.0)
     assert read(intervals.update(run_of(rank_of(0, 8)), 0, 2.0, is_last=True), "steps") == [3]
@@ -89,7 +89,7 @@ def test_a_wall_clock_that_was_set_back_begins_a_new_interval() -> None:
     assert read(intervals.update(run_of(rank_of(0, 8)), 0, 70.0), "steps") == [2]
 
 
-def test_what_is_packed_can_be_unpacked() -> None:
+def test_packed_columns_can_be_unpacked() -> None:
     columns = {name: np.array([0.0, 1.5, np.nan], dtype=np.float32) for name in COLUMNS}
     found = unpack(pack(RankInterval(0, 0.0, 1.0, columns)))
     assert tuple(found) == COLUMNS
@@ -97,7 +97,7 @@ def test_what_is_packed_can_be_unpacked() -> None:
         np.testing.assert_array_equal(found[name], columns[name])
 
 
-def test_columns_of_another_release_are_left_out_and_unknown_ones_are_nan() -> None:
+def test_unknown_columns_are_dropped_and_missing_ones_nan() -> None:
     body = {"rank": np.array([3], dtype="<f4").tobytes(), "of_a_later_release": b"\0\0\0\0"}
     found = unpack(zlib.compress(msgspec.msgpack.encode(body)))
     assert tuple(found) == COLUMNS
@@ -106,6 +106,6 @@ def test_columns_of_another_release_are_left_out_and_unknown_ones_are_nan() -> N
 
 
 @pytest.mark.parametrize("body", [b"", b"no zlib", zlib.compress(b"\xc1")])
-def test_what_is_no_interval_is_refused(body: bytes) -> None:
+def test_invalid_interval_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="no packed columns"):
         unpack(body)

@@ -101,7 +101,7 @@ def fill_up(loop: Loop, pages_more: int = 0) -> None:
     connection.execute(f"PRAGMA max_page_count = {pages + pages_more}")
 
 
-def test_what_was_handed_over_is_in_the_file_at_the_end(path: Path) -> None:
+def test_queued_changes_are_in_the_file_at_the_end(path: Path) -> None:
     story = Story(3).join().train(20)
     with looping(path) as loop:
         loop.tick(story)
@@ -109,7 +109,7 @@ def test_what_was_handed_over_is_in_the_file_at_the_end(path: Path) -> None:
     assert load(path) == [("story", 3, 25)]
 
 
-def test_nobody_waits_for_the_store_s_lock_while_the_rows_of_many_ranks_are_found(path: Path) -> None:
+def test_lock_is_free_while_changes_of_many_ranks_are_found(path: Path) -> None:
     story = Story(2 * CHUNK_RANKS).join().train(1)
     clocks = Clocks(story.now_ns, WALL_S)
     snapshot = Snapshot(wall_s=WALL_S, version="0", runs=(story.snapshot(),))
@@ -137,7 +137,7 @@ def test_the_last_tick_keeps_a_short_interval_too(path: Path) -> None:
     assert interval.columns["steps"].tolist() == [5.0, 5.0]
 
 
-def test_a_run_that_is_forgotten_is_not_gone_on_with(path: Path) -> None:
+def test_forgotten_run_is_not_restored(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         loop.tick(story)
@@ -147,7 +147,7 @@ def test_a_run_that_is_forgotten_is_not_gone_on_with(path: Path) -> None:
         assert len(list(history.read_steps())) == 20
 
 
-def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: Path) -> None:
+def test_rank_is_written_on_change_or_with_old_totals(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
@@ -162,7 +162,7 @@ def test_a_life_is_written_when_its_counters_change_or_its_totals_are_old(path: 
         assert len(loop.recorder._pending.ranks) == 2
 
 
-def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_old_totals_are_written_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "REFRESH_S", 1.0)  # before a rank counts as silent
     ranks = recorder_module.REFRESHED_MAX + 3
     story = Story(ranks).join().train(1)
@@ -179,9 +179,7 @@ def test_lives_whose_totals_are_old_are_written_some_at_a_time(path: Path, monke
     assert written == [first, list(range(len(first), ranks)), []]
 
 
-def test_totals_are_written_again_with_the_collectives_that_were_counted_the_oldest_first(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_totals_are_written_with_new_collectives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "REFRESHED_MAX", 2)
     story = Story(3).join().train(20)
     with looping(path, start=False) as loop:
@@ -195,7 +193,7 @@ def test_totals_are_written_again_with_the_collectives_that_were_counted_the_old
     assert written == [[0, 1], [0, 2], [0, 1]]
 
 
-def test_the_collectives_of_all_ranks_are_written_when_there_are_more(path: Path) -> None:
+def test_collectives_are_written_when_there_are_more(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
@@ -208,7 +206,7 @@ def test_the_collectives_of_all_ranks_are_written_when_there_are_more(path: Path
         assert list(waiting) == ["story"]
 
 
-def test_the_next_collector_goes_on_with_the_collectives(path: Path) -> None:
+def test_next_collector_restores_the_collectives(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         loop.tick(story)
@@ -232,7 +230,7 @@ class Broken(RunState):
         raise ZeroDivisionError
 
 
-def test_a_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     story, broken = Story(2).join().train(20), Broken("broken", CollectorConfig())
     clocks = Clocks(story.now_ns, WALL_S)
     pictures = (broken.snapshot(story.now_ns), story.snapshot())
@@ -250,7 +248,7 @@ def test_a_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog:
 # -- what /metrics shows ----------------------------------------------------------------------------------------------
 
 
-def test_metrics_show_what_is_in_the_store(path: Path) -> None:
+def test_metrics_show_only_written_snapshots(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         kept = loop.tick(story)
@@ -259,7 +257,7 @@ def test_metrics_show_what_is_in_the_store(path: Path) -> None:
         assert loop.recorder.choose_exported(present) is kept
 
 
-def test_a_picture_that_is_too_old_is_given_up_for_the_present_one_and_not_shown_again(path: Path) -> None:
+def test_too_old_snapshot_is_replaced_by_the_present_one(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         kept = loop.tick(story)
@@ -272,13 +270,13 @@ def test_a_picture_that_is_too_old_is_given_up_for_the_present_one_and_not_shown
         assert loop.recorder.choose_exported(later) is late
 
 
-def test_before_anything_is_kept_metrics_show_the_present(path: Path) -> None:
+def test_metrics_show_the_present_before_the_first_write(path: Path) -> None:
     with looping(path, start=False) as loop:
         present = loop.tick(Story(2).join().train(20))
         assert loop.recorder.choose_exported(present) is present
 
 
-def test_after_loss_of_store_metrics_show_what_they_showed_until_a_new_file_holds_more(path: Path) -> None:
+def test_metrics_keep_their_snapshot_after_loss_of_the_store(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         kept = loop.tick(story)
@@ -310,7 +308,7 @@ def test_a_wall_clock_that_was_set_back_does_not_hold_metrics(path: Path) -> Non
 # -- when nothing can be written --------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_said_once_and_counted_and_then_everything_is_written(
+def test_full_disk_is_logged_once_and_then_all_is_written(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder_module, "RETRY_S", 0.05)
@@ -335,7 +333,7 @@ def test_a_full_disk_is_said_once_and_counted_and_then_everything_is_written(
 
 
 @pytest.mark.parametrize("value", [2**63, None])
-def test_a_line_that_the_store_refuses_costs_the_lines_beside_it_and_nothing_later(
+def test_refused_row_costs_its_batch_and_nothing_later(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, value: int
 ) -> None:
     """One is larger than an integer of SQLite, the other breaks a constraint; neither is damage of the file."""
@@ -353,7 +351,7 @@ def test_a_line_that_the_store_refuses_costs_the_lines_beside_it_and_nothing_lat
     assert load(path) == [("story", 2, 25)]
 
 
-def test_the_end_waits_for_no_disk_that_stays_full(path: Path) -> None:
+def test_end_does_not_wait_for_a_full_disk(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
@@ -365,9 +363,7 @@ def test_the_end_waits_for_no_disk_that_stays_full(path: Path) -> None:
     assert load(path)[0][:2] == ("story", 2)
 
 
-def test_rows_that_cannot_be_read_at_the_start_are_counted_and_said(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_rows_at_the_start_are_counted_and_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with looping(path) as loop:
         loop.tick(Story(2).join().train(20))
     with looping(path, start=False) as loop:
@@ -377,14 +373,14 @@ def test_rows_that_cannot_be_read_at_the_start_are_counted_and_said(
     assert "skipped 1 unreadable rows of the store" in caplog.messages
 
 
-def test_a_table_that_cannot_be_asked_is_done_without(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_table_restores_no_run(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with looping(path, start=False) as loop:
         loop.recorder._store._connection.execute("ALTER TABLE runs RENAME COLUMN body TO theirs")
         assert (loop.recorder.load(), loop.counted) == ((), ["history_store"])
     assert "No run was restored." in caplog.text
 
 
-def test_what_is_too_old_goes_by_itself(path: Path) -> None:
+def test_old_history_is_deleted(path: Path) -> None:
     story = Story(2).join().train(20)
     with looping(path, start=False, history_kept_s=3_600.0) as loop:
         loop.recorder._store.write(_batch_of_1970())

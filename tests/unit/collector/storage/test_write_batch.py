@@ -1,4 +1,4 @@
-"""What waits to be written: the newest state of everything, all lines of the history, and never more than may be."""
+"""Pending changes for the store: the newest states, all rows of the history, within limits."""
 
 import pytest
 
@@ -10,14 +10,14 @@ from rankscope.collector.storage.write_batch import WriteBatch
 from tests.unit.collector.runs.kept_runs import interval_of, life_of, run_of, step_of
 
 
-def test_a_newer_state_takes_the_place_of_an_older_one() -> None:
+def test_newer_state_replaces_an_older_one() -> None:
     batch = WriteBatch()
     batch.put_run(run_of("a", attempt=0))
     batch.put_run(run_of("a", attempt=1))
     assert [run.attempt for run in batch.runs.values()] == [1]
 
 
-def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None:
+def test_earlier_batch_comes_before_later_changes() -> None:
     earlier, batch = WriteBatch(), WriteBatch()
     for each, attempt in ((earlier, 0), (batch, 1)):
         each.put_run(run_of("a", attempt=attempt))
@@ -42,7 +42,7 @@ def test_what_could_not_be_written_comes_before_what_has_changed_since() -> None
     assert (batch.forgotten, batch.snapshot) == ({"gone"}, earlier.snapshot)
 
 
-def test_a_run_that_came_back_is_not_forgotten() -> None:
+def test_run_that_returned_is_not_forgotten() -> None:
     earlier, batch = WriteBatch(), WriteBatch()
     earlier.forget("a")
     batch.put_run(run_of("a"))
@@ -53,7 +53,7 @@ def test_a_run_that_came_back_is_not_forgotten() -> None:
     assert batch.forgotten == set()
 
 
-def test_a_run_that_is_forgotten_while_nothing_can_be_written_stays_forgotten() -> None:
+def test_run_forgotten_while_writes_fail_stays_forgotten() -> None:
     earlier, batch = WriteBatch(), WriteBatch()
     earlier.put_run(run_of("a"))
     earlier.forget("a")
@@ -62,7 +62,7 @@ def test_a_run_that_is_forgotten_while_nothing_can_be_written_stays_forgotten() 
 
 
 @pytest.mark.parametrize("limit", ["FORGOTTEN_RUNS_MAX", "RANKS_WAITING_MAX"])
-def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_forgotten_runs_are_dropped_and_counted(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four runs after one another, of which the last is known: of the other three there is room for two."""
     monkeypatch.setattr(batch_module, limit, 2 if limit == "FORGOTTEN_RUNS_MAX" else 3)
     batch = WriteBatch()
@@ -79,7 +79,7 @@ def test_the_oldest_forgotten_runs_give_way_and_are_counted(limit: str, monkeypa
     assert batch.dropped == 1
 
 
-def test_the_oldest_lines_give_way_and_are_counted() -> None:
+def test_oldest_rows_are_dropped_and_counted() -> None:
     batch = WriteBatch(steps_max=2, intervals_max=1)
     for number in range(4):
         batch.add_step("a", step_of(number))
@@ -90,7 +90,7 @@ def test_the_oldest_lines_give_way_and_are_counted() -> None:
     assert batch.dropped == 3
 
 
-def test_lines_taken_back_are_within_the_bound_too() -> None:
+def test_merged_rows_are_within_the_limit_too() -> None:
     earlier, batch = WriteBatch(), WriteBatch(steps_max=2)
     for number in range(3):
         earlier.add_step("a", step_of(number))

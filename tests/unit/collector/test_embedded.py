@@ -1,4 +1,4 @@
-"""When a collector ends that rank 0 has started. The clock and the parent are the test's."""
+"""The end of a collector that rank 0 has started, with a clock and a parent of the test."""
 
 import os
 
@@ -57,19 +57,19 @@ def run_of(*ends: str | None, world_size: int | None = None) -> RunSnapshot:
 RUNNING, OVER = run_of("finished", None), run_of("finished", "killed")
 
 
-def test_while_the_run_and_the_parent_live_it_lives() -> None:
+def test_runs_while_run_and_parent_exist() -> None:
     world = World()
     assert not any(world.after(3_600_000, *runs) for runs in [(), (RUNNING,), (RUNNING,)])
 
 
-def test_it_ends_a_farewell_after_the_last_rank() -> None:
+def test_ends_a_flush_time_after_the_last_rank() -> None:
     world = World()
     assert not world.after(0, OVER)
     assert not world.after(FLUSH_MS - 1, OVER)
     assert world.after(1, OVER)
 
 
-def test_farewell_is_counted_from_the_end_and_not_from_the_last_tick() -> None:
+def test_flush_time_counts_from_the_end() -> None:
     world = World()
     ticks = [world.after(100, OVER) for _ in range(5)]
     assert ticks == [False, False, False, True, True]
@@ -107,7 +107,7 @@ def test_it_does_not_linger_for_a_run_that_is_over() -> None:
     assert world.after(FLUSH_MS, OVER)
 
 
-def test_orphan_that_nobody_ever_talked_to_ends_too() -> None:
+def test_collector_without_ranks_ends_after_its_parent() -> None:
     world = World()
     world.parent = INIT
     assert not world.after(0)
@@ -120,13 +120,13 @@ def test_without_lingering_it_ends_with_its_parent() -> None:
     assert world.after(0, RUNNING)
 
 
-def test_parent_is_the_one_of_this_process_unless_told_otherwise() -> None:
+def test_parent_defaults_to_that_of_this_process() -> None:
     clock, nothing = SystemClock(), Snapshot(wall_s=0.0, version="0")
     assert not Lifetime(os.getppid(), 0.0, clock).is_over(nothing)
     assert Lifetime(os.getpid(), 0.0, clock).is_over(nothing)
 
 
-def test_runs_of_an_earlier_collector_s_store_are_not_waited_for_and_do_not_end_it() -> None:
+def test_runs_from_the_store_do_not_count() -> None:
     world = World()
     restored = [
         msgspec.structs.replace(run, ranks=tuple(msgspec.structs.replace(rank, awaited=True) for rank in run.ranks))
