@@ -8,13 +8,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from rankscope.collector.publish.metrics.collector_metrics import READERS, Value
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, build_overview
-from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
+from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.measures import Measure, OfOverview, OfPage, OfSnapshot, Value
+from rankscope.collector.publish.metrics.overview import build_overview
+from rankscope.collector.publish.metrics.rank_columns import RankColumns
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
-from rankscope.measure.exported import Measure
 
 Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
@@ -34,7 +33,7 @@ class SnapshotExporter(Collector):
         """Yield the families, in the order of the catalogue."""
         snapshot = self._read_snapshot()
         for measure in CATALOG:
-            values = [((self._page,), 0)] if measure.name == SERIES_DROPPED else _read(measure, snapshot)
+            values = _read(measure, snapshot, self._page)
             known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
             if known:
                 yield _build_family(measure, known.items())
@@ -50,16 +49,20 @@ def render_by_library(snapshot: Snapshot, text_format: TextFormat, *, page: str 
     return text.decode()
 
 
-def _read(measure: Measure, snapshot: Snapshot) -> Iterable[Value]:
-    if measure.name in RANK_READERS:
-        return _read_ranks(measure, snapshot)
-    if measure.name in OVERVIEW_READERS:
-        return OVERVIEW_READERS[measure.name](build_overview(snapshot))
-    return READERS[measure.name](snapshot)
+def _read(measure: Measure, snapshot: Snapshot, page: str) -> Iterable[Value]:
+    match measure.read:
+        case RankColumns() as columns:
+            return _read_ranks(measure, columns, snapshot)
+        case OfOverview(read):
+            return read(build_overview(snapshot))
+        case OfPage(read):
+            return read(page, 0)
+        case OfSnapshot(read):
+            return read(snapshot)
 
 
-def _read_ranks(measure: Measure, snapshot: Snapshot) -> Iterator[Value]:
-    rows, columns = RANK_READERS[measure.name]
+def _read_ranks(measure: Measure, read_columns: RankColumns, snapshot: Snapshot) -> Iterator[Value]:
+    rows, columns = read_columns
     for run in snapshot.runs:
         owners, labels, items, _ = rows.find(run.ranks, measure.series_per_rank_max)
         for row, (owner, item) in enumerate(zip(owners, items, strict=True)):

@@ -22,8 +22,8 @@ from urllib.parse import urlencode
 import psutil
 import yaml
 
-from rankscope.measure.catalog import CATALOG
-from rankscope.measure.exported import Measure
+from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.measures import Measure
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.contract.promql_names import find_uses
 from tests.integration.monitoring import DEPLOY, Running

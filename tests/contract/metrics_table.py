@@ -6,8 +6,8 @@ Only the text between the two marks is written.
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankscope.measure.catalog import CATALOG, SERIES_PER_RANK_MAX
-from rankscope.measure.exported import Measure, Range
+from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_PER_RANK_MAX
+from rankscope.collector.publish.metrics.measures import Measure, Range
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- metrics: written by `python -m tests.contract.metrics_table` -->\n"

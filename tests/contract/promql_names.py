@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from rankscope.measure.catalog import CATALOG
+from rankscope.collector.publish.metrics.catalog import CATALOG
 from tests.contract.promql_syntax import (
     Aggregation,
     Binary,

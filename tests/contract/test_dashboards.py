@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from rankscope.measure.catalog import CATALOG
-from rankscope.measure.overview_measures import OVERVIEW
+from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
 from tests.contract.dashboard_queries import (
     DASHBOARDS,
     Asked,

@@ -15,13 +15,18 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rankscope.collector.publish.metrics.collector_metrics import READERS
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS
+from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_DROPPED
+from rankscope.collector.publish.metrics.measures import (
+    RANK,
+    SERIES_PER_RANK_MAX,
+    Measure,
+    OfOverview,
+    OfPage,
+    OfSnapshot,
+)
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
-from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS
+from rankscope.collector.publish.metrics.rank_columns import RankColumns
 from rankscope.collector.publish.metrics.text_format import TextFormat
-from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
-from rankscope.measure.exported import RANK, SERIES_PER_RANK_MAX, Measure
 from tests.contract.metrics_table import read_table, render_table
 from tests.full_snapshot import full_snapshot
 
@@ -94,13 +99,13 @@ def test_the_reference_page_is_that_of_the_catalogue() -> None:
 # -- the catalogue ----------------------------------------------------------------------------------------------------
 
 
-def test_every_measure_of_the_catalogue_has_exactly_one_reader() -> None:
-    readers = [*READERS, *OVERVIEW_READERS, *RANK_READERS, SERIES_DROPPED]
-    assert sorted(readers) == sorted(measure.name for measure in CATALOG)
+def test_every_measure_of_the_catalogue_has_a_reader() -> None:
+    assert {type(measure.read) for measure in CATALOG} == {RankColumns, OfSnapshot, OfOverview, OfPage}
+    assert [measure.name for measure in CATALOG if isinstance(measure.read, OfPage)] == [SERIES_DROPPED]
 
 
 def test_every_rank_has_series_of_the_measures_read_by_rank() -> None:
-    assert {measure.name for measure in CATALOG if measure.is_per_rank} == set(RANK_READERS)
+    assert [m.name for m in CATALOG if m.is_per_rank] == [m.name for m in CATALOG if isinstance(m.read, RankColumns)]
 
 
 def test_rank_labels_are_bounded_or_about_few_ranks() -> None:

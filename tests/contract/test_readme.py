@@ -10,7 +10,7 @@ from rankscope.agent.guard import DEBUG_VARIABLE
 from rankscope.collector.client_config import ClientConfig
 from rankscope.collector.commands.main import main
 from rankscope.collector.config import CollectorConfig
-from rankscope.measure.catalog import CATALOG
+from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.measure.settings import find_settings
 
 ROOT = Path(__file__).parents[2]

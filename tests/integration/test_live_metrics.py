@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.measure.catalog import CATALOG
-from rankscope.measure.exported import DEVICE
+from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.measures import DEVICE
 from tests.integration.serving import (
     Served,
     end_child,

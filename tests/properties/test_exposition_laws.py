@@ -12,11 +12,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from rankscope.collector.publish.metrics.measures import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.text_format import Lines, TextFormat, render_numbers, render_samples
 from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.exported import GPUS_PER_RANK_MAX, PHASE_NAMES_MAX
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import DeviceSample, HostSample, Losses, Totals
 from tests.full_snapshot import full_snapshot, with_runs

@@ -1,98 +1,64 @@
-"""The measures of a run's ranks together, of its nodes and of its worst ranks, read from one pass over the ranks."""
+"""Metrics of a run's ranks together, of its nodes and of its worst ranks.
+
+The number of series grows with the nodes of a run, not with its ranks; docs/metrics.md has the bounds.
+"""
 
 import heapq
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
-from rankscope.collector.pacing import no_yield
-from rankscope.collector.publish.metrics.collector_metrics import Value
-from rankscope.collector.publish.metrics.rank_metrics import Number, is_live
+from rankscope.collector.publish.metrics.measures import (
+    NODE,
+    NOT_NEGATIVE,
+    RATIO,
+    RUN,
+    WORST,
+    WORST_RANKS,
+    Measure,
+    OfOverview,
+    Value,
+)
+from rankscope.collector.publish.metrics.overview import NodeOverview, Overview, RunOverview
+from rankscope.collector.publish.metrics.rank_columns import Number
 from rankscope.collector.runs import ratios
-from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.measure.exported import WORST_RANKS
+from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
-RANKS_BETWEEN_RESTS: Final = 512
-"""To look at a rank takes a microsecond or two."""
+_RANKS: Final = "collector: the run's ranks (RunSnapshot)"
+_WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown) of all live ranks"
+_GPUS: Final = "agent: NVML, on AMD amdsmi (DeviceSample); each GPU once"
+_DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 
 
-@dataclass(slots=True)
-class NodeOverview:
-    """The live ranks of a run on one node, and their GPUs by UUID: several ranks may share one."""
-
-    ranks: int = 0
-    slowdown_ratio: float | None = None
-    gpus: dict[str, DeviceSample] = field(default_factory=dict)
-
-    def add(self, rank: RankSnapshot) -> None:
-        """Count a live rank in."""
-        self.ranks += 1
-        slowdown_ratio = rank.slowdown_ratio
-        if slowdown_ratio is not None and (self.slowdown_ratio is None or slowdown_ratio > self.slowdown_ratio):
-            self.slowdown_ratio = slowdown_ratio
-        for device in rank.devices:
-            self.gpus[device.uuid] = device
-
-    def read(self, value: Callable[[DeviceSample], Number]) -> list[float]:
-        """What is known of a value of each GPU."""
-        found = (value(gpu) for gpu in self.gpus.values())
-        return [number for number in found if number is not None]
+def _run_ratio(part: str, what: str, formula: str, read: OfOverview) -> Measure:
+    return Measure(
+        f"rankscope_run_{part}_ratio", "gauge", "ratio", RUN,
+        f"{what}, in the last profiler windows of all live ranks together.", formula, _WINDOWS, RATIO, read,
+    )  # fmt: skip
 
 
-class RunOverview(NamedTuple):
-    """One run: its live ranks, its nodes by name, and the last profiled windows of the live ranks together, None
-    without any.
-    """
-
-    run: RunSnapshot
-    live: tuple[RankSnapshot, ...]
-    nodes: Mapping[str, NodeOverview]
-    window: WindowBreakdown | None
+# -- readers -----------------------------------------------------------------------------------------------------------
 
 
-Overview = tuple[RunOverview, ...]
-OverviewReader = Callable[[Overview], Iterable[Value]]
+def _per_run(read: Callable[[RunOverview], Number]) -> OfOverview:
+    """Return the reader of a metric of runs with live ranks."""
+    return OfOverview(lambda overview: (((one.run.run,), read(one)) for one in overview if one.live))
 
 
-def build_overview(snapshot: Snapshot, rest: Callable[[], None] = no_yield) -> Overview:
-    """Look at every rank once. `rest` is called now and then, for a thread that others must not wait for."""
-    return tuple(_build_run(run, rest) for run in snapshot.runs)
+def _per_node(read: Callable[[NodeOverview], Number]) -> OfOverview:
+    return OfOverview(
+        lambda overview: (((one.run.run, name), read(node)) for one in overview for name, node in one.nodes.items())
+    )
 
 
-def _build_run(run: RunSnapshot, rest: Callable[[], None]) -> RunOverview:
-    live: list[RankSnapshot] = []
-    nodes: dict[str, NodeOverview] = {}
-    for place, rank in enumerate(run.ranks):
-        if is_live(rank):
-            live.append(rank)
-            nodes.setdefault(rank.identity.node, NodeOverview()).add(rank)
-        if place % RANKS_BETWEEN_RESTS == 0:
-            rest()
-    windows = tuple(rank.breakdown for rank in live if rank.breakdown is not None)
-    return RunOverview(run, tuple(live), nodes, ratios.add_breakdowns(windows))
-
-
-# -- who has a value --------------------------------------------------------------------------------------------------
-
-
-def _per_run(read: Callable[[RunOverview], Number]) -> OverviewReader:
-    """Of a run without live ranks nothing is told."""
-    return lambda overview: (((one.run.run,), read(one)) for one in overview if one.live)
-
-
-def _per_node(read: Callable[[NodeOverview], Number]) -> OverviewReader:
-    return lambda overview: (((one.run.run, name), read(node)) for one in overview for name, node in one.nodes.items())
-
-
-def _of_window(read: Callable[[WindowBreakdown], Number]) -> OverviewReader:
+def _of_window(read: Callable[[WindowBreakdown], Number]) -> OfOverview:
     return _per_run(lambda one: None if one.window is None else read(one.window))
 
 
-def _of_gpus(combine: Callable[[list[float]], float], value: Callable[[DeviceSample], Number]) -> OverviewReader:
-    """One number of the GPUs of a node of which the value is known; None of none."""
+def _of_gpus(combine: Callable[[list[float]], float], value: Callable[[DeviceSample], Number]) -> OfOverview:
+    """Return the reader of one value combined from the GPUs of a node; None where no GPU has it."""
 
     def read(node: NodeOverview) -> Number:
         known = node.read(value)
@@ -101,14 +67,14 @@ def _of_gpus(combine: Callable[[list[float]], float], value: Callable[[DeviceSam
     return _per_node(read)
 
 
-def _worst(read: Callable[[RankSnapshot], Number]) -> OverviewReader:
+def _worst(read: Callable[[RankSnapshot], Number]) -> OfOverview:
     def find(overview: Overview) -> Iterator[Value]:
         for one in overview:
             known = [(value, rank) for rank in one.live if (value := read(rank)) is not None]
             for value, rank in heapq.nlargest(WORST_RANKS, known, key=lambda pair: pair[0]):
                 yield (one.run.run, rank.identity.node, str(rank.identity.rank)), value
 
-    return find
+    return OfOverview(find)
 
 
 # -- what the value is ------------------------------------------------------------------------------------------------
@@ -119,7 +85,7 @@ def _stalled(one: RunOverview) -> int:
 
 
 def _steps(one: RunOverview) -> Number:
-    """Of ranks that have ended or are awaited too: what counts up must not fall when the first one leaves."""
+    """Return the maximum over all ranks, ended ones included: a counter must not decrease when a rank ends."""
     return max((rank.totals.steps for rank in one.run.ranks if rank.reports_admitted), default=None)
 
 
@@ -129,7 +95,7 @@ def _step_median_s(one: RunOverview) -> Number:
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    """Infinite where the sum is: a rank may say any number, and the page of all others must not fail by it."""
+    """Return the mean, which may be infinite: a rank can report any number."""
     return sum(numbers) / len(numbers)
 
 
@@ -152,28 +118,122 @@ def _wait_caused_s(rank: RankSnapshot) -> Number:
     return None if rank.wait_caused_ns_median is None else ns_to_s(rank.wait_caused_ns_median)
 
 
-OVERVIEW_READERS: Final[Mapping[str, OverviewReader]] = {
-    "rankscope_run_stalled_ranks": _per_run(_stalled),
-    "rankscope_run_steps_total": _per_run(_steps),
-    "rankscope_run_step_median_seconds": _per_run(_step_median_s),
-    "rankscope_run_compute_ratio": _of_window(ratios.compute_ratio),
-    "rankscope_run_communication_ratio": _of_window(ratios.communication_ratio),
-    "rankscope_run_overlap_ratio": _of_window(ratios.overlap_ratio),
-    "rankscope_run_exposed_communication_ratio": _of_window(ratios.exposed_communication_ratio),
-    "rankscope_run_idle_ratio": _of_window(ratios.idle_ratio),
-    "rankscope_run_gpu_utilization_ratio": _per_run(_gpu_utilization),
-    "rankscope_node_ranks": _per_node(lambda node: node.ranks),
-    "rankscope_node_slowdown_ratio": _per_node(lambda node: node.slowdown_ratio),
-    "rankscope_node_gpus": _per_node(lambda node: len(node.gpus) or None),
-    "rankscope_node_gpu_utilization_ratio": _of_gpus(_mean, lambda gpu: gpu.utilization_ratio),
-    "rankscope_node_gpu_memory_used_ratio": _of_gpus(max, _memory_used_ratio),
-    "rankscope_node_gpu_power_watts": _of_gpus(sum, lambda gpu: gpu.power_watts),
-    "rankscope_node_gpu_temperature_celsius": _of_gpus(max, lambda gpu: gpu.temperature_celsius),
-    "rankscope_node_gpu_sm_clock_hertz": _of_gpus(min, lambda gpu: gpu.sm_clock_hertz),
-    "rankscope_node_gpus_throttled": _of_gpus(sum, _throttled),
-    "rankscope_node_gpu_xid_errors": _of_gpus(sum, lambda gpu: gpu.xid_count),
-    "rankscope_node_gpu_uncorrected_ecc_errors": _of_gpus(sum, lambda gpu: gpu.ecc_uncorrected),
-    "rankscope_worst_rank_slowdown_ratio": _worst(lambda rank: rank.slowdown_ratio),
-    "rankscope_worst_rank_caused_wait_seconds": _worst(_wait_caused_s),
-}
-"""How each of these measures is read."""
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+OVERVIEW: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_run_stalled_ranks", "gauge", "", RUN,
+        "Live ranks of the run that are stalled.", "count of rankscope_rank_stalled = 1", _RANKS, NOT_NEGATIVE,
+        _per_run(_stalled),
+    ),
+    Measure(
+        "rankscope_run_steps_total", "counter", "", RUN,
+        "Training steps finished by the current process of the rank that has finished most.",
+        "max over the ranks of rankscope_steps_total", _RANKS, NOT_NEGATIVE,
+        _per_run(_steps),
+    ),
+    Measure(
+        "rankscope_run_step_median_seconds", "gauge", "seconds", RUN,
+        "Median duration of the run's last steps.", "median over the ranks of rankscope_step_median_seconds", _RANKS,
+        NOT_NEGATIVE,
+        _per_run(_step_median_s),
+    ),
+    _run_ratio(
+        "compute", "Share of the time in which compute kernels ran", "sum |K| / sum |W|",
+        _of_window(ratios.compute_ratio),
+    ),
+    _run_ratio(
+        "communication", "Share of the time in which communication kernels ran", "sum |M| / sum |W|",
+        _of_window(ratios.communication_ratio),
+    ),
+    _run_ratio(
+        "overlap", "Share of the communication that was hidden behind compute", "sum |K and M| / sum |M|",
+        _of_window(ratios.overlap_ratio),
+    ),
+    _run_ratio(
+        "exposed_communication", "Share of the time in which only communication ran", "sum |M minus K| / sum |W|",
+        _of_window(ratios.exposed_communication_ratio),
+    ),
+    _run_ratio(
+        "idle", "Share of the time in which the device was idle", "1 - sum |K or M or X| / sum |W|",
+        _of_window(ratios.idle_ratio),
+    ),
+    Measure(
+        "rankscope_run_gpu_utilization_ratio", "gauge", "ratio", RUN,
+        "Share of the last sample period in which a kernel ran, mean over the run's GPUs.",
+        "mean of rankscope_gpu_utilization_ratio", _GPUS, RATIO,
+        _per_run(_gpu_utilization),
+    ),
+    Measure(
+        "rankscope_node_ranks", "gauge", "", NODE,
+        "Live ranks of the run on the node, without silent ones.", "count", _RANKS, NOT_NEGATIVE,
+        _per_node(lambda node: node.ranks),
+    ),
+    Measure(
+        "rankscope_node_slowdown_ratio", "gauge", "ratio", NODE,
+        "Slowdown of the slowest rank on the node.", "max of rankscope_rank_slowdown_ratio", _DETECTION, NOT_NEGATIVE,
+        _per_node(lambda node: node.slowdown_ratio),
+    ),
+    Measure(
+        "rankscope_node_gpus", "gauge", "", NODE,
+        "GPUs of the node that the run's live ranks use.", "count", _GPUS, NOT_NEGATIVE,
+        _per_node(lambda node: len(node.gpus) or None),
+    ),
+    Measure(
+        "rankscope_node_gpu_utilization_ratio", "gauge", "ratio", NODE,
+        "Share of the last sample period in which a kernel ran, mean over the node's GPUs.",
+        "mean of rankscope_gpu_utilization_ratio", _GPUS, RATIO,
+        _of_gpus(_mean, lambda gpu: gpu.utilization_ratio),
+    ),
+    Measure(
+        "rankscope_node_gpu_memory_used_ratio", "gauge", "ratio", NODE,
+        "Memory in use over total memory, of the node's fullest GPU.", "max of memory.used / memory.total",
+        _GPUS, RATIO,
+        _of_gpus(max, _memory_used_ratio),
+    ),
+    Measure(
+        "rankscope_node_gpu_power_watts", "gauge", "watts", NODE,
+        "Power draw of the node's GPUs together.", "sum of rankscope_gpu_power_watts", _GPUS, NOT_NEGATIVE,
+        _of_gpus(sum, lambda gpu: gpu.power_watts),
+    ),
+    Measure(
+        "rankscope_node_gpu_temperature_celsius", "gauge", "celsius", NODE,
+        "Temperature of the node's hottest GPU.", "max of rankscope_gpu_temperature_celsius", _GPUS, (-50, 150),
+        _of_gpus(max, lambda gpu: gpu.temperature_celsius),
+    ),
+    Measure(
+        "rankscope_node_gpu_sm_clock_hertz", "gauge", "hertz", NODE,
+        "SM clock of the node's slowest GPU.", "min of rankscope_gpu_sm_clock_hertz", _GPUS, NOT_NEGATIVE,
+        _of_gpus(min, lambda gpu: gpu.sm_clock_hertz),
+    ),
+    Measure(
+        "rankscope_node_gpus_throttled", "gauge", "", NODE,
+        "GPUs of the node whose clocks are limited by heat, power or a fault.",
+        "count of rankscope_gpu_throttled = 1", _GPUS, NOT_NEGATIVE,
+        _of_gpus(sum, _throttled),
+    ),
+    Measure(
+        "rankscope_node_gpu_xid_errors", "gauge", "", NODE,
+        "Xid errors of the node's GPUs since the agents started to watch them.",
+        "sum of rankscope_gpu_xid_errors_total", _GPUS, NOT_NEGATIVE,
+        _of_gpus(sum, lambda gpu: gpu.xid_count),
+    ),
+    Measure(
+        "rankscope_node_gpu_uncorrected_ecc_errors", "gauge", "", NODE,
+        "Uncorrected ECC errors of the node's GPUs since their driver was loaded.",
+        'sum of rankscope_gpu_ecc_errors_total{kind="uncorrected"}', _GPUS, NOT_NEGATIVE,
+        _of_gpus(sum, lambda gpu: gpu.ecc_uncorrected),
+    ),
+    Measure(
+        "rankscope_worst_rank_slowdown_ratio", "gauge", "ratio", WORST,
+        f"Slowdown of the {WORST_RANKS} slowest live ranks of the run.",
+        f"the {WORST_RANKS} largest of rankscope_rank_slowdown_ratio", _DETECTION, NOT_NEGATIVE,
+        _worst(lambda rank: rank.slowdown_ratio),
+    ),
+    Measure(
+        "rankscope_worst_rank_caused_wait_seconds", "gauge", "seconds", WORST,
+        f"Waiting of all ranks in a step caused by each of the {WORST_RANKS} live ranks that caused the most.",
+        f"the {WORST_RANKS} largest of rankscope_rank_caused_wait_seconds", _DETECTION, NOT_NEGATIVE,
+        _worst(_wait_caused_s),
+    ),
+)  # fmt: skip

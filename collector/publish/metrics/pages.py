@@ -1,13 +1,13 @@
-"""The pages of metrics: which family stands on which, and their text, family by family.
+"""Render the pages of metrics, family by family.
 
     /metrics          runs, nodes, findings, the worst ranks, the collector
-    /metrics/ranks    the families of which every rank has series; ?shard=I/N has every N-th rank, I counts from 0
+    /metrics/ranks    the metrics of every rank; ?shard=I/N has every N-th rank, I from 0
 
-While the runs have at most `metrics_ranks_max` ranks together, /metrics has the families of ranks too, and
-/metrics/ranks has none: every series is on one page only, so that whoever scrapes both counts nothing twice.
+While the runs have at most `metrics_ranks_max` ranks together, /metrics has the metrics of every rank too, and
+/metrics/ranks has none: every series is on one page only, so scraping both counts nothing twice.
 
-A page has at most `series_max` series. A family that would bring it beyond that is left out whole, for a sum over half
-of its ranks would be wrong and look right; how many series that costs stands in `rankscope_series_dropped`.
+A page has at most `series_max` series. A family that would exceed it is dropped whole: a sum over half of its ranks
+would be wrong and look right. `rankscope_series_dropped` counts the series dropped.
 """
 
 import math
@@ -20,9 +20,10 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from rankscope.collector.pacing import no_yield
-from rankscope.collector.publish.metrics.collector_metrics import READERS, Value
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, Overview, build_overview
-from rankscope.collector.publish.metrics.rank_metrics import RANK_READERS, Labels, Rows
+from rankscope.collector.publish.metrics.catalog import CATALOG
+from rankscope.collector.publish.metrics.measures import RANK, Measure, OfOverview, OfPage, OfSnapshot, Value
+from rankscope.collector.publish.metrics.overview import build_overview
+from rankscope.collector.publish.metrics.rank_columns import Labels, RankColumns, Rows
 from rankscope.collector.publish.metrics.text_format import (
     Lines,
     TextFormat,
@@ -31,52 +32,49 @@ from rankscope.collector.publish.metrics.text_format import (
     render_samples,
 )
 from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
-from rankscope.measure.catalog import CATALOG, SERIES_DROPPED
-from rankscope.measure.exported import RANK, Measure
 
 METRICS_PATH: Final = "/metrics"
 RANKS_PATH: Final = "/metrics/ranks"
 
 SERIES_MAX: Final = 250_000
-"""Here Prometheus takes 0.8 s to read a page."""
+"""Prometheus takes 0.8 s to read a page of this size."""
 METRICS_RANKS_MAX: Final = 64
-"""Eight machines of eight GPUs: about 7,000 series, of which Prometheus reads a page in 20 ms."""
+"""Eight machines of eight GPUs: about 7,000 series, which Prometheus reads in 20 ms."""
 SHARDS_MAX: Final = 256
-"""16,384 ranks in shards of 64; there are that many pages to keep."""
+"""16,384 ranks in shards of 64; also the number of pages to keep."""
 BLOCK_RANKS: Final = 128
-"""Ranks whose pictures are made, and whose lines of all families are written, before the next ones': in 2 ms, so that
-nobody waits longer for the interpreter, and with 4 to 8 % less CPU than those of a whole page at once."""
+"""Ranks that are rendered together, in all families: about 2 ms, so that no thread waits longer for the interpreter."""
 TEXTS_MAX: Final = 100_000
-"""Texts of labels that are kept: 16,384 ranks have two each (rank_info, a GPU), and a job some thousand groups."""
+"""Cached label texts: 16,384 ranks have two each (rank_info, a GPU), and a run some thousand groups."""
 
 _SHARD: Final = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 
 
 class PageError(ValueError):
-    """A page that cannot be asked for; the text says why and what can."""
+    """A page that does not exist; the text says why, and which pages do."""
 
 
 class Shard(NamedTuple):
-    """One of so many parts of the ranks, counted from 0; which part a rank belongs to never changes."""
+    """Part `part` of `parts` of the ranks, from 0. The part of a rank never changes."""
 
     part: int
     parts: int
 
     def choose(self, run: str) -> Callable[[int], bool]:
-        """What says whether a rank of that run belongs to it. Small runs begin with different shards."""
+        """Return the predicate for the ranks of a run in this shard. Runs begin with different shards."""
         first = zlib.crc32(run.encode())
         return lambda rank: (first + rank) % self.parts == self.part
 
 
 class Page(NamedTuple):
-    """What is asked for."""
+    """A page: its path and shard."""
 
     path: str
     shard: Shard | None = None
 
     @property
     def name(self) -> str:
-        """What stands in its own series.
+        """Return the value of its label `page`.
 
         >>> Page(RANKS_PATH, Shard(0, 4)).name
         '/metrics/ranks?shard=0/4'
@@ -85,14 +83,17 @@ class Page(NamedTuple):
 
 
 def parse_page(path: str, query: str) -> Page:
-    """The page of metrics at one of the two paths that a query asks for. Raises PageError. /metrics has no parameters,
-    and lets whatever a scraper adds be.
+    """Return the page of metrics for a path and a query. Raises PageError.
+
+    /metrics has no parameters and ignores those a scraper adds.
     """
     return Page(METRICS_PATH) if path == METRICS_PATH else Page(RANKS_PATH, _parse_shard(query))
 
 
 def _parse_shard(query: str) -> Shard | None:
-    """What is not understood is refused: each shard would be the whole page, and every rank scraped N times."""
+    """Return the shard. Unknown queries are refused: each shard would be the whole page, and ranks be scraped N
+    times.
+    """
     asked = parse_qsl(query, keep_blank_values=True)
     for name, _ in asked:
         if name != "shard":
@@ -102,29 +103,29 @@ def _parse_shard(query: str) -> Shard | None:
     text = asked[0][1]
     found = _SHARD.fullmatch(text)
     if len(asked) > 1 or found is None or not 0 <= int(found[1]) < int(found[2]) <= SHARDS_MAX:
-        said = text if len(asked) == 1 else " and ".join(value for _, value in asked)
+        given = text if len(asked) == 1 else " and ".join(value for _, value in asked)
         raise PageError(
-            f"shard is {said[:80]!r}; it must be one I/N, the part I of N parts of the ranks: I from 0 to N-1, N from "
+            f"shard is {given[:80]!r}; it must be one I/N, the part I of N parts of the ranks: I from 0 to N-1, N from "
             f"1 to {SHARDS_MAX}, as in ?shard=0/4"
         )
     return Shard(int(found[1]), int(found[2]))
 
 
 class _Texts:
-    """Labels as text, kept for the next page: they change only when a rank, a GPU or a group does."""
+    """Cache of label texts, kept for the next page: they change only when a rank, a GPU or a group does."""
 
     def __init__(self) -> None:
         self._of_ranks: dict[str, dict[int, bytes]] = {}
         self._of_rows: dict[Labels, dict[Labels, bytes]] = {}
 
     def begin(self, runs: Iterable[str]) -> None:
-        """A page of these runs begins: others are forgotten, and so is all when it has become too much."""
+        """Begin a page of these runs: forget other runs, and everything above TEXTS_MAX."""
         self._of_ranks = {run: self._of_ranks.get(run, {}) for run in runs}
         if sum(map(len, self._of_rows.values())) > TEXTS_MAX:
             self._of_rows.clear()
 
     def find_ranks(self, run: str, ranks: Sequence[RankSnapshot]) -> list[bytes]:
-        """What the labels of every series of these ranks end with, the brace included."""
+        """Return the text that ends the labels of every series of each rank, with the brace."""
         known = self._of_ranks[run]
         for rank in ranks:
             number = rank.identity.rank
@@ -133,7 +134,7 @@ class _Texts:
         return [known[rank.identity.rank] for rank in ranks]
 
     def find_rows(self, names: Labels, rows: Sequence[Labels]) -> list[bytes]:
-        """The labels that come before those, with a comma: of each row, whose values are given."""
+        """Return the text of the other labels of each row, with a comma; `rows` are their values."""
         known = self._of_rows.setdefault(names, {})
         for values in rows:
             if values not in known:
@@ -142,7 +143,7 @@ class _Texts:
 
 
 class _LabelledRows(NamedTuple):
-    """Rows with their labels as text."""
+    """Rows with their labels as text; `left_out` rows were dropped."""
 
     labels: Sequence[bytes]
     items: Sequence[Any]
@@ -150,7 +151,7 @@ class _LabelledRows(NamedTuple):
 
 
 class _Block:
-    """Some ranks of a page, and the text that the labels of all their series end with."""
+    """Some ranks of a page, and the text that ends the labels of their series."""
 
     def __init__(self, ranks: Sequence[RankSnapshot], tails: Sequence[bytes]) -> None:
         self._ranks = ranks
@@ -158,8 +159,9 @@ class _Block:
         self._shared: dict[Rows, _LabelledRows] = {}
 
     def find(self, rows: Rows, most: int, names: Labels, texts: _Texts) -> _LabelledRows:
-        """The rows of a family; those that several families have are found once. `names` are those of the labels that
-        a row has beyond run and rank, of which no rank may have more than `most`.
+        """Return the rows of a family; rows that several families share are found once.
+
+        `names` are the labels of a row beyond run and rank; a rank has at most `most` rows.
         """
         found = self._shared.get(rows)
         if found is None:
@@ -178,14 +180,14 @@ class _Block:
 
 @dataclass(slots=True)
 class _Family:
-    """The lines of a family, in pieces, how many there are, and how many rows were left out of it."""
+    """The text of a family in pieces, its number of series, and the rows dropped from it."""
 
     texts: list[bytes] = field(default_factory=list)
     series: int = 0
     left_out: int = 0
 
     def add(self, lines: Lines, most: int) -> None:
-        """More lines; of more than `most` series no text is kept, for it will not be asked for."""
+        """Add lines. Above `most` series the text is discarded: the family will be dropped."""
         self.series += lines.series
         self.texts.append(lines.text)
         if self.series > most:
@@ -196,7 +198,7 @@ _NOTHING: Final = _Family()
 
 
 class MetricPages:
-    """Writes pages, one at a time: it keeps the text of labels from one to the next."""
+    """Renderer of pages, one at a time, with a cache of label texts."""
 
     def __init__(self, *, series_max: int = SERIES_MAX, metrics_ranks_max: int = METRICS_RANKS_MAX) -> None:
         self._series_max = series_max
@@ -206,28 +208,34 @@ class MetricPages:
     def render(
         self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = no_yield
     ) -> Iterator[bytes]:
-        """The page, a family at a time, in the order of the catalogue. `rest` is called between any two blocks of work
-        of up to some 0.5 ms, for a thread that others must not wait for. Of several runs of one name it has the latest.
+        """Yield the page, a family at a time, in the order of the catalogue.
+
+        `rest` is called between blocks of work of about 0.5 ms, to let other threads run. Of several runs of one name
+        the page has the latest.
         """
         snapshot = snapshot.keep_latest()
         self._texts.begin(snapshot.names)
         is_summary = page.path == METRICS_PATH
-        # By the ranks the runs are to have, so that nothing moves while they join.
+        # By world size, so that series do not move between pages while ranks join.
         is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
-        told = snapshot.summarize() if is_summary and not is_small else snapshot
-        overview = build_overview(told, rest) if is_summary else ()
+        shown = snapshot.summarize() if is_summary and not is_small else snapshot
+        overview = build_overview(shown, rest) if is_summary else ()
         of_ranks = self._render_ranks(snapshot, page, rest) if is_summary == is_small else {}
         room, left_out = self._series_max, 0
         for measure in CATALOG:
-            if measure.name == SERIES_DROPPED:
-                family = _render_values(measure, [((page.name,), left_out)])
-            elif measure.is_per_rank:
-                family = of_ranks.pop(measure.name, _NOTHING)
-            else:
-                family = _render_values(measure, _read(measure, told, overview)) if is_summary else _NOTHING
+            family = _NOTHING
+            match measure.read:
+                case RankColumns():
+                    family = of_ranks.pop(measure.name, _NOTHING)
+                case OfPage(read):
+                    family = _render_values(measure, read(page.name, left_out))
+                case OfOverview(read) if is_summary:
+                    family = _render_values(measure, read(overview))
+                case OfSnapshot(read) if is_summary:
+                    family = _render_values(measure, read(shown))
             rest()
             left_out += family.left_out
-            if family.series > room and measure.name != SERIES_DROPPED:
+            if family.series > room and not isinstance(measure.read, OfPage):
                 left_out += family.series
             elif family.series:
                 room -= family.series
@@ -236,24 +244,22 @@ class MetricPages:
         yield text_format.end
 
     def _render_ranks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> dict[str, _Family]:
-        """The families of which every rank has series, by name. The pictures of a block are let go of before those of
-        the next one are made.
-        """
-        families = {measure.name: _Family() for measure in CATALOG if measure.is_per_rank}
+        """Return the families of every rank, by name. The snapshots of a block are released before the next block."""
+        families = {measure.name: _Family() for measure in CATALOG if isinstance(measure.read, RankColumns)}
         choose = _choose_all if page.shard is None else page.shard.choose
         for run, ranks in snapshot.blocks(choose, BLOCK_RANKS):
             rest()
             block = _Block(ranks, self._texts.find_ranks(run, ranks))
             for measure in CATALOG:
-                if measure.is_per_rank:
-                    self._render_columns(measure, block, families[measure.name])
+                if isinstance(measure.read, RankColumns):
+                    self._render_columns(measure, measure.read, block, families[measure.name])
                     rest()
             del ranks, block
         return families
 
-    def _render_columns(self, measure: Measure, block: _Block, family: _Family) -> None:
-        """What a block of ranks has of a family."""
-        rows, columns = RANK_READERS[measure.name]
+    def _render_columns(self, measure: Measure, read_columns: RankColumns, block: _Block, family: _Family) -> None:
+        """Add the lines of a block of ranks to a family."""
+        rows, columns = read_columns
         own = len(next(iter(columns)))
         names = measure.labels[len(RANK) : len(measure.labels) - own]
         found = block.find(rows, max(1, measure.series_per_rank_max // len(columns)), names, self._texts)
@@ -269,15 +275,8 @@ def _choose_all(_run: str) -> Callable[[int], bool]:
     return lambda _rank: True
 
 
-def _read(measure: Measure, snapshot: Snapshot, overview: Overview) -> Iterable[Value]:
-    read = OVERVIEW_READERS.get(measure.name)
-    return READERS[measure.name](snapshot) if read is None else read(overview)
-
-
 def _render_values(measure: Measure, values: Iterable[Value]) -> _Family:
-    """A family of which there are some series in all. Each once, where the value is a number: one series twice would
-    spoil the page for all.
-    """
+    """Return a family with each series once, where the value is a number: a series twice makes the page invalid."""
     known = {labels: value for labels, value in values if value is not None and math.isfinite(value)}
     if measure.labels:
         head, labels = f"{measure.name}{{", [_render_by_name(measure.labels, each) + b"} " for each in known]
@@ -288,5 +287,5 @@ def _render_values(measure: Measure, values: Iterable[Value]) -> _Family:
 
 
 def _render_by_name(names: Labels, values: Labels) -> bytes:
-    """Labels in the order of their names, as the library of Prometheus has them: a reader finds them faster so."""
+    """Return labels sorted by name, as the client library of Prometheus does."""
     return render_labels(*zip(*sorted(zip(names, values, strict=True)), strict=True))

@@ -1,221 +1,71 @@
-"""The measures of which every rank has series, read by column: what there is a row of, and what each row's value is.
-
-A family of 16,384 ranks is read block by block (`RowSet`), so that nothing here takes long in one go. Measures that
-have a row for the same things (every live rank, every GPU) share the finder of their rows, and so its result.
-
-What a rank has too much of is left out and counted: the names in a report are those of another machine.
-"""
+"""Metrics of a rank: its process, steps and phases, profiler windows and collectives."""
 
 import contextlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from rankscope.collector.publish.metrics.measures import (
+    COLLECTIVE,
+    NOT_NEGATIVE,
+    ONE,
+    RANK,
+    RANK_END_INFO,
+    RANK_INFO,
+    RATIO,
+    Measure,
+    OfSnapshot,
+    Value,
+)
+from rankscope.collector.publish.metrics.rank_columns import (
+    ALL_RANKS,
+    Labels,
+    Number,
+    RankColumns,
+    infos,
+    is_any,
+    of_breakdown,
+    of_device_steps,
+    of_totals,
+    of_windows,
+    per_collective,
+    per_rank,
+    per_rank_and,
+    to_seconds,
+)
 from rankscope.collector.runs import ratios
-from rankscope.collector.runs.snapshot import RankSnapshot
-from rankscope.collector.runs.step_accounting import StepCounts
-from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
+from rankscope.collector.runs.snapshot import RankSnapshot, Snapshot
 from rankscope.measure.units import ns_to_s
 
-Number = float | None
-"""A value; None is not known, and has no series."""
+_STEPS: Final = "agent: steps by the host clock (Totals)"
+_TIMERS: Final = "agent: device timers, in sampled steps (Totals)"
+_LAST_WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown)"
+_WINDOWS: Final = "agent: full profiler windows, summed (Totals)"
+_COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
+_LOSSES: Final = "agent: own counters (Losses)"
 
-Labels = tuple[str, ...]
 
+def _window_seconds(part: str, what: str, formula: str, read: RankColumns) -> Measure:
+    return Measure(
+        f"rankscope_device_{part}_seconds_total", "counter", "seconds", RANK,
+        f"Time in profiler windows {what}. Divide by rankscope_device_window_seconds_total for a ratio.",
+        formula, _WINDOWS, NOT_NEGATIVE, read,
+    )  # fmt: skip
 
-class RowSet(NamedTuple):
-    """Rows of some ranks: of each the place of its rank among them, the values of the labels it has beyond run and
-    rank (an empty list: none has any), and what its value is read from. `left_out` rows are not here.
-    """
 
-    owners: Sequence[int]
-    labels: Sequence[Labels]
-    items: Sequence[Any]
-    left_out: int = 0
+def _window_ratio(part: str, what: str, formula: str, read: RankColumns) -> Measure:
+    return Measure(
+        f"rankscope_{part}_ratio", "gauge", "ratio", RANK,
+        f"{what}, in the last profiler windows.", formula, _LAST_WINDOWS, RATIO, read,
+    )  # fmt: skip
 
 
-class Rows(Protocol):
-    """Finds what there is a row of. `is_shared`: several measures have these rows."""
+# -- readers -----------------------------------------------------------------------------------------------------------
 
-    is_shared: bool
 
-    def find(self, ranks: Sequence[RankSnapshot], most: int) -> RowSet:
-        """The rows of these ranks, of each rank at most so many."""
-        ...
-
-
-class RankColumns(NamedTuple):
-    """How a measure is read. `values` reads the value from a row's item, by the values of the labels that come after
-    the row's own: one column each.
-    """
-
-    rows: Rows
-    values: Mapping[Labels, Callable[[Any], Number]]
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-class _Ranks:
-    """A row for each rank that is wanted."""
-
-    is_shared = True
-
-    def __init__(self, is_wanted: Callable[[RankSnapshot], bool]) -> None:
-        self._is_wanted = is_wanted
-
-    def find(self, ranks: Sequence[RankSnapshot], most: int) -> RowSet:  # noqa: ARG002 - there is one of each
-        is_wanted = self._is_wanted
-        owners = [place for place, rank in enumerate(ranks) if is_wanted(rank)]
-        return RowSet(owners, (), ranks if len(owners) == len(ranks) else [ranks[place] for place in owners])
-
-
-class _PartsOfRanks:
-    """Rows for the parts of each rank that is wanted; `split` gives them by their labels, or by their one label."""
-
-    def __init__(
-        self,
-        split: Callable[[RankSnapshot], Mapping[Any, Any]],
-        is_wanted: Callable[[RankSnapshot], bool],
-        *,
-        is_shared: bool,
-        has_one_label: bool = False,
-    ) -> None:
-        self.is_shared = is_shared
-        self._has_one_label = has_one_label
-        self._split = split
-        self._is_wanted = is_wanted
-
-    def find(self, ranks: Sequence[RankSnapshot], most: int) -> RowSet:
-        owners: list[int] = []
-        labels: list[Labels] = []
-        items: list[Any] = []
-        left_out = 0
-        split, is_wanted, has_one_label = self._split, self._is_wanted, self._has_one_label
-        for place, rank in enumerate(ranks):
-            parts = split(rank) if is_wanted(rank) else None
-            if not parts:
-                continue
-            if len(parts) > most:
-                left_out += len(parts) - most
-                parts = dict(islice(parts.items(), most))
-            owners.extend([place] * len(parts))
-            labels.extend(zip(parts) if has_one_label else parts)
-            items.extend(parts.values())
-        return RowSet(owners, labels, items, left_out)
-
-
-def _is_any(_rank: RankSnapshot) -> bool:
-    return True
-
-
-def _is_known(rank: RankSnapshot) -> bool:
-    """Whether it reports, or has ended."""
-    return rank.ended is not None or not rank.awaited
-
-
-def is_live(rank: RankSnapshot) -> bool:
-    """Whether it reports. Counters of one that is awaited may be behind what they were: they come with its report."""
-    return rank.ended is None and not rank.awaited
-
-
-def _has_reported(rank: RankSnapshot) -> bool:
-    return rank.reports_admitted > 0 and _is_known(rank)
-
-
-def _split_devices(rank: RankSnapshot) -> Mapping[Labels, DeviceSample]:
-    """Each once, whatever a report says: one series twice would spoil the page for all."""
-    node = rank.identity.node
-    return {(node, device.uuid): device for device in rank.devices}
-
-
-def _split_collectives(rank: RankSnapshot) -> Mapping[Labels, CollectiveTotals]:
-    return {(kind.group, kind.op): kind for kind in rank.collectives}
-
-
-ALL_RANKS: Final = _Ranks(_is_any)
-KNOWN_RANKS: Final = _Ranks(_is_known)
-LIVE_RANKS: Final = _Ranks(is_live)
-ACCOUNTED_RANKS: Final = _Ranks(_has_reported)
-DEVICES: Final = _PartsOfRanks(_split_devices, is_live, is_shared=True)
-COLLECTIVES: Final = _PartsOfRanks(_split_collectives, is_live, is_shared=True)
-
-
-# -- columns ----------------------------------------------------------------------------------------------------------
-
-
-def _per_rank(read: Callable[[RankSnapshot], Number], rows: Rows = LIVE_RANKS) -> RankColumns:
-    return RankColumns(rows, {(): read})
-
-
-def _per_rank_and(read: Callable[[RankSnapshot], Mapping[str, Number]]) -> RankColumns:
-    """For measures with one more label, whose values are the keys of what `read` returns."""
-    return RankColumns(_PartsOfRanks(read, is_live, is_shared=False, has_one_label=True), {(): _itself})
-
-
-def _infos(read: Callable[[RankSnapshot], Labels], is_wanted: Callable[[RankSnapshot], bool]) -> RankColumns:
-    """For measures that only carry labels, which `read` returns."""
-
-    def split(rank: RankSnapshot) -> Mapping[Labels, int]:
-        return {read(rank): 1}
-
-    return RankColumns(_PartsOfRanks(split, is_wanted, is_shared=False), {(): _itself})
-
-
-def _of_account(read: Callable[[StepCounts], Number]) -> RankColumns:
-    """Of ranks that have ended, too: whether anything was lost is asked after the end."""
-    return _per_rank(lambda rank: read(rank.steps), ACCOUNTED_RANKS)
-
-
-def _per_collective(read: Callable[[CollectiveTotals], Number]) -> RankColumns:
-    return RankColumns(COLLECTIVES, {(): read})
-
-
-def _per_device(read: Callable[[DeviceSample], Number]) -> RankColumns:
-    return RankColumns(DEVICES, {(): read})
-
-
-def _per_device_and(fields: Mapping[str, str]) -> RankColumns:
-    """For device measures with one more label: its values, and the field of DeviceSample that each is read from."""
-    return RankColumns(DEVICES, {(label,): attrgetter(field) for label, field in fields.items()})
-
-
-def _of_totals(read: Callable[[Totals], Number]) -> RankColumns:
-    return _per_rank(lambda rank: read(rank.totals) if rank.reports_admitted else None)
-
-
-def _of_windows(read: Callable[[Totals], int]) -> RankColumns:
-    return _per_rank(lambda rank: ns_to_s(read(rank.totals)) if rank.totals.windows else None)
-
-
-def _of_device_steps(read: Callable[[Totals], float]) -> RankColumns:
-    return _per_rank(lambda rank: read(rank.totals) if rank.totals.device_steps else None)
-
-
-def _of_breakdown(read: Callable[[WindowBreakdown], Number]) -> RankColumns:
-    return _per_rank(lambda rank: None if rank.breakdown is None else read(rank.breakdown))
-
-
-def _of_allocator(read: Callable[[AllocatorSample], Number]) -> RankColumns:
-    return _per_rank(lambda rank: None if rank.allocator is None else read(rank.allocator))
-
-
-def _of_host(read: Callable[[HostSample], Number]) -> RankColumns:
-    return _per_rank(lambda rank: None if rank.host is None else read(rank.host))
-
-
-# -- what the value is ------------------------------------------------------------------------------------------------
-
-
-def _itself(value: Number) -> Number:
-    return value
-
-
-def _seconds(nanoseconds: Number) -> Number:
-    return None if nanoseconds is None else ns_to_s(nanoseconds)
+def _run_info(snapshot: Snapshot) -> Iterator[Value]:
+    for run in snapshot.runs:
+        yield (run.run, str(run.world_size), str(run.restart_count), run.run_id), 1
 
 
 def _rank_info(rank: RankSnapshot) -> Labels:
@@ -251,110 +101,183 @@ def _device_phases(rank: RankSnapshot) -> Mapping[str, Number]:
     return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.device_phases_ns.items()}
 
 
-def _part_seconds(rank: RankSnapshot) -> Mapping[str, Number]:
-    return {part: ns_to_s(nanoseconds) for part, nanoseconds in rank.cost.part_ns.items()}
+# -- the table ---------------------------------------------------------------------------------------------------------
 
-
-def _stretch(rank: RankSnapshot) -> Mapping[str, Number]:
-    return {"full": rank.cost.full_stretch_ratio, "light": rank.cost.light_stretch_ratio}
-
-
-def _throttled(device: DeviceSample) -> Number:
-    return None if device.throttle_reasons is None else int(len(device.throttle_reasons) > 0)
-
-
-RANK_READERS: Final[Mapping[str, RankColumns]] = {
-    "rankscope_rank_info": _infos(_rank_info, _is_any),
-    "rankscope_rank_up": _per_rank(lambda rank: int(rank.up and rank.ended is None), ALL_RANKS),
-    "rankscope_rank_end_info": _infos(_end_info, _has_ended),
-    "rankscope_report_gaps_total": _per_rank(lambda rank: rank.report_gaps, KNOWN_RANKS),
-    "rankscope_step_records_lost_total": RankColumns(
-        ACCOUNTED_RANKS,
-        {
-            ("overwritten",): lambda rank: rank.steps.overwritten,
-            ("dropped_in_reports",): lambda rank: rank.steps.dropped_in_reports,
-            ("late",): lambda rank: rank.steps.late,
-        },
+RANKS: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_run_info", "info", "", ("run", "world_size", "restart_count", "run_id"),
+        "A training run known to the collector; of several runs of one name the latest.",
+        "always 1", "collector: RunSnapshot", ONE,
+        OfSnapshot(_run_info),
     ),
-    "rankscope_rank_stalled": _per_rank(lambda rank: rank.stalled),
-    "rankscope_rank_last_report_timestamp_seconds": _per_rank(lambda rank: rank.last_report_wall_s),
-    "rankscope_steps_total": _of_totals(lambda totals: totals.steps),
-    "rankscope_step_seconds_total": _of_totals(lambda totals: ns_to_s(totals.step_ns)),
-    "rankscope_step_phase_seconds_total": _per_rank_and(_phases),
-    "rankscope_device_steps_total": _of_device_steps(lambda totals: totals.device_steps),
-    "rankscope_device_step_seconds_total": _of_device_steps(lambda totals: ns_to_s(totals.device_step_ns)),
-    "rankscope_device_phase_seconds_total": _per_rank_and(_device_phases),
-    "rankscope_device_timings_skipped_total": _per_rank_and(lambda rank: rank.losses.device_timings_skipped),
-    "rankscope_samples_total": _of_totals(lambda totals: totals.samples),
-    "rankscope_tokens_total": _of_totals(lambda totals: totals.tokens),
-    "rankscope_step_median_seconds": _per_rank(lambda rank: _seconds(rank.step_ns_median)),
-    "rankscope_device_window_seconds_total": _of_windows(lambda totals: totals.window_ns),
-    "rankscope_device_compute_seconds_total": _of_windows(lambda totals: totals.compute_ns),
-    "rankscope_device_communication_seconds_total": _of_windows(lambda totals: totals.communication_ns),
-    "rankscope_device_overlap_seconds_total": _of_windows(lambda totals: totals.overlap_ns),
-    "rankscope_device_exposed_communication_seconds_total": _of_windows(lambda totals: totals.exposed_communication_ns),
-    "rankscope_device_copy_seconds_total": _of_windows(lambda totals: totals.copy_ns),
-    "rankscope_device_idle_seconds_total": _of_windows(lambda totals: totals.idle_ns),
-    "rankscope_compute_ratio": _of_breakdown(ratios.compute_ratio),
-    "rankscope_communication_ratio": _of_breakdown(ratios.communication_ratio),
-    "rankscope_overlap_ratio": _of_breakdown(ratios.overlap_ratio),
-    "rankscope_exposed_communication_ratio": _of_breakdown(ratios.exposed_communication_ratio),
-    "rankscope_idle_ratio": _of_breakdown(ratios.idle_ratio),
-    "rankscope_collectives_total": _per_collective(lambda kind: kind.count),
-    "rankscope_collective_seconds_total": _per_collective(lambda kind: ns_to_s(kind.duration_ns)),
-    "rankscope_collective_bytes_total": _per_collective(lambda kind: kind.bytes),
-    "rankscope_collective_wait_seconds_total": _per_collective(lambda kind: _seconds(kind.wait_ns)),
-    "rankscope_collective_transfer_seconds_total": _per_collective(lambda kind: _seconds(kind.transfer_ns)),
-    "rankscope_collective_bus_bandwidth_bytes_per_second": _per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
-    "rankscope_rank_slowdown_ratio": _per_rank(lambda rank: rank.slowdown_ratio),
-    "rankscope_rank_caused_wait_seconds": _per_rank(lambda rank: _seconds(rank.wait_caused_ns_median)),
-    "rankscope_gpu_utilization_ratio": _per_device(lambda device: device.utilization_ratio),
-    "rankscope_gpu_memory_used_bytes": _per_device(lambda device: device.memory_used_bytes),
-    "rankscope_gpu_memory_total_bytes": _per_device(lambda device: device.memory_total_bytes),
-    "rankscope_gpu_power_watts": _per_device(lambda device: device.power_watts),
-    "rankscope_gpu_temperature_celsius": _per_device(lambda device: device.temperature_celsius),
-    "rankscope_gpu_sm_clock_hertz": _per_device(lambda device: device.sm_clock_hertz),
-    "rankscope_gpu_throttled": _per_device(_throttled),
-    "rankscope_gpu_power_limit_watts": _per_device(lambda device: device.power_limit_watts),
-    "rankscope_gpu_memory_clock_hertz": _per_device(lambda device: device.memory_clock_hertz),
-    "rankscope_gpu_xid_errors_total": _per_device(lambda device: device.xid_count),
-    "rankscope_gpu_last_xid": _per_device(lambda device: device.xid_last),
-    "rankscope_gpu_ecc_errors_total": _per_device_and({"corrected": "ecc_corrected", "uncorrected": "ecc_uncorrected"}),
-    "rankscope_gpu_remapped_rows": _per_device_and(
-        {"correctable": "remapped_rows_correctable", "uncorrectable": "remapped_rows_uncorrectable"}
+    Measure(
+        "rankscope_rank_info", "info", "", RANK_INFO,
+        "A rank and its current or last process. gpu is the UUID of its GPU, empty without one.",
+        "always 1", "agent: Hello; NVML", ONE,
+        infos(_rank_info, is_any),
     ),
-    "rankscope_gpu_row_remapping_pending": _per_device(lambda device: device.remapping_pending),
-    "rankscope_gpu_row_remapping_failed": _per_device(lambda device: device.remapping_failed),
-    "rankscope_gpu_sm_active_ratio": _per_device(lambda device: device.sm_active_ratio),
-    "rankscope_gpu_sm_occupancy_ratio": _per_device(lambda device: device.sm_occupancy_ratio),
-    "rankscope_gpu_tensor_active_ratio": _per_device(lambda device: device.tensor_active_ratio),
-    "rankscope_gpu_dram_bandwidth_ratio": _per_device(lambda device: device.dram_bandwidth_ratio),
-    "rankscope_gpu_nvlink_bytes_total": _per_device_and({"tx": "nvlink_tx_bytes", "rx": "nvlink_rx_bytes"}),
-    "rankscope_gpu_xgmi_bytes_total": _per_device_and({"tx": "xgmi_tx_bytes", "rx": "xgmi_rx_bytes"}),
-    "rankscope_gpu_pcie_bytes_total": _per_device_and({"tx": "pcie_tx_bytes", "rx": "pcie_rx_bytes"}),
-    "rankscope_torch_memory_allocated_bytes": _of_allocator(lambda sample: sample.allocated_bytes),
-    "rankscope_torch_memory_reserved_bytes": _of_allocator(lambda sample: sample.reserved_bytes),
-    "rankscope_torch_memory_active_bytes": _of_allocator(lambda sample: sample.active_bytes),
-    "rankscope_torch_memory_inactive_split_bytes": _of_allocator(lambda sample: sample.inactive_split_bytes),
-    "rankscope_torch_memory_retries_total": _of_allocator(lambda sample: sample.retries),
-    "rankscope_torch_memory_ooms_total": _of_allocator(lambda sample: sample.ooms),
-    "rankscope_torch_memory_device_allocs_total": _of_allocator(lambda sample: sample.device_allocs),
-    "rankscope_torch_memory_device_frees_total": _of_allocator(lambda sample: sample.device_frees),
-    "rankscope_process_cpu_seconds_total": _of_host(lambda host: _seconds(host.cpu_ns)),
-    "rankscope_process_resident_memory_bytes": _of_host(lambda host: host.resident_bytes),
-    "rankscope_gc_pause_seconds_total": _of_host(lambda host: _seconds(host.gc_pause_ns)),
-    "rankscope_agent_overhead_ratio": _per_rank(lambda rank: rank.overhead_ratio),
-    "rankscope_agent_part_seconds_total": _per_rank_and(_part_seconds),
-    "rankscope_agent_part_dropped": _per_rank_and(lambda rank: rank.cost.dropped),
-    "rankscope_agent_window_interval_ratio": _per_rank_and(_stretch),
-    "rankscope_agent_part_changes_total": _per_rank(lambda rank: rank.cost.changes if rank.cost.part_ns else None),
-    "rankscope_agent_errors_total": _per_rank_and(lambda rank: rank.losses.errors),
-    "rankscope_reports_dropped_total": _per_rank(
-        lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None
+    Measure(
+        "rankscope_rank_up", "gauge", "", RANK,
+        "1 while the rank's agent reports, 0 when it is silent or has ended.",
+        "1 if a report arrived within the time allowed, else 0", "collector: arrival of reports", RATIO,
+        per_rank(lambda rank: int(rank.up and rank.ended is None), ALL_RANKS),
     ),
-    "rankscope_step_records_created_total": _of_account(lambda steps: steps.made),
-    "rankscope_step_records_published_total": _of_account(lambda steps: steps.published),
-    "rankscope_step_records_acked_by_previous_collector_total": _of_account(lambda steps: steps.published_elsewhere),
-    "rankscope_step_records_buffered": _of_account(lambda steps: steps.buffered),
-}
-"""How each measure of which every rank has series is read."""
+    Measure(
+        "rankscope_rank_stalled", "gauge", "", RANK,
+        "1 while the rank makes no progress, as it or its sidecar reports, 0 while it does.",
+        "1 if there was no hook event for max(stall_s, 10 median steps)",
+        "agent: Stall; sidecar: RankUnresponsive", RATIO,
+        per_rank(lambda rank: rank.stalled),
+    ),
+    Measure(
+        "rankscope_rank_end_info", "info", "", RANK_END_INFO,
+        "How the process of the rank ended; exit_code and signal are empty where not known.",
+        "always 1", "agent: Goodbye; sidecar: RankEnded", ONE,
+        infos(_end_info, _has_ended),
+    ),
+    Measure(
+        "rankscope_rank_last_report_timestamp_seconds", "gauge", "seconds", RANK,
+        "Unix time at which the rank's last report arrived, by the collector's clock.",
+        "wall clock at arrival", "collector: arrival of reports", NOT_NEGATIVE,
+        per_rank(lambda rank: rank.last_report_wall_s),
+    ),
+    Measure(
+        "rankscope_steps_total", "counter", "", RANK,
+        "Training steps finished by the current process of the rank.", "count of steps", _STEPS, NOT_NEGATIVE,
+        of_totals(lambda totals: totals.steps),
+    ),
+    Measure(
+        "rankscope_step_seconds_total", "counter", "seconds", RANK,
+        "Time spent in finished training steps.", "sum of step durations", _STEPS, NOT_NEGATIVE,
+        of_totals(lambda totals: ns_to_s(totals.step_ns)),
+    ),
+    Measure(
+        "rankscope_step_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
+        "Time spent in each phase of finished training steps; the phases sum to the step.",
+        "sum of phase durations", _STEPS, NOT_NEGATIVE,
+        per_rank_and(_phases),
+    ),
+    Measure(
+        "rankscope_device_steps_total", "counter", "", RANK,
+        "Training steps whose phases were also timed on the device.", "count of timed steps", _TIMERS, NOT_NEGATIVE,
+        of_device_steps(lambda totals: totals.device_steps),
+    ),
+    Measure(
+        "rankscope_device_step_seconds_total", "counter", "seconds", RANK,
+        "Duration of the timed steps by the device's clock, on the training stream.",
+        "sum of the device phases", _TIMERS, NOT_NEGATIVE,
+        of_device_steps(lambda totals: ns_to_s(totals.device_step_ns)),
+    ),
+    Measure(
+        "rankscope_device_phase_seconds_total", "counter", "seconds", (*RANK, "phase"),
+        "Duration of each phase of the timed steps by the device's clock. "
+        "Divide by rankscope_device_step_seconds_total for a share, by rankscope_device_steps_total for a mean.",
+        "sum of the time between the device events at begin and end of the phase", _TIMERS, NOT_NEGATIVE,
+        per_rank_and(_device_phases),
+    ),
+    Measure(
+        "rankscope_device_timings_skipped_total", "counter", "", (*RANK, "reason"),
+        "Steps that could not be timed on the device, by reason; the step records are not lost.",
+        "count by reason", _LOSSES, NOT_NEGATIVE,
+        per_rank_and(lambda rank: rank.losses.device_timings_skipped),
+    ),
+    Measure(
+        "rankscope_samples_total", "counter", "", RANK,
+        "Samples in the batches of finished training steps of this rank; absent while not known.",
+        "sum of samples", _STEPS, NOT_NEGATIVE,
+        of_totals(lambda totals: totals.samples),
+    ),
+    Measure(
+        "rankscope_tokens_total", "counter", "", RANK,
+        "Tokens in the batches of finished training steps of this rank, padding included; absent while not known.",
+        "sum of tokens", _STEPS, NOT_NEGATIVE,
+        of_totals(lambda totals: totals.tokens),
+    ),
+    Measure(
+        "rankscope_step_median_seconds", "gauge", "seconds", RANK,
+        "Median duration of the last steps, those that detection uses.",
+        "median(step)", "collector: step table", NOT_NEGATIVE,
+        per_rank(lambda rank: to_seconds(rank.step_ns_median)),
+    ),
+    Measure(
+        "rankscope_device_window_seconds_total", "counter", "seconds", RANK,
+        "Duration of the profiler windows, in which the device time is known in detail.",
+        "|W|", _WINDOWS, NOT_NEGATIVE,
+        of_windows(lambda totals: totals.window_ns),
+    ),
+    _window_seconds("compute", "in which compute kernels ran", "|K|", of_windows(lambda totals: totals.compute_ns)),
+    _window_seconds(
+        "communication", "in which communication kernels ran", "|M|",
+        of_windows(lambda totals: totals.communication_ns),
+    ),
+    _window_seconds(
+        "overlap", "in which communication was hidden behind compute", "|K and M|",
+        of_windows(lambda totals: totals.overlap_ns),
+    ),
+    _window_seconds(
+        "exposed_communication", "in which only communication ran", "|M minus K|",
+        of_windows(lambda totals: totals.exposed_communication_ns),
+    ),
+    _window_seconds(
+        "copy", "in which only copies ran", "|X minus (K or M)|",
+        of_windows(lambda totals: totals.copy_ns),
+    ),
+    _window_seconds(
+        "idle", "in which the device was idle", "|W| - |K or M or X|",
+        of_windows(lambda totals: totals.idle_ns),
+    ),
+    _window_ratio(
+        "compute", "Share of the time in which compute kernels ran", "|K| / |W|",
+        of_breakdown(ratios.compute_ratio),
+    ),
+    _window_ratio(
+        "communication", "Share of the time in which communication kernels ran", "|M| / |W|",
+        of_breakdown(ratios.communication_ratio),
+    ),
+    _window_ratio(
+        "overlap", "Share of the communication that was hidden behind compute", "|K and M| / |M|",
+        of_breakdown(ratios.overlap_ratio),
+    ),
+    _window_ratio(
+        "exposed_communication", "Share of the time in which only communication ran", "|M minus K| / |W|",
+        of_breakdown(ratios.exposed_communication_ratio),
+    ),
+    _window_ratio(
+        "idle", "Share of the time in which the device was idle", "1 - |K or M or X| / |W|",
+        of_breakdown(ratios.idle_ratio),
+    ),
+    Measure(
+        "rankscope_collectives_total", "counter", "", COLLECTIVE,
+        "Collective operations of the rank.", "count", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: kind.count),
+    ),
+    Measure(
+        "rankscope_collective_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Time in collective operations, waiting included.", "sum of d_r", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: ns_to_s(kind.duration_ns)),
+    ),
+    Measure(
+        "rankscope_collective_bytes_total", "counter", "bytes", COLLECTIVE,
+        "Size of the data of collective operations, counted as in nccl-tests.",
+        "sum of bytes", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: kind.bytes),
+    ),
+    Measure(
+        "rankscope_collective_wait_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Time the rank waited in collectives for later members of the group, in collectives matched on all members.",
+        "sum of (d_r - min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: to_seconds(kind.wait_ns)),
+    ),
+    Measure(
+        "rankscope_collective_transfer_seconds_total", "counter", "seconds", COLLECTIVE,
+        "Transfer time in collectives, in collectives matched on all members.",
+        "sum of (min over the group of d)", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: to_seconds(kind.transfer_ns)),
+    ),
+    Measure(
+        "rankscope_collective_bus_bandwidth_bytes_per_second", "gauge", "bytes_per_second", COLLECTIVE,
+        "Bus bandwidth of the last matched collectives, as defined by nccl-tests.",
+        "bytes / transfer * f(op, group size)", _COLLECTIVES, NOT_NEGATIVE,
+        per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
+    ),
+)  # fmt: skip

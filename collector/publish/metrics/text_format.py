@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.measure.exported import Measure
+from rankscope.collector.publish.metrics.measures import Measure
 
 _NULL: Final = b"null"
 _ENCODER: Final = msgspec.json.Encoder()

@@ -10,13 +10,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import LostSeconds, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.catalog import CATALOG
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
 

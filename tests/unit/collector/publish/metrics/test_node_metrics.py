@@ -4,13 +4,16 @@ import math
 
 import pytest
 
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW_READERS, build_overview
+from rankscope.collector.publish.metrics.measures import OfOverview
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
+from rankscope.collector.publish.metrics.overview import build_overview
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import DeviceSample, Totals, WindowBreakdown
 
 MS = 1_000_000
 """ns per ms"""
+READERS = {measure.name: measure.read.read for measure in OVERVIEW if isinstance(measure.read, OfOverview)}
 
 
 def rank_of(rank: int, *, node: str = "n0", **known: object) -> RankSnapshot:
@@ -30,7 +33,7 @@ def read(name: str, *ranks: RankSnapshot) -> dict[tuple[str, ...], float | None]
     """The values of a measure by its labels after the run; those that are not known are left out."""
     run = RunSnapshot(run="a", world_size=4, restart_count=0, ranks=ranks)
     overview = build_overview(Snapshot(wall_s=0.0, version="0", runs=(run,)))
-    return {labels[1:]: value for labels, value in OVERVIEW_READERS[f"rankscope_{name}"](overview) if value is not None}
+    return {labels[1:]: value for labels, value in READERS[f"rankscope_{name}"](overview) if value is not None}
 
 
 def window_of(window_ns: int, compute_ns: int, communication_ns: int, overlap_ns: int) -> WindowBreakdown:
@@ -78,7 +81,7 @@ def test_stalled_ranks_are_counted_and_unknown_ones_are_not() -> None:
 @pytest.mark.parametrize("ended", ["finished", "silent"])
 def test_of_a_run_without_live_ranks_nothing_is_told(ended: str) -> None:
     gone = rank_of(0, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, devices=(gpu("G"),))
-    assert [name for name in OVERVIEW_READERS if read(name.removeprefix("rankscope_"), gone)] == []
+    assert [name for name in READERS if read(name.removeprefix("rankscope_"), gone)] == []
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.publish.metrics import collector_metrics
+from rankscope.collector.publish.metrics import run_metrics
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import RankIdentity
 
@@ -22,15 +22,15 @@ def snapshot_of(*ranks: RankSnapshot, world_size: int | None = None, findings: t
 
 
 def states_of(snapshot: Snapshot) -> dict[str, float | None]:
-    return {state: count for (_, state), count in collector_metrics.count_states(snapshot) if count}
+    return {state: count for (_, state), count in run_metrics.count_states(snapshot) if count}
 
 
 def missing_of(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    return [labels[1:] for labels, _ in collector_metrics.find_missing_ranks(snapshot)]
+    return [labels[1:] for labels, _ in run_metrics.find_missing_ranks(snapshot)]
 
 
 def nodes_missing_of(snapshot: Snapshot) -> list[str]:
-    return [node for (_, node), _ in collector_metrics.find_missing_nodes(snapshot)]
+    return [node for (_, node), _ in run_metrics.find_missing_nodes(snapshot)]
 
 
 def test_the_states_add_up_to_the_world() -> None:
@@ -43,8 +43,8 @@ def test_the_states_add_up_to_the_world() -> None:
 
 
 def test_every_state_is_shown_also_when_no_rank_is_in_it() -> None:
-    assert [labels for labels, _ in collector_metrics.count_states(snapshot_of(rank_of(0)))] == [
-        ("a", state) for state in collector_metrics.STATES
+    assert [labels for labels, _ in run_metrics.count_states(snapshot_of(rank_of(0)))] == [
+        ("a", state) for state in run_metrics.STATES
     ]
 
 
@@ -74,7 +74,7 @@ def test_nobody_is_missed_in_a_run_in_which_nobody_reports() -> None:
 
 def test_of_many_missing_ranks_the_first_are_named_and_all_are_counted() -> None:
     snapshot = snapshot_of(rank_of(0), *(rank_of(number, ended="killed") for number in range(1, 100)))
-    assert [int(rank) for rank, _, _ in missing_of(snapshot)] == list(range(1, 1 + collector_metrics.MISSING_SHOWN_MAX))
+    assert [int(rank) for rank, _, _ in missing_of(snapshot)] == list(range(1, 1 + run_metrics.MISSING_SHOWN_MAX))
     assert states_of(snapshot)["failed"] == 99
 
 
@@ -94,7 +94,7 @@ def test_only_agents_that_report_have_a_version() -> None:
         rank_of(0, agent_version="1"), rank_of(1, agent_version="2"), rank_of(2, agent_version="2"),
         rank_of(3, agent_version="0", ended="replaced"),
     )  # fmt: skip
-    assert dict(collector_metrics.count_agents(snapshot_of(*ranks))) == {("a", "1"): 1, ("a", "2"): 2}
+    assert dict(run_metrics.count_agents(snapshot_of(*ranks))) == {("a", "1"): 1, ("a", "2"): 2}
 
 
 @pytest.mark.parametrize(
@@ -111,32 +111,30 @@ def test_only_agents_that_report_have_a_version() -> None:
 )
 def test_a_finding_says_what_it_is_about(finding: Finding, labels: tuple[str, ...]) -> None:
     ranks = (rank_of(0), rank_of(1), rank_of(2, node="n1"), rank_of(3, node="n1"))
-    found = list(collector_metrics.find_open(snapshot_of(*ranks, findings=(finding,))))
+    found = list(run_metrics.find_open(snapshot_of(*ranks, findings=(finding,))))
     assert found == [(("a", finding.kind, *labels), 1)]
 
 
 def test_a_subject_of_thousands_of_ranks_is_cut() -> None:
     finding = Finding(kind="imbalance", ranks=tuple(range(0, 16_384, 2)), cause="c", sentence="")
-    [(labels, _)] = collector_metrics.find_open(snapshot_of(rank_of(0), findings=(finding,)))
-    assert len(labels[3]) == collector_metrics.SUBJECT_CHARS_MAX
+    [(labels, _)] = run_metrics.find_open(snapshot_of(rank_of(0), findings=(finding,)))
+    assert len(labels[3]) == run_metrics.SUBJECT_CHARS_MAX
     assert labels[3].startswith("ranks 0, 2, 4, ")
 
 
 def test_a_slowdown_is_that_of_the_finding() -> None:
     finding = Finding(kind="straggler", ranks=(0,), cause="c", sentence="", slowdown_ratio=1.5)
-    assert [ratio for _, ratio in collector_metrics.find_slowdowns(snapshot_of(rank_of(0), findings=(finding,)))] == [
-        1.5
-    ]
+    assert [ratio for _, ratio in run_metrics.find_slowdowns(snapshot_of(rank_of(0), findings=(finding,)))] == [1.5]
 
 
 def test_what_was_found_in_a_run_that_is_over_is_open_no_longer() -> None:
     finding = Finding(kind="hang", ranks=(0,), cause="c", sentence="")
     over = snapshot_of(rank_of(0, ended="killed"), rank_of(1, ended="silent"), findings=(finding,))
-    assert list(collector_metrics.find_open(over)) == []
+    assert list(run_metrics.find_open(over)) == []
 
 
 def test_a_rank_that_has_ended_is_slow_no_longer_but_may_be_what_a_hang_is_about() -> None:
     ranks = (rank_of(0), rank_of(1, ended="killed"))
     findings = tuple(Finding(kind=kind, ranks=(1,), cause="c", sentence="") for kind in ("straggler", "hang"))
-    found = collector_metrics.find_open(snapshot_of(*ranks, findings=findings))
+    found = run_metrics.find_open(snapshot_of(*ranks, findings=findings))
     assert [labels[1] for labels, _ in found] == ["hang"]

@@ -12,14 +12,13 @@ step records.
 
 from typing import Final
 
-from rankscope.measure.agent_measures import AGENT
-from rankscope.measure.collector_measures import COLLECTOR
-from rankscope.measure.delivery_measures import DELIVERY
-from rankscope.measure.device_measures import DEVICES
-from rankscope.measure.exported import NOT_NEGATIVE, Measure
-from rankscope.measure.overview_measures import OVERVIEW
-from rankscope.measure.rank_measures import RANKS
-from rankscope.measure.run_measures import RUNS
+from rankscope.collector.publish.metrics.agent_metrics import AGENT, DELIVERY
+from rankscope.collector.publish.metrics.collector_metrics import COLLECTOR
+from rankscope.collector.publish.metrics.device_metrics import DEVICES
+from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, Measure, OfPage
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
+from rankscope.collector.publish.metrics.rank_metrics import RANKS
+from rankscope.collector.publish.metrics.run_metrics import RUNS
 
 SERIES_DROPPED: Final = "rankscope_series_dropped"
 """The metric about the page itself."""
@@ -36,6 +35,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
         SERIES_DROPPED, "gauge", "", ("page",),
         "Series dropped from this page because of series_max or of the limit of series a rank.",
         "count", "collector: this page", NOT_NEGATIVE,
+        OfPage(lambda page, dropped: [((page,), dropped)]),
     ),
 )  # fmt: skip
 

@@ -1,14 +1,47 @@
-"""The type of an exported metric, and the labels and ranges that many metrics share. `catalog.py` lists the metrics."""
+"""Define what an exported metric is: its name, help, labels, range and reader; and the labels and ranges many share.
 
-from collections.abc import Mapping
-from typing import Final, Literal
+Each metric is one row of a table beside its readers: `rank_metrics.py`, `run_metrics.py`, `node_metrics.py`,
+`device_metrics.py`, `agent_metrics.py` and `collector_metrics.py`. `catalog.py` joins the tables.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+
+from rankscope.collector.publish.metrics.overview import Overview
+from rankscope.collector.publish.metrics.rank_columns import Labels, Number, RankColumns
+from rankscope.collector.runs.snapshot import Snapshot
 
 Kind = Literal["counter", "gauge", "info"]
 
 Range = tuple[float | None, float | None]
 """Smallest and largest valid value; None: no limit."""
+
+Value = tuple[Labels, Number]
+"""Values of a metric's labels, in their order, and its value; None: unknown."""
+
+
+class OfSnapshot(NamedTuple):
+    """A reader of a metric of runs, findings or the collector."""
+
+    read: Callable[[Snapshot], Iterable[Value]]
+
+
+class OfOverview(NamedTuple):
+    """A reader of a metric of a run's ranks together, of nodes or of the worst ranks."""
+
+    read: Callable[[Overview], Iterable[Value]]
+
+
+class OfPage(NamedTuple):
+    """A reader of a metric of the page itself, from the page's name and the series dropped from it."""
+
+    read: Callable[[str, int], Iterable[Value]]
+
+
+Reader = RankColumns | OfSnapshot | OfOverview | OfPage
+"""A reader of a metric; RankColumns for one of which every rank has series."""
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -22,12 +55,13 @@ class Measure(msgspec.Struct, frozen=True):
     formula: str
     source: str
     valid_range: Range
+    read: Reader
 
     @property
     def series_per_rank_max(self) -> int:
         """Most series of one rank; 0 for a metric that not every rank has.
 
-        >>> from rankscope.measure.catalog import CATALOG
+        >>> from rankscope.collector.publish.metrics.catalog import CATALOG
         >>> {m.name: m.series_per_rank_max for m in CATALOG if m.name in {"rankscope_rank_up", "rankscope_straggler"}}
         {'rankscope_rank_up': 1, 'rankscope_straggler': 0}
         """

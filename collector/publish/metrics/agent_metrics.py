@@ -1,0 +1,142 @@
+"""Metrics of the training process, of the cost of the agent in it, and of losses between a rank and the collector.
+
+docs/delivery.md explains the losses. Per rank, at any time, with the prefix `step_records_`: `created = published +
+acked_by_previous_collector + lost (all reasons) + buffered`.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, RANK, RATIO, Measure
+from rankscope.collector.publish.metrics.rank_columns import (
+    ACCOUNTED_RANKS,
+    KNOWN_RANKS,
+    Number,
+    RankColumns,
+    of_host,
+    of_step_records,
+    per_rank,
+    per_rank_and,
+    to_seconds,
+)
+from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.measure.units import ns_to_s
+
+_PROCESS: Final = "agent: the training process (HostSample)"
+_LOSSES: Final = "agent: own counters (Losses)"
+_COST: Final = "agent: its overhead meter (AgentCost)"
+_ADMISSION: Final = "collector: admission"
+_ACCOUNT: Final = "collector: step records of a rank process (StepAccounting)"
+
+
+def _part_seconds(rank: RankSnapshot) -> Mapping[str, Number]:
+    return {part: ns_to_s(nanoseconds) for part, nanoseconds in rank.cost.part_ns.items()}
+
+
+def _window_intervals(rank: RankSnapshot) -> Mapping[str, Number]:
+    return {"full": rank.cost.full_stretch_ratio, "light": rank.cost.light_stretch_ratio}
+
+
+AGENT: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,
+        "CPU time of the training process.", "user + system", _PROCESS, NOT_NEGATIVE,
+        of_host(lambda host: to_seconds(host.cpu_ns)),
+    ),
+    Measure(
+        "rankscope_process_resident_memory_bytes", "gauge", "bytes", RANK,
+        "Resident memory of the training process.", "RSS", _PROCESS, NOT_NEGATIVE,
+        of_host(lambda host: host.resident_bytes),
+    ),
+    Measure(
+        "rankscope_gc_pause_seconds_total", "counter", "seconds", RANK,
+        "Time the training process spent in Python's garbage collector.", "sum of pauses", _PROCESS, NOT_NEGATIVE,
+        of_host(lambda host: to_seconds(host.gc_pause_ns)),
+    ),
+    Measure(
+        "rankscope_agent_overhead_ratio", "gauge", "ratio", RANK,
+        "Share of the training process's time that the agent uses.", "agent time / elapsed time",
+        "agent: its overhead meter", NOT_NEGATIVE,
+        per_rank(lambda rank: rank.overhead_ratio),
+    ),
+    Measure(
+        "rankscope_agent_part_seconds_total", "counter", "seconds", (*RANK, "part"),
+        "CPU time of each part of the agent, on the training thread and on its own threads.",
+        "sum of thread CPU time by part", _COST, NOT_NEGATIVE,
+        per_rank_and(_part_seconds),
+    ),
+    Measure(
+        "rankscope_agent_part_dropped", "gauge", "", (*RANK, "part"),
+        "1 while the agent has disabled the part to stay within overhead_ratio_max, 0 while the part is in use.",
+        "1 if disabled", _COST, RATIO,
+        per_rank_and(lambda rank: rank.cost.dropped),
+    ),
+    Measure(
+        "rankscope_agent_window_interval_ratio", "gauge", "ratio", (*RANK, "kind"),
+        "Interval between profiler windows over the configured one, by kind (full, light); above 1 to limit cost.",
+        "interval / interval without regard to cost", _COST, (1, None),
+        per_rank_and(_window_intervals),
+    ),
+    Measure(
+        "rankscope_agent_part_changes_total", "counter", "", RANK,
+        "Times the agent disabled or restored a part because of its cost.", "count", _COST, NOT_NEGATIVE,
+        per_rank(lambda rank: rank.cost.changes if rank.cost.part_ns else None),
+    ),
+    Measure(
+        "rankscope_agent_errors_total", "counter", "", (*RANK, "part"),
+        "Errors inside the agent, by part; training was not affected.", "count by part", _LOSSES, NOT_NEGATIVE,
+        per_rank_and(lambda rank: rank.losses.errors),
+    ),
+)  # fmt: skip
+
+
+DELIVERY: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_reports_dropped_total", "counter", "", RANK,
+        "Reports dropped from the agent's full resend buffer.", "count", _LOSSES, NOT_NEGATIVE,
+        per_rank(lambda rank: rank.losses.reports_dropped if rank.reports_admitted else None),
+    ),
+    Measure(
+        "rankscope_report_gaps_total", "counter", "", RANK,
+        "Reports of the current rank process that never arrived.",
+        "sequence numbers given up", _ADMISSION, NOT_NEGATIVE,
+        per_rank(lambda rank: rank.report_gaps, KNOWN_RANKS),
+    ),
+    Measure(
+        "rankscope_step_records_created_total", "counter", "", RANK,
+        "Step records the rank has created: published + acked_by_previous_collector + lost + buffered.",
+        "count", _LOSSES, NOT_NEGATIVE,
+        of_step_records(lambda steps: steps.made),
+    ),
+    Measure(
+        "rankscope_step_records_published_total", "counter", "", RANK,
+        "Step records this collector admitted in time to compare them with other ranks.",
+        "rows admitted - late", _ACCOUNT, NOT_NEGATIVE,
+        of_step_records(lambda steps: steps.published),
+    ),
+    Measure(
+        "rankscope_step_records_acked_by_previous_collector_total", "counter", "", RANK,
+        "Step records that the collector before this one acknowledged.",
+        "steps reported - admitted - dropped", _ACCOUNT, NOT_NEGATIVE,
+        of_step_records(lambda steps: steps.published_elsewhere),
+    ),
+    Measure(
+        "rankscope_step_records_buffered", "gauge", "", RANK,
+        "Step records created but not yet in a report, at the time of the last report.",
+        "count", _LOSSES, NOT_NEGATIVE,
+        of_step_records(lambda steps: steps.buffered),
+    ),
+    Measure(
+        "rankscope_step_records_lost_total", "counter", "", (*RANK, "reason"),
+        "Step records lost, by reason: overwritten in the agent's ring, dropped_in_reports, or late.",
+        "count by reason", "agent: Losses; collector: step window, StepAccounting", NOT_NEGATIVE,
+        RankColumns(
+            ACCOUNTED_RANKS,
+            {
+                ("overwritten",): lambda rank: rank.steps.overwritten,
+                ("dropped_in_reports",): lambda rank: rank.steps.dropped_in_reports,
+                ("late",): lambda rank: rank.steps.late,
+            },
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Summarise the ranks of every run by node in one pass, for the metrics of runs and nodes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rankscope.collector.pacing import no_yield
+from rankscope.collector.publish.metrics.rank_columns import Number, is_live
+from rankscope.collector.runs import ratios
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+
+RANKS_BETWEEN_RESTS: Final = 512
+"""Ranks summarised between two calls of `rest`; a rank takes 1 to 2 us."""
+
+
+@dataclass(slots=True)
+class NodeOverview:
+    """The live ranks of a run on one node, and their GPUs by UUID: several ranks may share one."""
+
+    ranks: int = 0
+    slowdown_ratio: float | None = None
+    gpus: dict[str, DeviceSample] = field(default_factory=dict)
+
+    def add(self, rank: RankSnapshot) -> None:
+        """Add a live rank."""
+        self.ranks += 1
+        slowdown_ratio = rank.slowdown_ratio
+        if slowdown_ratio is not None and (self.slowdown_ratio is None or slowdown_ratio > self.slowdown_ratio):
+            self.slowdown_ratio = slowdown_ratio
+        for device in rank.devices:
+            self.gpus[device.uuid] = device
+
+    def read(self, value: Callable[[DeviceSample], Number]) -> list[float]:
+        """Return the known values of the GPUs."""
+        found = (value(gpu) for gpu in self.gpus.values())
+        return [number for number in found if number is not None]
+
+
+class RunOverview(NamedTuple):
+    """A run with its live ranks, its nodes by name, and the sum of their last profiler windows; None without any."""
+
+    run: RunSnapshot
+    live: tuple[RankSnapshot, ...]
+    nodes: Mapping[str, NodeOverview]
+    window: WindowBreakdown | None
+
+
+Overview = tuple[RunOverview, ...]
+
+
+def build_overview(snapshot: Snapshot, rest: Callable[[], None] = no_yield) -> Overview:
+    """Summarise every run. `rest` is called every RANKS_BETWEEN_RESTS ranks."""
+    return tuple(_build_run(run, rest) for run in snapshot.runs)
+
+
+def _build_run(run: RunSnapshot, rest: Callable[[], None]) -> RunOverview:
+    live: list[RankSnapshot] = []
+    nodes: dict[str, NodeOverview] = {}
+    for place, rank in enumerate(run.ranks):
+        if is_live(rank):
+            live.append(rank)
+            nodes.setdefault(rank.identity.node, NodeOverview()).add(rank)
+        if place % RANKS_BETWEEN_RESTS == 0:
+            rest()
+    windows = tuple(rank.breakdown for rank in live if rank.breakdown is not None)
+    return RunOverview(run, tuple(live), nodes, ratios.add_breakdowns(windows))

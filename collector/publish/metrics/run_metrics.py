@@ -1,0 +1,288 @@
+"""Metrics of runs and of what detection found in them, read from a snapshot.
+
+An unknown value has no sample. Of a rank that has ended or is silent, only `rank_info`, `rank_end_info`, `rank_up` and
+its counts of step records (docs/delivery.md) stay on the page.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
+from rankscope.collector.publish.metrics.measures import (
+    CAUSE,
+    FINDING,
+    NOT_NEGATIVE,
+    ONE,
+    RANK,
+    RATIO,
+    RUN,
+    Measure,
+    OfSnapshot,
+    Value,
+)
+from rankscope.collector.publish.metrics.rank_columns import is_live, per_rank, to_seconds
+from rankscope.collector.runs.liveness import ENDED_WELL
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.measure.units import ns_to_s
+
+_DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
+_GOODPUT: Final = "collector: goodput (GoodputSnapshot)"
+_LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
+
+MISSING_SHOWN_MAX: Final = 64
+"""Missing ranks of a run that are exported by number: eight nodes of eight GPUs."""
+SUBJECT_CHARS_MAX: Final = 120
+"""Longest subject of a finding in a label. A list of 8,192 ranks would be 50 KB."""
+
+REPORTING: Final = "reporting"
+SILENT: Final = "silent"
+FAILED: Final = "failed"
+ENDED: Final = "ended"
+AWAITED: Final = "awaited"
+NEVER_REPORTED: Final = "never_reported"
+STATES: Final = (REPORTING, SILENT, FAILED, ENDED, AWAITED, NEVER_REPORTED)
+"""States of a rank; never_reported: in the run's world, but without any report."""
+GONE: Final = frozenset({SILENT, FAILED})
+
+
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+def _live_runs(snapshot: Snapshot) -> list[RunSnapshot]:
+    return [run for run in snapshot.runs if any(map(is_live, run.ranks))]
+
+
+def _per_cause(read: Callable[[RunSnapshot], Iterable[tuple[int | None, str, float]]]) -> OfSnapshot:
+    """Return the reader of a metric by rank and cause, for live ranks. No rank is an empty label."""
+
+    def read_all(snapshot: Snapshot) -> Iterator[Value]:
+        for run in snapshot.runs:
+            found = list(read(run))
+            live = {rank.identity.rank for rank in run.ranks if is_live(rank)} if found else set()
+            for rank, cause, value in found:
+                if rank in live or (rank is None and live):
+                    yield (run.run, "" if rank is None else str(rank), cause), value
+
+    return OfSnapshot(read_all)
+
+
+def _run_slowdown(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.run_slowdown_ratio) for run in _live_runs(snapshot))
+
+
+def _goodput(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.goodput.goodput_ratio) for run in _live_runs(snapshot))
+
+
+def _run_seconds(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield nothing for a run without steps, so that the counters of a run begin together."""
+    for run in _live_runs(snapshot):
+        spent = run.goodput
+        kinds = {
+            "steps": spent.steps_ns,
+            "startup": spent.startup_ns,
+            "between_steps": spent.between_steps_ns,
+            "stalled": spent.stalled_ns,
+            "restart": spent.restart_ns,
+        }
+        if any(kinds.values()) or any(rank.totals.steps for rank in run.ranks):
+            yield from (((run.run, kind), ns_to_s(spent_ns)) for kind, spent_ns in kinds.items())
+
+
+def _stragglers(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
+    slow = (finding for finding in run.open_findings if finding.kind == STRAGGLER)
+    return ((rank, finding.cause, 1) for finding in slow for rank in finding.ranks)
+
+
+def _lost(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
+    return ((lost.rank, lost.cause, lost.lost_rank_seconds) for lost in run.lost)
+
+
+# -- which ranks are missing, and which findings are open ------------------------------------------------------------
+
+
+class Missing(NamedTuple):
+    """A rank that does not report while others of its run do. `node` is empty if it never reported."""
+
+    rank: int
+    node: str
+    reason: str
+
+
+def find_state(rank: RankSnapshot) -> str:
+    """Return one of STATES. silent: its end is unknown; ended: it ended well; awaited: no report since the collector
+    restarted.
+    """
+    if rank.ended is None:
+        return AWAITED if rank.awaited else REPORTING
+    if rank.ended == SILENT:
+        return SILENT
+    return ENDED if rank.ended in ENDED_WELL else FAILED
+
+
+def count_states(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield every state of every run, zeros included."""
+    for run in snapshot.runs:
+        counts = Counter(map(find_state, run.ranks))
+        counts[NEVER_REPORTED] = max(run.world_size - len(run.ranks), 0)
+        yield from (((run.run, state), counts[state]) for state in STATES)
+
+
+def find_missing_ranks(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the first MISSING_SHOWN_MAX missing ranks of each run."""
+    for run in snapshot.runs:
+        missing = sorted(_missing(run))[:MISSING_SHOWN_MAX]
+        yield from (((run.run, str(one.rank), one.node, one.reason), 1) for one in missing)
+
+
+def find_missing_nodes(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the nodes whose ranks are all missing. A node with one rank is not distinguished from that rank."""
+    for run in snapshot.runs:
+        sizes = Counter(rank.identity.node for rank in run.ranks)
+        gone = Counter(one.node for one in _missing(run) if one.reason != NEVER_REPORTED)
+        yield from (((run.run, node), 1) for node, count in gone.items() if count == sizes[node] > 1)
+
+
+def count_agents(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the reporting ranks by the version of their agent."""
+    for run in snapshot.runs:
+        versions = Counter(rank.agent_version for rank in run.ranks if find_state(rank) == REPORTING)
+        yield from (((run.run, version), count) for version, count in versions.items())
+
+
+def find_open(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the open findings of runs that have not ended."""
+    return ((labels, 1) for labels, _ in _open_findings(snapshot))
+
+
+def find_slowdowns(snapshot: Snapshot) -> Iterator[Value]:
+    """Yield the slowdown of open findings that have one."""
+    return ((labels, finding.slowdown_ratio) for labels, finding in _open_findings(snapshot))
+
+
+def _missing(run: RunSnapshot) -> Iterator[Missing]:
+    """Yield the missing ranks; none of a run without a reporting rank, which is over or cut off from the collector."""
+    states = {rank.identity.rank: find_state(rank) for rank in run.ranks}
+    if REPORTING not in states.values():
+        return
+    for rank in run.ranks:
+        if states[rank.identity.rank] in GONE:
+            yield Missing(rank.identity.rank, rank.identity.node, rank.ended or "")
+    if len(states) < run.world_size:
+        yield from (Missing(number, "", NEVER_REPORTED) for number in range(run.world_size) if number not in states)
+
+
+def _open_findings(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Finding]]:
+    for run in snapshot.runs:
+        if not run.open_findings:
+            continue
+        reporting = {rank.identity.rank for rank in run.ranks if find_state(rank) == REPORTING}
+        nodes = {rank.identity.rank: rank.identity.node for rank in run.ranks}
+        for finding in run.open_findings:
+            # A hang may be caused by ranks that are gone; a rank that has ended is no longer slow.
+            if not reporting or (finding.ranks and finding.kind != HANG and reporting.isdisjoint(finding.ranks)):
+                continue
+            rank, node = "", ""
+            if finding.rank is not None:
+                rank, node = str(finding.rank), nodes.get(finding.rank, "")
+            if finding.nodes:
+                node = _shorten(", ".join(finding.nodes))
+            scope = _find_scope(finding)
+            yield (run.run, finding.kind, scope, _shorten(finding.subject), rank, node, finding.cause), finding
+
+
+def _find_scope(finding: Finding) -> str:
+    if finding.nodes:
+        return "node"
+    if finding.ranks:
+        return "rank"
+    return "group" if finding.group else "run"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SUBJECT_CHARS_MAX else f"{text[: SUBJECT_CHARS_MAX - 3]}..."
+
+
+RUNS: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_ranks", "gauge", "", ("run", "state"),
+        "Ranks of the run by state: reporting, silent, failed, ended, awaited (after a restart of the collector), or "
+        "never_reported; the states sum to the world size.",
+        "count by state", _LIVES, NOT_NEGATIVE,
+        OfSnapshot(count_states),
+    ),
+    Measure(
+        "rankscope_rank_missing", "gauge", "", ("run", "rank", "node", "reason"),
+        "1 while the rank is silent, failed or never_reported and others of its run report; at most 64 ranks a run, "
+        "rankscope_ranks counts all.",
+        "1 per missing rank", _LIVES, ONE,
+        OfSnapshot(find_missing_ranks),
+    ),
+    Measure(
+        "rankscope_node_missing", "gauge", "", ("run", "node"),
+        "1 while every rank of a node of several ranks is silent or failed and others of its run report.",
+        "1 per missing node", _LIVES, ONE,
+        OfSnapshot(find_missing_nodes),
+    ),
+    Measure(
+        "rankscope_agents", "gauge", "", ("run", "version"),
+        "Reporting ranks by the version of their agent.", "count by version", "agent: Hello", NOT_NEGATIVE,
+        OfSnapshot(count_agents),
+    ),
+    Measure(
+        "rankscope_finding_open", "gauge", "", FINDING,
+        "1 while the finding is open. scope is its subject: a rank, node, group or the run; rank and node are those of "
+        "the first rank concerned.",
+        "1 per open finding", _DETECTION, ONE,
+        OfSnapshot(find_open),
+    ),
+    Measure(
+        "rankscope_finding_slowdown_ratio", "gauge", "ratio", FINDING,
+        "Time of the subject of the open finding over that of its peers or its past; 1 is equal, above is slower.",
+        "self / self of the peers; for other kinds docs/detection.md", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(find_slowdowns),
+    ),
+    Measure(
+        "rankscope_straggler", "gauge", "", CAUSE,
+        "1 while an open finding names the rank as a straggler with this cause; absent otherwise.",
+        "1 per open finding", _DETECTION, ONE,
+        _per_cause(_stragglers),
+    ),
+    Measure(
+        "rankscope_rank_slowdown_ratio", "gauge", "ratio", RANK,
+        "Compute time of the rank excluding waits over that of its peer ranks; 1 is equal, above is slower.",
+        "median(self) / median over the peers of median(self)", _DETECTION, NOT_NEGATIVE,
+        per_rank(lambda rank: rank.slowdown_ratio),
+    ),
+    Measure(
+        "rankscope_run_slowdown_ratio", "gauge", "ratio", RUN,
+        "Step duration of the run over the duration without its straggler; 1 is no loss.",
+        "step / ideal step", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(_run_slowdown),
+    ),
+    Measure(
+        "rankscope_lost_gpu_seconds_total", "counter", "seconds", CAUSE,
+        "GPU time the run lost because this rank was slow; a rank without a GPU counts as one GPU.",
+        "sum of (step - ideal step) * world_size", _DETECTION, NOT_NEGATIVE,
+        _per_cause(_lost),
+    ),
+    Measure(
+        "rankscope_rank_caused_wait_seconds", "gauge", "seconds", RANK,
+        "Waiting of all ranks that originated at this rank, per step, in the last steps.",
+        "median over steps of the waiting attributed to the rank", _DETECTION, NOT_NEGATIVE,
+        per_rank(lambda rank: to_seconds(rank.wait_caused_ns_median)),
+    ),
+    Measure(
+        "rankscope_goodput_ratio", "gauge", "ratio", RUN,
+        "Share of the run's time so far spent in steps, less the time lost to slow ranks.",
+        "productive / wall", _GOODPUT, RATIO,
+        OfSnapshot(_goodput),
+    ),
+    Measure(
+        "rankscope_run_seconds_total", "counter", "seconds", ("run", "kind"),
+        "Time of the run by kind: steps, startup, between_steps, stalled, restart.",
+        "time between the ends of reported steps, by what the run did", _GOODPUT, NOT_NEGATIVE,
+        OfSnapshot(_run_seconds),
+    ),
+)  # fmt: skip
