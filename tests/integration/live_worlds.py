@@ -18,6 +18,7 @@ from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
@@ -39,6 +40,7 @@ class LiveWorld:
     def __init__(self) -> None:
         self.snapshot = Snapshot(wall_s=1_773_500_000.0, version="0.1.0")
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
+        self.dumps: dict[str, RunDump] = {}
 
     def show(self, *runs: RunSnapshot, steps: dict[str, HeatMapSteps] | None = None) -> None:
         """These runs, a second later."""
@@ -49,10 +51,15 @@ class LiveWorld:
     def tell(self, story: Story, name: str = "story") -> None:
         """A story as it stands, under this name."""
         self.show(*[rename(story.snapshot(), name)], steps=pictures_of(story, name))
+        self.dumps = {name: msgspec.structs.replace(story.job.dump(story.now_ns), run_id=name)}
 
     def read_snapshot(self) -> Snapshot:
         """What `read` gives at this moment."""
         return self.read()
+
+    def read_dump(self, run: str) -> RunDump | None:
+        """Return the inside of a run that a story has told."""
+        return self.dumps.get(run)
 
     @contextmanager
     def serve(
@@ -63,6 +70,7 @@ class LiveWorld:
             "127.0.0.1:0", self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
             access=access, store=store,
             read_report=None if store is None else lambda run: report_as_json(store, run), limits=limits,
+            read_dump=self.read_dump,
         )  # fmt: skip
         try:
             yield server
