@@ -1,4 +1,4 @@
-"""The interface of a command, and what several commands share: options from settings, logging, the announced line."""
+"""Define the interface of a command, and share what several need: options of settings, logging, the announced line."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The result that `rankscope demo --json` writes."""
+"""Build the result that `rankscope demo --json` writes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The result of one check of the doctor."""
+"""Results of the doctor's checks."""
 
 from typing import Final
 

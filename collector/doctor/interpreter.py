@@ -124,7 +124,12 @@ def _check_gpus(found: Inspection) -> Iterator[Check]:
         name = f"nvml {gpu.uuid}"
         if missing:
             listed = "; ".join(f"{why}: {', '.join(_fields_of(missing, why))}" for why in sorted(set(missing.values())))
-            yield note(name, f"{gpu.model}: {listed}", "these values are absent", "The reason says what NVML answers.")
+            yield note(
+                name,
+                f"{gpu.model}: {listed}",
+                "these values are absent",
+                "Each group of values has NVML's reason before it.",
+            )
         else:
             yield ok(name, f"{gpu.model}: all its values can be read")
 

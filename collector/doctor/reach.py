@@ -30,7 +30,7 @@ def check_connections(collector: str, key_file: str, collector_key_file: str) ->
         endpoints = parse_collectors(collector)
         keys = _read_keys(key_file, collector_key_file)
     except SettingError as error:
-        return [problem("connection", str(error), _COSTS, "Do what the error says.")]
+        return [problem("connection", str(error), _COSTS, "The error names the setting and the cure.")]
     return [_check_endpoint(endpoint, keys) for endpoint in endpoints]
 
 

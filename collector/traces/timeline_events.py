@@ -25,7 +25,7 @@ from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
 
 RawEvent = dict[str, msgspec.Raw]
-"""An event with each value as it stands in the file."""
+"""An event whose values are the raw JSON of the file."""
 
 FLOW_ID_MAX = (1 << 64) - 1
 """Viewers keep the id of a flow in 64 bits."""
