@@ -1,4 +1,4 @@
-"""`rankscope analyze` as a user runs it: good traces, broken ones, a bucket, a Dask cluster."""
+"""`rankscope analyze` on good traces, broken ones, in a bucket, on a Dask cluster."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
     assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
 
 
-def test_reader_that_has_seen_enough_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     command = [sys.executable, "-m", "rankscope.collector", "analyze", str(TRACES / "a100_nccl_2ranks_r0.json.gz")]
     with subprocess.Popen([*command, "--top", "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
         assert reading.stdout is not None
@@ -91,7 +91,7 @@ def test_other_files_are_still_analysed(tmp_path: Path) -> None:
     assert [error["file"] for error in report["errors"]] == [str(tmp_path / "rank1.json.gz")]
 
 
-def test_two_files_of_one_rank_are_told_apart_by_an_error(tmp_path: Path) -> None:
+def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz"):
         shutil.copy(GLOO / "rank0.json.gz", tmp_path / name)
     ended = rankscope("analyze", tmp_path)
@@ -118,7 +118,7 @@ def test_mistake_of_the_user_is_one_line_and_status_2(arguments: list[str], reas
     assert reason in ended.stderr
 
 
-def test_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_page_is_an_error(tmp_path: Path) -> None:
     ended = rankscope("analyze", GLOO / "rank0.json.gz", "--html", tmp_path / "no" / "such" / "folder.html")
     assert ended.returncode == 1
     assert "(from --html) cannot be written" in ended.stderr
@@ -150,7 +150,7 @@ def bucket() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("path", ["s3://runs/job/", "s3://runs/job/rank*.json.gz"])
-def test_traces_in_a_bucket_give_what_the_same_files_give(path: str, bucket: dict[str, str], tmp_path: Path) -> None:
+def test_traces_in_a_bucket_give_the_same_report(path: str, bucket: dict[str, str], tmp_path: Path) -> None:
     ended = rankscope("analyze", path, "--json", tmp_path / "report.json", **bucket)
     assert (ended.returncode, ended.stderr) == (0, "")
     report = json.loads((tmp_path / "report.json").read_text())
@@ -160,7 +160,7 @@ def test_traces_in_a_bucket_give_what_the_same_files_give(path: str, bucket: dic
 
 
 @pytest.mark.parametrize("path", ["s3://runs/job/rank7.json.gz", "s3://runs/empty/", "s3://nowhere/job/"])
-def test_what_is_not_in_the_bucket_is_said_in_one_line(path: str, bucket: dict[str, str]) -> None:
+def test_missing_object_is_an_error_in_one_line(path: str, bucket: dict[str, str]) -> None:
     ended = rankscope("analyze", path, **bucket)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert path in ended.stderr
@@ -179,7 +179,7 @@ def environment_restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("environment_restored")
-def test_dask_cluster_gives_what_this_machine_gives() -> None:
+def test_dask_cluster_gives_the_same_report() -> None:
     from distributed import LocalCluster  # noqa: PLC0415 - imports a web server
 
     with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
@@ -190,6 +190,6 @@ def test_dask_cluster_gives_what_this_machine_gives() -> None:
     assert spread == analyze(str(GLOO))
 
 
-def test_trace_that_gzip_never_saw_is_read_too(tmp_path: Path) -> None:
+def test_uncompressed_trace_is_read(tmp_path: Path) -> None:
     (tmp_path / "plain.json").write_bytes(gzip.decompress(WHOLE))
     assert analyze(str(tmp_path / "plain.json")).ranks[0].compute_ns == analyze(str(GLOO)).ranks[0].compute_ns

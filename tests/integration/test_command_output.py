@@ -1,4 +1,4 @@
-"""What a command does when its output cannot be written to the end."""
+"""Commands whose output cannot be written to the end."""
 
 import subprocess
 import sys

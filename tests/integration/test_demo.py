@@ -1,4 +1,4 @@
-"""`rankscope demo`: a real job of four ranks with one fault, and the verdict that must come out of it."""
+"""`rankscope demo`: a real training of four ranks with one fault, and its verdict."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.integration.torchrun import Ended, python, run
 
 STEPS, SLOW_FROM = 84, 40
 SINCE_OFF_MAX = 10
-"""How far from the truth the first slow step may be told."""
+"""Largest error of the first slow step."""
 
 SLOW_RANKS = {"none": 2, "compute": 1, "data": 0, "host": 3}
 OF_HOST_OR_COMPUTE = {"host_cpu", "more_work", "gpu_compute"}
@@ -80,7 +80,7 @@ def blaming(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [found for found in result["findings"] if found["rank"] is not None]
 
 
-def test_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
+def test_only_the_slow_rank_is_found(shown: Shown) -> None:
     findings = blaming(shown.result)
     if shown.fault == "none":
         assert findings == []
@@ -91,7 +91,7 @@ def test_slow_rank_is_found_and_nobody_else(shown: Shown) -> None:
     assert findings[0]["cause"] in CAUSES[shown.fault]
 
 
-def test_its_first_line_says_what_comes_and_for_how_long(shown: Shown) -> None:
+def test_first_line_announces_training_and_duration(shown: Shown) -> None:
     first = shown.ended.stdout.splitlines()[0]
     said = re.fullmatch(
         r"demo: trains a small transformer for 84 steps on 4 ranks; (.*)\. Takes about \d+ s, .*", first
@@ -130,14 +130,14 @@ def test_live_table_is_followed_by_summary_and_verdict(shown: Shown) -> None:
         (("--fault", "disk"), "argument --fault: invalid choice: 'disk'"),
     ],
 )
-def test_what_it_cannot_do_is_said_and_exits_2(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_option_is_an_error_with_status_2(arguments: tuple[str, ...], message: str) -> None:
     ended = demo(*arguments)
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_result_that_cannot_be_written_is_said_before_training(tmp_path: Path) -> None:
+def test_unwritable_result_is_an_error_before_training(tmp_path: Path) -> None:
     path = tmp_path / "no such folder" / "result.json"
     ended = demo("--json", str(path))
     assert (ended.exit_code, ended.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""The commands that ask a collector, where something else answers at its address."""
+"""Commands that ask a collector, where another server answers at its address."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def answering(answer: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("answer", [AT_ANY_PAGE, OF_ANOTHER_KIND, NO_TEXT], ids=["a page", "another kind", "no text"])
-def test_another_server_is_said_to_be_none(
+def test_other_server_is_not_a_collector(
     command: tuple[str, ...], answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with answering(answer) as url:
@@ -66,7 +66,7 @@ def test_another_server_is_said_to_be_none(
 
 @pytest.mark.parametrize("command", COMMANDS[:2], ids=" ".join)
 @pytest.mark.parametrize("answer", [ENDS_EARLY, AGENTS_WIRE, NOTHING], ids=["ends early", "agents' wire", "nothing"])
-def test_what_is_no_answer_is_said_to_be_none(
+def test_invalid_answer_is_not_a_collectors(
     command: tuple[str, ...], answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with answering(answer) as url:
@@ -76,9 +76,7 @@ def test_what_is_no_answer_is_said_to_be_none(
     assert shown.err.startswith(f"rankscope: no collector answers at {url}/api/v1/")
 
 
-def test_answer_that_does_not_end_is_left_off(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_answer_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ANSWER_BYTES_MAX", 16)
     with answering(AT_ANY_PAGE) as url:
         assert main(["status", "--url", url]) == 1
@@ -94,7 +92,7 @@ def test_truncated_refusal_is_reported_by_its_number(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == f"rankscope: the collector at {url}/api/v1/runs answers 503: Unavailable\n"
 
 
-def test_doctor_says_that_it_is_no_collector(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_other_servers(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(AT_ANY_PAGE) as url:
         main(["doctor", "--url", url, "--json"])
     (found,) = (check for check in json.loads(capsys.readouterr().out) if check["name"] == "http")

@@ -1,4 +1,4 @@
-"""The commands of docs/quickstart.md, as somebody types them: in one shell, with a script of their own."""
+"""The commands of docs/quickstart.md, in one shell, with a user's script."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def find_block(word: str) -> str:
 
 
 @pytest.mark.parametrize("word", ["-m rankscope.agent train.py\n", "RANKSCOPE=1 torchrun"])
-def test_own_script_ends_with_how_it_went(word: str, home: Path) -> None:
+def test_own_script_ends_with_a_summary(word: str, home: Path) -> None:
     block = next(block for block in BLOCKS if word in block)
     done = type_in(block, home)
     assert done.returncode == 0, done.stderr

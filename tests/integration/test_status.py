@@ -73,18 +73,18 @@ def test_running_run_lists_ten_ranks_and_ended_run_none(
     assert [sum(line.endswith(" n0") for line in block.splitlines()) for block in blocks] == [10, 10, 0]
 
 
-def test_run_that_is_asked_for_is_the_only_one_and_has_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selected_run_is_shown_alone_with_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ask(capsys, "--run", "a/over")
     assert [line for line in lines if line.startswith("run ")] == ["run a/over: No rank was slower than the others."]
     assert sum(line.endswith(" n0") for line in lines) == 10
 
 
-def test_all_ranks_are_listed_when_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_lists_every_rank(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [line.split()[0] for line in ask(capsys, "--run", "slow", "--all") if line.endswith(" n0")]
     assert ranks == [str(number) for number in range(RANKS)]
 
 
-def test_one_rank_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ask(capsys, "--run", "slow", "--rank", "3")
     assert lines[:2] == ["run slow, rank 3: up (node n0, local rank 3, pid 7)", "  Rank 3 is slow."]
     assert len(lines) == 4
@@ -105,7 +105,7 @@ def test_runs_of_one_name_have_ids_and_the_name_is_the_latest(
         assert "run bert: No rank was slower than the others." in ask(capsys, "--run", former)
 
 
-def test_json_keeps_its_form_and_may_be_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_keeps_its_form_also_for_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     (run,) = json.loads("\n".join(ask(capsys, "--run", "slow", "--json")))
     assert (run["run"], len(run["ranks"]), run["open_incidents"]) == ("slow", RANKS, [])
 
@@ -128,13 +128,13 @@ def test_json_keeps_its_form_and_may_be_of_one_run(capsys: pytest.CaptureFixture
         (("--run", "slow", "--rank", "-1"), 2, "--rank is -1; ranks are whole numbers from 0."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_told_with_the_cure(
+def test_invalid_selection_is_an_error_with_its_cure(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], status: int, said: str
 ) -> None:
     assert main(["status", *options]) == status
     assert capsys.readouterr().err == f"rankscope: {said}\n"
 
 
-def test_rank_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_rank_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--run", "slow", "--rank", "64"]) == 1
     assert "run 'slow' has no rank 64 yet; its world size is 64" in capsys.readouterr().err

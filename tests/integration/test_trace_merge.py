@@ -153,7 +153,7 @@ def test_ends_of_a_collective_agree_within_the_error_bound(merged: Merged) -> No
     assert 0.9 * len(spreads) <= within
 
 
-def test_file_says_how_it_was_aligned(merged: Merged) -> None:
+def test_file_has_the_method_of_alignment(merged: Merged) -> None:
     says = merged.whole["rankscope"]
     assert says["offsets_ns"] == {str(one.rank): one.offset_ns for one in merged.report.ranks}
     assert (says["error_bound_ns"], says["how"]) == (merged.report.error_bound_ns, merged.report.how)

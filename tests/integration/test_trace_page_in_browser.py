@@ -58,7 +58,7 @@ def page(browser: webdriver.Chrome, report: TraceReport, tmp_path: Path) -> webd
     return browser
 
 
-def test_page_opens_without_a_word_on_the_console(page: webdriver.Chrome) -> None:
+def test_page_opens_without_console_messages(page: webdriver.Chrome) -> None:
     assert read_log(page, "browser") == []
 
 
@@ -67,7 +67,7 @@ def test_page_asks_for_nothing_but_itself(page: webdriver.Chrome) -> None:
     assert read_requests(page) == [page.current_url]
 
 
-def test_every_section_has_its_rows_or_says_why_not(page: webdriver.Chrome, report: TraceReport) -> None:
+def test_every_section_has_rows_or_a_reason(page: webdriver.Chrome, report: TraceReport) -> None:
     found = {
         section.key: len(page.find_elements(By.CSS_SELECTOR, f"#{section.key} tbody tr, #{section.key} .reason"))
         for section in build_sections(report, top=20)
@@ -129,7 +129,7 @@ def test_page_is_dark_where_the_user_wants_it_dark(page: webdriver.Chrome) -> No
 
 
 HOSTILE = "<script>window.wasRun = 1</script><img src=x onerror='window.wasRun = 1'>"
-"""A name that would run if it were taken for more than a name."""
+"""A name that runs where it is not escaped."""
 
 
 def write_page_of_run(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What the commands say at a wrong address, with a wrong token or a certificate that nobody trusts."""
+"""Errors of the commands for a wrong address, a wrong token or an untrusted certificate."""
 
 import contextlib
 import http.server
@@ -72,7 +72,7 @@ class AskStatus:
         return shown.err.removeprefix("rankscope: ").removesuffix("\n")
 
 
-def test_port_of_the_agents_is_known_by_its_greeting(plain: Served, error_of: AskStatus) -> None:
+def test_agents_port_is_recognised_by_its_greeting(plain: Served, error_of: AskStatus) -> None:
     url = f"http://127.0.0.1:{plain.ports[0]}"
     assert error_of(url) == (
         f"what answers at {url}/api/v1/runs is a ZeroMQ socket, perhaps the port for agents. The HTTP port is another "
@@ -80,25 +80,25 @@ def test_port_of_the_agents_is_known_by_its_greeting(plain: Served, error_of: As
     )
 
 
-def test_port_of_the_agents_is_known_also_with_https(plain: Served, error_of: AskStatus) -> None:
+def test_agents_port_is_recognised_with_https(plain: Served, error_of: AskStatus) -> None:
     assert "is a ZeroMQ socket" in error_of(f"https://127.0.0.1:{plain.ports[0]}")
 
 
-def test_http_at_a_collector_with_tls_is_told_to_say_https(secured: Secured, error_of: AskStatus) -> None:
+def test_http_at_a_collector_with_tls_suggests_https(secured: Secured, error_of: AskStatus) -> None:
     address = f"127.0.0.1:{secured.served.ports[1]}"
     assert error_of(f"http://{address}") == (
         f"what answers at http://{address}/api/v1/runs speaks TLS: ask at https://{address}."
     )
 
 
-def test_https_at_a_collector_without_tls_is_told_to_say_http(plain: Served, error_of: AskStatus) -> None:
+def test_https_at_a_collector_without_tls_suggests_http(plain: Served, error_of: AskStatus) -> None:
     address = f"127.0.0.1:{plain.ports[1]}"
     assert error_of(f"https://{address}") == (
         f"what answers at https://{address}/api/v1/runs speaks no TLS: ask at http://{address}."
     )
 
 
-def test_certificate_that_nobody_has_signed_comes_with_its_cure(secured: Secured, error_of: AskStatus) -> None:
+def test_self_signed_certificate_is_an_error_with_its_cure(secured: Secured, error_of: AskStatus) -> None:
     url = secured.served.url
     assert error_of(url) == (
         f"the certificate at {url}/api/v1/runs is not trusted: self-signed certificate. If it is the collector's own, "
@@ -106,14 +106,14 @@ def test_certificate_that_nobody_has_signed_comes_with_its_cure(secured: Secured
     )
 
 
-def test_certificate_of_another_name_comes_with_its_cure(secured: Secured, error_of: AskStatus) -> None:
+def test_certificate_of_another_name_is_an_error_with_its_cure(secured: Secured, error_of: AskStatus) -> None:
     url = f"https://localhost:{secured.served.ports[1]}"
     error = error_of(url, "--ca-file", str(secured.certificate))
     assert "Hostname mismatch, certificate is not valid for 'localhost'" in error
     assert error.endswith("Ask under a name that is in the certificate, or give the collector one that has this name.")
 
 
-def test_collector_that_wants_a_token_says_how_it_is_named(secured: Secured, error_of: AskStatus) -> None:
+def test_missing_token_is_an_error_that_names_the_option(secured: Secured, error_of: AskStatus) -> None:
     url = secured.served.url
     assert error_of(url, "--ca-file", str(secured.certificate)) == (
         f"the collector at {url}/api/v1/runs answers 401: it requires its token. Name the file that holds it with "
@@ -121,7 +121,7 @@ def test_collector_that_wants_a_token_says_how_it_is_named(secured: Secured, err
     )
 
 
-def test_wrong_token_is_told_from_none_and_its_file_named(
+def test_wrong_token_is_an_error_that_names_its_file(
     secured: Secured, error_of: AskStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = tmp_path / "wrong"
@@ -165,7 +165,7 @@ def test_variables_configure_every_command(
     )
 
 
-def test_file_of_the_user_gives_them_too(secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client_file_configures_commands(secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rankscope").mkdir()
     (tmp_path / "rankscope" / "client.toml").write_text(
         f'url = "{secured.served.url}"\ntoken_file = "{secured.token}"\nca_file = "{secured.certificate}"\n'
@@ -174,7 +174,7 @@ def test_file_of_the_user_gives_them_too(secured: Secured, tmp_path: Path, capsy
     assert capsys.readouterr().out == "no run has reported to this collector\n"
 
 
-def test_port_at_which_nobody_listens_is_named(error_of: AskStatus) -> None:
+def test_closed_port_is_named(error_of: AskStatus) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -234,14 +234,14 @@ def serving_something_else(status: int) -> Iterator[str]:
     ("status", "said"),
     [(404, "is no rankscope collector: HTTP 404, Not Found."), (401, "asks for a login and is no rankscope collector")],
 )
-def test_another_web_server_is_said_to_be_none(error_of: AskStatus, status: int, said: str) -> None:
+def test_other_web_server_is_not_a_collector(error_of: AskStatus, status: int, said: str) -> None:
     with serving_something_else(status) as url:
         error = error_of(url)
     assert error.startswith(f"what answers at {url}/api/v1/runs {said}")
     assert error.endswith(f"{WHERE}.")
 
 
-def test_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_command_suggests_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["staus"]) == 2
     assert capsys.readouterr().err == (
         "rankscope: 'staus' is not a command. Did you mean `rankscope status`? `rankscope --help` says what each "
@@ -249,6 +249,6 @@ def test_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_word_like_no_command_is_told_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["xyzzy"]) == 2
     assert "'xyzzy' is not a command. The commands are serve, relay, top, status, " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `rankscope demo --json` writes is read by other programs: its keys are a promise."""
+"""The keys of `rankscope demo --json`, which other programs read."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_result_has_the_longest_rank_and_the_samples() -> None:
     assert [found[key] for key in ("run", "world_size", "steps", "metrics_sample_count")] == ["demo", 2, 160, 7]
 
 
-def test_rank_is_told_in_medians_and_ratios() -> None:
+def test_rank_has_medians_and_ratios() -> None:
     assert msgspec.to_builtins(build_result(RUN, 7).ranks[0]) == {
         "rank": 0,
         "steps": 160,
@@ -80,13 +80,13 @@ def test_rank_is_told_in_medians_and_ratios() -> None:
     }
 
 
-def test_what_was_not_measured_is_null_and_not_zero() -> None:
+def test_unmeasured_values_are_null_not_zero() -> None:
     found = msgspec.to_builtins(build_result(RUN, 7).ranks[1])
     assert (found["rank"], found["steps"], found["phases_ns"]) == (1, 159, {})
     assert [found[key] for key in RANK_KEYS if key not in ("rank", "steps", "phases_ns")] == [None] * 7
 
 
-def test_findings_of_the_whole_run_are_told() -> None:
+def test_findings_of_the_whole_run_are_listed() -> None:
     assert [msgspec.to_builtins(found) for found in build_result(RUN, 7).findings] == [
         {
             "kind": "straggler", "rank": 0, "since_step": 20, "slowdown_ratio": 1.5, "cause": "host_cpu",

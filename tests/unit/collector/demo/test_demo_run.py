@@ -1,4 +1,4 @@
-"""What the demo says before it begins, and how it counts what was scraped."""
+"""The announcement of the demo, and the count of scraped samples."""
 
 import re
 from pathlib import Path
@@ -23,11 +23,11 @@ def plan(*, ranks: int = 4, steps: int = 160, fault: str = "host", slow_from: in
         (plan(ranks=16, steps=400), 4, 130),  # 15 + 400 * 0.0375 * 16 / 4 + 340 * 0.15 = 126
     ],
 )
-def test_demo_says_how_long_it_takes(options: DemoOptions, cores: int, expected_s: int) -> None:
+def test_announcement_has_the_expected_duration(options: DemoOptions, cores: int, expected_s: int) -> None:
     assert f" Takes about {expected_s} s, longer on a busy machine." in describe(options, cores)
 
 
-def test_demo_too_short_for_its_fault_says_that_no_rank_is_slow() -> None:
+def test_announcement_of_a_short_demo_has_no_slow_rank() -> None:
     assert "160 steps on 4 ranks; no rank is slow. " in describe(plan(slow_from=160), 2)
 
 

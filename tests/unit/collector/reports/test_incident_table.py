@@ -1,4 +1,4 @@
-"""Incidents as a table for a terminal, written out by hand."""
+"""Tables of incidents, written by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run as a terminal shows it, written out by hand."""
+"""The status of a run for a terminal, written by hand."""
 
 import msgspec
 

@@ -62,7 +62,7 @@ def timelines_of(page: str) -> Any:
     return json.loads(block[1])
 
 
-def test_names_from_traces_become_no_elements() -> None:
+def test_names_from_traces_create_no_elements() -> None:
     elements = Elements(render_page(hostile_report()))
     assert (len(elements.of("script")), elements.of("img")) == (2, [])
 

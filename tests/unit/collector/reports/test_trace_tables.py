@@ -1,4 +1,4 @@
-"""Sections from reports written out by hand."""
+"""Sections of reports written by hand."""
 
 from typing import Any
 
@@ -160,7 +160,7 @@ def test_kernels_are_summed_over_ranks_with_the_largest_named() -> None:
     assert first == ["gemm", "4", "12.000", "75.0", "3,000.0", "0.0", "9,000.0", "no", "2", "9.000", "1"]
 
 
-def test_of_one_rank_there_is_no_column_that_compares_ranks() -> None:
+def test_report_of_one_rank_has_no_comparing_columns() -> None:
     heads = [column.head for column in section("kernels", report_of(rank_of(0, kernels=[kernel("a", 1)]))).columns]
     assert "on rank" not in heads
 
@@ -236,7 +236,7 @@ def test_lines_fit_around_a_very_long_kernel_name() -> None:
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_columns_move_together_where_numbers_leave_names_no_room() -> None:
+def test_columns_move_together_around_wide_numbers() -> None:
     # Two ranks of 10**10 bytes in 10**6 ms make the table of collectives wider than 120 columns with gaps of two.
     large = msgspec.structs.replace(collective(1, 10.0), bytes=10**10, total_ns=10**12)
     text = render_text(report_of(rank_of(0, collectives=[large]), rank_of(1, collectives=[large])), top=5)
