@@ -14,7 +14,7 @@ from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
-from rankscope.collector.detect.stragglers.detector import SlowRanks
+from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
 from rankscope.collector.pacing import no_yield
@@ -29,7 +29,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     return (
         Hangs(),
         SlowLinks(read_link_thresholds(config)),
-        SlowRanks(thresholds),
+        Stragglers(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
         StageImbalance(read_imbalance_thresholds(config)),

@@ -54,17 +54,17 @@ def find_peer_groups(ranks: Sequence[int], signatures: Mapping[int, object]) -> 
     >>> find_peer_groups((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
     Comparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
     """
-    everybody = tuple(sorted(ranks))
-    enough = min(PEERS_MIN, len(everybody) - 1)
+    all_ranks = tuple(sorted(ranks))
+    enough = min(PEERS_MIN, len(all_ranks) - 1)
     alike: dict[object, list[int]] = {}
-    for rank in everybody:
+    for rank in all_ranks:
         if not signatures or rank in signatures:
             alike.setdefault(signatures.get(rank), []).append(rank)
     groups = [tuple(group) for group in alike.values() if len(group) > max(1, enough)]
     comparisons = [Comparison(group, group, do_same_work=True) for group in groups]
     grouped = {rank for group in groups for rank in group}
-    remaining = tuple(rank for rank in everybody if rank not in grouped)
+    remaining = tuple(rank for rank in all_ranks if rank not in grouped)
     if remaining:
-        comparisons.append(Comparison(remaining, everybody, do_same_work=not signatures))
+        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
     return PeerGroups(tuple(comparisons), place)

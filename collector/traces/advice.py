@@ -1,8 +1,8 @@
-"""Rules over the reports: what costs time, on whom, by which numbers, and what to do about it.
+"""Judge the reports of traces: what costs time, on which rank, by which numbers, and what to do about it.
 
-A rule gives an Advice, an Abstention with its reason, or None: judged, nothing found. Rules of one rank are asked rank
-by rank and merged: the rank with the largest number speaks for all. The measured number stands first in the evidence,
-its threshold second.
+A rule returns an Advice, an Abstention with its reason, or None: judged, nothing found. Rules of one rank run on each
+rank and are merged: the advice of the rank with the largest number stands for all. The evidence begins with the
+measured number and its threshold.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ RULES_OF_ALL_RANKS: tuple[Callable[[Sequence[RankReport], CrossRank | None], Ver
 
 
 def advise(reports: Sequence[RankReport], across: CrossRank | None) -> tuple[list[Advice], list[Abstention]]:
-    """What the rules found, the most severe first, and which could not judge; of one key at most one of each."""
+    """Return what the rules found, the most severe first, and their abstentions; at most one of each per key."""
     verdicts: list[Verdict] = [rule(reports, across) for rule in RULES_OF_ALL_RANKS] if reports else []
     for rule in RULES_OF_ONE_RANK:
         verdicts += merge([(report.rank, rule(report)) for report in reports])
@@ -48,8 +48,9 @@ def advise(reports: Sequence[RankReport], across: CrossRank | None) -> tuple[lis
 
 
 def merge(verdicts: Sequence[tuple[int | None, Verdict]]) -> list[Advice | Abstention]:
-    """The verdicts of one rule on each rank as at most one advice and one abstention, which names its ranks when others
-    could be judged.
+    """Merge the verdicts of one rule on each rank into at most one advice and one abstention.
+
+    An abstention names its ranks when others could be judged.
     """
     fired = [one for _, one in verdicts if isinstance(one, Advice)]
     merged: list[Advice | Abstention] = [_merge_advice(fired)] if fired else []
@@ -75,11 +76,11 @@ def _merge_advice(fired: Sequence[Advice]) -> Advice:
 
 
 RANKS_NAMED_MAX = 8
-"""A sentence with more numbers is a table: the rest are counted."""
+"""Ranks named in a sentence; the others are counted."""
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words, the first few by number.
+    """Return ranks as text, the first few by number.
 
     >>> name_ranks([3]), name_ranks([0, 2])
     ('rank 3', 'ranks 0, 2')

@@ -1,4 +1,4 @@
-"""Advice on the device's side: copies that need not be, memory that grows, matrix products beside the tensor cores."""
+"""Judge the device: redundant copies, growing memory, matrix products without tensor cores."""
 
 import re
 
@@ -9,31 +9,34 @@ from rankscope.collector.traces.report import Abstention, Advice, MemoryReport, 
 # -- redundant_copies -------------------------------------------------------------------------------------------------
 
 COPY_RATIO_MIN = 0.1
-"""Of the computing: ResNets that are not in channels_last spend 13 % (A100) and 16 % (MI300X) on turning their layout;
-DLRM, with a clone here and there, 6 %."""
-_TURNS_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
-"""Kernels with which cuDNN and MIOpen turn a convolution's layout around its own kernels."""
+"""Share of the compute time. Layout conversions take 13 % and more in ResNets without channels_last."""
+_CONVERTS_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|batched_transpose", re.IGNORECASE)
+"""Kernels with which cuDNN and MIOpen convert the layout before and after a convolution."""
 
 
 def judge_copies(report: RankReport) -> Advice | Abstention | None:
-    """Whether copies in another layout or type are a notable part of the computing."""
+    """Judge whether copies to another layout or type are a notable part of the compute time."""
     key, signs = "redundant_copies", report.signs
     if not report.compute_ns:
-        return Abstention(key=key, reason="no computing in the trace")
+        return Abstention(key=key, reason="no compute in the trace")
     device_ns = signs.copy_operator_device_ns
     operators_ns = signs.copy_operator_host_ns if device_ns is None else device_ns
-    layouts_ns = sum(row.total_ns for row in report.kernels if _TURNS_LAYOUT.search(row.name))
+    layouts_ns = sum(row.total_ns for row in report.kernels if _CONVERTS_LAYOUT.search(row.name))
     ratio = (operators_ns + layouts_ns) / report.compute_ns
     if ratio < COPY_RATIO_MIN:
         return None
-    turns = layouts_ns > operators_ns
-    what = "turning convolutions' layout" if turns else f"copies in another layout or type ({signs.copy_operator})"
+    converts = layouts_ns > operators_ns
+    what = (
+        "layout conversion for convolutions"
+        if converts
+        else f"copies to another layout or type ({signs.copy_operator})"
+    )
     return Advice(
         key=key,
         severity="warning" if ratio >= 2 * COPY_RATIO_MIN else "hint",
         ranks=ranks_of(report),
-        sentence=f"{percent(ratio)} of the computing{of_rank(report)} went into {what}.",
-        action=_TURN_ONCE if turns else _COPY_LESS,
+        sentence=f"{percent(ratio)} of the compute time{of_rank(report)} went into {what}.",
+        action=_CONVERT_ONCE if converts else _COPY_LESS,
         evidence={
             "copy_ratio": ratio,
             "copy_ratio_min": COPY_RATIO_MIN,
@@ -44,8 +47,8 @@ def judge_copies(report: RankReport) -> Advice | Abstention | None:
     )
 
 
-_TURN_ONCE = (
-    "Put model and inputs into memory_format=torch.channels_last, so that nothing is turned around each convolution."
+_CONVERT_ONCE = (
+    "Put model and inputs into memory_format=torch.channels_last, so that no convolution converts its layout."
 )
 _COPY_LESS = (
     "Look for .contiguous(), .clone(), reshape of transposed tensors and .to(dtype) in the forward pass: keep one "
@@ -55,19 +58,19 @@ _COPY_LESS = (
 # -- memory_growth ----------------------------------------------------------------------------------------------------
 
 GROWTHS_MIN = 3
-"""Four numbers without a trend rise three times in a row in 1 of 24 orders, 4 %; three rise twice in 1 of 6."""
+"""Least growths in a row: four numbers without a trend rise three times in 4 % of the cases."""
 GROWTH_STEP_BYTES_MIN = 100 * 1024
-"""In the least of the steps: over 100,000 steps it is 10 GB, a notable part of any device."""
+"""Least growth in every step: 10 GB over 100,000 steps."""
 
 
 def judge_memory_growth(report: RankReport) -> Advice | Abstention | None:
-    """Whether more memory is held after every single step."""
+    """Judge whether more memory is held after every single step."""
     key = "memory_growth"
     if not report.memory:
         return Abstention(key=key, reason="no memory events in the trace (profile_memory=True)")
     steps = len(report.memory[0].growth_by_step_bytes)
     if steps < GROWTHS_MIN:
-        return Abstention(key=key, reason=f"{GROWTHS_MIN + 1} steps are needed to tell growth from chance")
+        return Abstention(key=key, reason=f"{GROWTHS_MIN + 1} steps are needed to distinguish growth from chance")
     grown = [one for one in report.memory if min(one.growth_by_step_bytes) >= GROWTH_STEP_BYTES_MIN]
     return _advise_on_memory(report, max(grown, key=lambda one: one.growth_bytes)) if grown else None
 
@@ -104,8 +107,7 @@ def _advise_on_memory(report: RankReport, memory: MemoryReport) -> Advice:
 # -- no_tensor_cores --------------------------------------------------------------------------------------------------
 
 FP32_RATIO_MIN = 0.2
-"""Of the computing: at least twice the speed on tensor cores then saves a tenth of it. ResNet-50 on V100 66 %;
-ResNet on A100, where convolutions take TF32 by themselves, 1 %."""
+"""Share of the compute time: twice the speed on tensor cores then saves a tenth of it."""
 LARGE_KERNEL_NS_MIN = 20_000
 """At a V100's 14 TFLOP/s in fp32 a product of matrices of 520 x 520; smaller ones do not fill the tensor cores."""
 TENSOR_CORES_SINCE_MAJOR = 7
@@ -118,12 +120,12 @@ _FP32_MATRIX = re.compile(
 
 
 def judge_tensor_cores(report: RankReport) -> Advice | Abstention | None:
-    """Whether large matrix products and convolutions run in fp32 on a device with tensor cores."""
+    """Judge whether large matrix products and convolutions run in fp32 on a device with tensor cores."""
     key, signs, major = "no_tensor_cores", report.signs, report.signs.compute_capability_major
     if not report.devices:
         return no_device(key)
     if major is None:
-        return Abstention(key=key, reason="the trace tells no CUDA compute capability")
+        return Abstention(key=key, reason="the trace has no CUDA compute capability")
     if major < TENSOR_CORES_SINCE_MAJOR or not report.compute_ns:
         return None
     found = [row for row in report.kernels if is_large_fp32(row.name, row.mean_ns) and not row.uses_tensor_cores]
@@ -136,7 +138,7 @@ def judge_tensor_cores(report: RankReport) -> Advice | Abstention | None:
         severity="warning",
         ranks=ranks_of(report),
         sentence=(
-            f"{percent(fp32_ns / report.compute_ns)} of the computing{of_rank(report)} are matrix products and "
+            f"{percent(fp32_ns / report.compute_ns)} of the compute time{of_rank(report)} are matrix products and "
             f"convolutions in fp32 without tensor cores, which this device has.{shape}"
         ),
         action=_USE_TF32 if major >= TF32_SINCE_MAJOR else _USE_FP16,
@@ -162,7 +164,7 @@ _USE_FP16 = (
 
 
 def is_large_fp32(name: str, mean_ns: int) -> bool:
-    """Whether a kernel multiplies matrices in fp32, by its name, and is long enough to be worth moving.
+    """Return whether a kernel multiplies matrices in fp32, by its name, and is long enough to be worth moving.
 
     >>> is_large_fp32("volta_sgemm_128x64_nn", 90_000), is_large_fp32("volta_sgemm_128x32_nt", 6_700)
     (True, False)

@@ -1,4 +1,4 @@
-"""Advice on the host's side: a device that waits for launches, for data, or for a host that waits for it."""
+"""Judge the host: a device that waits for launches, for data, or for a host that waits for the device."""
 
 from rankscope.collector.detect.run_rules.thresholds import (
     DATA_RATIO_MIN,
@@ -23,8 +23,9 @@ from rankscope.measure.units import format_duration
 
 
 def judge_gpu_utilisation(report: RankReport) -> Advice | Abstention | None:
-    """Whether the device is idle because the host does not keep up. Waiting for data and for the device itself are not
-    counted: data_bound and blocking_sync speak of them.
+    """Judge whether the device is idle because the host does not keep up.
+
+    Waits for data and for the device itself do not count: data_bound and blocking_sync judge them.
     """
     key, signs, window_ns = "low_gpu_utilisation", report.signs, window_of(report)
     if signs.idle_ns is None or signs.idle_launch_ns is None or signs.idle_allocation_ns is None or not window_ns:
@@ -63,14 +64,13 @@ _PROFILER_SLOWS = "The profiler slows the host too: compare the step's time with
 SHORT_KERNEL_RATIO_MIN = 0.5
 """The median kernel is shorter than its launch."""
 SMALL_KERNEL_IDLE_RATIO_MIN = 0.15
-"""Short kernels cost nothing while the queue is full: of the ResNet-50 on V100 62 % are short, in the optimizer, and
-the device waits for launches 9 % of the time; DLRM, 67 %, waits 45 %."""
+"""Share of the time that the device waits for launches: short kernels cost nothing while its queue is full."""
 LAUNCHES_MIN = 50
-"""Of fewer kernels the share says little: each counts for more than 2 %."""
+"""With fewer kernels each one is more than 2 % of the share."""
 
 
 def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
-    """Whether most kernels run shorter than it takes to launch them, while the device waits for launches."""
+    """Judge whether most kernels run shorter than their launch takes, while the device waits for launches."""
     key, signs = "small_kernels", report.signs
     launched, short, idle_ns, window_ns = (
         signs.launched_kernel_count,
@@ -111,12 +111,12 @@ def judge_small_kernels(report: RankReport) -> Advice | Abstention | None:
 
 
 def judge_data_loading(report: RankReport) -> Advice | Abstention | None:
-    """Whether the steps wait for the data loader: on a device the time it was idle meanwhile, else the loader's own."""
+    """Judge whether the steps wait for the data loader: by the device's idle time in it, else by the loader's time."""
     key, signs = "data_bound", report.signs
     if not report.steps or not signs.window_ns:
         return Abstention(key=key, reason="no steps in the trace (profiler.step() was not called)")
     if not signs.data_loader_count:
-        return Abstention(key=key, reason="no DataLoader in the trace: data that comes another way cannot be told")
+        return Abstention(key=key, reason="no DataLoader in the trace: other sources of data cannot be judged")
     loader_ns = next((row.host_ns for row in report.model if row.stage == "data_loader"), 0)
     waited_ns = loader_ns if signs.idle_data_loader_ns is None else signs.idle_data_loader_ns
     ratio = waited_ns / signs.window_ns
@@ -157,13 +157,12 @@ def _advise_on_data(*, single_process: bool | None, pageable: bool) -> str:
 # -- blocking_sync ----------------------------------------------------------------------------------------------------
 
 BLOCKED_RATIO_MIN = 0.05
-"""Of the window, what the host could have launched ahead meanwhile: 0.05 % for ResNet-50, 14 to 31 % for the ranks of
-DLRM that wait for the others in a copy, 3 % for the one that came last."""
+"""Share of the window in which the host could have launched ahead."""
 
 
 def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
-    """Whether the host waits for the device when it should launch ahead. The time blocked costs no more than the device
-    is idle for want of launches: a host that waits at the end of a step with a full queue loses nothing.
+    """Judge whether the host waits for the device instead of launching ahead. The time blocked costs at most the
+    device's idle time without launches: a host that waits with a full queue loses nothing.
     """
     key, signs, window_ns = "blocking_sync", report.signs, window_of(report)
     if signs.blocked_ns is None or signs.idle_launch_ns is None or signs.idle_synchronisation_ns is None:
@@ -197,14 +196,14 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
 
 
 _LAUNCH_AHEAD = (
-    "Ask for numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
+    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
     ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
     "from pinned memory. torch.cuda.set_sync_debug_mode('warn') names the lines."
 )
 
 
 def own_synchronisations(report: RankReport) -> list[SynchronisationRow]:
-    """The synchronisations by time, without the profiler's own last one."""
+    """Return the synchronisations by time, without the profiler's own last one."""
     left_ns = report.signs.profiler_synchronisation_ns
     rows = []
     for row in report.synchronisations:

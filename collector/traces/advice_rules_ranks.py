@@ -1,4 +1,4 @@
-"""Advice on what ranks do together: communication that could hide behind computing, too much of it, unequal ranks."""
+"""Judge the ranks together: serialised or excessive communication, stragglers, load imbalance."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -18,11 +18,11 @@ from rankscope.collector.traces.stragglers import MORE_WORK_MIN, SLOWDOWN_MIN
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
 SHARED_STREAM_RATIO_MIN = 0.5
-"""Most of the communication waits in the queue of the computing: it cannot overlap, whatever the code around it."""
+"""Share of the communication on the compute stream, where it cannot overlap."""
 
 
 def judge_serial_communication(report: RankReport) -> Advice | Abstention | None:
-    """Whether communicating and computing take turns although they could run together."""
+    """Judge whether communication and compute alternate although they could overlap."""
     key = "serial_communication"
     if not report.communication_ns or report.overlap_ratio is None:
         return Abstention(key=key, reason="no communication in the trace")
@@ -33,16 +33,16 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
         return None
     kernels_ns = sum(row.total_ns for row in report.kernels if row.is_communication)
     shared = (report.signs.shared_stream_communication_ns or 0) / kernels_ns if kernels_ns else 0.0
-    same = " It is on the stream of the computing." if shared >= SHARED_STREAM_RATIO_MIN else ""
+    same = " It is on the compute stream." if shared >= SHARED_STREAM_RATIO_MIN else ""
     return Advice(
         key=key,
         severity="warning" if hideable_ns / report.window_ns >= HIDEABLE_RATIO_MIN else "hint",
         ranks=ranks_of(report),
         sentence=(
-            f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with computing; "
-            f"side by side they would save up to {percent(ratio)} of the time at work.{same}"
+            f"Only {percent(report.overlap_ratio)} of the communication{of_rank(report)} overlaps with compute; "
+            f"full overlap would save up to {percent(ratio)} of the time the device works.{same}"
         ),
-        action=_OWN_STREAM if same else f"{OVERLAP} {_LOOK_AT_THE_HOST}",
+        action=_OWN_STREAM if same else f"{OVERLAP} {_CHECK_THE_HOST}",
         evidence={
             "hideable_ratio": ratio,
             "hideable_ratio_min": HIDEABLE_RATIO_MIN,
@@ -56,15 +56,15 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
 
 _OWN_STREAM = (
     "Start collectives with async_op=True and wait as late as possible, or on a stream of their own; a collective that "
-    "is waited for at once runs in the queue of the computing."
+    "is waited for at once runs in the queue of the compute stream."
 )
-_LOOK_AT_THE_HOST = "A device that waits for its host overlaps little either: see low_gpu_utilisation."
+_CHECK_THE_HOST = "A device that waits for its host overlaps little either: see low_gpu_utilisation."
 
 # -- communication_bound ----------------------------------------------------------------------------------------------
 
 
 def judge_communication(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
-    """Whether the steps spend their time communicating, with nothing computed meanwhile."""
+    """Judge whether exposed communication takes much of the steps."""
     key = "communication_bound"
     judged = [one for one in reports if one.communication_ns and window_of(one)]
     if not judged:
@@ -75,16 +75,16 @@ def judge_communication(reports: Sequence[RankReport], across: CrossRank | None)
         return None
     ratio, worst = max(fired, key=lambda pair: pair[0])
     known = _waited_ns(worst, across) is not None
-    doubt = "" if known else " How much of that is waiting for other ranks cannot be told from these traces."
+    doubt = "" if known else " How much of it is waits for other ranks is not known from these traces."
     if known and across is not None and across.lower_bound:
-        doubt = " Some of it may still be waiting, for ranks whose traces are missing."
+        doubt = " Some of it may still be waits for ranks whose traces are missing."
     return Advice(
         key=key,
         severity=severity_of(ratio) if known else "warning",
         ranks=sorted(rank for _, one in fired for rank in ranks_of(one)),
         sentence=(
-            f"{percent(ratio)} of the time{of_rank(worst)} is communication that no computing hides"
-            f"{', waiting for others not counted' if known else ''}.{doubt}"
+            f"{percent(ratio)} of the time{of_rank(worst)} is communication that does not overlap with compute"
+            f"{', waits for other ranks not counted' if known else ''}.{doubt}"
         ),
         action=f"{COMMUNICATE_LESS} {_COMPARE_BANDWIDTH}",
         evidence={
@@ -105,18 +105,18 @@ def _waited_ns(report: RankReport, across: CrossRank | None) -> int | None:
 
 
 def _transfer_exposed_ns(report: RankReport, across: CrossRank | None) -> int:
-    """Exposed communication less the waiting in it: at the least, since some of the waiting may have been hidden."""
+    """Return exposed communication less the waits in ns: a lower bound, since some waits may have been hidden."""
     return max(0, report.exposed_communication_ns - (_waited_ns(report, across) or 0))
 
 
 # -- straggler --------------------------------------------------------------------------------------------------------
 
 CRITICAL_SLOWDOWN = 1.5
-"""All ranks take half as long again: a third of the job's machines is lost."""
+"""All ranks take half as long again: a third of the machines is lost."""
 
 
 def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
-    """Which ranks the others wait for; the comparison of the ranks has found them."""
+    """Judge which ranks the others wait for, as the comparison of the ranks has found them."""
     key = "straggler"
     compared = _find_comparison(key, reports, across)
     if isinstance(compared, Abstention):
@@ -155,9 +155,9 @@ _ACTIONS = {
 
 
 def _find_comparison(key: str, reports: Sequence[RankReport], across: CrossRank | None) -> CrossRank | Abstention:
-    """The comparison of the ranks when they can be compared by their steps, else why they cannot."""
+    """Return the comparison of the ranks by their steps, else why there is none."""
     if across is None:
-        return Abstention(key=key, reason="only one rank's trace: nobody to compare with")
+        return Abstention(key=key, reason="only one rank's trace: nothing to compare with")
     if across.refused is not None:
         return Abstention(key=key, reason=across.refused)
     numbers = [{step.step for step in report.steps} for report in reports]
@@ -167,14 +167,13 @@ def _find_comparison(key: str, reports: Sequence[RankReport], across: CrossRank 
 # -- load_imbalance ---------------------------------------------------------------------------------------------------
 
 IMBALANCE_MIN = 0.15
-"""The longest computing over the mean, less 1: 7 % between two clean ranks on two busy cores, 9 % in DLRM, 13 % among
-four ranks that share two cores (gloo-2.13)."""
+"""The longest compute time over the mean, less 1; up to 13 % between healthy ranks on busy cores."""
 IMBALANCE_COST_RATIO_MIN = 0.05
-"""Of the window: what all ranks would save at the most if the work were spread evenly."""
+"""Share of the window that all ranks could save at most with evenly spread work."""
 
 
 def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) -> Advice | Abstention | None:
-    """Whether ranks that run the same program compute for unequal times, without one of them being the straggler."""
+    """Judge whether ranks of the same program have unequal compute times, without a straggler among them."""
     key = "load_imbalance"
     compared = _find_comparison(key, reports, across)
     if isinstance(compared, Abstention):
@@ -223,5 +222,5 @@ def _advise_on_balance(reports: Sequence[RankReport], most: int, imbalance: floa
 
 
 def _signature(report: RankReport) -> frozenset[tuple[str, int | None, int]]:
-    """What tells pipeline stages and roles apart: which collectives, in groups of which size, how often."""
+    """Return what distinguishes pipeline stages and roles: which collectives, in groups of which size, how often."""
     return frozenset((row.op, row.group_size, row.count) for row in report.collectives)

@@ -1,8 +1,8 @@
-"""Who was slow in the steps of these traces, by self time (docs/definitions.md section 4).
+"""Find the ranks that were slow in the steps of these traces, by self time (docs/definitions.md section 4).
 
-A rank's self time in a step is the step less the waiting in it that nothing hid: had nobody kept it waiting, it would
-have taken that long. Traces hold few steps, so there is no history to lean on: a rank is named only when over all steps
-it was clearly slower than its peers, slower in most of them taken singly too, and waited the least of all ranks.
+A rank's self time in a step is the step less its exposed waits for other ranks. Traces hold few steps: a rank is named
+only when it was clearly slower than its peers over all steps, and in most single steps, and waited the least of all
+ranks.
 """
 
 from collections.abc import Mapping
@@ -15,25 +15,24 @@ from rankscope.measure import intervals
 from rankscope.measure.units import NS_PER_MS
 
 SLOWDOWN_MIN = 1.15
-"""Between the two ranks of a clean job on two busy cores three steps differed by 13.5 % (gloo-2.13/ddp_2r_clean); the
-slow ones of the same series by 20 to 63 %."""
+"""Healthy ranks on busy cores differ by up to 13.5 % over three steps."""
 STEPS_SHARE_MIN = 0.6
 MORE_WORK_MIN = 1.1
 """Times as many kernels as the others run: then it is the work that differs, not the device."""
 CAUSE_SHARE_MIN = 0.5
 """A stage must explain half of the excess to be named as its cause."""
 
-_CAUSE_WORDS = {
+_CAUSE_TEXTS = {
     "data_loading": "waiting for data",
     "host_cpu": "stalled on the host",
     "gpu_compute": "computing slower",
     "more_work": "doing more work",
-    "unattributed": "for no reason that the traces show",
+    "unattributed": "for a reason that the traces do not show",
 }
 
 
 def find_stragglers(found: Mapping[int, RankAnalysis], matching: Matching) -> list[Finding]:
-    """The slow ranks, the slowest first; empty when all are alike, or nothing can be compared."""
+    """Return the slow ranks; empty when all are alike, or nothing can be compared."""
     self_ns = {rank: self_times(one, matching, rank) for rank, one in found.items()}
     common = set.intersection(*(set(times) for times in self_ns.values())) if len(self_ns) > 1 else set()
     waited_ns = {rank: intervals.total_ns(intervals.union(find_waiting(matching, rank))) for rank in found}
@@ -51,7 +50,7 @@ def find_stragglers(found: Mapping[int, RankAnalysis], matching: Matching) -> li
 
 
 def self_times(one: RankAnalysis, matching: Matching, rank: int) -> dict[int, int]:
-    """By step: its length less the waiting that no computing hid, in ns."""
+    """Return by step its length less the waits not hidden by compute, in ns."""
     waiting = intervals.subtract(intervals.union(find_waiting(matching, rank)), one.overlap)
     return {
         number: end_ns - start_ns - intervals.total_ns(intervals.clip(waiting, start_ns, end_ns))
@@ -70,13 +69,13 @@ def _describe(found: Mapping[int, RankAnalysis], rank: int, ratio: float, excess
         cause=cause,
         sentence=(
             f"Rank {rank} took {ratio:.2f} times as long as its peers, "
-            f"{sum(excess_ns) / len(excess_ns) / NS_PER_MS:.1f} ms more in a step, {_CAUSE_WORDS[cause]}."
+            f"{sum(excess_ns) / len(excess_ns) / NS_PER_MS:.1f} ms more in a step, {_CAUSE_TEXTS[cause]}."
         ),
     )
 
 
 def find_cause(report: RankReport, peers: list[RankReport], excess_ns: float) -> str:
-    """The part of the step in which the excess is. `excess_ns` is that of one step."""
+    """Return the cause by the part of the step that holds the excess. `excess_ns` is that of one step."""
     steps = max(1, len(report.steps))
     limit_ns = CAUSE_SHARE_MIN * excess_ns * steps
 

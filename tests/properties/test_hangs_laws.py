@@ -67,7 +67,7 @@ hang_states = st.builds(
     stall=st.none() | stalls,
     unresponsive=st.none() | views_from_outside,
 )
-jobs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
+runs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
 
 
 def is_inside(rank: RankHangState, group: str, furthest: float) -> bool:
@@ -76,39 +76,39 @@ def is_inside(rank: RankHangState, group: str, furthest: float) -> bool:
     return lives and any(wait.group == group and wait.sequence >= furthest for wait in rank.waits)
 
 
-@given(jobs)
+@given(runs)
 def test_missing_input_is_harmless_and_front_ranks_are_not_named(
-    job: dict[int, RankHangState],
+    run: dict[int, RankHangState],
 ) -> None:
-    view = view_on(job, GROUPS, world=RANKS)
+    view = view_on(run, GROUPS, world=RANKS)
     found = Hangs().find(view, ())
     if isinstance(found, Abstain) or not found:
         return
     (candidate,) = found
     finding = candidate.finding
-    assert set(finding.ranks) <= set(job)
+    assert set(finding.ranks) <= set(run)
     assert list(finding.ranks) == sorted(set(finding.ranks))
     for rank in finding.ranks:
         if finding.cause == "dead_rank":
-            assert job[rank].is_gone
+            assert run[rank].is_gone
         elif finding.cause == "silent_rank":
-            assert job[rank].is_silent
+            assert run[rank].is_silent
         else:
-            assert not job[rank].is_gone
+            assert not run[rank].is_gone
         if finding.group is not None and "sequence" in finding.evidence:
-            assert not is_inside(job[rank], finding.group, finding.evidence["group_max_sequence"])
+            assert not is_inside(run[rank], finding.group, finding.evidence["group_max_sequence"])
 
 
-@given(jobs)
-def test_a_hang_that_was_just_found_has_not_passed(job: dict[int, RankHangState]) -> None:
-    view = view_on(job, GROUPS, world=RANKS)
+@given(runs)
+def test_a_hang_that_was_just_found_has_not_passed(run: dict[int, RankHangState]) -> None:
+    view = view_on(run, GROUPS, world=RANKS)
     found = Hangs().find(view, ())
     if isinstance(found, Abstain) or not found:
         return
     assert not Hangs().has_passed(view, found[0].finding, ())
 
 
-@given(jobs, jobs)
+@given(runs, runs)
 def test_changing_hang_has_one_finding_or_the_old_one_passed(
     before: dict[int, RankHangState], after: dict[int, RankHangState]
 ) -> None:

@@ -29,7 +29,7 @@ parts = st.tuples(*[st.integers(0, 1000)] * 5).filter(any)
 ranks = st.tuples(st.lists(parts, min_size=3, max_size=3), st.integers(0, STEP_NS))
 """The windows of a rank, and its data phase."""
 
-Job = Sequence[tuple[Sequence[Parts], int]]
+Run = Sequence[tuple[Sequence[Parts], int]]
 
 
 def window_of(first_step: int, part: Parts, scale: int) -> WindowBreakdown:
@@ -40,15 +40,15 @@ def window_of(first_step: int, part: Parts, scale: int) -> WindowBreakdown:
     )  # fmt: skip
 
 
-def view_of(job: Job, transfer_ns: int, scale: int = 1) -> RunView:
-    count = len(job)
+def view_of(run: Run, transfer_ns: int, scale: int = 1) -> RunView:
+    count = len(run)
     step_ns = np.full((MADE, count), float(scale * STEP_NS))
-    data_ns = np.array([[data * scale for _, data in job]] * MADE, dtype=np.float64)
+    data_ns = np.array([[data * scale for _, data in run]] * MADE, dtype=np.float64)
     everybody = tuple(range(count))
     series = StepSeries(np.arange(MADE), everybody, step_ns, step_ns, step_ns, {"data": data_ns}, self_is_measured=True)
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] = {
         rank: [window_of(20 + 10 * number, part, scale) for number, part in enumerate(windows)]
-        for rank, (windows, _) in enumerate(job)
+        for rank, (windows, _) in enumerate(run)
     }
     return RunView(
         now_collector_ns=0,
@@ -69,8 +69,8 @@ def findings_in(view: RunView) -> list[Finding]:
 
 
 @given(st.lists(ranks, min_size=1, max_size=RANKS), st.integers(0, STEP_NS))
-def test_findings_name_no_rank_are_in_range_and_not_over(job: Job, transfer_ns: int) -> None:
-    view = view_of(job, transfer_ns)
+def test_findings_name_no_rank_are_in_range_and_not_over(run: Run, transfer_ns: int) -> None:
+    view = view_of(run, transfer_ns)
     for finding in findings_in(view):
         assert finding.ranks == ()
         assert finding.severity in {"info", "warning"}
@@ -79,8 +79,8 @@ def test_findings_name_no_rank_are_in_range_and_not_over(job: Job, transfer_ns: 
 
 
 @given(st.lists(ranks, min_size=1, max_size=RANKS), st.integers(0, STEP_NS), st.integers(2, 10**6))
-def test_unit_of_time_does_not_matter(job: Job, transfer_ns: int, scale: int) -> None:
-    one, other = view_of(job, transfer_ns), view_of(job, transfer_ns, scale)
+def test_unit_of_time_does_not_matter(run: Run, transfer_ns: int, scale: int) -> None:
+    one, other = view_of(run, transfer_ns), view_of(run, transfer_ns, scale)
     assert [finding.kind for finding in findings_in(one)] == [finding.kind for finding in findings_in(other)]
 
 
@@ -88,6 +88,6 @@ def test_unit_of_time_does_not_matter(job: Job, transfer_ns: int, scale: int) ->
 def test_one_different_rank_makes_no_finding_about_the_run(
     unlike: tuple[Sequence[Parts], int], rank: int, transfer_ns: int
 ) -> None:
-    job: list[tuple[Sequence[Parts], int]] = [([HEALTHY] * 3, STEP_NS // 100)] * RANKS
-    job[rank] = unlike
-    assert findings_in(view_of(job, transfer_ns)) == []
+    run: list[tuple[Sequence[Parts], int]] = [([HEALTHY] * 3, STEP_NS // 100)] * RANKS
+    run[rank] = unlike
+    assert findings_in(view_of(run, transfer_ns)) == []

@@ -47,7 +47,7 @@ def find(hang: Hang) -> Finding | Abstain | None:
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
-def test_the_rank_that_has_stopped_is_told_from_those_that_wait(topology: Topology, how: str, runs_ahead: bool) -> None:
+def test_stopped_rank_is_distinguished_from_waiting_ones(topology: Topology, how: str, runs_ahead: bool) -> None:
     for seed in range(SEEDS):
         fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
         hang = Hang(topology, fault, steps=20, runs_ahead=runs_ahead)

@@ -32,14 +32,12 @@ def everywhere(cause: str, ratio: float) -> Fault:
         ("gpu_slow_clock", 1.5, set()),
     ],
 )
-def test_job_that_is_slow_everywhere_is_told_what_holds_it_up(
-    kind: str, cause: str, ratio: float, expected: set[str]
-) -> None:
+def test_run_slow_everywhere_gets_the_matching_rule(kind: str, cause: str, ratio: float, expected: set[str]) -> None:
     assert findings(kind, everywhere(cause, ratio)) == {(rule, rule, ()) for rule in expected}
 
 
 @pytest.mark.parametrize("noise", sorted(NOISES))
-def test_no_rule_speaks_of_a_job_that_is_well(noise: str) -> None:
+def test_no_rule_fires_on_a_healthy_run(noise: str) -> None:
     assert not {kind for kind, _, _ in findings("tp", noise=noise)} & set(RULES)
 
 

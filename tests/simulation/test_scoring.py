@@ -128,7 +128,7 @@ def test_two_faults_are_judged_each_by_its_own() -> None:
     assert [fault.right_cause for fault in judged.faults] == [True, False]
 
 
-def test_summary_counts_over_jobs() -> None:
+def test_summary_counts_over_runs() -> None:
     row = summarise([judge_of(finding(ranks=(3,)), finding(ranks=(5,))), judge_of(), judge_of(faults=())])
     assert (row.runs, row.faults, row.recall, row.precision) == (3, 2, 0.5, 0.5)
     # One false finding in 15 + 15 + 16 ranks' 100 steps each.

@@ -52,7 +52,7 @@ def test_slow_rank_is_found_in_the_windows_there_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_healthy_job_has_nobody_to_blame(seed: int) -> None:
+def test_healthy_run_has_no_straggler(seed: int) -> None:
     outcome, snapshot = watch("fsdp", seed=seed)
     assert (outcome.opened, snapshot.abstained) == ([], None)
 

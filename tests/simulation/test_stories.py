@@ -28,7 +28,7 @@ def story(kind: str, *faults: Fault, noise: str = "usual", seed: int = 1) -> Sce
 
 
 @pytest.mark.parametrize("kind", sorted(JOBS))
-def test_slow_rank_is_found_and_nobody_who_waits_for_it(kind: str) -> None:
+def test_slow_rank_is_found_and_no_rank_that_waits_for_it(kind: str) -> None:
     found = run(story(kind, Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.3, begin=BEGIN))).opened
     assert [(opened.finding.rank, opened.finding.cause) for opened in found] == [(SLOW, "gpu_compute")]
     assert abs((found[0].finding.since_step or 0) - BEGIN) <= 2
@@ -71,7 +71,7 @@ def test_rank_however_slow_makes_no_slow_link(kind: str) -> None:
 
 @pytest.mark.parametrize("noise", sorted(set(NOISES) - {"shared_nodes"}))
 @pytest.mark.parametrize("kind", ["dp", "pp"])
-def test_healthy_job_blames_nobody(kind: str, noise: str) -> None:
+def test_healthy_run_blames_no_rank(kind: str, noise: str) -> None:
     outcome = run(story(kind, noise=noise))
     assert outcome.abstained is None
     kinds = ["uneven_work"] if (kind, noise) in UNEVEN else []
@@ -96,7 +96,7 @@ def test_finding_closes_when_the_rank_has_recovered() -> None:
     assert opened.closed_step > 60
 
 
-def test_same_seed_is_the_same_job() -> None:
+def test_same_seed_is_the_same_run() -> None:
     fault = Fault(cause="host_cpu", ranks=(SLOW,), ratio=1.3, begin=BEGIN)
     one, other = run(story("tp", fault, seed=7)), run(story("tp", fault, seed=7))
     assert one.opened == other.opened

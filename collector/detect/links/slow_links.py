@@ -27,7 +27,7 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import measure_noise
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.view import RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import PEERS_MIN, Comparison
 from rankscope.collector.steps.step_series import Floats
@@ -54,7 +54,7 @@ class SlowLink(NamedTuple):
 
     group: str
     siblings: tuple[str, ...]
-    slow: Slow
+    slow: SlowRank
     excess_ns: Floats
     exposed_ns: Floats
 
@@ -75,7 +75,7 @@ class Links:
         """Return whether the transfer is no longer than that of its siblings or past; False when not known."""
         return name in self.names and has_recovered(self.view.excess_of(self.names.index(name)), thresholds)
 
-    def describe(self, slow: Slow) -> SlowLink:
+    def describe(self, slow: SlowRank) -> SlowLink:
         """Return what was found for a column as a slow group or family."""
         name = self.names[slow.rank]
         siblings = tuple(self.names[peer] for peer in slow.peers.ranks if peer < len(self.names))

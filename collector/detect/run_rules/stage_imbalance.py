@@ -17,7 +17,7 @@ import numpy as np
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
@@ -90,7 +90,7 @@ def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
     return as_rank_series(view, columns, against)
 
 
-def _describe(view: RunView, stages: RunView, group: Comparison, slow: Slow, known: Sequence[Finding]) -> Candidate:
+def _describe(view: RunView, stages: RunView, group: Comparison, slow: SlowRank, known: Sequence[Finding]) -> Candidate:
     before = [one.since_step for one in known if one.ranks == group.members and one.since_step is not None]
     since_step = min(before, default=slow.since_step)
     lost_ns = _lost_to(view, stages, slow.rank)
@@ -115,7 +115,7 @@ def _describe(view: RunView, stages: RunView, group: Comparison, slow: Slow, kno
     return Candidate(finding, lost_ns)
 
 
-def _write_sentence(group: Comparison, slow: Slow, cost: Cost, *, is_over: bool = False) -> str:
+def _write_sentence(group: Comparison, slow: SlowRank, cost: Cost, *, is_over: bool = False) -> str:
     have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
     when = f", as was seen{WHEN}" if is_over else ", since the first known one"
     return (

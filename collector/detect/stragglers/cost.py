@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import ns_to_s
@@ -21,7 +21,7 @@ class Cost(NamedTuple):
     lost_rank_hours_per_hour: float
 
 
-def lost_to(slow: Slow, view: RunView) -> Floats:
+def lost_to(slow: SlowRank, view: RunView) -> Floats:
     """Return what each step lost to one straggler since it is slow, shape (n,) in ns; 0 before, NaN where not known.
 
     lost = self time of the straggler - median self time of its peers, at most what leaves that time of the step. A step

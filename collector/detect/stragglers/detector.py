@@ -12,7 +12,7 @@ from rankscope.collector.detect.finding import SLOW_LINK, STRAGGLER, TRANSFER_EX
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.cost import lost_to, price
 from rankscope.collector.detect.stragglers.persistent import (
-    Slow,
+    SlowRank,
     Thresholds,
     find_stragglers,
     has_recovered,
@@ -36,7 +36,7 @@ USUAL: Final = "usual_log_excess"
 """Evidence key, followed by `/` and the rank: the usual excess of a rank without peers (`excess.py`)."""
 
 
-class SlowRanks:
+class Stragglers:
     """The detector of stragglers."""
 
     kinds = frozenset({STRAGGLER})
@@ -74,7 +74,7 @@ def read_usual(findings: Sequence[Finding]) -> dict[int, float]:
     }
 
 
-def is_explained_by_links(slow: Slow, view: RunView, explained: Sequence[Finding]) -> bool:
+def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Finding]) -> bool:
     """Return whether open findings about links explain a slow rank: its excess is no more than that of the transfers of
     its groups.
 
@@ -92,7 +92,9 @@ def is_explained_by_links(slow: Slow, view: RunView, explained: Sequence[Finding
     return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
 
-def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Candidate:
+def _describe(
+    view: RunView, node: str | None, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]
+) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
     slow = _align_begin(slow_ranks[0], slow_ranks, known)
     causes = [find_cause(one, view.series, view.samples) for one in slow_ranks[:CAUSES_READ_MAX]]
@@ -128,7 +130,7 @@ def _describe(view: RunView, node: str | None, slow_ranks: Sequence[Slow], known
     return Candidate(finding, lost_ns)
 
 
-def _align_begin(slow: Slow, slow_ranks: Sequence[Slow], known: Mapping[int, Finding]) -> Slow:
+def _align_begin(slow: SlowRank, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> SlowRank:
     """Return the slowest rank with the begin of all. The begin of an open finding is kept where it may still be true:
     the change may have left the step table.
     """
@@ -144,7 +146,7 @@ def _find_most_common(causes: Sequence[Cause]) -> Cause:
     return next(cause for cause in causes if cause.name == name)
 
 
-def _wait_caused(view: RunView, slow_ranks: Sequence[Slow], since: Slow) -> dict[str, float]:
+def _wait_caused(view: RunView, slow_ranks: Sequence[SlowRank], since: SlowRank) -> dict[str, float]:
     """Return what all ranks wait per step because of these, since the present level; empty when not known. It is the
     median, for an intermittent slowness the mean.
     """
@@ -158,13 +160,15 @@ def _wait_caused(view: RunView, slow_ranks: Sequence[Slow], since: Slow) -> dict
     return {"wait_caused_ns": float(middle(known))} if len(known) else {}
 
 
-def join_nodes(slow_ranks: Sequence[Slow], nodes: Mapping[int, str]) -> list[tuple[str | None, tuple[Slow, ...]]]:
+def join_nodes(
+    slow_ranks: Sequence[SlowRank], nodes: Mapping[int, str]
+) -> list[tuple[str | None, tuple[SlowRank, ...]]]:
     """Group the slow ranks: those of a slow node with its name, every other one by itself; in the order given.
 
     A node with a single rank, and one that has all ranks, is not distinguished from its ranks.
     """
     sizes = Counter(nodes.values())
-    slow_on: dict[str, list[Slow]] = {}
+    slow_on: dict[str, list[SlowRank]] = {}
     for slow in slow_ranks:
         slow_on.setdefault(nodes[slow.rank], []).append(slow)
     whole = {
@@ -172,7 +176,7 @@ def join_nodes(slow_ranks: Sequence[Slow], nodes: Mapping[int, str]) -> list[tup
         for node, found in slow_on.items()
         if len(sizes) > 1 and len(found) >= max(2, math.ceil(SHARE_MIN * sizes[node]))
     }
-    joined: dict[str | int, list[Slow]] = {}
+    joined: dict[str | int, list[SlowRank]] = {}
     for slow in slow_ranks:
         node = nodes[slow.rank]
         joined.setdefault(node if node in whole else slow.rank, []).append(slow)

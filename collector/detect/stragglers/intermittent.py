@@ -17,7 +17,7 @@ import numpy as np
 
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
@@ -50,7 +50,7 @@ class SlowPeriods(NamedTuple):
     counts: Ints
 
 
-def find_intermittent(view: RunView, thresholds: Thresholds, known: Collection[int]) -> tuple[Slow, ...]:
+def find_intermittent(view: RunView, thresholds: Thresholds, known: Collection[int]) -> tuple[SlowRank, ...]:
     """Return the intermittently slow ranks that are not `known` to be slow, the costliest first."""
     periods = find_slow_periods(view, thresholds)
     if len(periods.rows) < 2 * thresholds.steps_min:
@@ -103,7 +103,7 @@ def usual_rate(periods: SlowPeriods) -> float:
     return (float(kept.sum()) + 0.5) / max(1, len(kept) * len(periods.rows))
 
 
-def _judge(view: RunView, column: int, periods: SlowPeriods) -> Slow | None:
+def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
     steps = view.series.steps[periods.rows]
     slow = np.flatnonzero(periods.slow[:, column])
     began = _find_begin(periods.slow[:, column])
@@ -117,7 +117,7 @@ def _judge(view: RunView, column: int, periods: SlowPeriods) -> Slow | None:
         return None
     rank = view.series.ranks[column]
     self_ns = view.series.self_ns[periods.rows[slow], column]
-    return Slow(
+    return SlowRank(
         rank=rank,
         since_step=int(steps[began]),
         level_from_step=int(steps[began]),
@@ -144,7 +144,7 @@ def _has_long_periods(periods: SlowPeriods, column: int) -> bool:
     return bool(periods.counts[column] >= PERIODS_MIN and mine >= LONG_STEPS_MIN + LONG_RATIO_MIN * usual)
 
 
-def _cost(slow: Slow) -> float:
+def _cost(slow: SlowRank) -> float:
     return slow.persistence * (slow.slowdown_ratio - 1)
 
 

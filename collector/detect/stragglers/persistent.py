@@ -54,7 +54,7 @@ class Thresholds:
     persistence_ratio: float = 0.7
 
 
-class Slow(NamedTuple):
+class SlowRank(NamedTuple):
     """A rank that passes every test, with its numbers: medians since `level_from_step`, or over the slow steps of an
     intermittent slowness.
 
@@ -97,7 +97,7 @@ class Slow(NamedTuple):
         }
 
 
-def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[Slow, ...] | Abstain:
+def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[SlowRank, ...] | Abstain:
     """Return every rank that is slow now, slowest first; or why no verdict can be given."""
     series = view.series
     if len(series.ranks) < view.world_size:
@@ -154,7 +154,7 @@ def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
     return bool(np.median(known[-thresholds.steps_min :]) < math.log(thresholds.slowdown_close_ratio))
 
 
-def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
+def _judge(view: RunView, rank: int, thresholds: Thresholds) -> SlowRank | None:
     excess = view.excess_of(rank)
     known = np.flatnonzero(~np.isnan(excess))
     if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
@@ -179,7 +179,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> Slow | None:
     ramp = fit_ramp(excess[known]) if began > 0 else None
     if ramp is not None and ramp.is_gradual:
         began = ramp.begin
-    return Slow(
+    return SlowRank(
         rank=rank,
         since_step=int(view.series.steps[known[began]]),
         level_from_step=int(view.series.steps[rows[0]]),

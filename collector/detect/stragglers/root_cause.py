@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
 from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
@@ -32,7 +32,7 @@ MAJOR_FAULT_NS: Final = 100_000
 
 
 def find_memory_pressure(
-    slow: Slow, explained_ns_min: float, evidence: dict[str, float], samples: Samples
+    slow: SlowRank, explained_ns_min: float, evidence: dict[str, float], samples: Samples
 ) -> str | None:
     """Describe the memory pressure of the rank and add its numbers to `evidence`; None when there is none, or the rank
     or its peers have no counters. Page faults must explain `explained_ns_min` of a step.
@@ -50,7 +50,7 @@ def find_memory_pressure(
 
 
 def _compare(
-    slow: Slow, evidence: dict[str, float], name: str, measure: Callable[[int], float | None]
+    slow: SlowRank, evidence: dict[str, float], name: str, measure: Callable[[int], float | None]
 ) -> tuple[float, float] | None:
     """Return the rank's value and the median of its peers'; None when it or all of them are not known."""
     mine = measure(slow.rank)
@@ -71,7 +71,9 @@ def _calls(sample: AllocatorSample) -> int | None:
     return sample.device_allocs + sample.device_frees
 
 
-def _per_step(rank: int, slow: Slow, samples: Samples, count: Callable[[AllocatorSample], int | None]) -> float | None:
+def _per_step(
+    rank: int, slow: SlowRank, samples: Samples, count: Callable[[AllocatorSample], int | None]
+) -> float | None:
     """Return the count per step since the slow rank's present level; None without two counts in that time."""
     known: Sequence[AllocatorCounts] = [
         counts for counts in samples.allocators.get(rank, ()) if counts.steps >= slow.level_from_step
@@ -114,7 +116,7 @@ class Cause(NamedTuple):
     evidence: dict[str, float]
 
 
-def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
+def find_cause(slow: SlowRank, series: StepSeries, samples: Samples) -> Cause:
     """Return the cause of one straggler."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
@@ -126,7 +128,7 @@ def find_cause(slow: Slow, series: StepSeries, samples: Samples) -> Cause:
     return Cause(name, because, evidence)
 
 
-def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
+def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
     """Return by how much each phase of the rank, and its CPU time, is longer than its peers', as `NAME_excess_ns`. All
     steps of the present level count, for an intermittent slowness the slow ones.
     """
@@ -141,7 +143,7 @@ def phase_excess(slow: Slow, series: StepSeries) -> dict[str, float]:
     return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
-def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
+def _excess(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> float:
     """Return the rank's median less that of its peers' medians, over the steps known of the rank and of a peer (CPU
     time is measured on some steps only); NaN without such a step.
     """
@@ -156,14 +158,14 @@ def _excess(values: Cells, rows: Ints, slow: Slow, series: StepSeries) -> float:
 Verdict = tuple[str, str] | None
 
 
-def _data(_slow: Slow, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
+def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
     data_ns = evidence.get("data_excess_ns", 0.0)
     if data_ns < EXPLAINS * excess_ns:
         return None
     return "data_loading", f"it waits {format_duration(data_ns)} a step longer for its data loader"
 
 
-def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     pauses = {
         rank: pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
         for rank in (slow.rank, *slow.peers.ranks)
@@ -179,7 +181,7 @@ def _garbage(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: 
     return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
 
 
-def _share_of_slow_steps(slow: Slow) -> float:
+def _share_of_slow_steps(slow: SlowRank) -> float:
     """Return the share of the steps that an excess per step falls on."""
     return slow.persistence if slow.pattern == "intermittent" else 1.0
 
@@ -192,7 +194,7 @@ def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
     return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
 
 
-def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
+def _fault(slow: SlowRank, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find a fault that the rank's GPU reports, and most of its peers' do not."""
     peers = [_find_faults(device) for peer in slow.peers.ranks for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
@@ -202,7 +204,7 @@ def _fault(slow: Slow, _excess_ns: float, _evidence: dict[str, float], samples: 
     return None
 
 
-def _clock(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find a slow clock of the rank's GPU that can explain half of the excess; where clocks are not known, a throttle
     reason that most of its peers' GPUs do not report.
     """
@@ -258,7 +260,7 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
     return None
 
 
-def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+def _memory(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find memory pressure, which stops a GPU between its kernels: longer kernels have another cause."""
     compute = _window_medians(slow, samples, "compute_ns")
     if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
@@ -267,7 +269,7 @@ def _memory(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
     return None if because is None else ("memory_pressure", because)
 
 
-def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find in the windows more work, slower kernels, or a device that is idle while its host works."""
     compute = _window_medians(slow, samples, "compute_ns")
     operators = _window_medians(slow, samples, "operator_count")
@@ -299,7 +301,7 @@ def _window(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: S
     return None
 
 
-def _host(slow: Slow, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
+def _host(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
     where = _where(evidence, excess_ns)
     if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
         # On a GPU a slow host shows as an idle device, which only device windows measure.
@@ -316,7 +318,7 @@ def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
     return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
 
 
-def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, float] | None:
+def _window_medians(slow: SlowRank, samples: Samples, field: str) -> tuple[float, float] | None:
     """Return the median of a breakdown's field per step at the present level: the rank's and its peers'. For an
     intermittent slowness only the rank's windows with a slow step count.
     """
@@ -336,7 +338,7 @@ def _window_medians(slow: Slow, samples: Samples, field: str) -> tuple[float, fl
     return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None
 
 
-def _holds_slow_step(window: WindowBreakdown, slow: Slow) -> bool:
+def _holds_slow_step(window: WindowBreakdown, slow: SlowRank) -> bool:
     if slow.pattern != "intermittent":
         return True
     end = window.first_step + window.step_count

@@ -7,7 +7,7 @@ from rankscope.collector.detect.finding import format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
-from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import RunView
 from rankscope.measure.units import format_duration
@@ -17,7 +17,7 @@ IT_WOULD: Final = "it would without this"
 
 
 def write_sentence(
-    slow_ranks: Sequence[Slow], slow: Slow, cause: Cause, cost: Cost, view: RunView, *, is_over: bool = False
+    slow_ranks: Sequence[SlowRank], slow: SlowRank, cause: Cause, cost: Cost, view: RunView, *, is_over: bool = False
 ) -> str:
     """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`:
     in the past tense, with WHEN in place of the period.
@@ -45,14 +45,14 @@ def describe_cost(cost: Cost, *, than: str = IT_WOULD, is_over: bool = False) ->
     )
 
 
-def _name(slow_ranks: Sequence[Slow], node: str, *, is_over: bool) -> str:
+def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:
     verb = "was" if is_over else "is"
     if len(slow_ranks) == 1:
         return f"Rank {slow_ranks[0].rank} ({node}) {verb}"
     return f"Node {node} (ranks {format_ranks(sorted(one.rank for one in slow_ranks))}) {verb} up to"
 
 
-def _name_peers(slow: Slow, *, is_over: bool) -> str:
+def _name_peers(slow: SlowRank, *, is_over: bool) -> str:
     if slow.peers.size == 1:
         return "the other rank" if slow.peers.do_same_work else "usual compared with the other rank"
     if slow.peers.do_same_work:
@@ -61,7 +61,7 @@ def _name_peers(slow: Slow, *, is_over: bool) -> str:
     return f"usual compared with the other {slow.peers.size} ranks, of which too few {do} the same work,"
 
 
-def _describe_pattern(slow: Slow) -> str:
+def _describe_pattern(slow: SlowRank) -> str:
     if slow.pattern == "drifting":
         return ", and ever slower,"
     if slow.pattern != "intermittent":

@@ -8,7 +8,7 @@ RUN = "bert"
 
 
 def slow(rank: int = 2, *, number: int = 1, **known: object) -> Finding:
-    """A straggler, unless `known` says otherwise."""
+    """Build the finding of a straggler, changed by `known`."""
     finding = Finding(
         kind="straggler",
         number=number,

@@ -1,4 +1,4 @@
-"""Ranks that stand still, written down by hand."""
+"""Hand-written states of stalled ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -119,7 +119,7 @@ def frozen(
     threads: Sequence[KernelThread] = (),
     state: str = "S",
 ) -> RankHangState:
-    """A rank whose interpreter is held, as its sidecar sees it. Before, it had told other counters."""
+    """A rank whose interpreter is held, as its sidecar sees it; its own older report has other counters."""
     identity = RankIdentity(
         run="story", rank=0, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=7
     )
@@ -143,7 +143,7 @@ def view_on(
     groups: Mapping[str, tuple[int, ...]] | None = None,
     world: int | None = None,
 ) -> RunView:
-    """A job at NOW_NS, whose ranks are all in one group unless told otherwise."""
+    """Build a run at NOW_NS, whose ranks are all in one group unless stated otherwise."""
     world = max(hang_states, default=0) + 1 if world is None else world
     return view_of(
         series_of([[10.0] * world]),

@@ -49,7 +49,7 @@ def job_of(
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     phases: bool = True,
 ) -> RunView:
-    """A job of such ranks. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU."""
+    """Build a run. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU."""
     count = len(ranks)
     rows = min(made, 64)
     data = [data_ms] * count if isinstance(data_ms, int | float) else list(data_ms)
@@ -75,7 +75,7 @@ def job_of(
 
 
 def exposed_of(exposed_ns: Mapping[str, Floats]) -> GroupTransfers:
-    """Transfers of which no more is known than how much was exposed."""
+    """Build transfers of which only the exposed part is known."""
     return GroupTransfers(exposed_ns=exposed_ns)
 
 
@@ -99,7 +99,7 @@ def kinds_in(view: RunView, *explained: Finding) -> list[str]:
 
 
 def counts_of(*samples: tuple[int, int], first_steps: int = STEPS, apart: int = 10) -> list[AllocatorCounts]:
-    """Samples of (retries, calls of the driver each way), every so many steps."""
+    """Build samples of (retries, driver calls each way), every so many steps."""
     return [
         AllocatorCounts(
             first_steps + apart * number,

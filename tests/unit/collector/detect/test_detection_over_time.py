@@ -1,4 +1,4 @@
-"""Detection as an engineer on call meets it: asked again every few steps, for a whole run. Noise is seeded.
+"""Detection as an engineer on call sees it: a pass every few steps, over a whole run. Noise is seeded.
 
 Measured over 200 such healthy runs of 8 ranks and 300 steps: findings in 1 % of the runs where 10 % of noise wanders
 slowly (correlation 0.9), in none with any of the other kinds of noise.
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
 from rankscope.collector.runs.events import AskClock, CloseFinding, OpenFinding
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.runs.run_stories import Story
@@ -62,8 +62,8 @@ NOISES = {
 }
 
 
-def verdicts(log_times: Floats, every: int = TICK_STEPS) -> Iterator[tuple[int, tuple[Slow, ...]]]:
-    """Who is named when so many steps have been made, over the last KEPT of them."""
+def verdicts(log_times: Floats, every: int = TICK_STEPS) -> Iterator[tuple[int, tuple[SlowRank, ...]]]:
+    """Return which ranks are named after so many steps, judged over the last KEPT of them."""
     everybody = tuple(range(log_times.shape[1]))
     for end in range(every, len(log_times) + 1, every):
         self_ns = STEP_NS * np.exp(log_times[max(0, end - KEPT) : end])
@@ -88,14 +88,14 @@ def test_healthy_ranks_are_never_named(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [30, 38, 39])
 def test_noise_of_the_peers_counts_when_a_rank_is_quiet_by_chance(seed: int) -> None:
-    # By its own noise alone some rank of these runs would stand out; seven others that wander as far say otherwise.
+    # By its own noise alone some rank of these runs would be named; the noise of its seven peers prevents it.
     noise = wandering(np.random.default_rng(seed), 300, 0.10, 0.9)
     assert [end for end, named in verdicts(noise) if named] == []
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_few_steps_that_look_quiet_by_chance_name_nobody(seed: int) -> None:
-    # The first verdicts of a run rest on 12 steps: of 30 % noise their median is off by 11 % often enough.
+def test_few_quiet_steps_by_chance_name_no_rank(seed: int) -> None:
+    # The first verdicts of a run use 12 steps: of 30 % noise their median is off by 11 % often enough.
     noise = white(np.random.default_rng(seed), 40, 0.30)
     assert [end for end, named in verdicts(noise, every=1) if named] == []
 
@@ -136,8 +136,8 @@ def test_slow_rank_that_becomes_slower_is_slow_since_it_first_was() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("steps", [3, 5, 8, 11])
-def test_rank_that_becomes_slower_twice_in_a_few_steps_is_slow_since_the_first(steps: int, seed: int) -> None:
-    # The first level lasts for fewer steps than a verdict takes: that is enough to tell when it began.
+def test_rank_slower_twice_in_a_few_steps_is_slow_since_the_first(steps: int, seed: int) -> None:
+    # The first level lasts for fewer steps than a verdict takes: that is enough to date its begin.
     times = steady(84, seed)
     times[40:, 5] += math.log(3.0)
     times[40 + steps :, 5] += math.log(1.5)
@@ -146,11 +146,11 @@ def test_rank_that_becomes_slower_twice_in_a_few_steps_is_slow_since_the_first(s
     assert abs(slow.since_step - 40) <= 2
 
 
-def test_small_change_while_a_rank_is_slow_is_not_when_it_became_slow() -> None:
+def test_small_change_of_a_slow_rank_is_not_its_begin() -> None:
     times = steady(600)
     times[100:, 5] += math.log(2)
     times[450:, 5] += math.log(1.1)
-    # Once the beginning has left the window nobody can tell it any more, and nothing later is taken for it.
+    # A begin that has left the step table is unknown, and no later step replaces it.
     last = [named[0] for end, named in verdicts(times) if end > 100 + KEPT]
     assert {slow.change_is_seen for slow in last} == {False}
 
@@ -179,7 +179,7 @@ def findings_told(story: Story) -> list[type]:
     return [type(effect) for effect in story.effects if not isinstance(effect, AskClock)]
 
 
-def test_finding_that_has_closed_does_not_open_again_while_its_steps_are_still_kept() -> None:
+def test_closed_finding_does_not_reopen_from_kept_steps() -> None:
     story = Story(4).join().train(40).train(80, data={2: 50.0})
     for _ in range(30):
         story.train(1)
@@ -196,7 +196,7 @@ def test_finding_keeps_its_beginning_while_the_rank_becomes_slower() -> None:
     assert finding.evidence["data_excess_ns"] == 140 * MS
 
 
-def test_finding_keeps_its_beginning_when_that_has_left_the_window() -> None:
+def test_finding_keeps_a_begin_that_left_the_step_table() -> None:
     story = Story(4).join().train(40).train(40, data={2: 50.0})
     for _ in range(3):
         story.train(100, data={2: 50.0})

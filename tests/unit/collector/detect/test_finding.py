@@ -40,8 +40,6 @@ def test_subject_names_the_smallest_thing_that_it_is_about(found: Finding, subje
         (finding(), finding(cause="data_loading"), False),
     ],
 )
-def test_findings_are_the_same_that_share_their_kind_and_a_rank_or_their_group(
-    one: Finding, other: Finding, *, are_the_same: bool
-) -> None:
+def test_findings_with_a_common_rank_or_group_are_the_same(one: Finding, other: Finding, *, are_the_same: bool) -> None:
     assert one.is_about_the_same(other) is are_the_same
     assert other.is_about_the_same(one) is are_the_same

@@ -15,7 +15,7 @@ def finding(
 
 
 @pytest.mark.parametrize("one", [finding(4, 5, 6, 7, group=TENSOR), finding(1, 5, 9, 13, group=DATA)])
-def test_finding_about_several_groups_takes_in_those_about_one_of_them(one: Finding) -> None:
+def test_finding_about_several_groups_absorbs_single_ones(one: Finding) -> None:
     both = finding(5, group=TENSOR, groups=f"{DATA}; {TENSOR}")
     assert both.groups == (DATA, TENSOR)
     assert both.is_about_the_same(one)

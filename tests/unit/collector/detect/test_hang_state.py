@@ -1,4 +1,4 @@
-"""What one rank's counters, its recorder and its sidecar say of where it stands."""
+"""The state of a rank by its counters, its recorder and its sidecar."""
 
 import pytest
 
@@ -19,13 +19,13 @@ from tests.unit.collector.detect.hang_states import (
 PIPE = "mesh_pp/0-1"
 
 
-def test_a_rank_waits_in_the_first_collective_of_each_group_that_has_not_completed() -> None:
+def test_rank_waits_in_the_first_incomplete_collective_per_group() -> None:
     rank = still({WORLD: (9, 6), "a": (3, 1)}, call(sequence=7), call(sequence=8), call("a", 2, "broadcast"))
     assert rank.waits == (Wait(WORLD, 7, "all_reduce"), Wait("a", 2, "broadcast"))
     assert rank.oldest == (WORLD, 7)
 
 
-def test_the_first_is_the_one_with_the_lowest_number_whatever_the_order() -> None:
+def test_first_collective_is_the_one_with_the_lowest_sequence() -> None:
     assert still({}, call(sequence=8), call(sequence=7)).waits == (Wait(WORLD, 7, "all_reduce"),)
 
 
@@ -34,7 +34,7 @@ def test_the_first_is_the_one_with_the_lowest_number_whatever_the_order() -> Non
     [
         (9, 6, (Wait(WORLD, 7),)),
         (1, 0, (Wait(WORLD, 1),)),
-        # A backend that tells no completions leaves only the last one.
+        # Without reported completions only the last one is known to be open.
         (9, None, (Wait(WORLD, 9),)),
         (9, 9, ()),
         (None, None, ()),
@@ -49,15 +49,15 @@ def test_without_a_recorder_the_counters_tell_where_it_waits(
 
 
 @pytest.mark.parametrize("rank", [moving({WORLD: (9, 8)}), ended("failed", counters={WORLD: (9, 8)}), silent()])
-def test_a_rank_that_does_not_stand_still_waits_for_nobody_known(rank: RankHangState) -> None:
+def test_rank_that_is_not_stalled_has_no_waits(rank: RankHangState) -> None:
     assert (rank.waits, rank.transfers, rank.oldest) == ((), (), None)
 
 
-def test_a_rank_that_was_stalled_when_it_fell_silent_still_waits_there() -> None:
+def test_rank_stalled_when_it_fell_silent_still_waits() -> None:
     assert silent({WORLD: (8, 7)}, is_stalled=True).waits == (Wait(WORLD, 8),)
 
 
-def test_sends_and_receives_are_no_collectives_and_their_group_s_counters_tell_nothing() -> None:
+def test_sends_and_receives_are_no_collectives() -> None:
     rank = still({PIPE: (5, 4)}, call(PIPE, 5, "recv 1<-0"))
     assert rank.waits == ()
     assert [handover for _, handover in rank.transfers] == [PointToPoint(is_send=False, peer=0)]
@@ -74,7 +74,7 @@ def test_sends_and_receives_are_no_collectives_and_their_group_s_counters_tell_n
         ("send", PointToPoint(is_send=True, peer=None)),
     ],
 )
-def test_point_to_point_calls_are_told_by_their_names(op: str, expected: PointToPoint | None) -> None:
+def test_point_to_point_calls_are_parsed_from_their_names(op: str, expected: PointToPoint | None) -> None:
     assert parse_point_to_point(call(op=op)) == expected
 
 
@@ -92,7 +92,7 @@ def test_point_to_point_calls_are_told_by_their_names(op: str, expected: PointTo
         (still({}, stall=stall_of(absent={"pending": "no recorder"})), None),
         (RankHangState(is_stalled=False), None),
         (frozen({WORLD: (6, 6)}), 6),
-        # Its sidecar could not ask: what it had said itself before.
+        # Without the sidecar's counters: those that the rank reported before.
         (frozen({}), 7),
     ],
 )
@@ -100,17 +100,17 @@ def test_how_far_a_rank_is_in_a_group(rank: RankHangState, expected: int | None)
     assert rank.enqueued_in(WORLD) == expected
 
 
-def test_what_a_device_has_begun_is_known_where_the_backend_tells() -> None:
+def test_started_sequence_is_known_where_the_backend_reports_it() -> None:
     rank = RankHangState(progress=(GroupStatus(group="a", enqueued=3, started=2), GroupStatus(group="b", enqueued=3)))
     assert [rank.started_in(group) for group in ("a", "b", "c")] == [2, None, None]
 
 
-def test_what_has_completed_is_nothing_until_it_is_told() -> None:
+def test_nothing_has_completed_until_it_is_reported() -> None:
     rank = RankHangState(progress=(GroupStatus(group="a", enqueued=3), GroupStatus(group="b", completed=2)))
     assert [rank.completed_in(group) for group in ("a", "b", "c")] == [0, 2, 0]
 
 
-def test_the_sidecar_s_view_comes_before_what_the_rank_wrote_down_before() -> None:
+def test_sidecar_view_takes_precedence_over_the_rank() -> None:
     thread = KernelThread(thread=7, name="python", state="S", wait_channel="futex")
     seen = frozen({}, call(sequence=9), threads=[thread])
     rank = RankHangState(is_stalled=True, unresponsive=seen.unresponsive, stall=stall_of("data"))

@@ -1,4 +1,4 @@
-"""When a hang has passed, what stands when the job comes down, and what makes way for what."""
+"""Hangs over time: when one has passed, is kept while the run ends, or is replaced by another."""
 
 import msgspec
 
@@ -35,7 +35,7 @@ def opened(hang_states: Standings) -> Finding:
     return msgspec.structs.replace(find(hang_states), number=1)
 
 
-def test_a_hang_has_passed_when_nobody_stands_still() -> None:
+def test_hang_has_passed_when_no_rank_is_stalled() -> None:
     finding = opened({0: waits(), 1: still({WORLD: (7, 7)})})
     assert Hangs().has_passed(view_on({0: moving(), 1: moving()}), finding, ())
     assert Hangs().has_passed(view_on({0: ended("failed"), 1: ended("finished")}), finding, ())
@@ -44,7 +44,7 @@ def test_a_hang_has_passed_when_nobody_stands_still() -> None:
 def test_a_hang_that_goes_on_has_not_passed() -> None:
     hang_states = {0: waits(), 1: still({WORLD: (7, 7)})}
     assert not Hangs().has_passed(view_on(hang_states), opened(hang_states), ())
-    # While the missing rank moves again and the others have not said so yet, nobody knows.
+    # The missing rank runs again, and the others have not reported yet: not known.
     assert not Hangs().has_passed(view_on({0: waits(), 1: moving()}), opened(hang_states), ())
 
 
@@ -54,7 +54,7 @@ def test_a_hang_makes_way_for_the_one_that_is_behind_it() -> None:
     assert Hangs().has_passed(now, before, ())
 
 
-def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
+def test_open_hang_is_kept_when_ranks_end_because_of_it() -> None:
     finding = opened({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()})
     late_ns = BEGAN_NS + LIMIT_NS + 1
     for last in ({0: ended("collective_timeout", late_ns)}, {1: dead(ended_collector_ns=late_ns)}):
@@ -63,20 +63,20 @@ def test_what_was_found_stands_when_ranks_end_because_of_it() -> None:
         assert not Hangs().has_passed(view_on(hang_states), finding, ())
 
 
-def test_a_late_end_is_no_cause_also_when_nothing_was_found_before() -> None:
+def test_late_end_is_no_cause_without_an_open_finding() -> None:
     straggler = Finding(kind=STRAGGLER, ranks=(1,), cause="host_cpu", sentence="")
     late = dead(ended_collector_ns=BEGAN_NS + LIMIT_NS + 1)
     assert find({0: waits(), 1: still({WORLD: (7, 7)}), 2: late}, straggler).ranks == (1,)
 
 
-def test_a_silent_rank_that_is_found_dead_later_is_the_same_finding() -> None:
+def test_silent_rank_found_dead_later_is_the_same_finding() -> None:
     finding = opened({0: waits(), 1: silent()})
     now = find({0: waits(), 1: dead(ended_collector_ns=NOW_NS)}, finding)
     assert (finding.cause, now.cause) == ("silent_rank", "dead_rank")
     assert now.is_about_the_same(finding)
 
 
-def test_a_finding_keeps_its_group_when_more_ranks_say_where_they_wait() -> None:
+def test_finding_keeps_its_group_when_more_ranks_report() -> None:
     groups = {WORLD: (0, 1, 2, 3), "pair": (2, 3)}
     missing = still({WORLD: (7, 7), "pair": (3, 3)})
     before: Standings = {0: waits(), 1: waits(), 2: moving({WORLD: (7, 7), "pair": (4, 3)}), 3: missing}
@@ -98,7 +98,7 @@ def test_so_does_one_that_names_no_rank() -> None:
     assert (first.group, now.group) == (WORLD, WORLD)
 
 
-def test_a_dead_rank_that_nobody_waited_for_at_first_stays_one_finding() -> None:
+def test_dead_rank_without_waiting_ranks_stays_one_finding() -> None:
     first = find({0: still({WORLD: (7, 7)}), 1: dead()})
     now = find({0: waits(), 1: dead()}, first)
     assert (first.group, now.group, now.ranks) == (None, None, (1,))

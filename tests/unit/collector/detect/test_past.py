@@ -1,4 +1,4 @@
-"""Findings that are over, told in the past tense with their length."""
+"""Closed findings, in the past tense with their length."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def hang(since_step: int | None = 31) -> Finding:
         (None, None, 42.0, "for 42 s"),
     ],
 )
-def test_slowness_is_told_from_when_until_when(
+def test_past_slowness_states_its_period(
     since: int | None, until: int | None, lasted_s: float | None, told: str
 ) -> None:
     closed = close_finding(straggler(since), until_step=until, lasted_s=lasted_s)
@@ -49,7 +49,7 @@ def test_slowness_is_told_from_when_until_when(
         (FINISHED, "stalled for 45 s in or after its last step, and then finished"),
     ],
 )
-def test_hang_is_told_with_its_length_and_what_came_after(outcome: str, told: str) -> None:
+def test_past_hang_states_its_length_and_outcome(outcome: str, told: str) -> None:
     closed = close_finding(hang(), lasted_s=45.0, outcome=outcome)
     assert closed.sentence == f"Rank 1 was stalled. The run {told}."
 

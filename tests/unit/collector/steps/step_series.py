@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rankscope.collector.detect.hang_state import RankHangState
-from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Peers, find_peer_groups
@@ -83,8 +83,8 @@ def slow_of(
     since_step: int = 0,
     level_from_step: int = 0,
     do_same_work: bool = True,
-) -> Slow:
-    return Slow(
+) -> SlowRank:
+    return SlowRank(
         rank=rank,
         since_step=since_step,
         level_from_step=level_from_step,

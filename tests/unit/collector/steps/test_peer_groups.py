@@ -21,7 +21,7 @@ def test_three_peers_are_enough_and_two_are_not() -> None:
     assert find_peers(0, two, tuple(range(5))) == Peers((1, 2, 3, 4), 4, do_same_work=False)
 
 
-def test_in_a_small_job_all_the_others_are_enough() -> None:
+def test_all_others_are_enough_in_a_small_run() -> None:
     assert find_peers(0, {0: "a", 1: "a"}, (0, 1)) == Peers((1,), 1, do_same_work=True)
     assert find_peers(2, {0: "a", 1: "a", 2: "a"}, (0, 1, 2)) == Peers((0, 1), 2, do_same_work=True)
 

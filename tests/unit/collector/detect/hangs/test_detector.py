@@ -47,7 +47,7 @@ PRESENT = frozenset({"stand", "stands", "wait", "waits", "is", "do", "does", "ha
 
 
 def assert_past(finding: Finding) -> None:
-    """Whoever finds a hang also knows how to tell of it when it is over."""
+    """A hang comes with its past form."""
     assert PRESENT.isdisjoint(finding.past.split()), finding.past
     assert finding.past.endswith(". The run{when}."), finding.past
 
@@ -77,12 +77,12 @@ IN_CHAIN = {
     [
         {},
         {0: moving(), 1: moving()},
-        # Asynchronous work is pending in every healthy job.
+        # Asynchronous work is pending in every healthy run.
         {0: moving({WORLD: (9, 8)}), 1: moving({WORLD: (8, 8)})},
         {0: ended("finished"), 1: ended("finished")},
     ],
 )
-def test_while_nobody_stands_still_there_is_no_hang(hang_states: Standings) -> None:
+def test_no_hang_without_a_stalled_rank(hang_states: Standings) -> None:
     assert Hangs().find(view_on(hang_states, world=2), ()) == ()
 
 
@@ -91,7 +91,7 @@ def test_while_nobody_stands_still_there_is_no_hang(hang_states: Standings) -> N
     [
         (still({WORLD: (7, 7)}, activity="data"), "rank 1 is in data, which may take long; ranks that wait: 2"),
         (moving(), "rank 1 is still running; ranks that wait: 2"),
-        # In a checkpoint its own word is that it is not stalled.
+        # In a checkpoint it reports that it is not stalled.
         (
             RankHangState(
                 is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S
@@ -118,7 +118,7 @@ def test_after_ten_limits_it_is(origin: RankHangState, place: str) -> None:
     assert place in finding.sentence
 
 
-def test_a_rank_in_a_long_checkpoint_is_excused_however_long_the_others_wait() -> None:
+def test_rank_in_a_long_checkpoint_is_always_excused() -> None:
     saving = RankHangState(
         is_stalled=False, progress=moving().progress, stall=stall_of("checkpoint"), stalled_ns=40 * S
     )
@@ -141,7 +141,7 @@ def test_work_after_the_training_of_the_others_is_no_hang() -> None:
 # -- a missing rank ---------------------------------------------------------------------------------------------------
 
 
-def test_the_rank_that_has_not_entered_is_named_with_its_line_and_what_the_others_wait_for() -> None:
+def test_missing_rank_is_named_with_its_line_and_the_collective() -> None:
     finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence == (
@@ -178,12 +178,12 @@ def test_counters_alone_are_enough() -> None:
     assert finding.details == {}
 
 
-def test_a_rank_that_has_made_no_collective_at_all_is_missing_in_the_first_one() -> None:
+def test_rank_without_any_collective_is_missing_in_the_first() -> None:
     finding = find(view_on({0: waits(sequence=1), 1: still({})}))
     assert (finding.cause, finding.ranks, finding.evidence["missing_sequence"]) == ("missing_rank", (1,), 0)
 
 
-def test_a_rank_whose_interpreter_is_held_is_missing_by_the_counters_of_its_sidecar() -> None:
+def test_frozen_rank_is_missing_by_its_sidecar_counters() -> None:
     finding = find(view_on({0: waits(), 1: frozen({WORLD: (7, 7)})}))
     assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
     assert finding.sentence.startswith(
@@ -200,7 +200,7 @@ def test_ranks_that_are_missing_together_are_named_together() -> None:
     )
 
 
-def test_waiting_is_followed_through_three_groups_to_where_it_comes_from() -> None:
+def test_waits_are_followed_through_three_groups_to_the_root() -> None:
     finding = find(view_on({**IN_CHAIN, 3: still({PIPELINE: (4, 4)})}, CHAIN))
     assert essence(finding) == ("missing_rank", (3,), PIPELINE, "critical")
     assert "1 rank waits for it in all_reduce 5 of mesh_pp/2-3 (4096 bytes)" in finding.sentence
@@ -208,13 +208,13 @@ def test_waiting_is_followed_through_three_groups_to_where_it_comes_from() -> No
     assert finding.evidence["waiting_ranks"] == 3
 
 
-def test_a_rank_in_a_call_that_no_recorder_shows_is_named_only_when_nobody_else_is_missing() -> None:
+def test_rank_in_an_unrecorded_call_is_named_last() -> None:
     receives = still({WORLD: (7, 7)}, activity="collective")
     assert find(view_on({0: waits(), 1: receives, 2: still({WORLD: (7, 7)})})).ranks == (2,)
     assert essence(find(view_on({0: waits(), 1: receives}))) == ("missing_rank", (1,), WORLD, "critical")
 
 
-def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() -> None:
+def test_unrecorded_wait_is_not_named_before_all_ranks_stall() -> None:
     receives = still({WORLD: (7, 7)}, activity="collective")
     hang_states = {0: waits(), 1: receives, 2: moving({WORLD: (8, 8)})}
     assert reason(view_on(hang_states)) == "ranks that are not stalled: 1 of 3"
@@ -222,14 +222,14 @@ def test_such_a_rank_is_not_named_before_everybody_has_come_to_a_standstill() ->
     assert find(view_on(hang_states)).ranks == (1,)
 
 
-def test_a_rank_that_moves_is_not_named_beside_one_that_is_missing() -> None:
+def test_running_rank_is_not_named_beside_a_missing_one() -> None:
     assert find(view_on({0: waits(), 1: moving(), 2: still({WORLD: (7, 7)})})).ranks == (2,)
 
 
 # -- ranks that are gone ----------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_was_killed_while_others_wait_is_told_from_one_that_is_stuck() -> None:
+def test_killed_rank_is_distinguished_from_a_stuck_one() -> None:
     finding = find(view_on({0: waits(), 1: dead(), 2: still({WORLD: (7, 7)})}))
     assert essence(finding) == ("dead_rank", (1,), WORLD, "critical")
     assert finding.sentence.startswith(
@@ -241,7 +241,7 @@ def test_a_rank_that_died_inside_the_collective_is_named_too() -> None:
     assert find(view_on({0: waits(), 1: dead(counters={WORLD: (8, 7)})})).ranks == (1,)
 
 
-def test_a_rank_that_died_is_named_also_where_nobody_waits_in_a_collective() -> None:
+def test_dead_rank_is_named_without_any_waiting_rank() -> None:
     finding = find(view_on({0: still({WORLD: (8, 8)}), 1: dead()}))
     assert essence(finding) == ("dead_rank", (1,), None, "critical")
     assert finding.sentence == (
@@ -250,16 +250,16 @@ def test_a_rank_that_died_is_named_also_where_nobody_waits_in_a_collective() -> 
 
 
 @pytest.mark.parametrize("how", ["finished", "terminated", "interrupted", "failed"])
-def test_a_rank_that_ended_in_any_way_is_named_when_others_wait_for_it(how: str) -> None:
+def test_ended_rank_is_named_when_others_wait_for_it(how: str) -> None:
     assert essence(find(view_on({0: waits(), 1: ended(how)}))) == ("dead_rank", (1,), WORLD, "critical")
 
 
-def test_a_rank_that_had_completed_the_collective_before_it_ended_is_not_waited_for() -> None:
+def test_rank_that_completed_before_its_end_is_not_missing() -> None:
     finding = find(view_on({0: waits(), 1: ended("finished", counters={WORLD: (8, 8)})}))
     assert essence(finding) == ("all_in_collective", (), WORLD, "critical")
 
 
-def test_a_rank_that_failed_long_ago_is_not_named_for_a_hang_of_today() -> None:
+def test_rank_that_failed_long_before_is_not_named() -> None:
     long_ago = dead(ended_collector_ns=BEGAN_NS - LIMIT_NS - 1, counters={"old": (1, 1)})
     hang_states = {0: waits("new"), 1: still({"new": (7, 7)}), 2: long_ago}
     assert find(view_on(hang_states, {"new": (0, 1), "old": (2,)})).ranks == (1,)
@@ -281,7 +281,7 @@ def test_when_no_clock_and_no_limit_is_known_a_death_counts() -> None:
     assert find(view_on({0: waiting, 1: dead()})).cause == "dead_rank"
 
 
-def test_with_an_aligned_clock_the_standstill_is_dated_by_it() -> None:
+def test_aligned_clock_dates_the_stall() -> None:
     # By the clock it began 100 s ago: a death 40 s ago is a consequence.
     waiting = replace(waits(), since_collector_ns=NOW_NS - 100 * S)
     assert find(
@@ -299,20 +299,20 @@ def test_with_an_aligned_clock_the_standstill_is_dated_by_it() -> None:
         ({0: dead("failed", 95 * S), 1: dead("failed", 96 * S)}, [0]),
     ],
 )
-def test_those_that_died_first_and_with_it_brought_the_others_down(failed: Standings, first: list[int]) -> None:
+def test_first_deaths_are_the_cause_of_the_later_ones(failed: Standings, first: list[int]) -> None:
     assert find_first_dead(failed) == first
 
 
 # -- silent ranks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_rank_is_told_apart_and_not_called_dead() -> None:
+def test_silent_rank_is_not_called_dead() -> None:
     finding = find(view_on({0: waits(), 1: silent()}))
     assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
     assert "does not report (it is not known whether its process is alive)" in finding.sentence
 
 
-def test_a_rank_that_stood_still_outside_before_it_fell_silent_is_missing() -> None:
+def test_rank_stalled_outside_before_it_fell_silent_is_missing() -> None:
     assert find(view_on({0: waits(), 1: silent({WORLD: (7, 7)}, is_stalled=True)})).cause == "missing_rank"
 
 
@@ -321,10 +321,10 @@ def test_a_silent_rank_that_had_entered_is_not_blamed() -> None:
     assert find(view_on(hang_states)).ranks == (2,)
 
 
-# -- nobody is missing ------------------------------------------------------------------------------------------------
+# -- no rank is missing -----------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_wait_for_each_other_in_two_groups_are_in_a_deadlock() -> None:
+def test_ranks_waiting_for_each_other_are_in_a_deadlock() -> None:
     first, second = "mesh_a", "mesh_b"
     hang_states = {
         0: still({first: (3, 2), second: (5, 5)}, call(first, 3), activity="collective"),
@@ -379,7 +379,7 @@ def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangS
     assert "missing_sequence" not in finding.evidence
 
 
-def test_a_collective_that_only_one_rank_does_not_complete_says_so() -> None:
+def test_collective_incomplete_on_one_rank_names_it() -> None:
     # Rank 1 has gone on, and waits in a group of its own for the network as well.
     hang_states = {0: waits(), 1: still({WORLD: (8, 8)}, call("alone", 1))}
     finding = find(view_on(hang_states, {WORLD: (0, 1), "alone": (1,)}))
@@ -387,17 +387,17 @@ def test_a_collective_that_only_one_rank_does_not_complete_says_so() -> None:
     assert "which has not completed on rank 0" in finding.sentence
 
 
-def test_a_rank_that_waits_elsewhere_for_somebody_keeps_no_collective_from_completing_by_itself() -> None:
+def test_rank_waiting_elsewhere_makes_no_collective_incomplete() -> None:
     # Both have enqueued the world's 8, but rank 1's device is held up by rank 2 in another group.
     groups = {WORLD: (0, 1), DATA: (1, 2)}
     held = still({WORLD: (8, 7), DATA: (3, 2)}, call(DATA, 3), call())
     assert find(view_on({0: waits(), 1: held, 2: still({DATA: (2, 2)})}, groups)).ranks == (2,)
 
 
-# -- what nobody can tell ---------------------------------------------------------------------------------------------
+# -- what is not known ------------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
+def test_member_without_counters_is_not_blamed() -> None:
     quiet = still({}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
     finding = find(view_on({0: waits(), 1: quiet}))
     assert essence(finding) == ("unattributed", (), WORLD, "critical")
@@ -407,7 +407,7 @@ def test_a_member_that_tells_no_counters_is_not_blamed() -> None:
     )
 
 
-def test_a_rank_that_receives_from_somebody_unknown_is_not_blamed() -> None:
+def test_rank_receiving_from_an_unknown_peer_is_not_blamed() -> None:
     receives = still({WORLD: (7, 7)}, call("mesh_pp", 3, "recv anysource"), activity="collective")
     finding = find(view_on({0: waits(), 1: receives}))
     assert (finding.cause, finding.ranks) == ("unattributed", ())
@@ -418,12 +418,12 @@ def test_a_member_that_has_never_joined_is_not_blamed() -> None:
     assert (finding.cause, finding.ranks) == ("unattributed", ())
 
 
-def test_what_the_other_ranks_tell_is_used_beside_one_that_tells_nothing() -> None:
+def test_reports_of_other_ranks_are_used_beside_a_missing_one() -> None:
     quiet = still({}, stall=stall_of("other", absent={"pending": "this torch has no flight recorder"}))
     assert find(view_on({0: waits(), 1: quiet, 2: still({WORLD: (7, 7)})})).ranks == (2,)
 
 
-def test_one_rank_alone_stands_still_and_nothing_more_can_be_said() -> None:
+def test_single_stalled_rank_is_unattributed() -> None:
     finding = find(view_on({0: still({}, last_step=None)}))
     assert essence(finding) == ("unattributed", (), None, "warning")
     assert finding.sentence == (
@@ -432,5 +432,5 @@ def test_one_rank_alone_stands_still_and_nothing_more_can_be_said() -> None:
     assert (finding.since_step, list(finding.details)) == (None, ["stack of rank 0"])
 
 
-def test_one_rank_that_waits_in_a_collective_of_its_own_is_held_up_by_its_device() -> None:
+def test_rank_alone_in_its_group_waits_for_its_device() -> None:
     assert find(view_on({0: waits()})).cause == "all_in_collective"

@@ -92,14 +92,14 @@ def test_a_stack_is_written_innermost_line_first() -> None:
     assert describe_stack(still(stall=stall)) == "a.py:1 in inner\nb.py:2 in outer\nand 3 more"
 
 
-def test_of_a_rank_that_does_not_answer_the_kernel_tells_what_it_can() -> None:
+def test_stack_of_a_frozen_rank_is_the_kernel_view() -> None:
     hidden = KernelThread(thread=8, name="gloo", state="R")
     assert describe_stack(frozen(threads=[THREAD, hidden])) == (
         "no Python stack: the interpreter is not running\nthread 7 (python): S in futex_wait\nthread 8 (gloo): R in ?"
     )
 
 
-def test_a_rank_that_nobody_looked_into_has_no_stack() -> None:
+def test_rank_without_a_stall_has_no_stack() -> None:
     assert describe_stack(dead()) == ""
 
 
@@ -133,7 +133,7 @@ def test_what_is_not_known_is_left_out_of_sentence_and_numbers() -> None:
     }  # fmt: skip
 
 
-def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compared() -> None:
+def test_unmatched_transfer_has_no_missing_sequence() -> None:
     hang_states = {0: still({}), 1: still({}, call(WORLD, 4, "recv 1<-0"))}
     (candidate,) = find(hang_states)
     assert candidate.finding.sentence.startswith(
@@ -143,7 +143,7 @@ def test_a_transfer_that_misses_its_other_end_has_no_number_that_could_be_compar
     assert "missing_sequence" not in candidate.finding.evidence
 
 
-def test_a_rank_of_which_no_node_is_known_says_so() -> None:
+def test_rank_without_a_known_node_is_named_so() -> None:
     view = view_on({5: still({WORLD: (7, 7)}), 0: waits()}, {WORLD: (0, 5)}, world=2)
     graph = find_stuck(view.hang_states, view.groups, lambda _: False)
     facts = HangFacts(view, graph, (5,), graph.stuck[0])
@@ -154,12 +154,12 @@ def test_a_rank_of_which_no_node_is_known_says_so() -> None:
     ("started", "told"),
     [
         ((8, 7, 8), "; it has not started on the device of rank 1. "),
-        # Where no device has begun it, none is told from the others; nor where the backend does not tell.
+        # Devices are not distinguished where none has started it, or where the backend does not report it.
         ((7, 7, 7), " for 40.0 s. "),
         ((8, None, 8), " for 40.0 s. "),
     ],
 )
-def test_a_device_that_has_not_begun_what_all_have_entered_is_told(started: tuple[int | None, ...], told: str) -> None:
+def test_device_that_has_not_started_is_named(started: tuple[int | None, ...], told: str) -> None:
     hang_states = {
         rank: replace(waits(), progress=(GroupStatus(group=WORLD, enqueued=8, started=sequence, completed=7),))
         for rank, sequence in enumerate(started)

@@ -1,4 +1,4 @@
-"""Who waits for whom, collective by collective."""
+"""The wait-for graph, collective by collective."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def graph_of(hang_states: dict[int, RankHangState], groups: Groups) -> WaitForGr
     return find_stuck(hang_states, groups, lambda one: one.is_gone)
 
 
-def test_a_collective_is_described_once_for_all_who_wait_in_it() -> None:
+def test_collective_is_described_once_for_all_waiting_ranks() -> None:
     graph = graph_of({0: waits(), 1: still({WORLD: (7, 7)}), 2: waits()}, {WORLD: (0, 1, 2, 3)})
     assert graph.stuck == (Stuck(WORLD, 8, "all_reduce", (0, 2), (1,), (3,), 8, oldest_of=2),)
     assert (graph.blocked, graph.roots, graph.waiting) == (frozenset({0, 2}), (1,), frozenset({0, 2}))
@@ -36,7 +36,7 @@ def test_a_rank_waits_for_those_behind_and_not_for_those_ahead() -> None:
     assert [(one.sequence, one.waiting, one.missing, one.furthest) for one in graph.stuck] == [(10, (0, 1), (2,), 12)]
 
 
-def test_a_group_whose_members_nobody_told_has_those_that_wait_in_it() -> None:
+def test_unknown_group_has_its_waiting_ranks_as_members() -> None:
     assert graph_of({0: waits("unheard")}, {}).stuck[0].missing == ()
 
 
@@ -47,7 +47,7 @@ def test_a_receiver_waits_for_its_sender() -> None:
 
 
 @pytest.mark.parametrize("posted", ["send 0->1", "send"])
-def test_a_transfer_whose_two_ends_are_posted_misses_nobody(posted: str) -> None:
+def test_transfer_with_both_ends_posted_has_no_missing_rank(posted: str) -> None:
     hang_states = {0: still({}, call(PIPE, 9, posted)), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
     assert [one.missing for one in graph_of(hang_states, PIPES).stuck if one.waiting == (2,)] == [()]
 
@@ -71,12 +71,12 @@ def test_two_ranks_that_both_receive_are_in_a_circle() -> None:
         ("recv anysource", ()),
     ],
 )
-def test_a_transfer_with_an_end_that_nobody_knows_misses_nobody(op: str, unknown: tuple[int, ...]) -> None:
+def test_transfer_with_an_unknown_peer_has_no_missing_rank(op: str, unknown: tuple[int, ...]) -> None:
     (one,) = graph_of({2: still({}, call(PIPE, 4, op))}, PIPES).stuck
     assert (one.missing, one.unknown) == ((), unknown)
 
 
-def test_the_end_of_a_transfer_that_died_is_missing_and_one_that_died_of_the_hang_is_not_known() -> None:
+def test_dead_transfer_peer_is_missing_unless_the_hang_killed_it() -> None:
     hang_states = {0: dead(), 2: still({}, call(PIPE, 4, "recv 1<-0"))}
     assert graph_of(hang_states, PIPES).stuck[0].missing == (0,)
     assert find_stuck(hang_states, PIPES, lambda _: False).stuck[0].unknown == (0,)
@@ -87,12 +87,12 @@ def test_a_member_that_died_of_the_hang_is_not_known() -> None:
     assert find_stuck(hang_states, {WORLD: (0, 1)}, lambda _: False).stuck[0].unknown == (1,)
 
 
-def test_a_transfer_from_a_rank_outside_the_group_is_answered_by_nobody() -> None:
+def test_transfer_from_outside_the_group_has_no_peer() -> None:
     hang_states = {0: still({}, call(PIPE, 9, "send 0->1")), 9: still({}, call(PIPE, 4, "recv 1<-0"))}
     assert next(one for one in graph_of(hang_states, PIPES).stuck if one.waiting == (9,)).missing == (0,)
 
 
-def test_counters_of_a_group_in_which_transfers_are_pending_say_nothing_of_its_collectives() -> None:
+def test_counters_are_unknown_while_transfers_are_pending() -> None:
     hang_states = {0: waits(PIPE, 8), 2: still({PIPE: (3, 3)}, call(PIPE, 4, "recv 1<-0")), 4: moving()}
     graph = graph_of(hang_states, PIPES)
     assert [(one.missing, one.unknown) for one in graph.stuck if not one.is_point_to_point] == [((), (2, 4))]
@@ -109,12 +109,12 @@ def test_what_is_named_is_what_the_missing_rank_would_enter_next() -> None:
     assert graph_of(hang_states, groups).find_stuck_without((1,)) is None
 
 
-def test_nobody_waits_in_a_circle_where_nobody_waits_or_somebody_is_missing() -> None:
+def test_no_cycle_without_waits_or_with_a_missing_rank() -> None:
     assert graph_of({0: moving()}, {WORLD: (0,)}).find_cycle() == ()
     assert graph_of({0: waits(), 1: still({})}, {WORLD: (0, 1)}).find_cycle() == ()
 
 
-def test_calls_are_told_by_those_whose_recorder_has_them() -> None:
+def test_calls_come_from_ranks_with_a_recorder() -> None:
     hang_states = {0: waits(), 1: still({WORLD: (8, 7)}), 2: waits(op="")}
     (one,) = graph_of(hang_states, {WORLD: (0, 1, 2)}).stuck
     assert find_calls(one, hang_states) == {("all_reduce", 4_096): [0]}

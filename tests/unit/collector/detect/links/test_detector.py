@@ -45,7 +45,7 @@ def only(view: RunView, *known: Finding) -> Finding:
     return candidate.finding
 
 
-# -- what a finding says ----------------------------------------------------------------------------------------------
+# -- the finding ------------------------------------------------------------------------------------------------------
 
 
 def test_finding_names_the_group_its_members_and_their_machines() -> None:
@@ -56,7 +56,7 @@ def test_finding_names_the_group_its_members_and_their_machines() -> None:
     assert finding.details == {}
 
 
-def test_sentence_says_how_much_slower_than_whom_and_what_it_costs() -> None:
+def test_sentence_states_ratio_comparison_and_cost() -> None:
     # 20 ms instead of 10 in steps of 100: the step would take 90. Ten of 100 parts of eight ranks are lost.
     assert only(view_of(PAIR, flawless=True)).sentence == (
         "The links of group mesh_tp/4,5 (node b) move data 2.00 times as slowly as their 3 sibling groups since step "
@@ -66,12 +66,12 @@ def test_sentence_says_how_much_slower_than_whom_and_what_it_costs() -> None:
     )
 
 
-def test_sentence_about_a_group_without_siblings_compares_with_its_past() -> None:
+def test_sentence_of_a_group_without_siblings_names_its_past() -> None:
     sentence = only(view_of(ODD, flawless=True)).sentence
     assert "of group mesh_dp/1,3,5,7 (nodes a, b) move data 2.00 times as slowly as before step 60: 20.0 ms" in sentence
 
 
-def test_link_without_siblings_that_is_well_again_is_told_as_past() -> None:
+def test_recovered_link_without_siblings_is_in_the_past_tense() -> None:
     closed = close_finding(only(view_of(ODD, flawless=True)), until_step=80, lasted_s=60.0)
     assert closed.sentence.startswith(
         "The links of group mesh_dp/1,3,5,7 (nodes a, b) moved data 2.00 times as slowly as before step 60, from step "
@@ -80,7 +80,7 @@ def test_link_without_siblings_that_is_well_again_is_told_as_past() -> None:
 
 
 def test_evidence_has_the_bandwidths_in_bytes_per_second() -> None:
-    # A megabyte in 20 ms is 50 MB/s; over the bus twice as much is said to go.
+    # A megabyte in 20 ms is 50 MB/s; the bus bandwidth counts twice as much.
     view = view_of(PAIR, flawless=True)
     view.transfers.bus_bytes[PAIR][:] = 2 * MB
     evidence = only(view).evidence
@@ -98,7 +98,7 @@ def test_bandwidth_of_data_whose_size_is_not_told_is_left_out() -> None:
 # -- cost -------------------------------------------------------------------------------------------------------------
 
 
-def test_step_loses_the_excess_of_the_transfer_since_the_link_is_slow() -> None:
+def test_step_loses_the_excess_of_the_slow_transfer() -> None:
     (candidate,) = candidates(view_of(PAIR, flawless=True))
     assert candidate.lost_ns is not None
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 10e6], 60))
@@ -131,7 +131,7 @@ def test_step_that_two_slow_links_made_longer_is_charged_once() -> None:
     assert other.lost_ns == pytest.approx(np.zeros(120))
 
 
-def test_step_whose_transfer_is_not_known_is_not_charged_and_not_free() -> None:
+def test_step_with_unknown_transfer_has_unknown_cost() -> None:
     view = view_of(PAIR, flawless=True)
     view.transfers.ns[PAIR][80] = np.nan
     (candidate,) = candidates(view)
@@ -158,7 +158,7 @@ def test_slow_groups_that_share_one_rank_are_one_finding_about_it() -> None:
     assert f"10.0 ms in {ODD}; {PAIR}, which shares them, is slow too." in finding.sentence
 
 
-def test_rank_whose_groups_are_slow_costs_the_excess_of_all_of_them() -> None:
+def test_rank_with_slow_groups_costs_the_sum_of_their_excess() -> None:
     (candidate,) = candidates(view_of(PAIR, ODD, flawless=True))
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 20e6], 60))
 
@@ -174,7 +174,7 @@ def test_slow_groups_of_one_machine_are_one_finding_about_it() -> None:
     assert finding.sentence.startswith("The links of node b move data")
 
 
-def test_slow_groups_between_two_machines_are_one_finding_about_the_pair() -> None:
+def test_slow_groups_between_two_nodes_are_one_finding() -> None:
     groups = {f"pair/{one},{other}": (one, other) for one, other in [(0, 4), (1, 5), (8, 12), (9, 13), (0, 8)][:4]}
     groups |= {"pair/2,10": (2, 10), "pair/6,14": (6, 14)}
     transfers = draw(groups, 120)
@@ -185,7 +185,7 @@ def test_slow_groups_between_two_machines_are_one_finding_about_the_pair() -> No
     assert finding.sentence.startswith("The links between nodes a, b move data")
 
 
-def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() -> None:
+def test_siblings_slow_together_are_one_finding() -> None:
     transfers = flat(MESH)
     for group in transfers:
         if group.startswith("mesh_tp"):
@@ -205,7 +205,7 @@ def test_siblings_that_become_slow_together_are_one_finding_about_all_of_them() 
 # -- over time --------------------------------------------------------------------------------------------------------
 
 
-def test_group_of_a_finding_that_has_not_recovered_still_says_where_the_link_is() -> None:
+def test_unrecovered_group_still_locates_the_link() -> None:
     known = only(view_of(PAIR, ODD))
     transfers = draw(MESH, 120)
     transfers[PAIR] *= 2
@@ -221,7 +221,7 @@ def test_group_that_alone_has_not_recovered_is_not_found_again() -> None:
     assert not DETECTOR.has_passed(view_of(PAIR, ratio=1.2), known, ())
 
 
-def test_open_finding_keeps_the_step_and_the_past_when_they_have_left_the_window() -> None:
+def test_open_link_finding_keeps_its_first_step_and_past() -> None:
     known = only(view_of(ODD))
     later = draw(MESH, 120, seed=2)
     later[ODD] *= 2
@@ -241,7 +241,7 @@ def test_finding_has_passed_when_every_group_has_recovered(slow: str) -> None:
     assert not DETECTOR.has_passed(view_of(slow), known, ())
 
 
-def test_nobody_knows_whether_a_link_has_passed_that_is_not_used_any_more() -> None:
+def test_unused_link_is_not_known_to_have_recovered() -> None:
     known = only(view_of(PAIR))
     assert not DETECTOR.has_passed(view_with({"mesh_dp": (0, 1)}, {"mesh_dp": noisy(50)}), known, ())
 
@@ -267,7 +267,7 @@ def test_rank_that_is_slower_by_its_transfers_is_held_up_by_links(rank: int, exc
     assert is_explained_by_links(slow, view, [only(view)]) is explained
 
 
-def test_nobody_is_held_up_by_findings_that_are_not_about_links() -> None:
+def test_other_findings_explain_no_rank_by_links() -> None:
     other = Finding(kind="imbalance", cause="more_work", sentence="", evidence={f"transfer_excess_ns/{PAIR}": 1e9})
     slow = slow_of(4, (0, 1, 2, 3), self_ms=110.0, peers_ms=100.0)
     assert not is_explained_by_links(slow, view_of(PAIR), [other])
@@ -284,7 +284,7 @@ def sampled(rates: dict[int, float | None], xids: dict[int, int | None]) -> Samp
     return Samples({}, {}, devices)
 
 
-def test_traffic_over_nvlink_of_the_members_and_of_the_others_is_evidence() -> None:
+def test_nvlink_traffic_of_members_and_others_is_evidence() -> None:
     rates: dict[int, float | None] = {4: 1e9, 5: 2e9, 0: 9e9, 1: 8e9, 2: 7e9, 3: None}
     evidence = only(view_of(PAIR, samples=sampled(rates, {}))).evidence
     assert (evidence["nvlink_tx_bytes_per_s"], evidence["peers_nvlink_tx_bytes_per_s"]) == (1.5e9, 8e9)
@@ -299,7 +299,7 @@ def test_traffic_over_nvlink_of_the_members_and_of_the_others_is_evidence() -> N
         ({5: 63, 0: 74}, None),
     ],
 )
-def test_error_of_nvlink_on_a_member_is_told(xids: dict[int, int | None], told: str | None) -> None:
+def test_nvlink_error_of_a_member_is_reported(xids: dict[int, int | None], told: str | None) -> None:
     assert only(view_of(PAIR, samples=sampled({}, xids))).details.get("link errors") == told
 
 

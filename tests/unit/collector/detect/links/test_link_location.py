@@ -35,7 +35,7 @@ def test_groups_of_one_machine_prove_the_machine() -> None:
     assert locate("tp0", "tp1") == (Location(("tp0", "tp1"), (0, 1, 2, 3), ("a",), "node"),)
 
 
-def test_groups_between_the_same_two_machines_prove_what_lies_between() -> None:
+def test_groups_between_the_same_two_nodes_prove_the_pair() -> None:
     assert locate("ab0", "ab1") == (Location(("ab0", "ab1"), (0, 1, 4, 5), ("a", "b"), "node pair"),)
 
 

@@ -34,7 +34,7 @@ def found_alone(transfer_ms: Floats, **pasts: float) -> tuple[SlowLink, ...]:
 # -- against siblings -------------------------------------------------------------------------------------------------
 
 
-def test_group_that_moves_data_slower_than_its_siblings_is_named_with_the_step_and_the_size() -> None:
+def test_slow_group_is_named_with_its_first_step_and_ratio() -> None:
     transfers = draw(FOUR_PAIRS, 100)
     transfers[SLOW][60:] *= 1.8
     (link,) = found(view_with(FOUR_PAIRS, transfers, first_step=1_000))
@@ -58,8 +58,8 @@ def test_less_than_a_quarter_more_is_no_slow_link(ratio: float, count: int) -> N
     assert len(found(view_with(FOUR_PAIRS, transfers))) == count
 
 
-def test_transfer_that_is_no_matter_beside_the_step_is_no_slow_link() -> None:
-    # Twice 0.4 ms in steps of 100 ms: the job could not be half a percent faster.
+def test_transfer_negligible_in_the_step_is_no_slow_link() -> None:
+    # Twice 0.4 ms in steps of 100 ms: the run could not be half a percent faster.
     transfers = {group: 0.04 * ms for group, ms in draw(FOUR_PAIRS, 100).items()}
     transfers[SLOW] *= 2
     assert found(view_with(FOUR_PAIRS, transfers)) == ()
@@ -78,7 +78,7 @@ def test_groups_that_do_not_move_the_same_are_no_siblings(other: str) -> None:
             groups[SLOW] = (2, 3, 8)
         case _:
             nodes[3] = "b"
-    # Always twice as slow, so that nothing but the siblings could tell.
+    # Always twice as slow: only the siblings show it.
     transfers = draw(groups, 100)
     transfers[next(group for group in groups if groups[group][:2] == (2, 3))] *= 2
     assert found(view_with(groups, transfers, size_bytes=sizes, nodes=nodes)) == ()
@@ -109,7 +109,7 @@ def test_past_of_too_few_steps_is_none() -> None:
     assert found_alone(transfer_ms) == ()
 
 
-def test_past_that_is_remembered_holds_when_the_change_has_left_the_window() -> None:
+def test_kept_past_holds_after_the_change_left_the_table() -> None:
     transfer_ms = 2 * noisy(100)
     assert found_alone(transfer_ms) == ()
     (link,) = found_alone(transfer_ms, mesh_dp=10.0)
@@ -132,7 +132,7 @@ def test_other_amounts_of_data_are_other_transfers() -> None:
     assert found(view_with(ALONE, {"mesh_dp": transfer_ms}, size_bytes={"mesh_dp": sizes})) == ()
 
 
-def test_amount_that_is_not_told_is_taken_for_the_same() -> None:
+def test_unknown_bytes_count_as_equal() -> None:
     transfer_ms = noisy(100)
     transfer_ms[60:] *= 2
     view = view_with(ALONE, {"mesh_dp": transfer_ms}, size_bytes={"mesh_dp": np.full(100, NAN)})
@@ -202,7 +202,7 @@ def test_past_of_nothing_is_not_known() -> None:
 
 
 def test_no_verdict_without_transfers() -> None:
-    # A group of one rank moves nothing to anybody, and of one whose members are not known nothing can be said.
+    # A group of one rank has no link, and one with unknown members cannot be judged.
     view = view_with({"a": (0,)}, {"a": noisy(50), "b": noisy(50)})
     assert judge(view) == Abstain("no transfer of any process group is known")
 

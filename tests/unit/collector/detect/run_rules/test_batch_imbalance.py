@@ -45,18 +45,18 @@ def only(looked_at: RunView, *known: Finding) -> Finding:
 
 
 def two_and_two(steps: int = 128) -> Floats:
-    """Each of four ranks in turn takes 140 ms and the others 100."""
+    """One of four ranks, a different one in each step, takes 140 ms and the others 100."""
     return np.where(np.arange(steps)[:, np.newaxis] % 4 == np.arange(4), 140.0, 100.0)
 
 
 # -- what is found ----------------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blamed() -> None:
+def test_alternating_slow_ranks_are_uneven_work_of_no_rank() -> None:
     finding = only(view(two_and_two()))
     assert (finding.kind, finding.cause, finding.severity) == ("uneven_work", "unattributed", "info")
     assert (finding.ranks, finding.group, finding.rank) == ((), None, None)
-    # 40 of 140 ms: the job takes 1.4 times as long, and of four ranks 4 * 40 / 140 hours an hour are lost.
+    # 40 of 140 ms: the run takes 1.4 times as long, and of four ranks 4 * 40 / 140 hours an hour are lost.
     assert finding.sentence == (
         "The slowest rank changes from step to step, and all others wait for it: 29 % of a step, 40.0 ms; cause "
         "unattributed: it is not seen to depend on the size of the batches. The whole run takes 1.40 times as long as "
@@ -68,7 +68,7 @@ def test_ranks_that_take_turns_in_being_slow_are_uneven_work_and_nobody_is_blame
     )
 
 
-def test_each_step_loses_what_its_slowest_rank_takes_beyond_the_median() -> None:
+def test_each_step_loses_the_gap_of_its_slowest_rank() -> None:
     (candidate,) = candidates(view(two_and_two(130)))
     assert candidate.lost_ns is not None
     assert np.isnan(candidate.lost_ns[:66]).all()
@@ -93,14 +93,14 @@ def test_rare_stalls_are_no_uneven_work(seed: int) -> None:
     assert candidates(view(self_ms)) == []
 
 
-def test_rank_that_is_slowest_more_often_than_chance_lets_it_be_is_slow_itself() -> None:
+def test_rank_slowest_more_often_than_by_chance_is_slow_itself() -> None:
     self_ms = 100 * draw()
     self_ms[:, 3] *= 1.3
     assert candidates(view(self_ms)) == []
 
 
 @pytest.mark.parametrize(("steps", "count"), [(127, 0), (128, 1)])
-def test_without_a_cause_it_is_said_only_when_it_has_gone_on_for_long(steps: int, count: int) -> None:
+def test_finding_without_a_cause_needs_many_steps(steps: int, count: int) -> None:
     assert len(candidates(view(two_and_two(steps)))) == count
 
 
@@ -109,13 +109,13 @@ def test_without_a_cause_the_time_before_counts_too() -> None:
     assert candidates(view(self_ms)) == []
 
 
-def test_with_its_cause_it_is_said_soon() -> None:
+def test_finding_with_a_cause_opens_soon() -> None:
     batch = draw(steps=40)
     assert only(view(100 * batch, forward_ms=30 * batch)).cause == "data_imbalance"
 
 
 @pytest.mark.parametrize("slow", [(3, 4), (4, 5, 6, 7)])
-def test_several_slow_ranks_that_take_turns_are_no_chance(slow: tuple[int, ...]) -> None:
+def test_several_alternating_slow_ranks_are_not_chance(slow: tuple[int, ...]) -> None:
     self_ms = 100 * draw(spread=0.05)
     self_ms[:, list(slow)] *= 1.3
     assert candidates(view(self_ms)) == []
@@ -124,7 +124,7 @@ def test_several_slow_ranks_that_take_turns_are_no_chance(slow: tuple[int, ...])
 # -- why --------------------------------------------------------------------------------------------------------------
 
 
-def test_parts_of_the_work_that_are_longer_together_speak_for_the_batches() -> None:
+def test_correlated_phases_mean_uneven_batches() -> None:
     batch = draw()
     own = draw(spread=0.01, seed=2)
     finding = only(view(100 * batch, forward_ms=30 * batch * own))
@@ -141,7 +141,7 @@ def test_part_that_varies_by_itself_does_not() -> None:
     assert abs(finding.evidence["correlation"]) < 0.3
 
 
-def test_steps_that_are_longer_for_all_and_ranks_that_are_always_slower_correlate_nothing() -> None:
+def test_common_step_times_and_constant_ranks_do_not_correlate() -> None:
     steps, ranks = 1 + np.arange(150)[:, np.newaxis] / 50, 1 + np.arange(8) / 50
     forward_ms, rest_ms = 30 * steps * ranks * draw(seed=2), 70 * steps * ranks * draw()
     looked_at = view(forward_ms + rest_ms, forward_ms=forward_ms)
@@ -162,7 +162,7 @@ def test_tokens_that_are_alike_in_all_batches_are_no_reason() -> None:
     assert "correlation" not in finding.evidence
 
 
-def test_tokens_that_nobody_counts_leave_it_to_the_phases() -> None:
+def test_phases_are_used_without_token_counts() -> None:
     batch = draw()
     assert only(view(100 * batch, forward_ms=30 * batch, tokens=np.full((150, 8), np.nan))).cause == "data_imbalance"
 
@@ -196,7 +196,7 @@ def test_open_finding_keeps_its_cause_and_first_step() -> None:
 
 
 @pytest.mark.parametrize(("spread", "passed"), [(0.15, False), (0.05, False), (0.01, True)])
-def test_finding_has_passed_when_half_of_the_smallest_cost_is_gone(spread: float, passed: bool) -> None:
+def test_finding_passes_when_half_of_the_least_cost_is_gone(spread: float, passed: bool) -> None:
     # Of 5 % of noise the longest of eight ranks is 7 % above the median.
     known = only(view(100 * draw()))
     assert DETECTOR.has_passed(view(100 * draw(spread=spread)), known, ()) is passed
@@ -208,7 +208,7 @@ def test_finding_has_passed_when_one_rank_is_slow_instead() -> None:
     assert DETECTOR.has_passed(view(self_ms), only(view(100 * draw())), ())
 
 
-def test_nobody_knows_on_too_few_steps() -> None:
+def test_too_few_steps_have_not_passed() -> None:
     few = view(100 * draw(steps=31))
     assert find_gaps(few) is None
     assert DETECTOR.find(few, ()) == Abstain("fewer than 32 steps are known of all ranks")

@@ -85,7 +85,7 @@ def test_without_stages_it_abstains(signatures: dict[int, int]) -> None:
     assert isinstance(STAGE.find(view(times(), signatures=signatures), ()), Abstain)
 
 
-def test_stage_finding_keeps_what_was_before_and_passes_when_it_is_back() -> None:
+def test_stage_finding_keeps_its_level_before_until_it_passes() -> None:
     self_ms = times(steps=200)
     self_ms[60:140, 4:8] *= 1.3
     (finding,) = find(STAGE, view(self_ms[:100]))
@@ -135,7 +135,7 @@ def test_steady_run_is_not_slower(seed: int) -> None:
     assert find(RUN, everybody(times(steps=200, seed=seed))) == []
 
 
-def test_slowness_that_is_over_is_not_told_any_more() -> None:
+def test_recovered_slowness_is_not_found() -> None:
     self_ms = times()
     self_ms[60:110] *= 1.5
     assert find(RUN, everybody(self_ms)) == []
@@ -148,7 +148,7 @@ def test_some_slow_steps_are_no_slower_run() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "is_told"), [(1.2, False), (1.11, False), (1.05, True), (None, True)])
-def test_what_other_findings_explain_is_not_told_twice(ratio: float | None, is_told: bool) -> None:
+def test_explained_slowdown_is_not_found_twice(ratio: float | None, is_told: bool) -> None:
     self_ms = times()
     self_ms[60:] *= 1.2
     look = everybody(self_ms)
@@ -174,8 +174,8 @@ def test_few_or_unknown_steps_tell_nothing() -> None:
 @pytest.mark.parametrize(
     ("slow_ranks", "is_told"), [((1,), False), ((0, 1), False), ((0, 1, 2), True), ((0, 1, 2, 3), True), ((), True)]
 )
-def test_run_is_not_blamed_for_ranks_whose_phases_alone_have_grown(slow_ranks: tuple[int, ...], is_told: bool) -> None:
-    """The ranks' own times are not known since the change; in each step all wait for the slowest."""
+def test_grown_phases_of_some_ranks_are_no_slower_run(slow_ranks: tuple[int, ...], is_told: bool) -> None:
+    """Self times are not known since the change; in each step all wait for the slowest."""
     step_ms = times(steps=220, ranks=4)
     step_ms[60:] += 50.0
     data_ms = np.full_like(step_ms, 5.0)
@@ -194,12 +194,12 @@ def test_run_is_not_blamed_for_ranks_whose_phases_alone_have_grown(slow_ranks: t
     assert told(data=data_ms.tolist())
 
 
-def test_slower_run_waits_for_the_ranks_to_be_compared_but_not_for_ever() -> None:
+def test_slower_run_waits_for_comparison_but_not_forever() -> None:
     self_ms = times(steps=200)
     self_ms[60:] *= 1.3
 
     def told(steps: int) -> list[Finding]:
-        # Steps are known at once, the ranks' own times up to step 60 only.
+        # Steps are known at once, self times up to step 60 only.
         known = self_ms[:steps].copy()
         known[60:] = UNKNOWN
         series = series_of(known.tolist(), step_ms=self_ms[:steps].tolist())
@@ -211,7 +211,7 @@ def test_slower_run_waits_for_the_ranks_to_be_compared_but_not_for_ever() -> Non
 
 
 def test_what_is_long_past_is_no_past_of_a_run() -> None:
-    """Steps that have grown little by little since look like a change beside it."""
+    """Steps that have grown gradually look like a change in comparison with it."""
     self_ms = times(steps=160)
     self_ms[32:] *= 1.3
     series = series_of(self_ms.tolist())

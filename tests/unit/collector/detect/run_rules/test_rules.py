@@ -1,4 +1,4 @@
-"""What holds up a whole job, rule by rule, on views written down by hand. Shares are of steps of 100 ms."""
+"""The rules over a whole run, on hand-written views. Shares are of steps of 100 ms."""
 
 import numpy as np
 import pytest
@@ -32,11 +32,11 @@ from tests.unit.collector.steps.step_series import MS, UNKNOWN, view_of
 # -- each rule --------------------------------------------------------------------------------------------------------
 
 
-def test_job_whose_gpus_are_busy_has_no_findings() -> None:
+def test_run_with_busy_gpus_has_no_findings() -> None:
     assert findings_in(job_of(BUSY, BUSY, BUSY)) == []
 
 
-def test_data_bound_job_waits_for_its_loaders_while_its_gpus_are_idle() -> None:
+def test_data_bound_run_waits_for_loaders_with_idle_gpus() -> None:
     idle: Shares = {"compute": 70, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=20))
     assert finding == Finding(
@@ -52,21 +52,21 @@ def test_data_bound_job_waits_for_its_loaders_while_its_gpus_are_idle() -> None:
     assert "num_workers" in finding.suggestion
 
 
-def test_loader_that_the_gpu_never_waits_for_holds_nobody_up() -> None:
+def test_loader_that_no_gpu_waits_for_is_not_data_bound() -> None:
     assert kinds_in(job_of(BUSY, BUSY, data_ms=20)) == []
 
 
-def test_without_a_gpu_the_data_phase_alone_tells() -> None:
+def test_data_phase_alone_decides_without_a_gpu() -> None:
     assert kinds_in(job_of(BUSY, BUSY, data_ms=20, gpus=0)) == ["data_bound"]
 
 
-def test_data_phase_of_one_rank_alone_is_no_matter_of_the_job() -> None:
+def test_data_phase_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of(BUSY, BUSY, data_ms=[60, 1], gpus=0)) == []
     assert kinds_in(job_of(BUSY, BUSY, BUSY, BUSY, data_ms=[60, 60, 1, 1], gpus=0)) == []
     assert kinds_in(job_of(BUSY, BUSY, BUSY, data_ms=[60, 60, 1], gpus=0)) == ["data_bound"]
 
 
-def test_one_long_wait_for_data_is_not_what_holds_the_job_up() -> None:
+def test_one_long_wait_for_data_is_not_data_bound() -> None:
     view = job_of(BUSY, BUSY, gpus=0)
     data_ns = view.series.phases_ns["data"]
     assert isinstance(data_ns, np.ndarray)
@@ -74,7 +74,7 @@ def test_one_long_wait_for_data_is_not_what_holds_the_job_up() -> None:
     assert kinds_in(view) == []
 
 
-def test_host_bound_job_has_idle_gpus_that_neither_data_nor_communication_explain() -> None:
+def test_host_bound_run_has_idle_gpus_without_other_reason() -> None:
     idle: Shares = {"compute": 55, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=2))
     assert (finding.kind, finding.severity) == ("host_bound", "warning")
@@ -84,12 +84,12 @@ def test_host_bound_job_has_idle_gpus_that_neither_data_nor_communication_explai
     assert finding.evidence == pytest.approx({"host_idle_ratio": 0.38, "host_idle_ratio_min": 0.3, "idle_ratio": 0.4})
 
 
-def test_data_bound_job_that_is_host_bound_too_has_both_findings() -> None:
+def test_run_both_data_and_host_bound_has_both_findings() -> None:
     idle: Shares = {"compute": 40, "exposed": 5}
     assert kinds_in(job_of(idle, idle, data_ms=20, moved_ms=1)) == ["data_bound", "host_bound"]
 
 
-def test_idle_gpus_that_no_rule_explains_are_told_as_such() -> None:
+def test_idle_gpus_without_another_rule_are_low_utilisation() -> None:
     # 34 % idle, 8 % of it for data: 26 % is left for the host, which is too little to blame it.
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     (finding,) = findings_in(job_of(idle, idle, data_ms=8))
@@ -99,16 +99,16 @@ def test_idle_gpus_that_no_rule_explains_are_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
-def test_low_utilisation_is_not_told_beside_an_open_finding_that_says_why(kind: str) -> None:
+def test_low_utilisation_is_silent_beside_an_explaining_finding(kind: str) -> None:
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
     assert kinds_in(job_of(idle, idle, data_ms=8), finding_of(kind)) == []
 
 
-def test_on_a_cpu_nothing_is_said_of_idle_gpus() -> None:
+def test_idle_gpus_are_not_judged_on_a_cpu() -> None:
     assert kinds_in(job_of({"compute": 20}, {"compute": 20}, gpus=0)) == []
 
 
-def test_gpu_of_one_rank_alone_that_is_idle_is_no_matter_of_the_job() -> None:
+def test_idle_gpu_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of({"compute": 20}, BUSY)) == []
 
 
@@ -122,7 +122,7 @@ def test_profiler_s_own_time_is_not_the_host_s() -> None:
     assert signs.idle == pytest.approx(0.1)
 
 
-def test_communication_bound_job_moves_data_that_nothing_hides() -> None:
+def test_communication_bound_run_has_exposed_transfer() -> None:
     talking: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
     (finding,) = findings_in(job_of(talking, talking, moved_ms=65))
     assert (finding.kind, finding.severity) == ("communication_bound", "info")
@@ -132,18 +132,18 @@ def test_communication_bound_job_moves_data_that_nothing_hides() -> None:
 
 
 def test_waiting_for_others_is_not_moving_data() -> None:
-    # 25 % of the time in communication, of which 3 ms move data.
+    # 25 % of the time in communication, 3 ms of it moving data.
     waiting: Shares = {"compute": 70, "exposed": 25, "overlap": 40}
     assert kinds_in(job_of(waiting, waiting, moved_ms=3)) == []
 
 
-def test_without_the_transfer_nothing_is_said_of_communication() -> None:
+def test_communication_is_not_judged_without_the_transfer() -> None:
     talking: Shares = {"compute": 70, "exposed": 25, "overlap": 0}
     assert kinds_in(job_of(talking, talking, moved_ms=None)) == []
 
 
-def test_on_a_cpu_nothing_is_said_of_communication() -> None:
-    # What moves the data and what computes share the cores: side by side both would take longer.
+def test_communication_is_not_judged_on_a_cpu() -> None:
+    # What moves the data and what computes share the cores: overlapped, both would take longer.
     turns: Shares = {"compute": 60, "exposed": 35, "overlap": 1}
     assert kinds_in(job_of(turns, turns, moved_ms=35, gpus=0)) == []
 
@@ -183,9 +183,7 @@ def test_serialised_communication_could_run_beside_the_computing() -> None:
         ("there is no communication", {"compute": 95}, 13),
     ],
 )
-def test_communication_that_cannot_be_hidden_is_not_called_serialised(
-    why: str, shares: Shares, moved_ms: float
-) -> None:
+def test_communication_without_compute_is_not_serialised(why: str, shares: Shares, moved_ms: float) -> None:
     assert "serialised_communication" not in kinds_in(job_of(shares, shares, moved_ms=moved_ms)), why
 
 
@@ -199,39 +197,39 @@ STRAGGLERS = {
     "communication_bound": ({"compute": 70, "exposed": 25, "overlap": 40}, 1.0, 65.0, "gpu_compute"),
     "serialised_communication": ({"compute": 85, "exposed": 12, "overlap": 1}, 1.0, 13.0, "gpu_compute"),
 }
-"""By kind a job that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
+"""By kind a run that has it (shares, data and transfer in ms), and the cause of a straggler that explains it."""
 
 
-def job_with(kind: str) -> RunView:
+def run_with(kind: str) -> RunView:
     shares, data_ms, moved_ms, _ = STRAGGLERS[kind]
     return job_of(shares, shares, data_ms=data_ms, moved_ms=moved_ms)
 
 
 @pytest.mark.parametrize("kind", STRAGGLERS)
-def test_what_a_straggler_explains_is_not_told_again(kind: str) -> None:
+def test_rule_explained_by_a_straggler_is_silent(kind: str) -> None:
     straggler = finding_of(STRAGGLER, str(STRAGGLERS[kind][3]))
-    assert kinds_in(job_with(kind)) == [kind]
-    assert kinds_in(job_with(kind), straggler) == []
+    assert kinds_in(run_with(kind)) == [kind]
+    assert kinds_in(run_with(kind), straggler) == []
 
 
 @pytest.mark.parametrize("kind", ["communication_bound", "serialised_communication"])
-def test_what_a_slow_link_explains_is_not_told_again(kind: str) -> None:
-    assert kinds_in(job_with(kind), finding_of("slow_link")) == []
+def test_rule_explained_by_a_slow_link_is_silent(kind: str) -> None:
+    assert kinds_in(run_with(kind), finding_of("slow_link")) == []
 
 
-def test_what_a_slower_run_explains_is_not_told_again() -> None:
-    assert kinds_in(job_with("data_bound"), finding_of("run_slowdown", "data_loading")) == []
-    assert kinds_in(job_with("data_bound"), finding_of("run_slowdown", "gpu_compute")) == ["data_bound"]
+def test_rule_explained_by_a_slower_run_is_silent() -> None:
+    assert kinds_in(run_with("data_bound"), finding_of("run_slowdown", "data_loading")) == []
+    assert kinds_in(run_with("data_bound"), finding_of("run_slowdown", "gpu_compute")) == ["data_bound"]
 
 
 @pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
-def test_straggler_for_another_reason_explains_nothing_of_the_job(kind: str) -> None:
-    assert kinds_in(job_with(kind), finding_of(STRAGGLER, "gpu_thermal_throttle")) == [kind]
+def test_straggler_with_another_cause_explains_no_rule(kind: str) -> None:
+    assert kinds_in(run_with(kind), finding_of(STRAGGLER, "gpu_thermal_throttle")) == [kind]
 
 
 @pytest.mark.parametrize("kind", STRAGGLERS)
-def test_open_finding_stays_although_a_straggler_comes_and_keeps_its_first_step(kind: str) -> None:
-    (finding,) = findings_in(job_with(kind), finding_of(STRAGGLER, str(STRAGGLERS[kind][3])), finding_of(kind))
+def test_open_finding_stays_beside_a_new_straggler(kind: str) -> None:
+    (finding,) = findings_in(run_with(kind), finding_of(STRAGGLER, str(STRAGGLERS[kind][3])), finding_of(kind))
     assert finding.since_step == 7
 
 
@@ -242,12 +240,12 @@ def test_open_finding_passes_only_well_below_what_opens_it(data_ms: float) -> No
     assert RULE.has_passed(view, finding_of("data_bound"), ()) is (data_ms < 10.0 * CLOSE_RATIO)
 
 
-def test_every_finding_passes_in_a_job_that_is_well() -> None:
+def test_every_finding_passes_in_a_healthy_run() -> None:
     well = job_of(BUSY, BUSY, allocators={rank: counts_of(*STEADY) for rank in (0, 1)})
     assert {kind: RULE.has_passed(well, finding_of(kind), ()) for kind in RULE.kinds} == dict.fromkeys(RULE.kinds, True)
 
 
-def test_what_nobody_knows_has_not_passed() -> None:
+def test_unknown_signal_has_not_passed() -> None:
     unwatched = job_of(BUSY, BUSY, windows=0, moved_ms=None)
     assert not any(RULE.has_passed(unwatched, finding_of(kind), ()) for kind in RULE.kinds)
     assert not any(RULE.has_passed(job_of(BUSY, BUSY, made=STEPS), finding_of(kind), ()) for kind in RULE.kinds)
@@ -256,7 +254,7 @@ def test_what_nobody_knows_has_not_passed() -> None:
 def test_every_kind_has_a_rule_whose_cause_is_its_name() -> None:
     assert RULE.kinds == set(RULES)
     for kind in STRAGGLERS:
-        (finding,) = findings_in(job_with(kind))
+        (finding,) = findings_in(run_with(kind))
         assert (finding.cause, finding.ranks, finding.suggestion != "") == (kind, (), True)
 
 
@@ -264,14 +262,14 @@ def test_every_kind_has_a_rule_whose_cause_is_its_name() -> None:
 
 
 def train(story: Story, data_ms: float) -> None:
-    """Sixteen steps, then a window of each rank; the job has no GPU."""
+    """Sixteen steps, then a window of each rank; the run has no GPU."""
     story.train(16, data=dict.fromkeys(range(story.ranks), data_ms))
     for rank in range(story.ranks):
         story.report(rank, [], [], breakdowns=(window_of(story.step - 1, BUSY),))
     story.tick()
 
 
-def test_finding_about_the_job_opens_and_closes_as_the_run_goes_on() -> None:
+def test_finding_about_the_run_opens_and_closes() -> None:
     story = Story(4).join()
     for _ in range(8):
         train(story, data_ms=20)

@@ -1,4 +1,4 @@
-"""What the rules over a job look at and leave out: memory, start-up, what nobody knows. Steps take 100 ms."""
+"""The signals of a run: memory, start-up, unknown values. Steps take 100 ms."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_allocators_that_run_out_of_memory_again_and_again_are_under_pressure() -> None:
+def test_repeated_allocator_retries_are_memory_pressure() -> None:
     retrying = {rank: counts_of(*RETRYING) for rank in (0, 1)}
     (finding,) = findings_in(job_of(BUSY, BUSY, allocators=retrying))
     assert (finding.kind, finding.severity) == ("memory_pressure", "warning")
@@ -42,7 +42,7 @@ def test_allocators_that_run_out_of_memory_again_and_again_are_under_pressure() 
     assert finding.evidence["retries"] == 16
 
 
-def test_memory_that_goes_back_and_forth_to_the_driver_is_pressure_too() -> None:
+def test_repeated_driver_allocation_is_memory_pressure() -> None:
     churning = {rank: counts_of(*CHURNING) for rank in (0, 1)}
     (finding,) = findings_in(job_of(BUSY, BUSY, allocators=churning))
     assert finding.sentence.startswith("Torch allocates memory from the driver")
@@ -54,7 +54,7 @@ def test_memory_that_goes_back_and_forth_to_the_driver_is_pressure_too() -> None
         ("nothing is asked of the driver", counts_of(*STEADY)),
         ("it happened once", counts_of(*[(0, 0)] * 4, *[(1, 5)] * 5)),
         ("the counts were reset", counts_of(*reversed(RETRYING))),
-        ("it was while the job started", counts_of(*RETRYING, first_steps=STEPS - 90)),
+        ("it was while the run started", counts_of(*RETRYING, first_steps=STEPS - 90)),
         ("no steps were made meanwhile", counts_of(*RETRYING, apart=0)),
         ("it is too early to tell", counts_of(*RETRYING[:INTERVALS_MIN])),
         ("it was a while ago", counts_of(*RETRYING, *[(9, 0)] * INTERVALS_READ)),
@@ -65,7 +65,7 @@ def test_memory_is_under_no_pressure(why: str, counts: list[AllocatorCounts]) ->
     assert findings_in(job_of(BUSY, BUSY, allocators={0: counts, 1: counts})) == [], why
 
 
-def test_allocator_of_one_rank_alone_is_no_matter_of_the_job() -> None:
+def test_allocator_of_one_rank_is_no_finding_about_the_run() -> None:
     mixed = {0: counts_of(*RETRYING), 1: counts_of(*STEADY)}
     assert findings_in(job_of(BUSY, BUSY, allocators=mixed)) == []
 
@@ -80,26 +80,26 @@ def test_allocator_of_one_rank_alone_is_no_matter_of_the_job() -> None:
         (STEPS, "32 steps are known, 64 are needed to judge the run as a whole"),
     ],
 )
-def test_first_steps_say_nothing_of_a_job(made: int, reason: str) -> None:
+def test_first_steps_give_no_verdict_on_the_run(made: int, reason: str) -> None:
     idle: Shares = {"compute": 20}
     assert RULE.find(job_of(idle, idle, made=made), ()) == Abstain(reason)
 
 
-def test_job_without_steps_is_not_judged() -> None:
+def test_run_without_steps_is_not_judged() -> None:
     nothing = np.empty((0, 2))
     series = StepSeries(np.empty(0, dtype=np.int64), (0, 1), nothing, nothing, nothing, {}, self_is_measured=True)
     found = RULE.find(view_of(series), ())
     assert found == Abstain("0 steps are known, 64 are needed to judge the run as a whole")
 
 
-def test_job_whose_steps_nobody_timed_is_not_judged() -> None:
+def test_run_without_step_times_is_not_judged() -> None:
     rows = [[UNKNOWN] * 2] * 64
     view = view_of(series_of(rows, step_ms=rows, first_step=40))
     assert RULE.find(view, ()) == Abstain("no rank's steps are known")
 
 
 @pytest.mark.parametrize("windows", range(WINDOWS_MIN))
-def test_few_windows_say_nothing_of_a_job(windows: int) -> None:
+def test_few_windows_give_no_verdict_on_the_run(windows: int) -> None:
     idle: Shares = {"compute": 20}
     assert kinds_in(job_of(idle, idle, data_ms=50, windows=windows)) == []
 
@@ -118,7 +118,7 @@ def test_only_the_last_windows_are_looked_at() -> None:
     assert kinds_in(with_samples(view, view.samples._replace(breakdowns={0: before + now, 1: before + now}))) == []
 
 
-def test_job_without_phases_is_not_called_data_bound() -> None:
+def test_run_without_phases_is_not_data_bound() -> None:
     assert kinds_in(job_of(BUSY, BUSY, gpus=0, phases=False)) == []
 
 
@@ -129,8 +129,8 @@ def test_rank_without_steps_of_its_own_is_left_out() -> None:
     assert kinds_in(view) == ["host_bound"]
 
 
-def test_of_a_large_job_some_ranks_are_asked_at_an_odd_distance() -> None:
-    # Of four times as many as are asked every fifth.
+def test_large_run_is_sampled_at_an_odd_stride() -> None:
+    # Four times as many ranks as are read: every fifth.
     idle: Shares = {"compute": 20}
     count = 4 * RANKS_SAMPLED_MAX
     assert kinds_in(job_of(*[idle if rank % 5 else BUSY for rank in range(count)])) == []

@@ -1,4 +1,4 @@
-"""Work that is shared out unevenly: two pipeline stages of four ranks each unless told otherwise. Seeded noise."""
+"""Imbalanced stages: two pipeline stages of four ranks each unless stated otherwise. Seeded noise."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def straggler(*ranks: int) -> Finding:
     return Finding(kind="straggler", ranks=ranks, cause="host_cpu", sentence="")
 
 
-def test_stage_with_more_work_in_every_step_is_named_with_all_its_ranks() -> None:
+def test_stage_with_more_work_is_named_with_all_its_ranks() -> None:
     # 140 ms against a mean of (100 + 140) / 2 = 120.
     (finding,) = findings(work(100, 140))
     assert (finding.kind, finding.cause, finding.severity) == ("imbalance", "more_work", "info")
@@ -48,7 +48,7 @@ def test_stage_with_more_work_in_every_step_is_named_with_all_its_ranks() -> Non
     assert finding.slowdown_ratio == pytest.approx(140 / 120, rel=0.01)
 
 
-def test_sentence_says_what_an_even_split_would_save() -> None:
+def test_sentence_states_the_saving_of_an_even_split() -> None:
     # Without noise: steps of 140 ms would take 120; 20 of 140 parts of eight ranks are lost.
     (finding,) = findings(work(100, 140, spread=0.0))
     assert finding.sentence == (
@@ -120,7 +120,7 @@ def test_one_slow_rank_makes_no_imbalance() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(LAST, 0), ((4, 5), 1)])
-def test_stage_of_which_all_ranks_are_known_to_be_slow_is_explained(ranks: tuple[int, ...], count: int) -> None:
+def test_stage_of_known_slow_ranks_is_explained(ranks: tuple[int, ...], count: int) -> None:
     assert len(findings(work(100, 140), straggler(*ranks))) == count
 
 
@@ -164,6 +164,6 @@ def test_imbalance_has_passed_when_half_of_it_is_gone(last_ms: float, passed: bo
     assert DETECTOR.has_passed(view(work(100, last_ms)), known, ()) is passed
 
 
-def test_nobody_knows_of_ranks_that_are_no_group_any_more() -> None:
+def test_dissolved_group_is_not_known_to_have_passed() -> None:
     (known,) = findings(work(100, 140))
     assert not DETECTOR.has_passed(view(work(100, 100), dict.fromkeys(range(8), "one")), known, ())

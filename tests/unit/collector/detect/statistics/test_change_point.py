@@ -34,7 +34,7 @@ def test_too_few_values_have_no_change(count: int) -> None:
     assert find_change(np.arange(count, dtype=np.float64)) == 0
 
 
-def test_change_nearer_to_an_end_than_three_values_is_put_at_three() -> None:
+def test_change_near_an_end_is_put_three_values_inside() -> None:
     assert find_change(series((19, 0.0), (1, 5.0))) == 20 - SIDE_MIN
     assert find_change(series((1, 5.0), (19, 0.0))) == SIDE_MIN
 

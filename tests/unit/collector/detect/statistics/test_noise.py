@@ -1,4 +1,4 @@
-"""How noisy a series is, and how sure its median."""
+"""The noise of a series, and the error of its median."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_change_of_level_is_no_noise() -> None:
 
 
 def test_correlation_is_taken_at_the_upper_end_of_what_it_may_be() -> None:
-    # 10,000 values tell it to 0.01: the estimate plus twice that.
+    # 10,000 values give it to 0.01: the estimate plus twice that.
     assert measure_noise(alike(10_000, 0.5), 0).correlation == pytest.approx(0.5 + 0.02, abs=0.03)
     assert measure_noise(white(10_000), 0).correlation == pytest.approx(0.02, abs=0.03)
 
@@ -53,7 +53,7 @@ def test_values_without_noise_have_none() -> None:
     assert measure_noise(np.full(1, 7.0), 0).median_error(1) == 0.0
 
 
-def test_one_stall_hides_neither_the_deviation_nor_how_alike_neighbours_are() -> None:
+def test_one_stall_changes_neither_deviation_nor_correlation() -> None:
     values = alike(1_000, 0.8)
     stalled = values.copy()
     stalled[500] += 1_000.0
@@ -75,7 +75,7 @@ def test_values_that_are_alike_count_for_fewer() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
-def test_median_is_off_by_about_as_much_as_said(correlation: float) -> None:
+def test_median_error_matches_its_estimate(correlation: float) -> None:
     rows = np.array([alike(200, correlation, seed) for seed in range(200)])
     seen = float(np.std(np.median(rows, axis=1)))
     said = float(np.median([measure_noise(row, 0).median_error(200) for row in rows]))

@@ -5,7 +5,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.statistics.excess import find_usual
-from rankscope.collector.detect.stragglers.detector import SlowRanks, read_usual
+from rankscope.collector.detect.stragglers.detector import Stragglers, read_usual
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import find_peer_groups
@@ -15,7 +15,7 @@ from tests.unit.collector.steps.step_series import series_of, view_of
 WORK = np.repeat([80.0, 100.0, 100.0, 140.0], 2)
 """Four stages of two ranks each, with different work, in ms."""
 STAGES = {rank: rank // 2 for rank in range(8)}
-DETECTOR = SlowRanks(Thresholds())
+DETECTOR = Stragglers(Thresholds())
 
 
 def times(steps: int = 160, seed: int = 1) -> Floats:
@@ -38,7 +38,7 @@ def test_other_work_is_no_slowness(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3, 7])
-def test_rank_that_becomes_slower_than_it_was_is_named_with_what_was_usual(rank: int) -> None:
+def test_rank_slower_than_usual_is_named_with_the_usual_ratio(rank: int) -> None:
     self_ms = times()
     self_ms[100:, rank] *= 1.3
     (finding,) = findings(self_ms)

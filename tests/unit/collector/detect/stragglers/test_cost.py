@@ -1,4 +1,4 @@
-"""What a straggler costs, worked out by hand. Times in ms unless named otherwise."""
+"""The cost of a straggler, worked out by hand. Times in ms unless named otherwise."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def cost(self_ms: Rows, rank: int, *, step_ms: Rows | None = None, from_step: in
     return price(lost_to(slow, view), view, max(from_step, since_step))
 
 
-def test_step_would_be_shorter_by_what_the_straggler_takes_longer_than_its_peers() -> None:
+def test_step_loses_the_excess_of_the_straggler() -> None:
     # Self time 150 against a median of 100, in steps of 160: the ideal step takes 110. Ten steps lose 50 ms on 4 ranks.
     found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
     assert found.run_slowdown_ratio == pytest.approx(160 / 110)
@@ -24,7 +24,7 @@ def test_step_would_be_shorter_by_what_the_straggler_takes_longer_than_its_peers
     assert found.lost_rank_hours_per_hour == pytest.approx(50 / 160 * 4)
 
 
-def test_only_steps_since_the_slowness_and_from_the_asked_step_on_are_charged() -> None:
+def test_only_slow_steps_from_the_given_step_are_charged() -> None:
     self_ms = [[100.0, 100.0, 150.0]] * 10
     assert cost(self_ms, 2, since_step=4).lost_rank_seconds == pytest.approx(6 * 0.050 * 3)
     assert cost(self_ms, 2, since_step=4, from_step=7).lost_rank_seconds == pytest.approx(3 * 0.050 * 3)
@@ -44,21 +44,21 @@ def test_of_two_equally_slow_stragglers_one_pays() -> None:
     assert cost(self_ms, 4).lost_rank_seconds == 0.0
 
 
-def test_step_in_which_the_straggler_was_fast_costs_nothing_and_earns_nothing() -> None:
+def test_fast_step_of_a_straggler_costs_and_gains_nothing() -> None:
     assert cost([[100.0, 100.0, 60.0]] * 10, 2) == NO_COST
 
 
-def test_ideal_step_is_not_shorter_than_the_peers_own_work() -> None:
-    # Clocked from outside, the step seems shorter than the rank's own work: no more than 120 - 100 can be lost.
+def test_ideal_step_is_not_shorter_than_the_peers_self_time() -> None:
+    # Clocked from outside, the step seems shorter than the rank's self time: no more than 120 - 100 can be lost.
     found = cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[120.0] * 3] * 10)
     assert found.lost_rank_seconds == pytest.approx(10 * 0.020 * 3)
 
 
-def test_step_that_is_shorter_than_the_peers_own_work_loses_nothing() -> None:
+def test_step_shorter_than_the_peers_self_time_loses_nothing() -> None:
     assert cost([[100.0, 100.0, 150.0]] * 10, 2, step_ms=[[90.0] * 3] * 10) == NO_COST
 
 
-def test_steps_that_are_not_known_of_the_rank_or_of_too_few_others_are_not_charged() -> None:
+def test_steps_with_unknown_self_times_are_not_charged() -> None:
     self_ms = [[100.0, 100.0, 150.0]] * 4 + [[UNKNOWN, UNKNOWN, 150.0], [100.0, 100.0, UNKNOWN]] * 3
     assert cost(self_ms, 2, step_ms=[[150.0] * 3] * 10).lost_rank_seconds == pytest.approx(4 * 0.050 * 3)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.stragglers.detector import SlowRanks
+from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
-DETECTOR = SlowRanks(Thresholds())
+DETECTOR = Stragglers(Thresholds())
 NODES = {rank: f"node{rank // 4}" for rank in range(12)}
 
 
@@ -66,7 +66,7 @@ def test_rank_that_is_slow_now_and_then_is_found_and_passes() -> None:
     assert DETECTOR.has_passed(view(self_ms[:160]), finding, ())
 
 
-def test_where_few_steps_are_known_it_passes_after_as_many_known_ones_as_ever() -> None:
+def test_sparse_known_steps_need_as_many_to_pass() -> None:
     self_ms = times(steps=100)
     self_ms[10:60:2, 2] *= 1.6
 

@@ -1,4 +1,4 @@
-"""Slow now and then: known spells in noise from a seeded generator."""
+"""Intermittent stragglers: known slow periods in noise from a seeded generator."""
 
 import math
 
@@ -11,7 +11,7 @@ from rankscope.collector.detect.stragglers.intermittent import (
     has_passed,
     probability_of,
 )
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
@@ -28,13 +28,13 @@ def view(self_ms: Floats) -> RunView:
     return view_of(series_of(self_ms.tolist()))
 
 
-def found(self_ms: Floats, known: tuple[int, ...] = ()) -> tuple[Slow, ...]:
+def found(self_ms: Floats, known: tuple[int, ...] = ()) -> tuple[SlowRank, ...]:
     return find_intermittent(view(self_ms), THRESHOLDS, known)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("every", [3, 5, 10])
-def test_rank_that_is_slow_every_kth_step_is_found_with_its_begin_and_size(every: int, seed: int) -> None:
+def test_rank_slow_every_kth_step_is_found_with_begin_and_ratio(every: int, seed: int) -> None:
     self_ms = times(seed=seed)
     self_ms[80::every, SLOW] *= 1.5
     (slow,) = found(self_ms)
@@ -46,7 +46,7 @@ def test_rank_that_is_slow_every_kth_step_is_found_with_its_begin_and_size(every
 
 
 def test_it_is_found_among_those_that_do_the_same_work() -> None:
-    """What is noise to the ranks that sample, half of their time, would be slowness to the others."""
+    """Noise of the ranks that sample half of their time would be slowness of the others."""
     self_ms = times()
     self_ms[:, 4:] *= np.exp(np.random.default_rng(2).normal(0.0, 0.5, (200, 4)))
     self_ms[80::5, SLOW] *= 1.5
@@ -55,14 +55,14 @@ def test_it_is_found_among_those_that_do_the_same_work() -> None:
     assert [(slow.rank, slow.since_step) for slow in find_intermittent(judged, THRESHOLDS, ())] == [(SLOW, 80)]
 
 
-def test_rank_that_always_was_so_is_slow_since_its_first_slow_step() -> None:
+def test_rank_always_intermittent_begins_at_its_first_slow_step() -> None:
     self_ms = times()
     self_ms[2::5, SLOW] *= 2
     assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 2)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_stalls_that_come_to_all_ranks_name_nobody(seed: int) -> None:
+def test_stalls_common_to_all_ranks_name_no_rank(seed: int) -> None:
     random = np.random.default_rng(seed)
     self_ms = times(seed=seed)
     self_ms[random.random(self_ms.shape) < 0.03] *= 5
@@ -77,7 +77,7 @@ def test_rank_that_is_slow_in_bouts_is_found_from_the_third_on(bouts: int, named
     assert [slow.rank for slow in found(self_ms)] == named
 
 
-def test_bouts_that_come_to_all_ranks_name_nobody() -> None:
+def test_long_slow_periods_common_to_all_ranks_name_no_rank() -> None:
     self_ms = times(steps=240)
     for rank in range(8):
         for begin in range(5 * rank, 240 - 10, 60):
@@ -98,7 +98,7 @@ def test_spells_that_cost_next_to_nothing_are_not_worth_naming() -> None:
     assert found(self_ms) == ()
 
 
-def test_rank_that_is_known_to_be_slow_is_left_out_and_the_costlier_comes_first() -> None:
+def test_known_slow_ranks_are_skipped_and_the_costliest_is_first() -> None:
     self_ms = times()
     self_ms[::5, SLOW] *= 1.5
     self_ms[1::5, 5] *= 3
@@ -134,13 +134,13 @@ def test_period_of_one_spell_is_not_known() -> None:
     assert find_period(np.array([1, 4, 9, 11, 30])) == (4, False)
 
 
-def test_begin_is_not_the_last_slow_step_where_the_rank_was_slow_now_and_then_all_along() -> None:
+def test_intermittent_slowness_begins_before_its_last_slow_step() -> None:
     self_ms = times(steps=201)
     self_ms[::5, SLOW] *= 1.3
     assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 0)]
 
 
-def test_where_nobody_has_spells_six_of_one_rank_are_no_chance() -> None:
+def test_six_slow_periods_beside_healthy_ranks_are_not_chance() -> None:
     self_ms = times(steps=204)
     self_ms[60:204:24, SLOW] *= 1.6
     assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 60)]

@@ -1,4 +1,4 @@
-"""Memory that does not suffice, by hand-made cases: rank 3 takes 150 ms of own work, its three peers 100 ms."""
+"""Memory pressure, by hand-made cases: rank 3 has a self time of 150 ms, its three peers 100 ms."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ Allocators = Mapping[int, Sequence[AllocatorCounts]]
 def counts(
     retries: int | None = 0, calls: int | None = 0, *, first_step: int = 0, steps: int = 20
 ) -> list[AllocatorCounts]:
-    """Two samples: at the first step, after a noisy start, and so many steps later with so many more of each."""
+    """Build two samples: at the first step, after a noisy start, and some steps later with the given growth."""
     return [
         AllocatorCounts(first_step, AllocatorSample(host_ns=0, retries=50, device_allocs=90, device_frees=50)),
         AllocatorCounts(
@@ -65,7 +65,7 @@ def test_retries_count_from_one_in_ten_steps_on(retries: int, name: str) -> None
     assert cause_of(of(counts(retries), counts(0))).name == name
 
 
-def test_blocks_taken_and_given_back_in_every_step_are_memory_pressure() -> None:
+def test_blocks_allocated_and_freed_per_step_are_memory_pressure() -> None:
     cause = cause_of(of(counts(0, 60), counts(0, 10), counts(0, 10)))
     assert cause.name == "memory_pressure"
     assert cause.because == "its allocator calls the driver for memory 3.0 times a step, its peers' 0.5 times"
@@ -124,7 +124,7 @@ def test_page_faults_without_steps_are_no_evidence(gc_steps: int | None) -> None
 
 
 @pytest.mark.parametrize("hosts", [{}, faults(None, 0), faults(6_000), faults(6_000, None)])
-def test_page_faults_that_are_not_told_are_no_evidence(hosts: dict[int, HostSample]) -> None:
+def test_unreported_page_faults_are_no_evidence(hosts: dict[int, HostSample]) -> None:
     assert "major_faults_per_step" not in cause_of(hosts=hosts).evidence
 
 
@@ -139,6 +139,6 @@ def window(compute_ms: int) -> tuple[WindowBreakdown, ...]:
 
 
 @pytest.mark.parametrize(("compute_ms", "name"), [(125, "gpu_compute"), (124, "memory_pressure")])
-def test_kernels_that_are_longer_themselves_are_not_slow_for_want_of_memory(compute_ms: int, name: str) -> None:
+def test_longer_kernels_are_no_memory_pressure(compute_ms: int, name: str) -> None:
     windows = {SLOW: window(compute_ms)} | {peer: window(100) for peer in PEERS}
     assert cause_of(of(counts(20), counts(0)), breakdowns=windows).name == name

@@ -1,4 +1,4 @@
-"""Who is slow: synthetic self times with a known truth, from a seeded generator."""
+"""Persistent stragglers: synthetic self times with a known truth, from a seeded generator."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
-from rankscope.collector.detect.stragglers.persistent import Slow, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from tests.unit.collector.steps.step_series import view_of
@@ -38,17 +38,17 @@ def excess_of(self_ns: Floats) -> Floats:
     return find_excess(series(self_ns), find_peer_groups(range(self_ns.shape[1]), {}))
 
 
-def judge(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...] | Abstain:
+def judge(self_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...] | Abstain:
     return find_stragglers(view_of(series(self_ns, first_step)), Thresholds())
 
 
-def found(self_ns: Floats, first_step: int = 0) -> tuple[Slow, ...]:
+def found(self_ns: Floats, first_step: int = 0) -> tuple[SlowRank, ...]:
     verdict = judge(self_ns, first_step)
     assert not isinstance(verdict, Abstain)
     return verdict
 
 
-def test_rank_that_becomes_slow_is_named_with_the_step_and_the_size() -> None:
+def test_rank_that_becomes_slow_is_named_with_step_and_ratio() -> None:
     self_ns = noise(100, 4)
     self_ns[60:, 2] *= 1.5
     (slow,) = found(self_ns, first_step=1_000)
@@ -58,7 +58,7 @@ def test_rank_that_becomes_slow_is_named_with_the_step_and_the_size() -> None:
     assert slow.peers_self_ns == pytest.approx(STEP_NS, rel=0.05)
 
 
-def test_rank_that_was_always_slow_is_slow_since_the_first_step_known() -> None:
+def test_rank_always_slow_is_slow_since_the_first_known_step() -> None:
     self_ns = noise(64, 8)
     self_ns[:, 5] *= 1.3
     assert [(slow.rank, slow.since_step) for slow in found(self_ns)] == [(5, 0)]
@@ -120,7 +120,7 @@ def test_two_ranks_are_enough_to_name_one() -> None:
     assert [slow.rank for slow in found(self_ns)] == [1]
 
 
-def test_one_rank_is_compared_with_nobody() -> None:
+def test_single_rank_is_not_compared() -> None:
     assert judge(noise(100, 1)) == Abstain("only 1 rank reports: there is no other rank to compare it with")
 
 
@@ -173,7 +173,7 @@ def test_slowdown_ratios_are_those_of_every_column() -> None:
     assert np.isnan(slowdown_ratios(np.full((0, 2), np.nan), 32)).all()
 
 
-def test_rank_is_compared_with_those_that_are_known_if_they_are_the_half() -> None:
+def test_rank_is_compared_with_known_peers_if_half_are_known() -> None:
     self_ns = np.array([[1.0, 1.0, 4.0, np.nan, 3.0], [1.0, np.nan, 4.0, np.nan, np.nan]])
     found_excess = excess_of(self_ns)
     assert found_excess[0, 2] == pytest.approx(math.log(4.0))  # the median of 1, 1 and 3
@@ -181,7 +181,7 @@ def test_rank_is_compared_with_those_that_are_known_if_they_are_the_half() -> No
     assert np.isnan(found_excess[1]).all()
 
 
-def test_steps_of_a_rank_that_does_not_report_any_more_are_not_needed() -> None:
+def test_steps_of_a_rank_that_stopped_reporting_are_not_needed() -> None:
     self_ns = noise(100, 8)
     self_ns[60:, 2] *= 2
     self_ns[20:, 0] = np.nan

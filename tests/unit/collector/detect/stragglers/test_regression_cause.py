@@ -75,7 +75,7 @@ def test_data_loaders_that_explain_half_of_it_are_named(after_ms: float, name: s
     assert found.evidence == {"data_added_ns": pytest.approx((after_ms - 5.0) * MS)}
 
 
-def test_data_phase_that_is_not_known_before_or_after_tells_nothing() -> None:
+def test_data_phase_unknown_on_a_side_is_no_cause() -> None:
     assert cause(phases_ms={"data": steps_of(UNKNOWN, 40.0)}).evidence == {}
     assert cause(phases_ms={"data": steps_of(5.0, UNKNOWN)}).evidence == {}
 

@@ -1,4 +1,4 @@
-"""The cause of a straggler, by hand-made cases: rank 3 takes 150 ms of own work, its three peers 100 ms.
+"""The cause of a straggler, by hand-made cases: rank 3 has a self time of 150 ms, its three peers 100 ms.
 
 The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
 """
@@ -73,9 +73,7 @@ def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "expected"), [("steady", {"cpu_excess_ns": 50 * MS}), ("intermittent", {})])
-def test_steps_whose_waiting_is_not_known_count_where_the_rank_is_slow_in_all(
-    pattern: str, expected: dict[str, int]
-) -> None:
+def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expected: dict[str, int]) -> None:
     unknown = [UNKNOWN] * 4
     series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
     slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
@@ -170,7 +168,7 @@ def test_reason_without_a_slower_clock_is_not_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("clock_ghz", "name"), [(1.6, "gpu_slow_clock"), (1.7, "unattributed")])
-def test_clock_is_the_cause_when_half_of_the_excess_can_come_from_it(clock_ghz: float, name: str) -> None:
+def test_clock_is_the_cause_if_it_can_explain_half_the_excess(clock_ghz: float, name: str) -> None:
     # At the peers' clock its 150 ms would be at best 120 ms and 127.5 ms: 30 ms and 22.5 ms of 50 ms explained.
     assert cause_of(devices=gpus(gpu(clock_ghz), gpu(2.0))).name == name
 
@@ -190,12 +188,12 @@ def test_without_clocks_a_reason_of_its_own_is_enough(
 
 
 @pytest.mark.parametrize(("sharing", "name"), [(1, "gpu_power_cap"), (2, "unattributed"), (3, "unattributed")])
-def test_without_clocks_a_reason_that_most_peers_give_too_is_not_the_cause(sharing: int, name: str) -> None:
+def test_common_throttle_reason_without_clocks_is_no_cause(sharing: int, name: str) -> None:
     peers = {peer: gpu(None, "sw_power_cap") if peer < sharing else gpu() for peer in PEERS}
     assert cause_of(devices={SLOW: gpu(None, "sw_power_cap"), **peers}).name == name
 
 
-def test_without_clocks_and_without_the_peers_reasons_its_own_is_enough() -> None:
+def test_own_throttle_reason_is_enough_without_peer_data() -> None:
     assert cause_of(devices=gpus(gpu(None, "sw_thermal_slowdown"), gpu(unread=True))).name == "gpu_thermal_throttle"
 
 
@@ -241,7 +239,7 @@ def test_more_operators_that_take_longer_are_more_work() -> None:
 HEALTHY = gpus(gpu(2.0), gpu(2.0))
 
 
-def test_gpu_that_takes_longer_for_the_same_kernels_and_gives_no_reason_is_slow_itself() -> None:
+def test_gpu_with_longer_kernels_and_no_reason_is_slow_itself() -> None:
     cause = cause_of(devices=HEALTHY, breakdowns=windows(window(130.0, 100), window(90.0, 100)))
     assert cause.name == "gpu_compute"
     assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and reports no reason"
@@ -255,7 +253,7 @@ def test_gpu_that_is_idle_longer_waits_for_its_host() -> None:
     assert cause.evidence["idle_excess_ns"] == 40 * MS
 
 
-def test_gpu_that_is_neither_slower_nor_idle_longer_is_not_explained() -> None:
+def test_gpu_neither_slower_nor_idle_longer_is_not_explained() -> None:
     assert cause_of(devices=HEALTHY, breakdowns=windows(window(90.0, None), window(90.0, 100))).name == "unattributed"
 
 
@@ -274,7 +272,7 @@ def test_gpu_that_reports_a_fault_of_its_own_has_it(broken: Mapping[str, Any], b
     assert (cause.name, cause.because) == ("gpu_fault", because)
 
 
-def test_fault_that_the_program_has_made_or_most_peers_report_is_none_of_the_gpu() -> None:
+def test_program_faults_and_common_faults_are_not_the_gpu() -> None:
     (healthy,) = gpu(2.0)
     by_program = msgspec.structs.replace(healthy, xid_last=31)
     broken = msgspec.structs.replace(healthy, ecc_uncorrected=1)
@@ -291,7 +289,7 @@ def test_fault_that_the_program_has_made_or_most_peers_report_is_none_of_the_gpu
         (105.0, None, "unattributed"),
     ],
 )
-def test_more_work_takes_half_of_the_excess_and_five_per_cent_more_operators(
+def test_more_work_needs_half_of_the_excess_and_more_operators(
     compute_ms: float, operators: int | None, name: str
 ) -> None:
     assert cause_of(breakdowns=windows(window(compute_ms, operators), window(80.0, 100))).name == name
@@ -303,7 +301,7 @@ def test_windows_of_several_steps_count_by_the_step() -> None:
 
 
 @pytest.mark.parametrize("early", [window(130.0, 150, first_step=4), window(130.0, 150, first_step=5, step_count=0)])
-def test_windows_from_before_the_present_level_or_of_no_step_do_not_count(early: WindowBreakdown) -> None:
+def test_windows_before_the_present_level_do_not_count(early: WindowBreakdown) -> None:
     cause = cause_of(breakdowns=windows(early, window(80.0, 100, first_step=5)), level_from_step=5)
     assert cause == Cause(*NO_CAUSE, {})
 
@@ -327,7 +325,7 @@ def test_what_is_left_lies_with_the_host_computing_or_blocked(cpu_ms: float, bec
     assert (cause.name, cause.because) == ("host_cpu", because)
 
 
-def test_cpu_time_is_compared_on_the_steps_that_two_ranks_have_measured() -> None:
+def test_cpu_time_is_compared_on_commonly_measured_steps() -> None:
     # The slow rank measures every other step, peer 0 every fourth, peer 1 none and peer 2 those between.
     slow, peers = [140.0, UNKNOWN], ([90.0, *[UNKNOWN] * 3], [UNKNOWN], [UNKNOWN, 10.0])
     columns = [*(peer * (12 // len(peer)) for peer in peers), slow * 6]
@@ -335,7 +333,7 @@ def test_cpu_time_is_compared_on_the_steps_that_two_ranks_have_measured() -> Non
     assert (cause.name, cause.evidence) == ("host_cpu", {"cpu_excess_ns": 50 * MS})
 
 
-def test_phase_is_not_named_that_holds_less_than_half_of_the_excess() -> None:
+def test_phase_with_less_than_half_the_excess_is_not_named() -> None:
     cause = cause_of(cpu_ms=alike(90.0, 90.0), phases_ms={"forward": alike(30.0), "optimizer": alike(34.9)})
     assert cause.because == "its training thread is blocked or waits for a CPU core"
 
@@ -345,8 +343,8 @@ def test_without_cpu_time_and_windows_there_is_no_cause() -> None:
     assert cause_of() == Cause(*NO_CAUSE, {})
 
 
-def test_excess_that_has_vanished_is_not_explained_by_what_was_not_measured() -> None:
-    # Medians of mixed steps: the ratio says slow, the times do not differ.
+def test_vanished_excess_is_not_explained_by_missing_data() -> None:
+    # Medians of mixed steps: the ratio is slow, the times do not differ.
     slow = slow_of(SLOW, PEERS, self_ms=100.0, peers_ms=100.0)
     assert find_cause(slow, series_of(alike(100.0, 100.0)), Samples({}, {}, {})).name == "unattributed"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.stragglers.cost import Cost
-from rankscope.collector.detect.stragglers.persistent import Slow
+from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
 from rankscope.collector.steps.step_series import StepSeries
@@ -16,12 +16,12 @@ SLOW = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, since_step=1_040)
 SERIES = series_of([[35.0, 35.0, 75.0, 35.0]])
 
 
-def say(*slow: Slow, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
+def say(*slow: SlowRank, cost: Cost = NO_COST, series: StepSeries = SERIES) -> str:
     view = view_of(series, nodes=dict.fromkeys(range(8), "node-a"))
     return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view)
 
 
-def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
+def test_sentence_states_rank_ratio_begin_cause_and_cost() -> None:
     assert say(cost=Cost(75 / 35, 12.0, 40 / 75 * 4)) == (
         "Rank 2 (node-a) is 2.14 times as slow as its 3 peer ranks since step 1040: 75.0 ms a step excluding waits for "
         "other ranks, against 35.0 ms; cause data_loading: it waits 40.0 ms a step longer for its data loader. The "
@@ -30,7 +30,7 @@ def test_sentence_says_who_how_much_since_when_why_and_at_what_cost() -> None:
     )
 
 
-def say_past(*slow: Slow, cost: Cost = NO_COST) -> str:
+def say_past(*slow: SlowRank, cost: Cost = NO_COST) -> str:
     view = view_of(SERIES, nodes=dict.fromkeys(range(8), "node-a"))
     return write_sentence(slow or (SLOW,), (slow or (SLOW,))[0], LATE_DATA, cost, view, is_over=True)
 
@@ -44,7 +44,7 @@ def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
     )
 
 
-def test_past_of_a_rank_without_peers_says_beside_whom_it_was_slow() -> None:
+def test_past_form_without_peers_names_the_comparison() -> None:
     slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, do_same_work=False)
     assert "as usual compared with the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
 
@@ -69,12 +69,12 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
         ((0,), False, "as slow as usual compared with the other rank since"),
     ],
 )
-def test_sentence_says_whom_the_rank_was_compared_with(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
+def test_sentence_names_the_comparison(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
     slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, do_same_work=do_same_work)
     assert whom in say(slow)
 
 
-def test_sentence_says_so_when_phases_stood_in_for_the_self_time() -> None:
+def test_sentence_names_phases_used_instead_of_self_time() -> None:
     stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False)
     text = say(series=stood_in)
     assert "75.0 ms a step in data, forward and optimizer, against 35.0 ms" in text
@@ -94,10 +94,10 @@ def test_sentence_about_a_node_names_its_ranks() -> None:
         ([10, 14, 19, 30], "peer ranks in 25 % of the steps since step 0"),
     ],
 )
-def test_sentence_says_how_often_a_rank_is_slow(slow_steps: list[int], words: str) -> None:
+def test_sentence_states_how_often_a_rank_is_slow(slow_steps: list[int], words: str) -> None:
     slow = SLOW._replace(since_step=0, pattern="intermittent", slow_steps=np.array(slow_steps), persistence=0.25)
     assert words in say(slow)
 
 
-def test_sentence_says_that_it_becomes_worse() -> None:
+def test_sentence_states_a_drift() -> None:
     assert "its 3 peer ranks, and ever slower, since step 1040: " in say(SLOW._replace(pattern="drifting"))

@@ -20,10 +20,10 @@ def test_one_rank_of_four_may_be_missing_and_two_may_not() -> None:
     assert joined(4, 5) == [(None, (4,)), (None, (5,))]
 
 
-def test_two_slow_nodes_and_a_slow_rank_are_three_findings_in_the_order_given() -> None:
+def test_two_slow_nodes_and_a_slow_rank_are_three_findings() -> None:
     assert joined(8, 4, 9, 5, 0, 10, 6, 11, 7) == [("node2", (8, 9, 10, 11)), ("node1", (4, 5, 6, 7)), (None, (0,))]
 
 
-def test_node_with_one_rank_and_the_only_node_are_not_told_from_their_ranks() -> None:
+def test_node_of_one_rank_and_the_only_node_are_named_by_rank() -> None:
     assert joined(1, nodes={0: "a", 1: "b", 2: "c"}) == [(None, (1,))]
     assert joined(0, 1, nodes=dict.fromkeys(range(2), "a")) == [(None, (0,)), (None, (1,))]

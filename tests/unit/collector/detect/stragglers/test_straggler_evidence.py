@@ -1,4 +1,4 @@
-"""What a straggler's finding tells of the waiting it causes."""
+"""The caused wait in the evidence of a straggler."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.stragglers.detector import SlowRanks
+from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.runs.run_stories import Story
@@ -19,20 +19,20 @@ SLOW = 2
 def evidence_of(wait_caused_ns: Floats | None) -> float | None:
     """Of four ranks one is twice as slow."""
     series = series_of([[100.0, 100.0, 200.0, 100.0]] * STEPS)
-    found = SlowRanks(Thresholds()).find(view_of(replace(series, wait_caused_ns=wait_caused_ns)), ())
+    found = Stragglers(Thresholds()).find(view_of(replace(series, wait_caused_ns=wait_caused_ns)), ())
     assert not isinstance(found, Abstain)
     (candidate,) = found
     return candidate.finding.evidence.get("wait_caused_ns")
 
 
-def test_straggler_tells_what_it_makes_the_others_wait_in_a_step() -> None:
+def test_straggler_has_its_caused_wait_as_evidence() -> None:
     caused = np.full((STEPS, 4), np.nan)
     caused[::4, SLOW] = 300.0 * MS
     assert evidence_of(caused) == 300.0 * MS
 
 
 @pytest.mark.parametrize("caused", [None, np.full((STEPS, 4), np.nan)])
-def test_what_was_never_charged_is_not_told(caused: Floats | None) -> None:
+def test_unknown_caused_wait_is_no_evidence(caused: Floats | None) -> None:
     assert evidence_of(caused) is None
 
 
@@ -46,11 +46,11 @@ def test_charges_of_a_run_come_to_its_picture_and_its_finding() -> None:
     assert finding.evidence["wait_caused_ns"] == 90.0 * MS
 
 
-def test_picture_of_ranks_without_collectives_says_nothing_of_waiting() -> None:
+def test_ranks_without_collectives_have_no_caused_waits() -> None:
     assert [rank.wait_caused_ns_median for rank in Story(2).join().tick().snapshot().ranks] == [None, None]
 
 
-def test_of_a_slowness_that_comes_now_and_then_the_mean_is_told() -> None:
+def test_intermittent_slowness_has_its_mean_caused_wait() -> None:
     steps = 160
     random = np.random.default_rng(5)
     self_ms = random.normal(100.0, 1.0, (steps, 4))
@@ -58,7 +58,7 @@ def test_of_a_slowness_that_comes_now_and_then_the_mean_is_told() -> None:
     caused = np.zeros((steps, 4))
     caused[::4, SLOW] = 180.0 * MS
     view = view_of(replace(series_of(self_ms.tolist()), wait_caused_ns=caused))
-    found = SlowRanks(Thresholds()).find(view, ())
+    found = Stragglers(Thresholds()).find(view, ())
     assert not isinstance(found, Abstain)
     ((finding, _),) = found
     assert (finding.pattern, finding.rank) == ("intermittent", SLOW)
