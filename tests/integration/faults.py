@@ -69,7 +69,7 @@ def to_accounts(samples: Mapping[tuple[str, str], float], run: str) -> dict[int,
     """The accounts of a run's ranks, from the samples of a page by name and labels, both as they stand there."""
     found: dict[int, dict[str, int]] = {}
     for (name, text), value in samples.items():
-        if name.startswith("rankscope_steps_") or name == "rankscope_report_gaps_total":
+        if name.startswith("rankscope_step_records_") or name == "rankscope_report_gaps_total":
             labels = dict(LABEL.findall(text))
             if labels.get("run") == run and "rank" in labels:
                 found.setdefault(int(labels["rank"]), {})[name + labels.get("reason", "")] = int(value)
