@@ -51,7 +51,7 @@ class NamedRanks(WireRanks):
         self._run = run
         self._pids = pids
 
-    def handle(self, event: RunEvent) -> list[object]:
+    def apply(self, event: RunEvent) -> list[object]:
         match event:
             case RankJoined(hello):
                 known = hello.identity
@@ -62,9 +62,9 @@ class NamedRanks(WireRanks):
                     pid = self._pids.pop(known.rank)
                     identity = msgspec.structs.replace(identity, pid=pid, machine_id=read_machine_id())
                 hello = msgspec.structs.replace(hello, identity=identity, agent_version=__version__)
-                return super().handle(msgspec.structs.replace(event, hello=hello))
+                return super().apply(msgspec.structs.replace(event, hello=hello))
             case ReportAdmitted() | GoodbyeAdmitted():
-                return super().handle(msgspec.structs.replace(event, boot_id=self._name(event.boot_id)))
+                return super().apply(msgspec.structs.replace(event, boot_id=self._name(event.boot_id)))
         return []
 
     def _name(self, boot_id: str) -> str:

@@ -30,7 +30,7 @@ class Direct:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def handle(self, event: object) -> list[object]:
+    def apply(self, event: object) -> list[object]:
         match event:
             case RankJoined(hello):
                 self._hello(hello)

@@ -23,7 +23,7 @@ class WireRanks:
         self._endpoint = endpoint
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
-    def handle(self, event: RunEvent) -> list[object]:
+    def apply(self, event: RunEvent) -> list[object]:
         """Send it; a tick is the collector's own."""
         match event:
             case RankJoined(hello):
