@@ -1,7 +1,7 @@
-"""The files of the live page, and under what rules a browser runs them.
+"""Serve the files of the live page, with the rules under which a browser runs them.
 
-They hold nothing about any run: what the page shows it asks the API for, with the token where there is one. So they are
-served without it, to whoever asks as a browser does. (`curl` at / gets the list of what there is, as it always did.)
+The files contain nothing about any run and need no token: the page gets its data from the API, with the token where one
+is required. `curl` at / gets the list of paths instead.
 """
 
 from functools import cache
@@ -19,20 +19,20 @@ KINDS: Final = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""By ending. `nosniff` holds browsers to it."""
+"""Content types by file extension; `nosniff` makes browsers keep to them."""
 PREFIX: Final = "/live/"
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content-Security-Policy: own files and own API, nothing inline, nothing from elsewhere, in nobody's frame. With
-trusted types the browser refuses to make markup of text: a name can be nothing but text, whatever is in it."""
+"""Content-Security-Policy: own files and own API, nothing inline, nothing from elsewhere, in no frame. With trusted
+types the browser refuses to turn text into markup, whatever a name contains."""
 HEADERS: Final = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
 
 
 def find_page_file(path: str, accept: str) -> Response | None:
-    """The answer to a GET of `path`, given the header Accept; None for what is no part of the page."""
+    """Return the response to a GET of `path` with this header Accept; None if it is not part of the page."""
     if path == "/":
         return _serve("index.html", {"Vary": "Accept"}) if "text/html" in accept.lower() else None
     name = path.removeprefix(PREFIX)
@@ -41,7 +41,7 @@ def find_page_file(path: str, accept: str) -> Response | None:
 
 @cache
 def read_page_files() -> dict[str, bytes]:
-    """All of them, by name."""
+    """Return all files, by name."""
     folder = files(__package__).joinpath(FOLDER)
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(KINDS))}
 

@@ -1,4 +1,4 @@
-"""What is where over HTTP, and what it says: from a path to an answer, before any socket (http_server.py)."""
+"""Map HTTP paths to responses, without any socket (http_server.py)."""
 
 import contextlib
 import gzip
@@ -51,7 +51,7 @@ INDEX: Final = f"""rankscope collector
 
 
 class Response(NamedTuple):
-    """An answer, before it becomes bytes."""
+    """A response, before it is sent."""
 
     status: int
     content_type: str
@@ -81,7 +81,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routes:
-    """From a path to an answer. No socket; any thread.
+    """Responses by path. No socket; thread-safe.
 
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
     collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
@@ -117,7 +117,7 @@ class Routes:
         self._encoding = threading.Lock()
         self._encoded_from: Snapshot | None = None
         self._encoded: dict[str, bytes] = {}
-        """Runs of that snapshot as JSON: whoever asks for a run gets the same bytes, made once."""
+        """Runs of that snapshot as JSON, encoded once."""
         self.metrics = PageCache(
             read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn, orders=orders
         )
@@ -129,7 +129,7 @@ class Routes:
         }
 
     def answer(self, target: str, *, accept: str = "", accept_encoding: str = "") -> Response:
-        """The answer to a GET of `target`, a path with or without a query. The other two are the request's headers."""
+        """Return the response to a GET of `target`, a path with or without a query. The others are request headers."""
         path, _, query = target.partition("?")
         page = self._pages.get(path)
         found = self._answer_first(target)
@@ -196,7 +196,7 @@ class Routes:
             return refuse(HTTPStatus.NOT_FOUND, str(error))
 
     def _list_incidents(self, query: str) -> Response:
-        """Those that the query leaves; a run that has none, or that is not known, has an empty list."""
+        """Return the incidents that match the query; empty for an unknown run."""
         asked = dict(parse_qsl(query, keep_blank_values=True))
         unknown = sorted(asked.keys() - INCIDENT_FILTERS)
         if unknown:
@@ -214,20 +214,20 @@ class Routes:
 
 
 def refuse(status: HTTPStatus, error: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An error as JSON."""
+    """Return an error as JSON."""
     return Response(status, JSON, msgspec.json.encode({"error": error}), headers or {})
 
 
 def _report_state(problem: str | None, weakness: str | None = None) -> Response:
-    """A collector with a weakness goes on taking reports: to send nobody to it any more would be no help."""
+    """Return 200 without a problem. With a weakness too: the collector still accepts reports."""
     if problem is None:
-        said = "ok\n" if weakness is None else f"ok, but {weakness}\n"
-        return Response(HTTPStatus.OK, TEXT, said.encode())
+        text = "ok\n" if weakness is None else f"ok, but {weakness}\n"
+        return Response(HTTPStatus.OK, TEXT, text.encode())
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 
 
 def summarise_run(run: RunSnapshot) -> RunSummary:
-    """A run in the list of runs."""
+    """Return the summary of a run for the list of runs."""
     found = find_throughput([rank.totals for rank in run.ranks], run.world_size) if run.end is None else None
     samples_per_s = found.samples_per_s if found is not None else None
     tokens_per_s = found.tokens_per_s if found is not None else None

@@ -16,7 +16,7 @@ import msgspec
 from selenium.webdriver import Chrome
 
 from rankscope.collector.publish.api import heat_map
-from rankscope.collector.publish.api.event_stream import build_picture
+from rankscope.collector.publish.api.event_stream import build_live_snapshot
 from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import RunTimeBreakdown
 from rankscope.collector.publish.routes import GZIP_LEVEL
@@ -102,7 +102,7 @@ def measure(browser: Chrome, ranks: int) -> Measured:
         show=seen["shown"],
         frame=statistics.median(seen["walked"]),
         longest_frame=max(seen["walked"]),
-        event=time_cpu(lambda: msgspec.json.encode(build_picture(world.snapshot, RUN))),
+        event=time_cpu(lambda: msgspec.json.encode(build_live_snapshot(world.snapshot, RUN))),
         map_=time_cpu(lambda: heat_map.of_steps(RUN, ranks, picture)),
         compressed=time_cpu(lambda: gzip.compress(body, GZIP_LEVEL)),
         slowest=time_cpu(lambda: msgspec.json.encode(list_ranks(run, BY_SLOWDOWN, 0, 10))),
@@ -125,13 +125,13 @@ def time_cpu(work: Callable[[], object]) -> float:
 def time_shares(run: RunSnapshot) -> float:
     """The same of one stretch of time, added up over all ranks."""
     shares, wall_s = RunTimeBreakdown(), 0.0
-    shares.take(run.read_totals(), wall_s)
+    shares.record(run.read_totals(), wall_s)
     spent = []
     for repeat in range(1, REPEATS + 1):
         ranks = (msgspec.structs.replace(rank, totals=totals_of(STEPS + repeat)) for rank in run.ranks)
         later = msgspec.structs.replace(run, ranks=tuple(ranks))
         begin = time.thread_time()
-        shares.take(later.read_totals(), wall_s := wall_s + STEPS)
+        shares.record(later.read_totals(), wall_s := wall_s + STEPS)
         spent.append(time.thread_time() - begin)
     return statistics.median(spent) * MS
 

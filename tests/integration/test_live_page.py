@@ -74,7 +74,7 @@ def test_first_run_is_shown_without_being_asked_for(page: LivePage) -> None:
     assert page.rows("#runs") == [["story", "4 of 4", "112", "-", "1", "running"]]
     figures = dict(zip(*[iter(page.text("#figures").split("\n"))] * 2, strict=True))
     assert (figures["ranks up"], figures["latest step"]) == ("4 of 4", "111")
-    assert figures["the run takes"] == "1.86 times as long"
+    assert figures["run slowdown"] == "1.86 x"
 
 
 def test_row_of_the_slow_rank_is_hot_from_the_step_it_was_slow(page: LivePage) -> None:
@@ -205,7 +205,7 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
         "other": "10.0 %",
     }
     rows = {row[0]: row[2] for row in page.wait_for_rows("#device-now", 5)}
-    assert rows["both at once"] == rows["compute alone"] == rows["communication alone"] == rows["idle"] == "25.0 %"
+    assert rows["overlap"] == rows["compute only"] == rows["exposed communication"] == rows["idle"] == "25.0 %"
 
     def drawn(chart: str, share: float) -> list[int]:
         width, height = page.size(chart)
@@ -289,7 +289,7 @@ def test_run_without_a_step_says_that_nothing_is_known_yet(page: LivePage, world
     world.show(RunSnapshot(run="new", world_size=2, restart_count=0, ranks=(), abstained="no rank has reported yet"))
     page.open("#run=new")
     page.wait_for_text("#figures", "no rank has reported yet")
-    page.wait_for_label("#heat", "nothing is known yet")
+    page.wait_for_label("#heat", "no data yet")
     page.wait_for_text("#heat-readout", "no step of run 'new' has been compared yet")
 
 

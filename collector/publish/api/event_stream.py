@@ -1,7 +1,7 @@
-"""What changes in a run, told as it happens: `GET /api/v1/events`, server-sent events (WHATWG HTML, section 9.2).
+"""Stream snapshots of runs: `GET /api/v1/events`, server-sent events (WHATWG HTML, section 9.2).
 
-    ?run=RUN    with that run in full; a run that is not known yet is null until it is
-    ?count=N    end after so many events
+    ?run=RUN    with that run in full; null until the run is known
+    ?count=N    end after N events
 
 An event is a LiveSnapshot in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
 
@@ -81,7 +81,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Numbered(NamedTuple):
-    """A picture that can be told, and its events as far as anybody has asked for them, by run."""
+    """A snapshot with its revision, and its events by run, each made on demand."""
 
     revision: int
     snapshot: Snapshot
@@ -90,7 +90,7 @@ class _Numbered(NamedTuple):
 
 class LiveFeed:
     """The pictures of a collector, for those who follow them. `read_snapshot` gives the latest one, at no cost, and
-    `read_paced` the latest whose picture may be made (ThrottledSnapshots). `count` is told of what readers did not get,
+    `read_paced` the latest whose picture may be made (ThrottledSnapshots). `count` is sent of what readers did not get,
     by reason; `contain` of a mistake of ours.
     """
 
@@ -118,16 +118,16 @@ class LiveFeed:
         self._thread.start()
 
     def read_shares(self, run: str) -> tuple[TimeSlice, ...]:
-        """What the time of a run went into, since this collector knows it."""
+        """Return where the time of a run went, since this collector knows it."""
         return self._shares.of(run)
 
     @property
     def streams(self) -> int:
-        """How many follow at this moment."""
+        """Open event streams."""
         return self._streams
 
     def open(self, query: str) -> "Response | EventStream":
-        """The events from now on, or why not. The stream must be closed."""
+        """Return the stream of events from now on, or a refusal. The caller closes the stream."""
         asked = dict(parse_qsl(query, keep_blank_values=True))
         unknown = sorted(asked.keys() - {"run", "count"})
         if unknown:
@@ -137,7 +137,7 @@ class LiveFeed:
         if not 1 <= count <= COUNT_MAX:
             error = f"count is {text[:80]!r}; it must be a whole number from 1 to {COUNT_MAX}"
             return refuse(HTTPStatus.BAD_REQUEST, error)
-        self._look_for_news()  # nobody has looked while nobody followed
+        self._refresh()  # without readers the snapshot was not refreshed
         with self._changed:
             is_full = self._streams >= self._streams_max
             self._streams += not is_full
@@ -145,10 +145,10 @@ class LiveFeed:
             self._count(STREAMS_BUSY)
             error = f"{self._streams_max} event streams are open already; poll the API, or try again later"
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
-        return EventStream(self._tell(asked.get("run"), count), self._leave, lambda: self._count(SLOW_READER))
+        return EventStream(self._stream(asked.get("run"), count), self._leave, lambda: self._count(SLOW_READER))
 
     def close(self) -> None:
-        """End every stream and the thread. Twice does no harm."""
+        """End every stream and the thread. Idempotent."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -159,15 +159,15 @@ class LiveFeed:
         while not self._closing.wait(LOOK_S):
             try:
                 self._look()
-            except Exception:  # noqa: BLE001 - whatever it is, the next look may go well
+            except Exception:  # noqa: BLE001 - the next pass may succeed
                 self._contain("the live feed")
 
     def _look(self) -> None:
         if self._streams:
-            self._look_for_news()
-        self._shares.take(self._read_snapshot())
+            self._refresh()
+        self._shares.record(self._read_snapshot())
 
-    def _look_for_news(self) -> None:
+    def _refresh(self) -> None:
         snapshot = self._read_paced()
         with self._changed:
             if snapshot is not self._newest.snapshot:
@@ -178,39 +178,39 @@ class LiveFeed:
         with self._changed:
             self._streams -= 1
 
-    def _tell(self, run: str | None, count: int) -> Iterator[bytes]:
+    def _stream(self, run: str | None, count: int) -> Iterator[bytes]:
         yield f"retry: {RETRY_MS}\n\n".encode()
-        told = 0
+        sent = 0
         while count:
-            newest = self._wait_for_news(told)
+            newest = self._wait_for_newer(sent)
             if self._closing.is_set():
                 return
-            if newest.revision == told:
+            if newest.revision == sent:
                 yield b": keep-alive\n\n"
                 continue
-            for _ in range(newest.revision - told - 1 if told else 0):
+            for _ in range(newest.revision - sent - 1 if sent else 0):
                 self._count(SNAPSHOT_SKIPPED)
-            told, count = newest.revision, count - 1
+            sent, count = newest.revision, count - 1
             yield self._render(newest, run)
 
-    def _wait_for_news(self, told: int) -> _Numbered:
+    def _wait_for_newer(self, sent: int) -> _Numbered:
         with self._changed:
-            self._changed.wait_for(lambda: self._newest.revision > told or self._closing.is_set(), KEEP_ALIVE_S)
+            self._changed.wait_for(lambda: self._newest.revision > sent or self._closing.is_set(), KEEP_ALIVE_S)
             return self._newest
 
     def _render(self, newest: _Numbered, run: str | None) -> bytes:
-        """The event; of all readers of a run the first makes it."""
+        """Return the event, made once for all readers of a run."""
         with self._rendering:
             event = newest.events.get(run)
             if event is None:
-                picture = build_picture(newest.snapshot, run)
-                body = msgspec.json.encode(picture).decode()
+                live = build_live_snapshot(newest.snapshot, run)
+                body = msgspec.json.encode(live).decode()
                 event = newest.events[run] = f"id: {newest.revision}\nevent: snapshot\ndata: {body}\n\n".encode()
             return event
 
 
 class EventStream:
-    """Events, one after the other, for whoever writes them to a socket. To be used as a context."""
+    """Context manager that yields the events to be written to a socket."""
 
     def __init__(self, events: Iterator[bytes], on_end: Callable[[], None], on_slow_reader: Callable[[], None]) -> None:
         self._events = events
@@ -228,8 +228,8 @@ class EventStream:
         self._on_end()
 
 
-def build_picture(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
-    """All runs, and one of them in full; None for one that is not known."""
+def build_live_snapshot(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
+    """Return all runs, and one of them in full; None for an unknown one."""
     summaries = tuple(summarise_run(one) for one in snapshot.runs)
     asked = None if run is None else snapshot.find_run(run)
     found = (
@@ -240,7 +240,7 @@ def build_picture(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
     return LiveSnapshot(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
 
 
-def _build_run(run: RunSnapshot, summary: RunSummary, picture: HeatMapSteps | None) -> LiveRun:
+def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None) -> LiveRun:
     return LiveRun(
         run=run.run,
         run_id=run.run_id,
@@ -248,7 +248,7 @@ def _build_run(run: RunSnapshot, summary: RunSummary, picture: HeatMapSteps | No
         restart_count=run.restart_count,
         ranks_known=len(run.ranks),
         ranks_up=summary.ranks_up,
-        latest_step=None if picture is None else picture.latest_step,
+        latest_step=None if steps is None else steps.latest_step,
         steps_per_s=summary.steps_per_s,
         samples_per_s=summary.samples_per_s,
         tokens_per_s=summary.tokens_per_s,

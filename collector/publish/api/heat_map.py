@@ -1,4 +1,4 @@
-"""A run as ranks x time, in bytes: what the live page draws, and `GET /api/v1/runs/RUN/heatmap` answers. Pure.
+"""Encode a run as ranks x time in bytes, for the live page and `GET /api/v1/runs/RUN/heatmap`. Pure.
 
 Little-endian, in this order:
 
@@ -6,7 +6,7 @@ Little-endian, in this order:
     head    JSON in UTF-8, a HeatMapHead
     cells   one byte a rank and column, column after column, each in the order of the head's ranks
 
-A cell is 0 where nothing is known, else 1 to 255 for the rank's own time over that of the ranks it is compared with:
+A cell is 0 for unknown, else 1 to 255 for the self time of the rank over that of its peer ranks:
 ratio = 2 ** ((cell - 128) / 32). So 128 is equal, 160 twice as slow, and 255 stands for everything beyond 15.6 times.
 """
 
@@ -23,9 +23,9 @@ from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.storage.rank_intervals import RankInterval
 
 EQUAL: Final = 128
-"""The cell of a rank that is as fast as the others."""
+"""Cell of a rank as fast as its peers."""
 CELLS_PER_OCTAVE: Final = 32
-"""A cell is 2.2 % wide: less than any finding is about, and twice as fast or slow are 32 cells apart."""
+"""A cell is 2.2 % wide, less than any finding; a factor of two is 32 cells."""
 CELL_MAX: Final = 255
 OF_STEPS: Final = "steps"
 OF_INTERVALS: Final = "intervals"
@@ -34,7 +34,7 @@ Cells = npt.NDArray[np.uint8]
 
 
 class HeatMapColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, or, of `source` intervals, a stretch of time: `step` or both times (s since 1970) are given."""
+    """One step, or, of `source` intervals, a time interval: `step` or both times (s since 1970) are given."""
 
     attempt: int
     step: int | None = None
@@ -43,7 +43,7 @@ class HeatMapColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeatMapHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cells are of. `ranks` are stretches of ranks, the first and the last of each, in ascending order;
+    """What the cells are of. `ranks` are ranges of ranks, the first and the last of each, in ascending order;
     `source` is `steps`, the last ones of the run, or `intervals`, its past from the store.
     """
 
@@ -54,20 +54,20 @@ class HeatMapHead(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[HeatMapColumn, ...]
 
 
-def of_steps(run: str, world_size: int, picture: HeatMapSteps) -> bytes:
-    """The last steps."""
+def of_steps(run: str, world_size: int, recent: HeatMapSteps) -> bytes:
+    """Return the heat map of the last steps."""
     head = HeatMapHead(
         run=run,
         source=OF_STEPS,
         world_size=world_size,
-        ranks=_find_stretches(picture.ranks.tolist()),
-        columns=tuple(HeatMapColumn(attempt=picture.attempt, step=step) for step in picture.steps.tolist()),
+        ranks=_find_ranges(recent.ranks.tolist()),
+        columns=tuple(HeatMapColumn(attempt=recent.attempt, step=step) for step in recent.steps.tolist()),
     )
-    return _pack(head, to_cells(picture.excess))
+    return _pack(head, to_cells(recent.excess))
 
 
 def of_intervals(run: str, world_size: int, intervals: Sequence[RankInterval]) -> bytes:
-    """The past of a run; the ranks are all that any interval knows."""
+    """Return the heat map of the history of a run, with all ranks of its intervals."""
     ranks = sorted({int(rank) for interval in intervals for rank in interval.columns["rank"].tolist()})
     excess = np.full((len(intervals), len(ranks)), np.nan)
     for row, interval in enumerate(intervals):
@@ -77,14 +77,12 @@ def of_intervals(run: str, world_size: int, intervals: Sequence[RankInterval]) -
         HeatMapColumn(attempt=one.attempt, begin_wall_s=one.begin_wall_s, end_wall_s=one.end_wall_s)
         for one in intervals
     )
-    head = HeatMapHead(
-        run=run, source=OF_INTERVALS, world_size=world_size, ranks=_find_stretches(ranks), columns=columns
-    )
+    head = HeatMapHead(run=run, source=OF_INTERVALS, world_size=world_size, ranks=_find_ranges(ranks), columns=columns)
     return _pack(head, to_cells(excess))
 
 
 def to_cells(excess: Floats | Numbers) -> Cells:
-    """The cells of log(ratio), of the same shape; 0 where it is NaN.
+    """Return the cells of log(ratio), of the same shape; 0 where it is NaN.
 
     >>> to_cells(np.log(np.array([1.0, 2.0, 0.5, 1000.0, np.nan]))).tolist()
     [128, 160, 96, 255, 0]
@@ -94,7 +92,7 @@ def to_cells(excess: Floats | Numbers) -> Cells:
 
 
 def unpack(body: bytes) -> tuple[HeatMapHead, Cells]:
-    """The head, and the cells with shape (columns, ranks)."""
+    """Return the head, and the cells with shape (columns, ranks)."""
     (length,) = struct.unpack_from("<I", body)
     begin = struct.calcsize("<I")
     head = msgspec.json.decode(body[begin : begin + length], type=HeatMapHead)
@@ -107,11 +105,11 @@ def _pack(head: HeatMapHead, cells: Cells) -> bytes:
     return struct.pack("<I", len(encoded)) + encoded + cells.tobytes()
 
 
-def _find_stretches(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    stretches: list[tuple[int, int]] = []
+def _find_ranges(ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    ranges: list[tuple[int, int]] = []
     for rank in ranks:
-        if stretches and rank == stretches[-1][1] + 1:
-            stretches[-1] = (stretches[-1][0], rank)
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], rank)
         else:
-            stretches.append((rank, rank))
-    return tuple(stretches)
+            ranges.append((rank, rank))
+    return tuple(ranges)

@@ -1,4 +1,4 @@
-"""What the API says of the ranks of a run: those that are worst, and one of them beside its peers. Pure."""
+"""Build the answers of the API about ranks: lists of ranks, and one rank beside its peers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
@@ -100,7 +100,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
-    """So many ranks from that place on. `slowdown`: the slowest first, those of which it is not known last."""
+    """Return `limit` ranks from `offset` on. Order `slowdown`: the slowest first, unknown slowdowns last."""
     ranks: Sequence[RankSnapshot] = run.ranks
     if order == BY_SLOWDOWN:
         ranks = nsmallest(offset + limit, ranks, key=lambda rank: (-(rank.slowdown_ratio or 0.0), rank.identity.rank))
@@ -108,8 +108,8 @@ def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankLis
     return RankList(run=run.run, ranks_known=len(run.ranks), ranks=lines)
 
 
-def show_rank(run: RunSnapshot, number: int, picture: HeatMapSteps | None) -> RankAnswer | None:
-    """One rank; None when it is not known."""
+def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) -> RankAnswer | None:
+    """Return one rank; None for an unknown one."""
     found = next((rank for rank in run.ranks if rank.identity.rank == number), None)
     if found is None:
         return None
@@ -124,12 +124,12 @@ def show_rank(run: RunSnapshot, number: int, picture: HeatMapSteps | None) -> Ra
         rank=found,
         ratios=_ratios_of(found),
     )
-    column = None if picture is None else picture.find_column(number)
-    if picture is None or column is None:
+    column = None if recent_steps is None else recent_steps.find_column(number)
+    if recent_steps is None or column is None:
         return answer
-    comparison = picture.peer_groups.of(number)
+    comparison = recent_steps.peer_groups.of(number)
     return msgspec.structs.replace(
-        answer, peers=_compare(run, number, comparison), recent=_show_steps(picture, column, comparison)
+        answer, peers=_compare(run, number, comparison), recent=_show_steps(recent_steps, column, comparison)
     )
 
 
@@ -184,26 +184,26 @@ def _medians_by_name(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(one[name] for one in found if name in one) for name in sorted(names)}
 
 
-def _show_steps(picture: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
-    against = picture.find_columns(comparison.against)
-    others = picture.self_ns[:, against[against != column]]
+def _show_steps(recent_steps: HeatMapSteps, column: int, comparison: Comparison) -> RankSteps:
+    against = recent_steps.find_columns(comparison.against)
+    others = recent_steps.self_ns[:, against[against != column]]
     over_peers = {"median": _medians(others)}
     if others.shape[1]:
-        # Not nanmin: these say nothing of a row that is all NaN, and give NaN.
+        # Not nanmin, which warns about a row of NaN.
         over_peers |= {"min": np.fmin.reduce(others, axis=1), "max": np.fmax.reduce(others, axis=1)}
     else:
         over_peers |= {"min": over_peers["median"], "max": over_peers["median"]}
     return RankSteps(
-        attempt=picture.attempt,
-        steps=tuple(picture.steps.tolist()),
-        self_ns=_known_or_none(picture.self_ns[:, column]),
-        slowdown_ratio=_known_or_none(np.exp(picture.excess[:, column])),
+        attempt=recent_steps.attempt,
+        steps=tuple(recent_steps.steps.tolist()),
+        self_ns=_known_or_none(recent_steps.self_ns[:, column]),
+        slowdown_ratio=_known_or_none(np.exp(recent_steps.excess[:, column])),
         **{f"peers_self_ns_{name}": _known_or_none(values) for name, values in over_peers.items()},
     )
 
 
 def _medians(values: Numbers) -> Numbers:
-    """The median of what is known in each row, NaN where nothing is; shape (n, m) to (n,)."""
+    """Return the median of the known values of each row, NaN without any; shape (n, m) to (n,)."""
     found = np.full(len(values), np.nan, dtype=np.float32)
     gaps = np.isnan(values)
     complete = ~gaps.any(axis=1)

@@ -1,4 +1,4 @@
-"""The API about runs, as JSON and, for the heat map, as bytes: from a path to an answer, before any socket.
+"""Answer the API about runs, as JSON and, for the heat map, in binary; without any socket.
 
     GET /api/v1/runs/RUN?ranks=none          a run without its ranks
     GET /api/v1/runs/RUN/status              a run in a few facts, with its worst ranks; ?worst=N, 0 for none
@@ -41,11 +41,11 @@ BYTES: Final = "application/octet-stream"
 
 RANKS_DEFAULT: Final = 100
 RANKS_MAX: Final = 16_384
-"""Ranks in one answer: those of the largest job there is."""
+"""Ranks in one response: those of the largest supported run."""
 WORST_DEFAULT: Final = 10
 WORST_MAX: Final = 1_000
 POINTS_DEFAULT: Final = 400
-"""More are not told apart on a screen."""
+"""Points of a curve; a screen shows no more."""
 POINTS_MAX: Final = 5_000
 INTERVALS_SHOWN_MAX: Final = 480
 """Eight hours at an interval of a minute; of 16,384 ranks 8 MB of cells."""
@@ -74,7 +74,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RefusedError(Exception):
-    """An answer that is a refusal, from wherever it is found out."""
+    """A refusal, raised from any depth."""
 
     def __init__(self, status: HTTPStatus, error: str) -> None:
         super().__init__(error)
@@ -82,7 +82,7 @@ class _RefusedError(Exception):
 
 
 class _Query(NamedTuple):
-    """What stands after the question mark, by name."""
+    """The parameters of a query, by name."""
 
     asked: Mapping[str, str]
 
@@ -96,14 +96,14 @@ class _Query(NamedTuple):
         return cls(asked)
 
     def choose(self, name: str, choices: Sequence[str]) -> str:
-        """One of the choices, the first by default."""
+        """Return one of the choices, the first by default."""
         value = self.asked.get(name, choices[0])
         if value not in choices:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is {value[:80]!r}; it must be {' or '.join(choices)}")
         return value
 
     def number(self, name: str, default: int, *, least: int, most: int) -> int:
-        """A whole number within its limits."""
+        """Return a whole number within limits."""
         text = self.asked.get(name)
         value = default if text is None else _to_number(text)
         if value is None or not least <= value <= most:
@@ -112,10 +112,10 @@ class _Query(NamedTuple):
         return value
 
 
-class _Drawn(NamedTuple):
-    """The heat map that was asked for last."""
+class _RenderedHeatMap(NamedTuple):
+    """The heat map that was rendered last."""
 
-    picture: HeatMapSteps
+    steps: HeatMapSteps
     body: bytes
 
 
@@ -133,7 +133,7 @@ class Api:
         self._read_snapshot = read_snapshot
         self._read_shares = read_shares
         self._store = store
-        self._drawn: _Drawn | None = None
+        self._rendered: _RenderedHeatMap | None = None
         self._of_run: Mapping[str, Callable[[str, str], Response]] = {
             "status": self._show_status,
             "ranks": self._list_ranks,
@@ -143,7 +143,7 @@ class Api:
         }
 
     def answer(self, target: str) -> Response | None:
-        """The answer to a GET of `target`, a path with or without a query; None for what is not answered here."""
+        """Return the response to a GET of `target`, a path with or without a query; None for other paths."""
         path, _, query = target.partition("?")
         if path == OPENAPI_PATH:
             return Response(HTTPStatus.OK, JSON, read_openapi())
@@ -204,7 +204,7 @@ class Api:
 
     def _show_history(self, name: str, text: str) -> Response:
         points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
-        known = self._look_for(name)
+        known = self._find_or_none(name)
         run_id = name if known is None else known.run_id
         shares = self._read_shares(run_id)
         steps: tuple[CurvePoint, ...] | None = None
@@ -223,22 +223,22 @@ class Api:
     def _show_heat_map(self, name: str, text: str) -> Response:
         source = _Query.parse(text, "source").choose("source", (heat_map.OF_STEPS, heat_map.OF_INTERVALS))
         if source == heat_map.OF_INTERVALS:
-            return Response(HTTPStatus.OK, BYTES, self._draw_intervals(name))
+            return Response(HTTPStatus.OK, BYTES, self._render_intervals(name))
         run = self._find(name)
-        picture = self._read_snapshot().steps.get(run.run_id)
-        if picture is None:
+        steps = self._read_snapshot().steps.get(run.run_id)
+        if steps is None:
             error = f"no step of run {name[:80]!r} has been compared yet; try again after the next detection pass"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
-        return Response(HTTPStatus.OK, BYTES, self._draw_steps(run, picture))
+        return Response(HTTPStatus.OK, BYTES, self._render_steps(run, steps))
 
-    def _draw_steps(self, run: RunSnapshot, picture: HeatMapSteps) -> bytes:
-        """Of those who look at one run the first has it drawn."""
-        drawn = self._drawn
-        if drawn is None or drawn.picture is not picture:
-            drawn = self._drawn = _Drawn(picture, heat_map.of_steps(run.run, run.world_size, picture))
-        return drawn.body
+    def _render_steps(self, run: RunSnapshot, steps: HeatMapSteps) -> bytes:
+        """Return the heat map of the last steps, rendered once for all readers of a run."""
+        rendered = self._rendered
+        if rendered is None or rendered.steps is not steps:
+            rendered = self._rendered = _RenderedHeatMap(steps, heat_map.of_steps(run.run, run.world_size, steps))
+        return rendered.body
 
-    def _draw_intervals(self, name: str) -> bytes:
+    def _render_intervals(self, name: str) -> bytes:
         if self._store is None:
             error = "this collector keeps no history; set `store` to a file to keep it"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
@@ -249,11 +249,11 @@ class Api:
         except UnavailableError as error:
             raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
 
-    def _look_for(self, name: str) -> RunSnapshot | None:
+    def _find_or_none(self, name: str) -> RunSnapshot | None:
         return self._read_snapshot().find_run(name)
 
     def _find(self, name: str) -> RunSnapshot:
-        run = self._look_for(name)
+        run = self._find_or_none(name)
         if run is None:
             error = f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)
@@ -262,7 +262,7 @@ class Api:
 
 @cache
 def read_openapi() -> bytes:
-    """The description of the API, OpenAPI 3.1, as it is shipped."""
+    """Return the OpenAPI 3.1 description of the API."""
     return files(__package__).joinpath(OPENAPI_FILE).read_bytes()
 
 
@@ -271,5 +271,5 @@ def _as_json(found: msgspec.Struct) -> Response:
 
 
 def _to_number(text: str) -> int | None:
-    """A whole number, written in at most ten ASCII digits."""
+    """Return a whole number of at most ten ASCII digits, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(NUMBER_MAX)) else None

@@ -1,8 +1,7 @@
-"""What the time of a run went into, stretch by stretch since this collector knows it. Pure, exact and bounded.
+"""Break down the time of a run into slices since this collector knows it. Pure, exact and bounded.
 
-Every rank reports what it has counted so far: a stretch is the difference of two pictures, summed over the ranks. Once
-there are as many stretches as there may be, neighbours are added up: a long run has fewer, longer ones, and none is
-lost.
+Every rank reports cumulative totals: a slice is the difference of two snapshots, summed over the ranks. At the maximum
+number of slices neighbours are merged, so a long run has fewer, longer slices.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,17 +13,17 @@ import msgspec
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.records import Totals
 
-STRETCHES_MAX: Final = 360
-"""More are not told apart on a screen; of a run about 200 KB."""
-STRETCH_S_MIN: Final = 2.0
-"""A report comes every second or so: shorter stretches would show when it came."""
+SLICES_MAX: Final = 360
+"""Slices of a run, about 200 KB; a screen shows no more."""
+SLICE_S_MIN: Final = 2.0
+"""Shortest slice. A report arrives every second or so: shorter slices would show its arrival."""
 RANKS_PER_SECOND: Final = 512
-"""To unpack what a rank has counted and add it up takes 5 us: at so many of them for each second of a stretch it is
+"""To unpack what a rank has counted and add it up takes 5 us: at so many of them for each second of a slice it is
 0.3 % of one core."""
 
 
 class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time (s since 1970), all ranks together. `step_ns` is the time in finished steps, of which
+    """A slice of time (s since 1970), all ranks together. `step_ns` is the time in finished steps, of which
     `phases_ns` are parts; `window_ns` that in profiled windows, of which the others are (docs/definitions.md section
     1): (compute - overlap) + overlap + exposed_communication + copy + idle = window.
     """
@@ -48,73 +47,71 @@ SUMMED: Final = {
         "steps", "step_ns", "window_ns", "compute_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
     )
 }  # fmt: skip
-"""Fields that a stretch and Totals have in common and that add up, besides the phases."""
+"""Fields that TimeSlice and Totals share and that add up, besides the phases."""
 
 
 class RunTimeBreakdown:
-    """The stretches of one run. Of one thread."""
+    """The slices of one run. Not thread-safe."""
 
-    def __init__(self, stretches_max: int = STRETCHES_MAX) -> None:
-        self._stretches_max = stretches_max
-        self._stretches: tuple[TimeSlice, ...] = ()
-        self._stretch_s = STRETCH_S_MIN
+    def __init__(self, slices_max: int = SLICES_MAX) -> None:
+        self._slices_max = slices_max
+        self._slices: tuple[TimeSlice, ...] = ()
+        self._slice_s = SLICE_S_MIN
         self._counted: Mapping[str, Totals] = {}
-        self._taken_wall_s: float | None = None
+        self._recorded_wall_s: float | None = None
 
     @property
-    def stretches(self) -> tuple[TimeSlice, ...]:
+    def slices(self) -> tuple[TimeSlice, ...]:
         """Oldest first."""
-        return self._stretches
+        return self._slices
 
     def is_due(self, size: int, wall_s: float) -> bool:
-        """Whether it is time to take in what the ranks of the run, so many, have counted."""
-        taken_wall_s = self._taken_wall_s
-        pause_s = max(self._stretch_s, size / RANKS_PER_SECOND)
-        return taken_wall_s is None or not 0.0 <= wall_s - taken_wall_s < pause_s
+        """Return whether to record the totals of the run, with `size` ranks, again."""
+        recorded_wall_s = self._recorded_wall_s
+        pause_s = max(self._slice_s, size / RANKS_PER_SECOND)
+        return recorded_wall_s is None or not 0.0 <= wall_s - recorded_wall_s < pause_s
 
-    def take(self, counted: Mapping[str, Totals], wall_s: float) -> None:
-        """Take in what each life has counted by now. What it had counted before it was first seen is in no stretch."""
-        begin_wall_s, before, now = self._taken_wall_s, self._counted, counted
-        self._taken_wall_s, self._counted = wall_s, counted
+    def record(self, counted: Mapping[str, Totals], wall_s: float) -> None:
+        """Record the totals of each rank process. Totals before its first record are in no slice."""
+        begin_wall_s, before, now = self._recorded_wall_s, self._counted, counted
+        self._recorded_wall_s, self._counted = wall_s, counted
         if begin_wall_s is None:
             return
         if now.keys() != before.keys():
-            now = {life: totals for life, totals in now.items() if life in before}
-            before = {life: before[life] for life in now}
-        stretch = _subtract(begin_wall_s, wall_s, now.values(), before.values())
-        if not stretch.step_ns and not stretch.window_ns:
+            now = {process: totals for process, totals in now.items() if process in before}
+            before = {process: before[process] for process in now}
+        time_slice = _subtract(begin_wall_s, wall_s, now.values(), before.values())
+        if not time_slice.step_ns and not time_slice.window_ns:
             return
-        self._stretches = (*self._stretches, stretch)
-        if len(self._stretches) > self._stretches_max:
-            self._stretches = tuple(_join_neighbours(self._stretches))
-            self._stretch_s *= 2
+        self._slices = (*self._slices, time_slice)
+        if len(self._slices) > self._slices_max:
+            self._slices = tuple(_join_neighbours(self._slices))
+            self._slice_s *= 2
 
 
 class Shares:
-    """Those of all runs that are known at the moment. Written by one thread, read by any."""
+    """The time slices of all known runs. Written by one thread, read by any."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunTimeBreakdown] = {}
 
-    def take(self, snapshot: Snapshot) -> None:
-        """The runs as they are now, each when it is time for it; of those that are not among them nothing is kept. It
-        costs next to nothing while no run is due.
-        """
+    def record(self, snapshot: Snapshot) -> None:
+        """Record each run of the snapshot that is due, and forget the other runs."""
         known: dict[str, RunTimeBreakdown] = {}
         for run, size in snapshot.sizes.items():
             shares = known[run] = self._runs.get(run) or RunTimeBreakdown()
             if shares.is_due(size, snapshot.wall_s):
-                shares.take(snapshot.read_totals(run), snapshot.wall_s)
+                shares.record(snapshot.read_totals(run), snapshot.wall_s)
         self._runs = known
 
     def of(self, run: str) -> tuple[TimeSlice, ...]:
-        """The stretches of a run, oldest first; none of a run that is not known."""
+        """Return the slices of a run, oldest first; empty for an unknown run."""
         found = self._runs.get(run)
-        return () if found is None else found.stretches
+        return () if found is None else found.slices
 
 
 def _subtract(begin_wall_s: float, end_wall_s: float, now: Collection[Totals], before: Collection[Totals]) -> TimeSlice:
-    """What the same lives have counted since."""
+    """Return the difference of the totals of the same rank processes."""
     spent = _sum_phases(now)
     for phase, spent_ns in _sum_phases(before).items():
         spent[phase] = spent.get(phase, 0) - spent_ns
@@ -130,9 +127,9 @@ def _sum_phases(totals: Iterable[Totals]) -> dict[str, int]:
     return sums
 
 
-def _join_neighbours(stretches: tuple[TimeSlice, ...]) -> Iterable[TimeSlice]:
-    for first in range(0, len(stretches), 2):
-        pair = stretches[first : first + 2]
+def _join_neighbours(slices: tuple[TimeSlice, ...]) -> Iterable[TimeSlice]:
+    for first in range(0, len(slices), 2):
+        pair = slices[first : first + 2]
         names = {phase for one in pair for phase in one.phases_ns}
         yield TimeSlice(
             begin_wall_s=pair[0].begin_wall_s,

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, begin
-from rankscope.collector.publish.api.event_stream import build_picture
+from rankscope.collector.publish.api.event_stream import build_live_snapshot
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.text_format import TextFormat
@@ -58,7 +58,7 @@ def test_list_of_runs_has_both_the_former_one_first() -> None:
 def test_run_is_found_by_its_id_and_the_latest_by_the_name(asked: str, run_id: str) -> None:
     answer = routes_of(BOTH).answer(f"/api/v1/runs/{asked}")
     assert msgspec.json.decode(answer.body)["run_id"] == run_id
-    picture = build_picture(BOTH, asked)
+    picture = build_live_snapshot(BOTH, asked)
     assert picture.run is not None
     assert picture.run.run_id == run_id
 
@@ -78,8 +78,8 @@ def test_incidents_of_a_name_are_those_of_all_its_runs_and_of_an_id_its_own(aske
 def test_shares_of_two_runs_of_a_name_are_not_mixed() -> None:
     """The ranks of both have the same numbers: between two looks the former made 3 steps, the latest 5."""
     shares = Shares()
-    shares.take(snapshot_of(run_of(FORMER, 700), run_of(LATEST, 30)))
-    shares.take(snapshot_of(run_of(FORMER, 703), run_of(LATEST, 35), wall_s=10.0))
+    shares.record(snapshot_of(run_of(FORMER, 700), run_of(LATEST, 30)))
+    shares.record(snapshot_of(run_of(FORMER, 703), run_of(LATEST, 35), wall_s=10.0))
     assert [[one.steps for one in shares.of(run_id)] for run_id in (FORMER, LATEST)] == [[3], [5]]
 
 

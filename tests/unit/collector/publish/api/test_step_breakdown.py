@@ -36,10 +36,10 @@ def run_of(name: str, *steps: int) -> RunSnapshot:
 
 def test_stretch_is_what_was_counted_since_the_time_before() -> None:
     shares = RunTimeBreakdown()
-    shares.take(at(100, 100), 50.0)
-    assert not shares.stretches
-    shares.take(at(103, 104), 52.0)
-    (stretch,) = shares.stretches
+    shares.record(at(100, 100), 50.0)
+    assert not shares.slices
+    shares.record(at(103, 104), 52.0)
+    (stretch,) = shares.slices
     assert (stretch.begin_wall_s, stretch.end_wall_s) == (50.0, 52.0)
     assert (stretch.steps, stretch.step_ns) == (7, 70 * MS)
     assert stretch.phases_ns == {"data": 28 * MS, "forward": 42 * MS}
@@ -49,7 +49,7 @@ def test_stretch_is_what_was_counted_since_the_time_before() -> None:
 def test_snapshots_that_come_sooner_wait_and_nothing_of_them_is_lost() -> None:
     shares = Shares()
     for tick in range(21):
-        shares.take(snapshot_at(100.0 + tick / 10, bert=(tick,)))
+        shares.record(snapshot_at(100.0 + tick / 10, bert=(tick,)))
     (stretch,) = shares.of("bert")
     assert (stretch.steps, stretch.end_wall_s) == (20, 102.0)
 
@@ -57,28 +57,28 @@ def test_snapshots_that_come_sooner_wait_and_nothing_of_them_is_lost() -> None:
 def test_time_in_which_nobody_finishes_a_step_has_no_stretch() -> None:
     shares = RunTimeBreakdown()
     for wall_s, steps in ((0.0, 5), (2.0, 5), (4.0, 5), (6.0, 8)):
-        shares.take(at(steps), wall_s)
-    (stretch,) = shares.stretches
+        shares.record(at(steps), wall_s)
+    (stretch,) = shares.slices
     assert (stretch.begin_wall_s, stretch.end_wall_s, stretch.steps) == (4.0, 6.0, 3)
 
 
 def test_new_life_of_a_rank_counts_from_where_it_is_first_seen() -> None:
     shares = RunTimeBreakdown()
-    shares.take(at(50, 50), 0.0)
-    shares.take({"0.0": counted(53), "1.1": counted(2)}, 2.0)
-    shares.take({"0.0": counted(53), "1.1": counted(6)}, 4.0)
-    assert [stretch.steps for stretch in shares.stretches] == [3, 4]
+    shares.record(at(50, 50), 0.0)
+    shares.record({"0.0": counted(53), "1.1": counted(2)}, 2.0)
+    shares.record({"0.0": counted(53), "1.1": counted(6)}, 4.0)
+    assert [stretch.steps for stretch in shares.slices] == [3, 4]
 
 
 def test_long_run_has_longer_stretches_and_loses_none() -> None:
-    shares = RunTimeBreakdown(stretches_max=8)
+    shares = RunTimeBreakdown(slices_max=8)
     wall_s = 0.0
     for tick in range(1_000):
         wall_s = tick * 2.0
         if shares.is_due(1, wall_s):
-            shares.take(at(tick), wall_s)
-        assert len(shares.stretches) <= 8
-    stretches = shares.stretches
+            shares.record(at(tick), wall_s)
+        assert len(shares.slices) <= 8
+    stretches = shares.slices
     assert stretches[0].begin_wall_s == 0.0
     assert all(one.end_wall_s == other.begin_wall_s for one, other in pairwise(stretches))
     told = sum(stretch.steps for stretch in stretches)
@@ -89,7 +89,7 @@ def test_long_run_has_longer_stretches_and_loses_none() -> None:
 def test_large_run_is_added_up_less_often() -> None:
     shares = RunTimeBreakdown()
     assert shares.is_due(3 * RANKS_PER_SECOND, 0.0)
-    shares.take(at(1), 0.0)
+    shares.record(at(1), 0.0)
     assert [shares.is_due(3 * RANKS_PER_SECOND, wall_s) for wall_s in (2.9, 3.0)] == [False, True]
     assert shares.is_due(1, 2.0)
 
@@ -107,7 +107,7 @@ def test_a_small_run_beside_a_large_one_has_only_its_own_ranks_read() -> None:
     for wall_s in range(9):
         runs = [Counted(lambda: run_of("x"), run="large", size=8 * RANKS_PER_SECOND)]
         runs += [Counted(lambda: run_of("x"), run="small", size=8)]
-        shares.take(Snapshot(wall_s=float(wall_s), version="0", runs=runs))
+        shares.record(Snapshot(wall_s=float(wall_s), version="0", runs=runs))
         assert not any(run.made for run in runs)
     assert read == ["large", "small", "small", "small", "small", "large", "small"]
 
@@ -115,14 +115,14 @@ def test_a_small_run_beside_a_large_one_has_only_its_own_ranks_read() -> None:
 def test_clock_that_is_set_back_costs_no_more_than_its_stretch() -> None:
     shares = Shares()
     for wall_s, steps in ((100.0, 1), (40.0, 2), (42.0, 5)):
-        shares.take(snapshot_at(wall_s, bert=(steps,)))
+        shares.record(snapshot_at(wall_s, bert=(steps,)))
     assert [stretch.steps for stretch in shares.of("bert")] == [1, 3]
 
 
 def test_run_that_is_forgotten_is_forgotten_here_too() -> None:
     shares = Shares()
-    shares.take(snapshot_at(0.0, bert=(1,)))
-    shares.take(snapshot_at(2.0, bert=(3,)))
+    shares.record(snapshot_at(0.0, bert=(1,)))
+    shares.record(snapshot_at(2.0, bert=(3,)))
     assert [stretch.steps for stretch in shares.of("bert")] == [2]
-    shares.take(snapshot_at(3.0))
+    shares.record(snapshot_at(3.0))
     assert shares.of("bert") == ()
