@@ -38,6 +38,13 @@ class Direct:
                 self._receive(Received(boot_id.encode(), decode(report.frame), frame=report.frame))
         return []
 
+    def tick(self, _now_ns: int, _wall_s: float) -> list[object]:
+        """Do nothing: the collector ticks by itself."""
+        return []
+
+    def view(self, _now_ns: int) -> None:
+        """Return no view: the collector runs the detectors."""
+
     def _hello(self, hello: Hello) -> None:
         self._receive(Received(hello.identity.boot_id.encode(), hello))
 

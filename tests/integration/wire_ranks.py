@@ -16,7 +16,7 @@ ANSWER_MS_MAX = 30_000
 
 
 class WireRanks:
-    """Sends what a story would hand to a run's state, and waits until the collector has taken it."""
+    """Stands for a run: sends the events of a story to a collector, and waits until they are acknowledged."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self._context = context
@@ -24,7 +24,7 @@ class WireRanks:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
     def apply(self, event: RunEvent) -> list[object]:
-        """Send it; a tick is the collector's own."""
+        """Send the message of an event."""
         match event:
             case RankJoined(hello):
                 # Without an interval between reports each is acknowledged at once.
@@ -35,6 +35,13 @@ class WireRanks:
             case GoodbyeAdmitted(boot_id, goodbye):
                 self._send(boot_id, goodbye, Ack)
         return []
+
+    def tick(self, _now_ns: int, _wall_s: float) -> list[object]:
+        """Do nothing: the collector ticks by itself."""
+        return []
+
+    def view(self, _now_ns: int) -> None:
+        """Return no view: the collector runs the detectors."""
 
     def _send(self, boot_id: str, message: Message, answer: type[Welcome | Ack]) -> None:
         if boot_id not in self._sockets:
@@ -51,11 +58,11 @@ class WireRanks:
 
 @contextmanager
 def telling(story: Story, endpoint: str, *, again: bool = False) -> Iterator[Story]:
-    """The story, from now on told to the collector there. Its ranks go on with the step they have come to; `again`: as
-    the same lives, which number their reports on and count their totals on.
+    """Play a story to a collector. Its ranks continue with their present step; `again`: as the same rank processes,
+    which continue their numbers and totals.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    story.job = WireRanks(context, endpoint)  # type: ignore[assignment]  # it takes what a story gives
+    story.job = WireRanks(context, endpoint)  # type: ignore[assignment]  # it handles the events of a story
     try:
         yield story.come_back() if again else story.join()
     finally:
