@@ -273,7 +273,7 @@ def test_token_is_asked_for_in_the_page_and_kept_for_the_tab(browser: webdriver.
         assert page.text("#sign-in-problem") == ""
         assert "story" not in browser.page_source
         press(page, "wrong-wrong-wrong-wrong", Keys.ENTER)
-        page.wait_for_text("#sign-in-problem", "That token is not the collector's.")
+        page.wait_for_text("#sign-in-problem", "Wrong token.")
         find(browser, "#token").send_keys(TOKEN, Keys.ENTER)
         page.wait_for_map(109, 4)
         assert not page.shown("#sign-in")
