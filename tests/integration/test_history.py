@@ -238,7 +238,7 @@ def test_a_collector_without_a_store_says_that_it_keeps_no_history() -> None:
 def test_parquet_wants_the_file() -> None:
     ended = rankscope("report", "story", "--parquet", "out")
     assert (ended.exit_code, ended.stderr) == (
-        2, "rankscope: --parquet reads the file itself: name it with --store.\n"
+        2, "rankscope: --parquet reads the store itself: name it with --store.\n"
     )  # fmt: skip
 
 
