@@ -70,6 +70,9 @@ LOG = logging.getLogger("rankscope.collector")
 
 WAIT_S_MAX = 1.0
 """Longest wait for events: a request to stop may come just before a wait begins."""
+DIRECT_CONNECTIONS_MAX = 2048
+"""Connections other than relays' above which a relay on each node is the documented way (docs/scale-out.md): each
+direct connection costs memory here and a wake-up for each report."""
 ABSENCE_NS_MIN = NS_PER_S
 """A tick that is late by this much counts as an absence of the collector: a busy one is late by far less, and the
 shortest silence that can be set for a rank is twice as long."""
@@ -118,6 +121,7 @@ class Service:
         self._without_run: OrderedDict[str, None] = OrderedDict()
         """Boot ids of rank processes whose Hello could not be handled, until one is."""
         self._runs_evicted = 0
+        self._has_named_relays = False
         self._machine_id = read_machine_id()
         self._stopping = threading.Event()
         self._last_tick_ns = clock.monotonic_ns()
@@ -395,6 +399,7 @@ class Service:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
         self._tick_runs(now_ns, wall_s)
         self._update_incidents(wall_s)
+        self._warn_of_direct_connections()
         self._replace_lost_store(wall_s)
         if self._recorder is None:  # the store may have become usable
             self._recorder = self._open_recorder()
@@ -403,6 +408,19 @@ class Service:
         if self._snapshot_limiter.is_due(now_ns) or self._snapshot_requests.is_open(now_ns):
             self._publish(now_ns)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
+
+    def _warn_of_direct_connections(self) -> None:
+        """Name the relays, once, when so many ranks are connected directly that a relay on each node is the way."""
+        direct = self._receiver.connections - self._relays.totals.relays
+        if direct <= DIRECT_CONNECTIONS_MAX or self._has_named_relays:
+            return
+        self._has_named_relays = True
+        LOG.warning(
+            "%d ranks are connected directly; above %d run a relay on each node (rankscope relay, docs/scale-out.md): "
+            "the collector then has one connection and one batch a second from each node",
+            direct,
+            DIRECT_CONNECTIONS_MAX,
+        )
 
     def _tick_runs(self, now_ns: int, wall_s: float) -> None:
         for former in self._runs.find_excess_runs():
