@@ -416,8 +416,8 @@ class Service:
             return
         self._has_named_relays = True
         LOG.warning(
-            "%d ranks are connected directly; above %d run a relay on each node (rankscope relay, docs/scale-out.md): "
-            "the collector then has one connection and one batch a second from each node",
+            "%d connections are not those of relays; above %d run a relay on each node (rankscope relay, "
+            "docs/scale-out.md): the collector then has one connection and one batch a second from each node",
             direct,
             DIRECT_CONNECTIONS_MAX,
         )

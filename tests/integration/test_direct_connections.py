@@ -27,7 +27,7 @@ def test_relays_are_named_once_above_the_limit(
             assert "run a relay on each node" not in caplog.text
             with connected(service.endpoint, "boot-two"):
                 wait_for(lambda: "run a relay on each node" in caplog.text or None, lambda: caplog.text)
-                assert "2 ranks are connected directly; above 1 run a relay on each node" in caplog.text
+                assert "2 connections are not those of relays; above 1 run a relay on each node" in caplog.text
                 before = service.snapshot.wall_s
                 wait_for(lambda: service.snapshot.wall_s > before + 1 or None, lambda: "no further tick")
     finally:
