@@ -1,13 +1,13 @@
-"""Who may read over HTTP: a token, and TLS. Both are optional; everything there is read-only in any case.
+"""Authentication and encryption of HTTP: a token, and TLS. Both are optional; HTTP is read-only in any case.
 
 The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus sends with `authorization`, or as the
-password of basic authentication (RFC 7617) with any user, which browsers ask for. Whoever has none, or a wrong one, is
-told so with 401; nobody gets 403, because with the token everything may be read.
+password of basic authentication (RFC 7617) with any user, which browsers ask for. A request
+without the token is answered with 401; there is no 403, because with the token everything may be read.
 
 A server without a token that listens on loopback relies on that: only programs of this machine reach it. A browser on
-this machine is one, and a page from anywhere can have its own name resolve to 127.0.0.1 and then read what it finds
-there as its own (DNS rebinding). The browser says that name in the header Host; so there only names of loopback are
-answered. An IP address as Host is no name that could have been made to resolve to anything.
+this machine is one, and a page from anywhere can have its own name resolve to 127.0.0.1 and then read the answers
+as its own (DNS rebinding). The browser sends that name in the header Host, so such a server answers only to names of
+loopback. An IP address as Host is allowed: it cannot have been made to resolve to something else.
 """
 
 import base64
@@ -21,24 +21,24 @@ from rankscope.measure.errors import SettingError
 from rankscope.measure.key_files import read_private_text
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-"""What an orchestrator asks, which has no token: whether the collector works, and nothing about any run."""
+"""Paths that need no token, for orchestrators: whether the collector works, and nothing about any run."""
 
 TOKEN_LENGTH_MIN: Final = 16
-"""Nothing here counts attempts: 16 characters of hexadecimal digits are 64 bits, out of reach of guessing."""
+"""Attempts are not counted: 16 characters of hexadecimal digits are 64 bits, out of reach of guessing."""
 
 CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="rankscope", Basic realm="rankscope"'}
 
 
 class HttpAuth(NamedTuple):
-    """What is asked of those who read. An empty token: nothing; no TLS context: plain HTTP."""
+    """Requirements on HTTP clients. An empty token: none; no TLS context: plain HTTP."""
 
     token: str = ""
     tls: ssl.SSLContext | None = None
 
     def admits(self, path: str, authorization: str) -> bool:
-        """Whether a request for this path may be answered, given its header Authorization, empty without one.
+        """Return whether a request for this path may be answered, given its header Authorization, empty without one.
 
-        It takes as long for any token of a length, so that time tells nothing about the right one.
+        The comparison takes as long for any token of a length, so that its time does not reveal the right one.
         """
         if not self.token or path in OPEN_PATHS:
             return True
@@ -46,7 +46,7 @@ class HttpAuth(NamedTuple):
 
 
 OPEN: Final = HttpAuth()
-"""Whoever reaches the server may read."""
+"""Every client that reaches the server may read."""
 
 
 def checks_host(access: HttpAuth, bound_to: str) -> bool:
@@ -86,7 +86,9 @@ def _is_address(host: str) -> bool:
 
 
 def read_http_auth(*, token_file: str, certificate_file: str, key_file: str) -> HttpAuth:
-    """What the settings of a collector ask for. Raises SettingError for files that cannot be used."""
+    """Read the token and the certificate of a collector's settings. Raises SettingError for files that cannot be
+    used.
+    """
     token = _read_token(token_file) if token_file else ""
     if bool(certificate_file) != bool(key_file):
         raise SettingError(
@@ -121,7 +123,7 @@ def _read_tls(certificate_file: str, key_file: str) -> ssl.SSLContext:
 
 
 def _find_token(authorization: str) -> bytes:
-    """The token in a header Authorization; empty when there is none in it."""
+    """Return the token in a header Authorization; empty when there is none in it."""
     scheme, _, credentials = authorization.strip().partition(" ")
     credentials = credentials.strip()
     if scheme.lower() == "bearer":

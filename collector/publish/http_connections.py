@@ -30,30 +30,30 @@ RESPONSE_MEMORY_FULL: Final = "response_memory_full"
 
 
 class HttpLimits(NamedTuple):
-    """What clients may take of the HTTP server."""
+    """Limits on what clients may use of the HTTP server."""
 
     request_s: float = 5.0
     """From accepting the connection to the end of the request's head, and of an answer that needs no place."""
     answer_s: float = 10.0
     """For writing one answer, or one event of a stream: the usual scrape timeout of Prometheus."""
     unread_s: float = 1.0
-    """An answer that has been written for so long without being read gives way when there is no place."""
+    """Time after which an answer that is not read may be closed in favour of another one."""
     asking_max: int = 64
     """Connections in the phase `asking`: each has a thread, and at most 128 KiB of head."""
     answers_max: int = 32
     """Connections in the phase `answering`, half of which may be streams of events."""
     answer_bytes_max: int = 64 * _MIB
-    """Of all answers that are being written: two scrapes of 250,000 series without compression, thirty with it. A
-    larger answer is written when there is no other."""
+    """Memory of all answers that are being written: two scrapes of 250,000 series without compression, thirty with it.
+    A larger answer is written when there is no other."""
 
     @property
     def connections_max(self) -> int:
-        """Threads at most. Closed connections count until their thread has ended, hence twice `asking_max`."""
+        """Most threads at a time. Closed connections count until their thread has ended, hence twice `asking_max`."""
         return 2 * self.asking_max + self.answers_max
 
 
 class Connection:
-    """One client's connection, as far as the limits are concerned. Changed only by Connections."""
+    """State of one client's connection that the limits need. Changed only by Connections."""
 
     __slots__ = (
         "address",
@@ -76,12 +76,12 @@ class Connection:
         self.is_answering = False
         self.is_writing = False
         self.is_closed = False
-        """Whether it was closed by a limit, so that what its thread reads or writes now means nothing."""
+        """True once a limit has closed it: what its thread reads or writes from then on has no meaning."""
 
 
 class Connections:
     """All connections of a server, within `limits`. `count` is called with the reason for each that is refused or
-    closed. Any thread.
+    closed. May be called from any thread.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Connections:
         """Use `secured` in the place of the socket that was accepted, which TLS has detached."""
         with self._changing:
             connection.socket = secured
-            if connection.is_closed:  # between the two there was no socket to be shut down
+            if connection.is_closed:  # meanwhile there was no socket to shut down
                 _shut(secured)
 
     def begin_answer(self, connection: Connection) -> bool:
-        """Move a connection whose request has been read to the phase `answering`, unless there is no place."""
+        """Move a connection whose request has been read to the phase `answering`, unless all places are taken."""
         now_ns = self._read_ns()
         with self._changing:
             answering = [each for each in self._found.values() if each.is_answering and not each.is_closed]
@@ -144,7 +144,7 @@ class Connections:
             return True
 
     def end_writing(self, connection: Connection) -> None:
-        """Give back the memory of an answer, or of one event, that has been written."""
+        """Release the memory of an answer, or of one event, that has been written."""
         with self._changing:
             connection.is_writing, connection.held_bytes, connection.deadline_ns = False, 0, None
 
@@ -176,7 +176,7 @@ class Connections:
 
 
 def _choose(candidates: list[Connection]) -> Connection:
-    """Of the address that has most of them the oldest."""
+    """Return the oldest connection of the address that has most of them."""
     by_address = Counter(each.address for each in candidates)
     return min(candidates, key=lambda each: (-by_address[each.address], each.began_ns))
 

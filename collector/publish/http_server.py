@@ -1,21 +1,21 @@
-"""What the collector knows, over HTTP: read-only, a thread a request, from the latest snapshot.
+"""Serve the latest snapshot over HTTP: read-only, a thread a request.
 
     GET /metrics                 for Prometheus, in the text format that the client prefers
     GET /metrics/ranks           the same, the families of ranks of large runs; ?shard=I/N gives a part of them
-    GET /healthz, /readyz        200, or 503 with the reason; /readyz also says what the collector does without
+    GET /healthz, /readyz        200, or 503 with the reason; /readyz also names what does not work
     GET /api/v1/runs             the runs, a line each
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
-    GET /api/v1/runs/RUN/report  how it went, from the store, also of a run that is over
-    GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved leave others out
+    GET /api/v1/runs/RUN/report  the report of a running or finished run, from the store
+    GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved filter them
     GET /api/v1/debug/runs/RUN   the inside of a run and its last events
-    GET /api/v1/...              what routes_api.py and event_stream.py say
+    GET /api/v1/...              see routes_api.py and event_stream.py
     GET /                        this list; for a browser the live page (page_files.py)
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), the bytes of a request's
 head, and by http_connections.py the connections, their time and the memory for answers. /healthz and /readyz, the files
 of the live page and refusals need no place among the answers: they come as long as a connection can be made.
-Who may read, and whether it is encrypted, is in http_auth.py; only /healthz and /readyz are open to all,
-and the files of the live page, which hold nothing about any run.
+The token and TLS are in http_auth.py; only /healthz, /readyz and the files of the live page, which contain nothing
+about any run, need no token.
 Errors are JSON: {"error": "what, and what to do"}.
 """
 
@@ -58,12 +58,12 @@ from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_address_problem
 
 HEADERS_BYTES_MAX: Final = 65_536
-"""Of all headers of a request together. The library alone allows a hundred of 64 KiB each."""
+"""Of all headers of a request together. The standard library alone allows a hundred of 64 KiB each."""
 CONNECTIONS_WAITING_MAX: Final = 64
 STREAM_BUFFER_BYTES: Final = 65_536
-"""What the system holds back for a reader of events: one that is behind shall get the newest picture, no backlog."""
+"""Send buffer of a reader of events: one that is behind gets the newest snapshot, and no backlog."""
 STOP_POLL_S: Final = 0.1
-"""How long `close` may have to wait for the accepting thread."""
+"""Longest wait of `close` for the accepting thread."""
 
 UNAUTHORISED: Final = "unauthorised"
 FOREIGN_HOST: Final = "foreign_host"
@@ -73,9 +73,10 @@ ALLOWED: Final = {"Allow": "GET, HEAD"}
 
 
 class HttpServer:
-    """Listens at `address`, `HOST:PORT`, and answers from threads of its own; port 0 takes a free one.
+    """Listen at `address`, `HOST:PORT`, and answer from threads of its own; port 0 is a free one.
 
-    Raises SettingError for what is no address, UnavailableError when it cannot be listened at. For the rest see Routes.
+    Raises SettingError for what is no address, UnavailableError where the server cannot listen. See Routes for the
+    other arguments.
     """
 
     def __init__(
@@ -126,32 +127,34 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it answers, `http://HOST:PORT` with the real port; the machine's name when it listens everywhere."""
+        """Address of the server, `http://HOST:PORT` with the real port; the machine's name when it listens
+        everywhere.
+        """
         return self._server.url
 
     @property
     def refused(self) -> dict[str, int]:
-        """Requests that were not answered, by reason: too many at a time (`busy`, `response_memory_full`), no or a
-        wrong token (`unauthorised`), a name this collector does not have (`foreign_host`), no TLS connection came about
-        (`tls_failed`), too many follow (`streams_busy`). Connections that were closed: the request did not come in time
-        (`slow_request`) or gave way to a newer connection (`request_displaced`), the answer was not read
-        (`unread_response`). And what those who follow did not get: streams that were ended because nobody read an event
-        (`slow_reader`), and pictures left out because the one before was not out yet (`snapshot_skipped`).
+        """Requests that were not answered, by reason: too many at a time (`busy`, `response_memory_full`), no token or
+        a wrong one (`unauthorised`), a name that is not this collector's (`foreign_host`), a TLS handshake that failed
+        (`tls_failed`), too many event streams (`streams_busy`). Connections that were closed: the request was not
+        complete in time (`slow_request`), the connection was closed in favour of a newer one (`request_displaced`), the
+        answer was not read (`unread_response`). Event streams that ended because an event was not read (`slow_reader`),
+        and snapshots that were skipped because the one before was not sent yet (`snapshot_skipped`).
         """
         return dict(self._server.refused)
 
     @property
     def streams(self) -> int:
-        """How many follow the runs at this moment."""
+        """Number of open event streams."""
         return self._server.feed.streams
 
     @property
     def errors_contained(self) -> int:
-        """Requests answered with 500 and pages that could not be prepared: mistakes of ours."""
+        """Requests answered with 500 and pages that could not be rendered: errors in the collector."""
         return self._server.errors_contained + self._server.routes.metrics.errors_contained
 
     def close(self) -> None:
-        """Free the port and end the accepting thread; what is being answered is not waited for. Twice does no harm."""
+        """Free the port and end the accepting thread, without waiting for answers in progress. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
         self._server.feed.close()
@@ -189,16 +192,16 @@ class _Server(ThreadingHTTPServer):
         return f"http{'s' if self.access.tls else ''}://{host}:{self.server_address[1]}"
 
     def server_bind(self) -> None:
-        """Bind, without the library's look-up of this machine's full name, which can take as long as DNS does."""
+        """Bind without looking up this machine's full name, which can take as long as DNS does."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, self.server_address[1]
 
     def service_actions(self) -> None:
-        """Close late connections: the accepting thread comes here after each connection, and every STOP_POLL_S."""
+        """Close late connections: called by the accepting thread after each connection, and every STOP_POLL_S."""
         self.connections.close_late()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection to a thread, if there may be one more."""
+        """Start a thread for the connection, unless there are too many."""
         if not self._thread_places.acquire(blocking=False):
             self.count_refused(BUSY)
             self._turn_away(request)
@@ -219,12 +222,14 @@ class _Server(ThreadingHTTPServer):
             self._thread_places.release()
 
     def shutdown_request(self, request: Any) -> None:
-        """Close the connection, which no limit may close any more."""
+        """Close the connection, after no limit can close it any more."""
         self.connections.leave(request)
         super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Speak TLS first, where it is asked for: in the connection's own thread, within the time for the request."""
+        """Do the TLS handshake first, where TLS is set: in the connection's own thread, within the time for the
+        request.
+        """
         connection = self.connections.find(request)
         if self.access.tls is None:
             _Handler(connection, request, client_address, self)
@@ -249,13 +254,13 @@ class _Server(ThreadingHTTPServer):
             self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
-        """A broken connection is the client's to know. (The library would print a traceback.)"""
+        """Ignore broken connections, which the client knows of; the library would print a traceback."""
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, OSError):
             self.contain("a request")
 
     def contain(self, what: str) -> None:
-        """Count and log the exception that is being handled, a fault of ours: one of a kind a minute is logged."""
+        """Count and log the exception that is being handled, an error in the collector: one of a kind a minute."""
         with self._counting:
             self.errors_contained += 1
         self._faults.note("http", f"{what} could not be answered")
@@ -266,7 +271,7 @@ class _Server(ThreadingHTTPServer):
         )
         fields = f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}"
         head = f"HTTP/1.0 503 Service Unavailable\r\n{fields}\r\n\r\n"
-        # This is the thread that accepts: it waits for nobody.
+        # This is the accepting thread: it must not wait.
         connection.settimeout(0)
         with contextlib.suppress(OSError):
             connection.sendall(head.encode() + response.body)
@@ -275,7 +280,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _HeadReader(io.BufferedReader):
-    """What a client sends, a line at a time; raises HTTPException when the headers are longer than allowed."""
+    """Reader of a request's head, a line at a time; raises HTTPException when the headers are longer than allowed."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(raw)
@@ -319,23 +324,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library finds wrong with a request, as JSON; a method that it finds no `do_` for is not allowed."""
+        """Send an error that the library has found, as JSON; a method without a `do_` is answered as not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
             error = f"{(self.command or '')[:80]} is not allowed; GET and HEAD are"
             self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED))
         else:
-            said = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
-            self._send(refuse(HTTPStatus(code), (said or HTTPStatus(code).phrase)[:200]))
+            text = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
+            self._send(refuse(HTTPStatus(code), (text or HTTPStatus(code).phrase)[:200]))
 
     def version_string(self) -> str:
         """The header Server, without the library's and the interpreter's version."""
         return "rankscope"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Say nothing: a scrape every few seconds is not news."""
+        """Log nothing: a scrape every few seconds is no news."""
 
     def _find_open_answer(self) -> Response | EventStream | None:
-        """Return what needs no place among the answers: refusals, page files and health."""
+        """Return an answer that needs no place among the answers: a refusal, a page file or health; None for others."""
         path = self.path.partition("?")[0]
         host = self.headers.get("Host", "")
         problem = find_host_problem(host, self.server.host) if self.server.checks_host else None
@@ -383,7 +388,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
     def _send_events(self, stream: EventStream) -> None:
-        """Each within the time limit for a write; the end of the connection is the end of the answer (HTTP/1.0)."""
+        """Send each event within the time limit for a write; the end of the connection is the end of the answer
+        (HTTP/1.0).
+        """
         with stream as events:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
             self._send_head(HTTPStatus.OK, EVENT_STREAM, {})

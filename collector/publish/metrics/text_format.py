@@ -1,4 +1,4 @@
-"""Prometheus' text formats, written by column: text 0.0.4 and OpenMetrics 1.0.
+"""Render Prometheus' text formats by column: text 0.0.4 and OpenMetrics 1.0.
 
 A line is a head that all lines of a column share (`name{direction="tx",`), the labels of its row, prepared once for all
 families of a page (`run="a",rank="3"} `), and a number. The numbers of a column become text in one go, through JSON,
@@ -31,19 +31,21 @@ class TextFormat(Enum):
 
     @property
     def end(self) -> bytes:
-        """What a page ends with."""
+        """The last line of a page; empty where the format has none."""
         return b"# EOF\n" if self is TextFormat.OPENMETRICS else b""
 
 
 class Lines(NamedTuple):
-    """Lines of one family, and how many series they are."""
+    """Lines of one family, and the number of their series."""
 
     text: bytes
     series: int
 
 
 def render_head(measure: Measure, text_format: TextFormat) -> bytes:
-    """The lines before the samples of a family. OpenMetrics names it without `_total` and `_info`, and has its unit."""
+    """Return the lines before the samples of a family. OpenMetrics names it without `_total` and `_info`, and has its
+    unit.
+    """
     name, kind = measure.name, measure.kind
     text = measure.help.replace("\\", r"\\").replace("\n", r"\n")
     if text_format is TextFormat.CLASSIC:
@@ -54,7 +56,7 @@ def render_head(measure: Measure, text_format: TextFormat) -> bytes:
 
 
 def render_labels(names: Sequence[str], values: Sequence[str]) -> bytes:
-    r"""Labels as they stand within the braces, without a comma at either end.
+    r"""Return labels as they are written within the braces, without a comma at either end.
 
     >>> render_labels(("run", "rank"), ('a "b"', "3")).decode()
     'run="a \\"b\\"",rank="3"'
@@ -67,8 +69,7 @@ def _escape(value: str) -> str:
 
 
 def render_numbers(values: Sequence[float | None]) -> list[bytes]:
-    """Each value, as the float that it is to Prometheus, in the shortest text that is read as the same float; `null`
-    for what is none.
+    """Return each value as the shortest text that is read as the same float; `null` for what is no number.
 
     >>> render_numbers([412, 0.1, 1e22, True, None, float("nan")])
     [b'412.0', b'0.1', b'1e22', b'1.0', b'null', b'null']
@@ -80,7 +81,7 @@ def render_numbers(values: Sequence[float | None]) -> list[bytes]:
 
 
 def render_samples(head: bytes, labels: Sequence[bytes], values: Sequence[float | None]) -> Lines:
-    """A line for each row that has a number: the head, the row's labels, the number."""
+    """Return a line for each row that has a number: the head, the row's labels, the number."""
     if values and values[0] == values[-1] and values.count(values[0]) == len(values):
         return _render_alike(head, labels, values[0])
     numbers = render_numbers(values)
@@ -95,8 +96,8 @@ def render_samples(head: bytes, labels: Sequence[bytes], values: Sequence[float 
 
 
 def _render_alike(head: bytes, labels: Sequence[bytes], value: float | None) -> Lines:
-    """A line for each row, all with the same value, as half of the columns of a healthy job have it: what has never
-    happened, and what a step of all ranks counts. 0.02 us a line instead of 0.15.
+    """Return a line for each row where all have the same value, as in half of the columns of a healthy run: 0.02 us a
+    line instead of 0.15.
     """
     number = render_numbers([value])[0]
     if number == _NULL:
@@ -114,8 +115,8 @@ _QUALITY: Final = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
 def choose_format(accept: str) -> TextFormat:
-    """The text format that a header Accept likes best: OpenMetrics where it is liked no less than the classic text,
-    which whoever names neither gets.
+    """Return the text format that a header Accept prefers: OpenMetrics where its quality is no lower than that of the
+    classic text, which is also the answer to a header that names neither.
 
     >>> choose_format("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1").name
     'OPENMETRICS'
@@ -132,7 +133,7 @@ def choose_format(accept: str) -> TextFormat:
 
 
 def _parse_accept(accept: str) -> Iterator[tuple[str, str, float]]:
-    """Each media type with its version, empty without one, and its quality. One that is no number counts as none."""
+    """Yield each media type with its version, empty without one, and its quality; 0 where that is no number."""
     for offer in accept.split(","):
         media_type, *parameters = (part.strip() for part in offer.split(";"))
         named = dict(parameter.partition("=")[::2] for parameter in parameters)
@@ -142,7 +143,7 @@ def _parse_accept(accept: str) -> Iterator[tuple[str, str, float]]:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a header Accept-Encoding lets an answer be compressed.
+    """Return whether a header Accept-Encoding lets an answer be compressed.
 
     >>> [accepts_gzip(offer) for offer in ("deflate, gzip;q=0.5", "gzip;q=0", "")]
     [True, False, False]
