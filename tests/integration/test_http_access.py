@@ -31,7 +31,15 @@ SHORT_TIMEOUT_S = 1.0
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-EVERY_PATH = ["/", "/metrics", "/api/v1/runs", "/api/v1/runs/a", "/api/v1/incidents", "/nothing"]
+EVERY_PATH = [
+    "/",
+    "/metrics",
+    "/api/v1/runs",
+    "/api/v1/runs/a",
+    "/api/v1/incidents",
+    "/api/v1/debug/runs/a",
+    "/nothing",
+]
 
 
 @contextlib.contextmanager
