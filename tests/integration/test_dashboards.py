@@ -205,7 +205,7 @@ def test_the_phases_of_a_step_add_up_to_the_step(stored: StoredPrometheus) -> No
 
 
 def test_the_slow_rank_is_the_first_offender_and_stands_out_in_the_heat_map(stored: StoredPrometheus) -> None:
-    (cells,) = [asked for asked in QUERIES if asked.title == "How many ranks are how slow"]
+    (cells,) = [asked for asked in QUERIES if asked.title == "Distribution of rank slowdown"]
     (worst, *_) = [asked for asked in QUERIES if (asked.dashboard, asked.title) == ("fleet", "Ranks")]
     rows = {float(series.labels["slowdown"]): series.values[-1] for series in stored.ask(cells, CHOSEN)}
     assert [slowdown for slowdown, ranks in rows.items() if slowdown > 1.2 and ranks == 1] == [1.5]

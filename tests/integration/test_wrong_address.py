@@ -144,7 +144,7 @@ def test_invalid_token_is_named_by_its_file_and_not_shown(
     file.chmod(0o600)
     assert main(["status", "--url", "http://127.0.0.1:9", "--token-file", str(file)]) == 2
     assert capsys.readouterr().err == (
-        f"rankscope: token_file is '{file}' (from the command line), whose text is no token: that is one word of ASCII "
+        f"rankscope: token_file is '{file}' (from the command line), which holds no token: that is one word of ASCII "
         "characters. Name a copy of the file that the collector's http_token_file names.\n"
     )
 
