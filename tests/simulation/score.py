@@ -151,7 +151,7 @@ def _rival_tables(scored: Sequence[Scored]) -> list[str]:
     healthy = _about(scored, matrix.HEALTHY)
     explanation = (
         "The same runs by the rules of other tools, at the same passes, by the same judge; rules and inputs are in "
-        " tests/simulation/rivals.py. Recall and precision are over every run with one slow rank, "
+        "tests/simulation/rivals.py. Recall and precision are over every run with one slow rank, "
         f"{SURELY_SEEN:g} x and above, in all layouts and noises; healthy runs are counted apart."
     )
     heads = ("recall", "precision", "false per 1e6", "healthy runs with a finding", "false per 1e6, healthy")
