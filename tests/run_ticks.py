@@ -2,9 +2,7 @@
 
 from functools import cache
 
-from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors, detect
-from rankscope.collector.detect.view import Detector
 from rankscope.collector.runs.events import RunEffect
 from rankscope.collector.runs.run import RunState
 
@@ -19,8 +17,4 @@ def tick_run(run: RunState, now_ns: int, wall_s: float = 0.0) -> list[RunEffect]
 def detect_in(run: RunState, now_ns: int) -> list[RunEffect]:
     """Run all detectors over a run, and return what follows."""
     view = run.view(now_ns)
-    return [] if view is None else run.apply(detect(view, _find_detectors(run._config)))
-
-
-def _find_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
-    return _detectors_of(config)
+    return [] if view is None else run.apply(detect(view, _detectors_of(run._config)))

@@ -47,7 +47,7 @@ def _build_cells(incident: Incident, now_wall_s: float) -> dict[str, str]:
         "id": str(incident.id),
         "state": incident.state,
         "severity": incident.severity,
-        "since (UTC)": _format_utc(incident.opened_wall_s),
+        "since (UTC)": format_utc(incident.opened_wall_s),
         "for": format_length(incident.open_for_s(now_wall_s)),
         "run": _shorten(incident.run),
         "kind": _shorten(incident.kind),
@@ -75,7 +75,12 @@ def _render_sentences(incident: Incident) -> list[str]:
     ]
 
 
-def _format_utc(wall_s: float) -> str:
+def format_utc(wall_s: float) -> str:
+    """Return a time as text, in UTC.
+
+    >>> format_utc(0)
+    '1970-01-01 00:00:00'
+    """
     return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 

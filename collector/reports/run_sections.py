@@ -1,11 +1,11 @@
 """Build the tables of a run report, for the terminal and the page."""
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from itertools import groupby
 from typing import Final
 
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.trace_cells import (
     MISSING,
@@ -55,15 +55,6 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
         _time(report),
         _curve(report, top),
     ]
-
-
-def format_utc(wall_s: float) -> str:
-    """Return a time as text, in UTC.
-
-    >>> format_utc(0)
-    '1970-01-01 00:00:00'
-    """
-    return datetime.fromtimestamp(wall_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _facts(report: RunReport) -> Section:
