@@ -5,6 +5,7 @@ what it saw last. Nothing here waits for a time to pass.
 """
 
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -236,9 +237,12 @@ def wait_for_end_of(pid: int, deadline_s: float = DEADLINE_S) -> None:
 
 
 def read_url(url: str) -> bytes:
-    """The body of a page."""
-    with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
-        body: bytes = answer.read()
+    """Return the body of a page. Raises OSError, also where the server ends amid its answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+            body: bytes = answer.read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"the answer of {url} is not complete: {error!r}") from error
     return body
 
 
