@@ -28,7 +28,7 @@ from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.pacing import CpuShareLimiter, DetectionSchedule, GilYielder
+from rankscope.collector.pacing import CpuShareLimiter, DetectionSchedule
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
@@ -111,7 +111,6 @@ class Service:
         self._faults = FaultLog(clock)
         self._logged_store_error = ""
         self._receive_thread = ReceiveThread(self._receiver, self._admission, self._exchange, clock, self._faults)
-        self._gil = GilYielder(self._exchange.compute_slot)
         self._detection = DetectionSchedule(DETECTION_CPU_SHARE, s_to_ns(config.tick_s))
         self._snapshot_limiter = CpuShareLimiter(SNAPSHOT_CPU_SHARE, s_to_ns(config.tick_s))
         self._snapshot_requests = SnapshotRequests(clock, self._exchange.interrupt)
@@ -144,7 +143,6 @@ class Service:
                 read_report=(lambda run: report_as_json(store, run)) if config.store else None,
                 store=store if config.store else None,
                 metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
-                take_turn=self._exchange.compute_slot,
                 orders=self._snapshot_requests,
                 read_dump=self._dump_run,
             )
@@ -186,8 +184,7 @@ class Service:
             while not self._stopping.is_set():
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
                 for batch in self._exchange.get(min(ns_to_s(wait_ns), WAIT_S_MAX)):
-                    with self._gil:
-                        self._process_batch(batch)
+                    self._process_batch(batch)
                     self._publish_if_requested(is_behind=True)  # the other batches may take half a second
                 is_due = self._clock.monotonic_ns() >= next_tick_ns or self._is_deferred_detection_due()
                 # Before a tick, whose detection pass may take long.
@@ -195,7 +192,7 @@ class Service:
                 if is_due:
                     self._note_absence(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
-                    with self._gil, self._faults.contain("tick", "a tick failed; continuing with the next one"):
+                    with self._faults.contain("tick", "a tick failed; continuing with the next one"):
                         self._tick()
                     on_tick(self._snapshot)
         finally:
@@ -213,7 +210,7 @@ class Service:
         if database is None:
             return None
         try:
-            recorder = Recorder(database, self._config, self._faults.count, compute_slot=self._exchange.compute_slot)
+            recorder = Recorder(database, self._config, self._faults.count)
         except UnavailableError as error:
             self._faults.count("history_store")
             if str(error) != self._logged_store_error:
@@ -247,7 +244,6 @@ class Service:
         try:
             ranks = [rank for rank in kept.ranks if self._restore_process(rank)]
             run = RunState.restore(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
-            run.maybe_yield = self._gil.maybe_yield
             self._runs.put(run)
             if ranks:
                 self._receive_thread.begin_run(ranks[0].hello.identity)
@@ -341,7 +337,6 @@ class Service:
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "could not be started; asking its ranks for a Hello again", run=identity.run)
             return None
-        run.maybe_yield = self._gil.maybe_yield
         self._receive_thread.begin_run(identity)
         return run
 
@@ -367,7 +362,7 @@ class Service:
         """Run detection over a view of the run, and apply what was found."""
         try:
             view = run.view(now_ns)
-            found = None if view is None else detect(view, self._detectors, run.maybe_yield)
+            found = None if view is None else detect(view, self._detectors)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "detection failed; continuing", run=run.run)
             return
@@ -514,16 +509,14 @@ class Service:
     def _publish_if_requested(self, *, is_behind: bool) -> None:
         """Build a snapshot if one was requested; a request waits for a while if the state `is_behind` the events."""
         if self._snapshot_requests.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
-            with self._gil, self._faults.contain("snapshot", "a snapshot could not be built"):
+            with self._faults.contain("snapshot", "a snapshot could not be built"):
                 self._publish(self._clock.monotonic_ns())
 
     def _publish(self, now_ns: int) -> None:
         """Build a snapshot for readers and the store."""
         self._snapshot_requests.close(self._wall_s())
         began_ns = time.thread_time_ns()
-        self._gil.maybe_yield()
         self._snapshot = self._build_snapshot()
-        self._gil.maybe_yield()
         self._record(Clocks(now_ns, self._wall_s()))
         took_ns = time.thread_time_ns() - began_ns
         self._snapshot_limiter.record(now_ns, took_ns)

@@ -1,6 +1,6 @@
 """Build all detectors with their thresholds, in the order in which they run: those that explain come first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,6 @@ from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
-from rankscope.collector.pacing import no_yield
 
 EVERY_STEP: Final = 0.9
 """Share of the steps, less those in which something else took even longer."""
@@ -38,8 +37,8 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     )
 
 
-def detect(view: RunView, detectors: Sequence[Detector], maybe_yield: Callable[[], None] = no_yield) -> Detected:
-    """Run all detectors over a view of a run; `maybe_yield` is called between any two of them. Pure.
+def detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
+    """Run all detectors over a view of a run. Pure.
 
     Each detector gets the findings that the run holds open, updated by the detectors before it.
     """
@@ -47,7 +46,6 @@ def detect(view: RunView, detectors: Sequence[Detector], maybe_yield: Callable[[
     results: list[DetectorResult] = []
     for detector in detectors:
         found = detector.find(view, [one.finding for one in held])
-        maybe_yield()
         if isinstance(found, Abstain):
             results.append(DetectorResult(detector.kinds, abstained=found.reason))
             continue

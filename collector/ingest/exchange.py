@@ -1,10 +1,9 @@
-"""Connect the receive thread and the thread that keeps run state, by two queues and a shared compute slot."""
+"""Connect the receive thread and the thread that keeps run state, by two queues."""
 
 import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -13,9 +12,6 @@ from rankscope.collector.runs.events import PeerEvent
 EVENTS_WAITING_MAX: Final = 32_768
 """Two seconds of 16,384 ranks, about 60 MB. Beyond it the receive thread stops reading until the state has caught up.
 """
-
-SLOT_WAIT_S: Final = 0.05
-"""Longest wait for the compute slot of the other thread; after it both compute, which is slow."""
 
 
 AddressedEvent = tuple[str, PeerEvent]
@@ -62,14 +58,13 @@ Answer = EventBatch | AskForClock
 
 
 class Exchange:
-    """The two queues, a wake-up for each side, and the compute slot. Every method may be called from both threads."""
+    """The two queues and a wake-up for each side. Every method may be called from both threads."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
         self._inbox: list[EventBatch] = []
         self._events = 0
         self._outbox: deque[Answer] = deque()
-        self._slot = threading.Lock()
         self.wakeup_fd, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """Readable when there is something in the outbox, or `wake` was called."""
 
@@ -82,21 +77,6 @@ class Exchange:
     def has_batches(self) -> bool:
         """Whether any batch waits for the state thread."""
         return bool(self._inbox)
-
-    @contextlib.contextmanager
-    def compute_slot(self) -> Iterator[None]:
-        """Context in which the other threads that use the slot mostly do not compute. Only speed depends on it.
-
-        Each call into ZeroMQ releases the interpreter's lock, two in a message, and a thread that computes then holds
-        it for up to `sys.getswitchinterval()`: two threads that compute side by side spend more time on handing the
-        lock over than on their work.
-        """
-        is_own = self._slot.acquire(timeout=SLOT_WAIT_S)
-        try:
-            yield
-        finally:
-            if is_own:
-                self._slot.release()
 
     def put(self, batch: EventBatch) -> None:
         """Queue a batch for the state thread."""

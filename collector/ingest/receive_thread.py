@@ -157,9 +157,8 @@ class ReceiveThread:
             received = self._receiver.receive(self._receiver.wait(0), 0)  # only admits and closes connections
         else:
             received = self._receiver.receive(self._wait(), MESSAGES_PER_PASS_MAX)
-        with self._exchange.compute_slot():
-            batch = self.admit(received)
-            self._answer(self._clock.monotonic_ns())
+        batch = self.admit(received)
+        self._answer(self._clock.monotonic_ns())
         if batch.messages:
             self._exchange.put(batch)  # always: its messages are numbered, and count as received from now on
         self._log_refusals()

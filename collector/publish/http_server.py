@@ -34,7 +34,6 @@ from typing import Any, Final, cast
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.pacing import ComputeSlot
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.publish.http_auth import (
@@ -94,7 +93,6 @@ class HttpServer:
         read_report: Callable[[str], bytes] | None = None,
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
-        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
         read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
     ) -> None:
@@ -117,7 +115,7 @@ class HttpServer:
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
             read_paced=read_paced, read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            take_turn=take_turn, orders=orders, read_dump=read_dump,
+            orders=orders, read_dump=read_dump,
             answer_first=Api(read_paced, server.feed.read_shares, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(

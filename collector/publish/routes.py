@@ -1,6 +1,5 @@
 """Map HTTP paths to responses, without any socket (http_server.py)."""
 
-import contextlib
 import gzip
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rankscope.collector.incidents.incident import STATES, Incident
-from rankscope.collector.pacing import ComputeSlot
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
@@ -86,7 +84,7 @@ class Routes:
     `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
     collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
     the latest (ThrottledSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
-    `metric_pages` writes them, in turns with others (`take_turn`). `read_report` gives the report about a run, as JSON,
+    `metric_pages` writes them. `read_report` gives the report about a run, as JSON,
     and raises UnavailableError where there is none; `read_dump` the inside of a run by its id or name, None where there
     is none.
     `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
@@ -105,7 +103,6 @@ class Routes:
         read_report: Callable[[str], bytes] | None = None,
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
-        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
         read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
     ) -> None:
@@ -118,9 +115,7 @@ class Routes:
         self._encoded_from: Snapshot | None = None
         self._encoded: dict[str, bytes] = {}
         """Runs of that snapshot as JSON, encoded once."""
-        self.metrics = PageCache(
-            read_exported or read_snapshot, metric_pages or MetricPages(), take_turn=take_turn, orders=orders
-        )
+        self.metrics = PageCache(read_exported or read_snapshot, metric_pages or MetricPages(), orders=orders)
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),

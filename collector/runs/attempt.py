@@ -14,7 +14,6 @@ import numpy as np
 from rankscope.collector.detect.hang_state import RankHangState, date_failure
 from rankscope.collector.detect.view import Samples
 from rankscope.collector.invariants import require
-from rankscope.collector.pacing import no_yield
 from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
@@ -52,19 +51,17 @@ class ReportBatcher:
         """Add a report; those of one rank come in their order."""
         self._pending.append(PendingReport(rank, report))
 
-    def flush(self, maybe_yield: Callable[[], None] = no_yield) -> None:
-        """Add everything pending to the table. `maybe_yield` is called between the parts."""
+    def flush(self) -> None:
+        """Add everything pending to the table."""
         pending, self._pending = self._pending, []
         if not pending:
             return
         self._place_steps(pending)
-        maybe_yield()
         with_collectives = [one for one in pending if one.report.collectives.table.row_count]
         for places, block in stack_tables([one.report.collectives.table for one in with_collectives]):
             chosen = [with_collectives[place] for place in places]
             numbers = [one.rank.identity.rank for one in chosen]
             self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
-            maybe_yield()
         self._mark_complete(pending)
 
     def validate(self, ranks: Mapping[int, RankState]) -> None:

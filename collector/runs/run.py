@@ -6,7 +6,7 @@ former attempts are kept as a count only. A start that is no restart of this run
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,6 @@ from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
 from rankscope.collector.detect.view import Detected, RunView
 from rankscope.collector.invariants import require
-from rankscope.collector.pacing import chunked, no_yield
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, build_hang_states, find_end_of_steps, read_samples
 from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, LazySavedRank, SavedRank, SavedRun, SavedStory
@@ -78,8 +77,6 @@ class RunState:
         #: Whether a later run of this name has begun. Written by Runs only; never becomes False again.
         self.is_superseded = False
         self._config = config
-        #: Called between the parts of work for all ranks, to release the interpreter's lock. Set by the owner.
-        self.maybe_yield: Callable[[], None] = no_yield
         #: The present attempt; None before any rank has joined, and never again.
         self._attempt: Attempt | None = None
         #: `{boot id: rank}` of the rank processes of the present attempt, also of those replaced within it.
@@ -313,8 +310,8 @@ class RunState:
         """
         attempt = self._attempt
         if attempt is not None:
-            attempt.batcher.flush(self.maybe_yield)
-            for step in attempt.window.match_collectives(steps_max, self.maybe_yield):
+            attempt.batcher.flush()
+            for step in attempt.window.match_collectives(steps_max):
                 attempt.collectives.add(step)
 
     # -- the tick ------------------------------------------------------------------------------------------------------
@@ -331,7 +328,7 @@ class RunState:
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
         stalled: list[RankState] = []
-        for rank in chunked(attempt.ranks.values(), self.maybe_yield):
+        for rank in attempt.ranks.values():
             # Nearly all ranks need nothing: whether they are live is checked last.
             if now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
                 rank.liveness.mark_silent()
@@ -369,7 +366,7 @@ class RunState:
         is_last = end is not None and not end.lost_ranks
         ranks = tuple(sorted(attempt.ranks))
         has_hang_states = attempt.has_stalled_ranks and not is_last
-        view = RunView(
+        return RunView(
             now_collector_ns=now_collector_ns,
             world_size=attempt.world_size,
             series=attempt.window.series(ranks, skip_steps=SKIP_STEPS),
@@ -385,8 +382,6 @@ class RunState:
             attempt=self._attempts,
             is_last=is_last,
         )
-        self.maybe_yield()
-        return view
 
     def _apply_detected(self, found: Detected) -> list[RunEffect]:
         """Apply the results of a pass, unless another attempt has begun since its view was made."""
@@ -411,9 +406,7 @@ class RunState:
             self._goodput.add_loss(steps.tolist(), lost_ns.tolist())
         view, steps_max = found.view, self._config.detect_steps
         attempt.slowdowns = slowdown_ratios(view.excess, steps_max)
-        self.maybe_yield()
-        attempt.medians = RankMedians(view.series, attempt.slowdowns, steps_max, self.maybe_yield)
-        self.maybe_yield()
+        attempt.medians = RankMedians(view.series, attempt.slowdowns, steps_max)
         self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects
 
@@ -607,7 +600,7 @@ class RunState:
             goodput=self._goodput.snapshot(now_collector_ns),
             end=end,
         )
-        ranks = [attempt.ranks[number].draft() for number in chunked(sorted(attempt.ranks), self.maybe_yield)]
+        ranks = [attempt.ranks[number].draft() for number in sorted(attempt.ranks)]
         return LazyRunSnapshot(
             head, ranks, attempt.medians, attempt.collectives.snapshot(self._group_sizes), now_collector_ns
         )

@@ -1,11 +1,10 @@
 """Compute each rank's medians over its last steps after a detection pass, for the snapshot of the run. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.step_series import Cells, Floats, StepSeries, medians_of_last
 
 Known = Sequence[float | None]
@@ -13,14 +12,13 @@ Known = Sequence[float | None]
 
 
 class RankMedians:
-    """Medians over the last `steps` steps by rank. Never changed. `maybe_yield` is called between any two columns."""
+    """Medians over the last `steps` steps by rank. Never changed."""
 
     def __init__(
         self,
         series: StepSeries | None,
         slowdowns: Floats | None,
         steps: int,
-        maybe_yield: Callable[[], None] = no_yield,
     ) -> None:
         self._columns: dict[str, Known] = {}
         self._phases_ns: dict[str, Known] = {}
@@ -30,9 +28,7 @@ class RankMedians:
         self._place = {number: place for place, number in enumerate(series.ranks)}
 
         def read_medians(cells: Cells) -> Known:
-            found = _read(medians_of_last(cells, steps))
-            maybe_yield()
-            return found
+            return _read(medians_of_last(cells, steps))
 
         caused_ns = series.wait_caused_ns
         self._columns = {

@@ -10,13 +10,12 @@ ring than a verdict needs, measured steps that leave the ring move to slots behi
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rankscope.collector.invariants import require
-from rankscope.collector.pacing import no_yield
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.sparse_rows import SparseRows
@@ -233,16 +232,13 @@ class StepTable:
             self._attribute_wait(complete)
         self._complete.extend(complete)
 
-    def match_collectives(
-        self, steps_max: int | None = None, maybe_yield: Callable[[], None] = no_yield
-    ) -> list[KindColumns]:
-        """Match up to `steps_max` complete steps (None: all) and return their collectives by kind, in order;
-        `maybe_yield` is called before each. Steps that left the ring meanwhile come first and do not count.
+    def match_collectives(self, steps_max: int | None = None) -> list[KindColumns]:
+        """Match up to `steps_max` complete steps (None: all) and return their collectives by kind, in order. Steps that
+        left the ring meanwhile come first and do not count.
         """
         matched, self._matched_early = self._matched_early, []
         count = len(self._complete) if steps_max is None else min(steps_max, len(self._complete))
         for _ in range(count):
-            maybe_yield()
             matched.append(self._match_step(self._complete.popleft()))
         return matched
 

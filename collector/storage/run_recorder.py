@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import ComputeSlot, GilYielder, chunked
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.run import RunState
@@ -101,24 +100,19 @@ def is_too_old(snapshot: Snapshot, present: Snapshot) -> bool:
 
 
 class Recorder:
-    """Writes the runs of the collector's loop, which calls `tick`. `count` is called with the label of each error;
-    `compute_slot` is shared with the other threads that compute for long.
-    """
+    """Writes the runs of the collector's loop, which calls `tick`. `count` is called with the label of each error."""
 
     def __init__(
         self,
         database: Database,
         config: CollectorConfig,
         count: Callable[[str], object],
-        *,
-        compute_slot: ComputeSlot = contextlib.nullcontext,
     ) -> None:
         """Open another connection, for the thread. Raises UnavailableError when that fails."""
         self._database = database
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
-        self._gil = GilYielder(compute_slot)
         self._intervals = RankIntervals(config.history_interval_s)
         self._saved: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
@@ -221,14 +215,14 @@ class Recorder:
         saved_ranks, known, old = {}, {}, []
         ranks, collectives = state.lives, state.save_collectives()
         changed = []
-        for number, rank in chunked(ranks.items(), state.maybe_yield):
+        for number, rank in ranks.items():
             before = self._saved.get((run, number))
             if is_last or before is None or before.counters != rank.counters:
                 changed.append(number)
             elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
-        for number in chunked(changed, state.maybe_yield):
+        for number in changed:
             saved_ranks[run, number] = saved.attempt, state.save_rank(ranks[number], clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
         return _Changes(saved, story, saved_ranks, collectives, known, steps)
@@ -325,7 +319,7 @@ class Recorder:
         try:
             lost = self._find_loss()
             if lost is None:
-                self._store.write(batch, self._gil)
+                self._store.write(batch)
                 self._bytes_used = self._store.bytes_used
         except DamagedStoreError as error:
             lost = self._database.explain_damage(error)

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.pacing import GilYielder
 from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.storage.database import Database, explaining, transaction
@@ -95,26 +94,26 @@ class HistoryStore:
                     runs.append(kept._replace(collectives=_try_unpack(counts, unreadable)))
             return Loaded(tuple(runs), len(unreadable))
 
-    def write(self, batch: WriteBatch, gil: GilYielder | None = None) -> None:
+    def write(self, batch: WriteBatch) -> None:
         """Write the batch, or raise; it may be written again then. Everything with the first RANKS_PER_STATEMENT ranks
-        is one transaction; further ranks follow in others. Rows of ranks are encoded in compute slots of `gil`.
+        is one transaction; further ranks follow in others.
         """
         try:
-            self._write(batch, gil or GilYielder())
+            self._write(batch)
         except BaseException:
             self._run_ids.clear()  # it may hold ids of runs that were rolled back
             raise
 
-    def _write(self, batch: WriteBatch, gil: GilYielder) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         # In parts: the rows of 16,384 ranks together are 100 MB, and no other thread could write meanwhile.
         ranks = iter(batch.ranks.items())
-        rows = _make_rows(ranks, gil)
+        rows = _make_rows(ranks)
         counts = [(run, draft.pack()) for run, draft in batch.collectives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path):
             with transaction(self._connection):
                 self._write_runs(batch, rows, counts, intervals)
-            while rows := _make_rows(ranks, gil):
+            while rows := _make_rows(ranks):
                 with transaction(self._connection):
                     self._write_ranks(rows)
 
@@ -255,17 +254,15 @@ def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: lis
     return KeptRun(runs[0], stories[0], tuple(_decode_rows(ranks, SavedRank, unreadable)))
 
 
-def _make_rows(ranks: Iterator[_RankEntry], gil: GilYielder) -> list[_RankRow]:
+def _make_rows(ranks: Iterator[_RankEntry]) -> list[_RankRow]:
     """Return the rows of the next ranks, at most RANKS_PER_STATEMENT; none when there are no more."""
     some = list(itertools.islice(ranks, RANKS_PER_STATEMENT))
     if not some:
         return []
     rows = []
-    with gil:
-        for (run, rank), (attempt, entry) in some:
-            saved = entry if isinstance(entry, SavedRank) else entry.build()
-            rows.append(_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
-            gil.maybe_yield()
+    for (run, rank), (attempt, entry) in some:
+        saved = entry if isinstance(entry, SavedRank) else entry.build()
+        rows.append(_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
     return rows
 
 

@@ -1,8 +1,8 @@
 """What the pages of metrics of a large run cost: `python -m tests.benchmarks.exposition [--ranks 1024 16384]`.
 
 Every rank has everything: a GPU, profiled windows, two kinds of collective, five phases, torch's allocator. Measured in
-one process each, side by side: the library's writer with its own compression, and ours as the collector runs it, with
-its pauses and isal, besides zlib. `--no-library` leaves the first one out, which takes half a minute at 16,384 ranks.
+one process each, side by side: the library's writer with its own compression, and ours with isal, besides zlib.
+`--no-library` leaves the first one out, which takes half a minute at 16,384 ranks.
 
 The longest time for which another thread did not get the interpreter is what a thread sees that sleeps for half a
 millisecond again and again; beside it stands what it sees while nothing else goes on, which is the machine's own part.
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from isal import isal_zlib
 from msgspec.structs import replace
 
-from rankscope.collector.pacing import PAUSE_S, WORK_S, GilYielder
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
@@ -54,9 +53,7 @@ Times = dict[str, list[float]]
 
 
 class Result(NamedTuple):
-    """What one writer took for one page. Times in seconds; `gap_s` is the longest another thread waited, `piece_s` the
-    CPU time of the longest piece of work between two pauses, None without any.
-    """
+    """What one writer took for one page. Times in seconds; `gap_s` is the longest another thread waited."""
 
     ranks: int
     writer: str
@@ -66,7 +63,6 @@ class Result(NamedTuple):
     cpu_s: float
     wall_s: float
     gap_s: float
-    piece_s: float | None
     gzip: str
     gzip_s: float
     gzip_bytes: int
@@ -144,7 +140,7 @@ def measure_library(ranks: int) -> list[Result]:
     return [
         Result(
             ranks, "prometheus-client", "everything", _count_samples([text]), len(text), cpu_s, wall_s, gaps.longest_s,
-            None, f"zlib {GZIP_LEVEL_OF_LIBRARY}", gzip_s, len(compressed),
+            f"zlib {GZIP_LEVEL_OF_LIBRARY}", gzip_s, len(compressed),
         )
     ]  # fmt: skip
 
@@ -160,10 +156,9 @@ def measure_columns(ranks: int) -> list[Result]:
 def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int) -> Result:
     for _ in pages.render(snapshot, page, TextFormat.CLASSIC):
         pass
-    with watch_gaps() as gaps, GilYielder() as turns:
-        work = _Work(turns)
+    with watch_gaps() as gaps:
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
-        pieces = list(pages.render(snapshot, page, TextFormat.CLASSIC, rest=work.rest))
+        pieces = list(pages.render(snapshot, page, TextFormat.CLASSIC))
         cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
     sizes: dict[str, tuple[float, int]] = {}
     for name, library in (("isal", isal_zlib), ("zlib", zlib)):
@@ -171,22 +166,8 @@ def _measure_page(pages: MetricPages, snapshot: Snapshot, page: Page, ranks: int
     gzip_s, gzip_bytes = sizes["isal"]
     return Result(
         ranks, "by column", page.name, _count_samples(pieces), sum(map(len, pieces)), cpu_s, wall_s, gaps.longest_s,
-        work.longest_s, f"isal {GZIP_LEVEL} (zlib {GZIP_LEVEL}: {sizes['zlib'][0]:.2f} s)", gzip_s, gzip_bytes,
+        f"isal {GZIP_LEVEL} (zlib {GZIP_LEVEL}: {sizes['zlib'][0]:.2f} s)", gzip_s, gzip_bytes,
     )  # fmt: skip
-
-
-class _Work:
-    """The pauses of the collector, and the CPU time of the longest piece of work between two chances for one."""
-
-    def __init__(self, turns: GilYielder) -> None:
-        self.longest_s = 0.0
-        self._turns = turns
-        self._from_s = time.thread_time()
-
-    def rest(self) -> None:
-        self.longest_s = max(self.longest_s, time.thread_time() - self._from_s)
-        self._turns.maybe_yield()
-        self._from_s = time.thread_time()
 
 
 def _time_compression(library: Any, pieces: list[bytes]) -> tuple[float, int]:
@@ -288,18 +269,15 @@ def write_down(head: str, rows: list[Result], answers: list[Answer], baseline_s:
     """The result as Markdown."""
     lines = [
         "# What the pages of metrics cost", "", head, "",
-        "One run, every rank with everything. CPU and compression are of one thread; ours pauses",
-        f"{PAUSE_S * 1e3:.0f} ms after each {WORK_S * 1e3:.0f} ms of work, which is the difference between its time",
-        "and its CPU. The wait is the longest for",
+        "One run, every rank with everything. CPU and compression are of one thread. The wait is the longest for",
         f"which another thread did not get the interpreter; with nothing to do here it was {baseline_s * 1e3:.1f} ms,",
-        "which is the machine's part. A piece is the CPU time of the longest work between two chances to pause.", "",
-        "| ranks | writer | page | samples | text | CPU | a sample | time | wait | piece | gzip by | CPU | size |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "which is the machine's part.", "",
+        "| ranks | writer | page | samples | text | CPU | a sample | time | wait | gzip by | CPU | size |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [
         f"| {row.ranks:,} | {row.writer} | {row.page} | {row.samples:,} | {row.text_bytes / MIB:.1f} MiB | "
         f"{row.cpu_s:.2f} s | {row.cpu_s / row.samples * 1e6:.2f} us | {row.wall_s:.2f} s | {row.gap_s * 1e3:.0f} ms | "
-        f"{'-' if row.piece_s is None else f'{row.piece_s * 1e3:.1f} ms'} | "
         f"{row.gzip} | {row.gzip_s:.2f} s | {row.gzip_bytes / MIB:.2f} MiB |"
         for row in rows
     ]

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from rankscope.collector.pacing import no_yield
 from rankscope.collector.publish.metrics.rank_columns import Number, is_live
 from rankscope.collector.runs import ratios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.records import DeviceSample, WindowBreakdown
-
-RANKS_BETWEEN_RESTS: Final = 512
-"""Ranks summarised between two calls of `rest`; a rank takes 1 to 2 us."""
 
 
 @dataclass(slots=True)
@@ -49,19 +45,17 @@ class RunOverview(NamedTuple):
 Overview = tuple[RunOverview, ...]
 
 
-def build_overview(snapshot: Snapshot, rest: Callable[[], None] = no_yield) -> Overview:
-    """Summarise every run. `rest` is called every RANKS_BETWEEN_RESTS ranks."""
-    return tuple(_build_run(run, rest) for run in snapshot.runs)
+def build_overview(snapshot: Snapshot) -> Overview:
+    """Summarise every run."""
+    return tuple(_build_run(run) for run in snapshot.runs)
 
 
-def _build_run(run: RunSnapshot, rest: Callable[[], None]) -> RunOverview:
+def _build_run(run: RunSnapshot) -> RunOverview:
     live: list[RankSnapshot] = []
     nodes: dict[str, NodeOverview] = {}
-    for place, rank in enumerate(run.ranks):
+    for rank in run.ranks:
         if is_live(rank):
             live.append(rank)
             nodes.setdefault(rank.identity.node, NodeOverview()).add(rank)
-        if place % RANKS_BETWEEN_RESTS == 0:
-            rest()
     windows = tuple(rank.breakdown for rank in live if rank.breakdown is not None)
     return RunOverview(run, tuple(live), nodes, ratios.add_breakdowns(windows))

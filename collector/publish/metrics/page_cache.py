@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.pacing import ComputeSlot, GilYielder
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.metrics.page_lead import PrerenderLead
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
@@ -125,7 +124,7 @@ Key = tuple[Page, TextFormat]
 class PageCache:
     """Gives pages, from any thread, and prepares them in one of its own, which begins with the first large page.
 
-    `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock. `take_turn`: with whom it takes turns.
+    `read_snapshot` gives the latest snapshot; `now_s` and `sleep` are the clock.
     `orders`: where it orders snapshots; None: there are none but at ticks.
     """
 
@@ -138,14 +137,12 @@ class PageCache:
         sleep: Callable[[float], None] = time.sleep,
         pages_max: int = PAGES_MAX,
         late_wait_s: float = LATE_WAIT_S,
-        take_turn: ComputeSlot = contextlib.nullcontext,
         orders: SnapshotRequests | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
         self._now_s = now_s
         self._sleep = sleep
-        self._take_turn = take_turn
         self._orders = orders
         self._pages_max = pages_max
         self._late_wait_s = late_wait_s
@@ -322,8 +319,7 @@ class PageCache:
         number, snapshot = self._look()
         self._is_writing_large, wanted.is_being_written = wanted.is_large, True
         try:
-            with GilYielder(self._take_turn, sleep=self._sleep, now_s=self._now_s) as turns:
-                compressed, text_bytes = _compress(self._pages.render(snapshot, *key, rest=turns.maybe_yield))
+            compressed, text_bytes = _compress(self._pages.render(snapshot, *key))
             ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
             is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
             wanted.is_large = not is_small

@@ -19,7 +19,6 @@ from operator import add
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
-from rankscope.collector.pacing import no_yield
 from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.collector.publish.metrics.measures import RANK, Measure, OfOverview, OfPage, OfSnapshot, Value
 from rankscope.collector.publish.metrics.overview import build_overview
@@ -205,13 +204,9 @@ class MetricPages:
         self._metrics_ranks_max = metrics_ranks_max
         self._texts = _Texts()
 
-    def render(
-        self, snapshot: Snapshot, page: Page, text_format: TextFormat, rest: Callable[[], None] = no_yield
-    ) -> Iterator[bytes]:
-        """Yield the page, a family at a time, in the order of the catalogue.
-
-        `rest` is called between blocks of work of about 0.5 ms, to let other threads run. Of several runs of one name
-        the page has the latest.
+    def render(self, snapshot: Snapshot, page: Page, text_format: TextFormat) -> Iterator[bytes]:
+        """Yield the page, a family at a time, in the order of the catalogue. Of several runs of one name it has the
+        latest.
         """
         snapshot = snapshot.keep_latest()
         self._texts.begin(snapshot.names)
@@ -219,8 +214,8 @@ class MetricPages:
         # By world size, so that series do not move between pages while ranks join.
         is_small = sum(snapshot.sizes.values()) <= self._metrics_ranks_max
         shown = snapshot.summarize() if is_summary and not is_small else snapshot
-        overview = build_overview(shown, rest) if is_summary else ()
-        of_ranks = self._render_ranks(snapshot, page, rest) if is_summary == is_small else {}
+        overview = build_overview(shown) if is_summary else ()
+        of_ranks = self._render_ranks(snapshot, page) if is_summary == is_small else {}
         room, left_out = self._series_max, 0
         for measure in CATALOG:
             family = _NOTHING
@@ -233,7 +228,6 @@ class MetricPages:
                     family = _render_values(measure, read(overview))
                 case OfSnapshot(read) if is_summary:
                     family = _render_values(measure, read(shown))
-            rest()
             left_out += family.left_out
             if family.series > room and not isinstance(measure.read, OfPage):
                 left_out += family.series
@@ -243,17 +237,15 @@ class MetricPages:
                 yield from family.texts
         yield text_format.end
 
-    def _render_ranks(self, snapshot: Snapshot, page: Page, rest: Callable[[], None]) -> dict[str, _Family]:
+    def _render_ranks(self, snapshot: Snapshot, page: Page) -> dict[str, _Family]:
         """Return the families of every rank, by name. The snapshots of a block are released before the next block."""
         families = {measure.name: _Family() for measure in CATALOG if isinstance(measure.read, RankColumns)}
         choose = _choose_all if page.shard is None else page.shard.choose
         for run, ranks in snapshot.blocks(choose, BLOCK_RANKS):
-            rest()
             block = _Block(ranks, self._texts.find_ranks(run, ranks))
             for measure in CATALOG:
                 if isinstance(measure.read, RankColumns):
                     self._render_columns(measure, measure.read, block, families[measure.name])
-                    rest()
             del ranks, block
         return families
 

@@ -1,91 +1,18 @@
-"""Long work in compute slots: work, a pause, more work; detection passes and other work within a share of a core."""
-
-import time
+"""Detection passes and other work within a share of a core."""
 
 import pytest
 
 from rankscope.collector.pacing import (
-    CHUNK_RANKS,
-    PAUSE_S,
     RENDERING_DEFER_NS_MAX,
     SNAPSHOT_DEFER_NS_MAX,
-    WORK_PER_WAIT,
-    WORK_S,
     CpuShareLimiter,
     DetectionSchedule,
-    GilYielder,
 )
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
-from tests.slot_log import SlotLog
-from tests.unit.collector.runs.run_stories import Story
 
 SHARE = 0.05
 TICK_NS = NS_PER_S
 LASTED_NS = 600 * NS_PER_MS
-
-
-def test_yields_after_some_work_and_not_before() -> None:
-    pauses_s: list[float] = []
-    with GilYielder(sleep=pauses_s.append, now_s=at_once) as gil:
-        gil.maybe_yield()
-        work(WORK_S)
-        gil.maybe_yield()
-    assert pauses_s[-1:] == [PAUSE_S]
-    assert len(pauses_s) <= 2
-
-
-def at_once() -> float:
-    """A clock by which no thread ever waits for a slot, however long the machine lets this thread wait."""
-    return 100.0
-
-
-def work(cpu_s: float) -> None:
-    began_s = time.thread_time()
-    while time.thread_time() - began_s < cpu_s:
-        pass
-
-
-def test_slot_is_held_while_working_and_not_while_pausing() -> None:
-    log = SlotLog()
-    with GilYielder(log.slot, sleep=lambda _s: log.events.append("pauses"), now_s=at_once) as gil:
-        work(WORK_S)
-        gil.maybe_yield()
-    assert log.events == ["begins", "ends", "pauses", "begins", "ends"]
-
-
-def test_long_wait_for_a_slot_is_followed_by_a_longer_slot() -> None:
-    pauses_s: list[float] = []
-    waited_s = 20 * WORK_S / WORK_PER_WAIT
-    times_s = iter((100.0, 100.0 + waited_s, 101.0, 101.0))
-    with GilYielder(sleep=pauses_s.append, now_s=lambda: next(times_s)) as gil:
-        work(2 * WORK_S)
-        gil.maybe_yield()
-        assert pauses_s == []
-        work(19 * WORK_S)
-        gil.maybe_yield()
-    assert pauses_s == [PAUSE_S]
-
-
-def test_no_slot_is_held_outside_the_context() -> None:
-    log = SlotLog()
-    gil = GilYielder(log.slot, sleep=lambda _s: None)
-    gil.maybe_yield()
-    assert log.events == []
-    with gil:
-        pass
-    gil.maybe_yield()
-    assert log.events == ["begins", "ends"]
-
-
-def test_tick_of_many_ranks_yields_between_chunks() -> None:
-    story = Story(3 * CHUNK_RANKS).join().train(6)
-    yields: list[int] = []
-    story.job.maybe_yield = lambda: yields.append(1)
-    story.tick()
-    of_tick = len(yields)
-    story.job.draft(story.now_ns)
-    assert of_tick >= 3 + 4  # the walk over the ranks; the view, the medians, and before and after them
-    assert len(yields) - of_tick == 3
 
 
 # -- CpuShareLimiter --------------------------------------------------------------------------------------------------

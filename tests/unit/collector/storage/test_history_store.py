@@ -2,23 +2,22 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.pacing import GilYielder
 from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts, unpack_counts
+from rankscope.collector.storage import run_store
 from rankscope.collector.storage.database import APPLICATION_ID, Database
 from rankscope.collector.storage.migrations import MIGRATIONS
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.storage.run_store import RANKS_PER_STATEMENT, HistoryStore, KeptRun, Loaded
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
-from tests.slot_log import SlotLog
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
@@ -155,27 +154,20 @@ def test_write_that_fails_amid_many_ranks_can_be_repeated(store: HistoryStore) -
     assert [life.hello.identity.rank for life in kept.ranks] == list(range(count))
 
 
-def test_other_writers_need_not_wait_for_all_ranks(path: Path) -> None:
+def test_other_writers_need_not_wait_for_all_ranks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
-        turns = 0
+        writes = 0
+        make_rows = run_store._make_rows
 
-        @contextmanager
-        def take_turn() -> Iterator[None]:
-            nonlocal turns
-            turns += 1
-            incidents.write([], [turns])  # raises where the file is locked
-            yield
+        def write_incidents_between(ranks: Iterator[run_store._RankEntry]) -> list[run_store._RankRow]:
+            nonlocal writes
+            writes += 1
+            incidents.write([], [writes])  # raises where the file is locked
+            return make_rows(ranks)
 
-        store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1), GilYielder(take_turn, sleep=lambda _: None))
-        assert turns >= 2
-
-
-def test_rows_are_encoded_in_slots_and_written_between_them(store: HistoryStore) -> None:
-    log = SlotLog()
-    store._connection.set_trace_callback(lambda sql: log.events.append("writes") if "INTO lives" in sql else None)
-    store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1), GilYielder(log.slot, sleep=lambda _: None))
-    without_rests = "".join(word[0] for word in log.events).replace("eb", "")
-    assert without_rests == "bew" * 2
+        monkeypatch.setattr(run_store, "_make_rows", write_incidents_between)
+        store.write(lives_of("a", 2 * RANKS_PER_STATEMENT, 1))
+    assert writes >= 2
 
 
 def test_forgotten_run_is_not_loaded_but_can_be_read(store: HistoryStore, path: Path) -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.pacing import CHUNK_RANKS
-from rankscope.collector.runs.checkpoint import Clocks, SavedRun
+from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun
+from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage import run_recorder as recorder_module
@@ -109,22 +109,24 @@ def test_queued_changes_are_in_the_file_at_the_end(path: Path) -> None:
     assert load(path) == [("story", 3, 25)]
 
 
-def test_lock_is_free_while_changes_of_many_ranks_are_found(path: Path) -> None:
-    story = Story(2 * CHUNK_RANKS).join().train(1)
+def test_lock_is_free_while_changes_of_ranks_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(2).join().train(1)
     clocks = Clocks(story.now_ns, WALL_S)
     snapshot = Snapshot(wall_s=WALL_S, version="0", runs=(story.snapshot(),))
     answers: list[Snapshot] = []
+    save_rank = story.job.save_rank
 
-    def ask_from_another_thread() -> None:
+    def save_after_asking(rank: RankState, clocks: Clocks) -> LazySavedRank:
         asking = threading.Thread(target=lambda: answers.append(loop.recorder.choose_exported(snapshot)), daemon=True)
         asking.start()
         asking.join(DEADLINE_S)
+        return save_rank(rank, clocks)
 
     with looping(path) as loop:
-        story.job.maybe_yield = ask_from_another_thread
+        monkeypatch.setattr(story.job, "save_rank", save_after_asking)
         loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
-    assert answers == [snapshot] * 4, "in two walks: which are to be saved, and their rows"
-    assert load(path) == [("story", 2 * CHUNK_RANKS, 1)]
+    assert answers == [snapshot] * 2
+    assert load(path) == [("story", 2, 1)]
 
 
 def test_the_last_tick_keeps_a_short_interval_too(path: Path) -> None:

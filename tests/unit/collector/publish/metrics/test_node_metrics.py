@@ -159,10 +159,3 @@ def test_the_ranks_that_keep_most_waiting_are_told_and_those_of_whom_that_is_not
     ranks = [rank_of(rank, wait_caused_ns_median=rank * 8.0 * MS) for rank in range(11)]
     found = read("worst_rank_caused_wait_seconds", *ranks, rank_of(11))
     assert found == pytest.approx({("n0", str(rank)): rank * 0.008 for rank in range(1, 11)})
-
-
-def test_whoever_looks_at_many_ranks_rests_now_and_then() -> None:
-    rests: list[None] = []
-    run = RunSnapshot(run="a", world_size=2000, restart_count=0, ranks=tuple(map(rank_of, range(2000))))
-    build_overview(Snapshot(wall_s=0.0, version="0", runs=(run,)), lambda: rests.append(None))
-    assert len(rests) == 4

@@ -16,9 +16,7 @@ from rankscope.collector.publish.metrics.page_cache import (
     PageCache,
 )
 from rankscope.collector.publish.metrics.pages import RANKS_PATH, MetricPages, Page, Shard
-from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
-from tests.slot_log import SlotLog
 from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
 
 SCRAPE_S = 15.0
@@ -395,14 +393,6 @@ def test_a_mistake_in_the_thread_is_counted_and_it_goes_on(caplog: pytest.LogCap
     assert went_on.is_set()
     assert cache.errors_contained == 1
     assert "a page of metrics could not be prepared" in caplog.text
-
-
-def test_pages_are_rendered_in_compute_slots() -> None:
-    log = SlotLog()
-    cache = PageCache(lambda: Snapshot(wall_s=0.0, version="0"), MetricPages(), take_turn=log.slot)
-    cache.find(METRICS, TextFormat.CLASSIC)
-    assert log.events[:1] == ["begins"]
-    assert log.events[-1:] == ["ends"]
 
 
 # -- what pages are written from --------------------------------------------------------------------------------------
