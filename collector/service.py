@@ -34,7 +34,8 @@ from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.checkpoint import Clocks, SavedRank
+from rankscope.collector.runs.checkpoint import SavedRank
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
     CloseFinding,
@@ -530,7 +531,7 @@ class Service:
         return Snapshot(
             wall_s=ns_to_s(self._clock.wall_ns()),
             version=__version__,
-            runs=[run.draft(now_ns) for run in self._runs],
+            runs=[run.lazy_snapshot(now_ns) for run in self._runs],
             steps={run.run: run.heat_map_steps for run in self._runs if run.heat_map_steps is not None},
             counts=CollectorCounts(
                 frames_received=self._receiver.frames_received,

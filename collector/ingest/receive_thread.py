@@ -39,7 +39,7 @@ from rankscope.collector.runs.events import (
     ReportAdmitted,
     UnresponsiveSeen,
 )
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (

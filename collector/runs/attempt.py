@@ -7,16 +7,19 @@ which is called after each batch of events, and before the table of steps is rea
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.detect.hang_state import RankHangState, date_failure
 from rankscope.collector.detect.view import Samples
 from rankscope.collector.invariants import require
-from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.steps.peer_groups import PeerGroups, find_peer_groups
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
@@ -29,17 +32,20 @@ from rankscope.measure.table import stack_tables
 
 
 class PendingReport(NamedTuple):
-    """A report that was admitted, and its rank."""
+    """A report that was admitted, and the number of its rank."""
 
-    rank: RankState
+    rank: int
     report: ReportFields
 
 
 class ReportBatcher:
     """The reports of one attempt that are not in its step table yet."""
 
-    def __init__(self, window: StepTable) -> None:
+    def __init__(self, window: StepTable, ranks: dict[int, RankState]) -> None:
         self._window = window
+        #: The ranks of the attempt, whose states `flush` replaces.
+        self._ranks = ranks
+        #: In the order of their arrival.
         self._pending: list[PendingReport] = []
 
     @property
@@ -47,7 +53,7 @@ class ReportBatcher:
         """Reports that are not in the step table yet."""
         return len(self._pending)
 
-    def add(self, rank: RankState, report: ReportFields) -> None:
+    def add(self, rank: int, report: ReportFields) -> None:
         """Add a report; those of one rank come in their order."""
         self._pending.append(PendingReport(rank, report))
 
@@ -60,32 +66,30 @@ class ReportBatcher:
         with_collectives = [one for one in pending if one.report.collectives.table.row_count]
         for places, block in stack_tables([one.report.collectives.table for one in with_collectives]):
             chosen = [with_collectives[place] for place in places]
-            numbers = [one.rank.identity.rank for one in chosen]
+            numbers = [one.rank for one in chosen]
             self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
         self._mark_complete(pending)
 
-    def validate(self, ranks: Mapping[int, RankState]) -> None:
+    def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
-        known = all(ranks.get(one.rank.identity.rank) is one.rank for one in self._pending)
-        require(known, "a report of another attempt is pending")
+        require(all(one.rank in self._ranks for one in self._pending), "a report of an unknown rank is pending")
 
     def _place_steps(self, pending: Sequence[PendingReport]) -> None:
-        numbers = np.array([one.rank.identity.rank for one in pending], dtype=np.int64)
+        numbers = np.array([one.rank for one in pending], dtype=np.int64)
         late, last = np.zeros(len(pending), dtype=np.int64), np.full(len(pending), -1)
         for places, block in stack_tables([one.report.steps for one in pending]):
             late[places] = self._window.add_steps_of(numbers[places], block)
             last[places] = block.column("step").max(axis=1, initial=-1)
+        ranks = self._ranks
         for (rank, report), late_rows, step in zip(pending, late.tolist(), last.tolist(), strict=True):
-            rank.steps.record_report(report, late_rows)
-            if report.steps.row_count:
-                rank.last_step = step
+            ranks[rank] = ranks[rank].record_steps(report, late_rows, step)
 
     def _mark_complete(self, pending: Sequence[PendingReport]) -> None:
         """Mark the steps of profiler windows; ranks mostly cover the same ones."""
         ranks: dict[tuple[int, int], list[int]] = {}
         for one in pending:
             for step_range in one.report.covered_steps:
-                ranks.setdefault(step_range, []).append(one.rank.identity.rank)
+                ranks.setdefault(step_range, []).append(one.rank)
         for (first_step, last_step), numbers in ranks.items():
             self._window.mark_complete_of(np.unique(numbers), first_step, last_step)
 
@@ -106,11 +110,14 @@ MEMBERSHIPS_MIN = 4096
 
 
 class GroupMembers:
-    """Members of each group, sorted: `by_label`. `dropped` counts groups beyond the limit."""
+    """Members of each process group of an attempt. Written by Attempt only."""
 
     def __init__(self, world_size: int) -> None:
+        #: `{label: members}`, the members ascend.
         self.by_label: dict[str, tuple[int, ...]] = {}
+        #: Groups beyond the limit. Only grows.
         self.dropped = 0
+        #: Memberships that there is still room for; not negative.
         self._room = max(MEMBERSHIPS_MIN, MEMBERSHIPS_PER_RANK_MAX * world_size)
 
     def validate(self) -> None:
@@ -143,14 +150,17 @@ class Attempt:
     world_size: int
     #: Ranks x steps of the last steps, and all arithmetic on them.
     window: StepTable
-    #: Reports whose steps are not in `window` yet.
+    #: Reports whose steps are not in `window` yet. It has the same `ranks`.
     batcher: ReportBatcher = field(init=False)
     #: Members of each process group.
     groups: GroupMembers = field(init=False)
-    #: `{rank: process}` of the ranks that have joined; numbers are below `world_size`. A rank is never replaced.
+    #: `{rank: state}` of the ranks that have joined; numbers are below `world_size`. Events replace the state of a
+    #: rank, never its process.
     ranks: dict[int, RankState] = field(default_factory=dict)
-    #: The same processes as `ranks`, by machine id, in the order in which they joined.
-    by_machine: dict[str, list[RankState]] = field(default_factory=dict)
+    #: `{rank: samples}` of the same ranks.
+    samples: dict[int, RankSamples] = field(default_factory=dict)
+    #: `{machine id: ranks}` of the same ranks, in the order in which they joined.
+    by_machine: dict[str, list[int]] = field(default_factory=dict)
     #: `{node: restarts}` of the nodes of `ranks`: torchrun counts only failures of its own node.
     counts_by_node: dict[str, int] = field(default_factory=dict)
     #: Nodes of the attempt before; empty where that is not known. Never changes.
@@ -163,6 +173,8 @@ class Attempt:
     slowdowns: Floats | None = None
     #: Medians of each rank as of the last detection pass.
     medians: RankMedians = NO_MEDIANS
+    #: `{label: number of members}` of `groups`.
+    group_sizes: dict[str, int] = field(default_factory=dict)
     #: Sums of the collectives of each rank.
     collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
     #: Ranks, signatures and peers of the last call of `find_peer_groups`.
@@ -172,12 +184,69 @@ class Attempt:
     #: The last step that was written to the history; -1 before any. Only grows.
     recorded_step: int = -1
 
-    def put(self, rank: RankState) -> None:
-        """Add a rank process in its rank's place."""
-        self.ranks[rank.identity.rank] = rank
-        self.counts_by_node[rank.identity.node] = rank.identity.restart_count
-        self.restart_count = max(self.restart_count, rank.identity.restart_count)
-        self.by_machine.setdefault(rank.identity.machine_id, []).append(rank)
+    def add(self, rank: RankState) -> None:
+        """Add a rank process."""
+        identity = rank.identity
+        self.ranks[identity.rank], self.samples[identity.rank] = rank, RankSamples()
+        self.counts_by_node[identity.node] = identity.restart_count
+        self.restart_count = max(self.restart_count, identity.restart_count)
+        self.by_machine.setdefault(identity.machine_id, []).append(identity.rank)
+
+    def record_report(self, rank: int, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
+        """Record a report of a rank; its steps and collectives are added to the table by `flush_reports`."""
+        samples = self.samples[rank]
+        samples.record(report)
+        state = self.ranks[rank]
+        breakdown = samples.breakdowns.sum if report.breakdowns else state.breakdown
+        self.ranks[rank] = state.record_report(report, breakdown, now_collector_ns, now_wall_s)
+        for group in report.groups or ():
+            self._record_group(group)
+        self.batcher.add(rank, report)
+
+    def _record_group(self, group: GroupInfo) -> None:
+        """Record the members of a group; mostly another rank has reported it already."""
+        known = self.groups.by_label.get(group.label)
+        members = self.groups.record(group)
+        if members is None or members is known:
+            return
+        self.group_sizes[group.label] = len(members)
+        self.window.set_group_size(group.label, len(members))
+        for place, member in enumerate(members):
+            self.window.set_place(member, group.label, place)
+
+    def flush_reports(self, steps_max: int | None) -> None:
+        """Add the pending reports to the table, and match the collectives of at most `steps_max` steps."""
+        self.batcher.flush()
+        for step in self.window.match_collectives(steps_max):
+            self.collectives.add(step)
+
+    def excuse_absence(self, away_ns: int, now_collector_ns: int) -> None:
+        """Move the times when live ranks were last seen by the collector's own absence: what they sent meanwhile still
+        waits to be read.
+        """
+        for number, rank in self.ranks.items():
+            if rank.is_live:
+                seen_ns = min(now_collector_ns, rank.last_seen_collector_ns + away_ns)
+                self.ranks[number] = msgspec.structs.replace(rank, last_seen_collector_ns=seen_ns)
+
+    def mark_silent(self, now_collector_ns: int, silent_ns: int) -> list[RankState]:
+        """Mark the live ranks that were not seen for `silent_ns` as silent, and return them."""
+        seen_ns = now_collector_ns - silent_ns
+        found = [rank for rank in self.ranks.values() if rank.last_seen_collector_ns < seen_ns and rank.is_live]
+        for rank in found:
+            self.ranks[rank.identity.rank] = msgspec.structs.replace(rank, liveness=rank.liveness.mark_silent())
+        return found
+
+    def choose_pings(self, now_collector_ns: int, pause_ns: int, pings_max: int) -> list[str]:
+        """Return the boot ids of at most `pings_max` live ranks whose clocks are to be asked for now; each is chosen
+        again after `pause_ns`.
+        """
+        due = (rank for rank in self.ranks.values() if now_collector_ns >= rank.next_ping_collector_ns and rank.is_live)
+        chosen = list(islice(due, pings_max))
+        for rank in chosen:
+            after = msgspec.structs.replace(rank, next_ping_collector_ns=now_collector_ns + pause_ns)
+            self.ranks[rank.identity.rank] = after
+        return [rank.identity.boot_id for rank in chosen]
 
     def is_followed_by(self, identity: RankIdentity) -> bool:
         """Return whether a Hello of a rank without a process in this attempt begins another one.
@@ -203,10 +272,12 @@ class Attempt:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         require(self.world_size > 0, "an attempt without ranks")
         require(all(0 <= number < self.world_size for number in self.ranks), "a rank is outside the world")
-        by_machine = [rank for ranks in self.by_machine.values() for rank in ranks]
-        require(
-            {id(rank) for rank in by_machine} == {id(rank) for rank in self.ranks.values()}, "ranks by machine differ"
-        )
+        by_machine = {rank: machine for machine, ranks in self.by_machine.items() for rank in ranks}
+        machines = {number: rank.identity.machine_id for number, rank in self.ranks.items()}
+        require(by_machine == machines, "ranks by machine differ")
+        sizes = {label: len(members) for label, members in self.groups.by_label.items()}
+        require(self.group_sizes == sizes, "sizes and members of groups differ")
+        require(self.samples.keys() == self.ranks.keys(), "samples are of other ranks")
         nodes = {rank.identity.node for rank in self.ranks.values()}
         require(nodes == self.counts_by_node.keys(), "nodes and ranks differ")
         require(self.restart_count >= max(self.counts_by_node.values(), default=0), "a node has restarted more often")
@@ -214,13 +285,15 @@ class Attempt:
         for number, rank in self.ranks.items():
             require(rank.identity.rank == number, "a rank is in another's place")
             rank.validate()
+            self.samples[number].validate()
+            require(rank.breakdown == self.samples[number].breakdowns.sum, "the sum of breakdowns is another one")
         self.groups.validate()
-        self.batcher.validate(self.ranks)
+        self.batcher.validate()
         self.window.validate()
         self.collectives.validate()
 
     def __post_init__(self) -> None:
-        self.batcher = ReportBatcher(self.window)
+        self.batcher = ReportBatcher(self.window, self.ranks)
         self.groups = GroupMembers(self.world_size)
 
 
@@ -261,7 +334,7 @@ def _date_failure(liveness: Liveness) -> int | None:
 class _PerRank(Mapping[int, Any]):
     """A value of every rank, read on access: of 16,384 ranks few are."""
 
-    def __init__(self, ranks: Mapping[int, RankState], read: Callable[[RankState], Any]) -> None:
+    def __init__(self, ranks: Mapping[int, Any], read: Callable[[Any], Any]) -> None:
         self._ranks = ranks
         self._read = read
 
@@ -275,12 +348,13 @@ class _PerRank(Mapping[int, Any]):
         return len(self._ranks)
 
 
-def read_samples(ranks: Mapping[int, RankState]) -> Samples:
-    """Return the samples of these ranks, read on access."""
+def read_samples(attempt: Attempt) -> Samples:
+    """Return the samples of the ranks, read on access."""
+    ranks, samples = attempt.ranks, attempt.samples
     return Samples(
-        breakdowns=_PerRank(ranks, lambda rank: rank.breakdowns),
-        gc_pauses=_PerRank(ranks, lambda rank: rank.gc_pauses),
-        devices=_PerRank(ranks, lambda rank: rank.latest.devices),
-        allocators=_PerRank(ranks, lambda rank: rank.allocators),
-        hosts=_PerRank(ranks, lambda rank: rank.latest.host),
+        breakdowns=_PerRank(samples, lambda one: one.breakdowns),
+        gc_pauses=_PerRank(samples, lambda one: one.gc_pauses),
+        devices=_PerRank(ranks, lambda rank: rank.devices),
+        allocators=_PerRank(samples, lambda one: one.allocators),
+        hosts=_PerRank(ranks, lambda rank: rank.host),
     )

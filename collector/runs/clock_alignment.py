@@ -1,4 +1,5 @@
-"""Align a rank's host clock with the collector's clock, from pings, with an error bound. Pure.
+"""Align a rank's host clock with the collector's clock, from pings, with an error bound; the collector's own clocks.
+Pure.
 
 A ping leaves at `sent` and its answer, with the rank's clock, arrives at `received`. The rank read its clock in
 between, so its offset is known to within half the round trip, whatever the network did. Clocks drift apart by up to 100
@@ -14,7 +15,9 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from rankscope.measure.units import NS_PER_S, CollectorNs, HostNs
+import msgspec
+
+from rankscope.measure.units import NS_PER_S, CollectorNs, HostNs, ns_to_s, s_to_ns
 
 SAMPLES_MAX = 16
 DRIFT_PER_S_NS = 100_000
@@ -25,12 +28,26 @@ ClockSample = tuple[int, int, int, int]
 """sent, received, offset half way between them, and half the round trip. A tuple, since 16,384 ranks give 3,000 answers
 a second, each compared with the 16 before it."""
 
-PackedSamples = bytes
-"""Samples as they are kept, oldest first: 16 of them are 0.5 KB a rank, as objects 3.4 KB."""
-
 _SAMPLE: Final = struct.Struct("<4q")
 _CLOCK_NS_MAX: Final = 2**63
 """Bound of an offset: only less can be packed, and no clock is 292 years off."""
+
+
+class Clocks(NamedTuple):
+    """The collector's monotonic clock and the wall clock, read at one time."""
+
+    collector_ns: int
+    wall_s: float
+
+    def to_wall_s(self, collector_ns: int) -> float:
+        """Convert a monotonic time to wall time."""
+        return self.wall_s - ns_to_s(self.collector_ns - collector_ns)
+
+    def to_collector_ns(self, wall_s: float) -> int:
+        """Convert a wall time to monotonic time, negative for one before that clock began. A time in the future, after
+        the wall clock was set back, becomes now.
+        """
+        return self.collector_ns - s_to_ns(max(0.0, self.wall_s - wall_s))
 
 
 class Alignment(NamedTuple):
@@ -50,39 +67,36 @@ def latest_arrival_ns(now_collector_ns: int, age_ns: int) -> int:
     return now_collector_ns - age_ns + age_ns * DRIFT_PER_S_NS // NS_PER_S + 1 if age_ns else now_collector_ns
 
 
-class ClockAlignment:
-    """The alignment of one rank."""
+class ClockAlignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The alignment of one rank. Never changed: each answer makes another one."""
 
-    def __init__(self) -> None:
-        self.samples: PackedSamples = b""
-        """Packed samples; `find_alignment` reads them once unpacked."""
+    #: At most SAMPLES_MAX samples, packed, oldest first: 16 of them are 0.5 KB a rank, as objects 3.4 KB.
+    samples: bytes = b""
 
-    def add(self, sent_collector_ns: int, host_ns: int, received_collector_ns: int) -> None:
-        """Add a ping's answer. Ignored: one received before it was sent, one from before a known jump of the clock, and
-        one whose offset cannot be packed.
+    def add(self, sent_collector_ns: int, host_ns: int, received_collector_ns: int) -> "ClockAlignment":
+        """Return this with a ping's answer. Ignored: one received before it was sent, one from before a known jump of
+        the clock, and one whose offset cannot be packed.
         """
         offset_ns = host_ns - (sent_collector_ns + received_collector_ns) // 2
         if received_collector_ns < sent_collector_ns or not -_CLOCK_NS_MAX <= offset_ns < _CLOCK_NS_MAX:
-            return
+            return self
         sample = (
             sent_collector_ns,
             received_collector_ns,
             offset_ns,
             (received_collector_ns - sent_collector_ns + 1) // 2,
         )
-        before = unpack_samples(self.samples)
+        before, packed = unpack_samples(self.samples), self.samples
         if _contradicts(before, sample):
             if sent_collector_ns < before[-1][0]:
-                return
-            self.samples = b""
-        kept = self.samples[-_SAMPLE.size * (SAMPLES_MAX - 1) :]
-        self.samples = kept + _SAMPLE.pack(*sample)
+                return self
+            packed = b""
+        return ClockAlignment(packed[-_SAMPLE.size * (SAMPLES_MAX - 1) :] + _SAMPLE.pack(*sample))
 
     def at(self, now_collector_ns: int) -> Alignment | None:
         """Return the best alignment known now; None before the first answer.
 
-        >>> alignment = ClockAlignment()
-        >>> alignment.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
+        >>> alignment = ClockAlignment().add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
         >>> alignment.at(CollectorNs(2_000))
         Alignment(offset_ns=500000, error_ns=501)
         """
@@ -94,7 +108,7 @@ class ClockAlignment:
         return None if alignment is None else CollectorNs(HostNs(host_ns) - alignment.offset_ns)
 
 
-def unpack_samples(packed: PackedSamples) -> list[ClockSample]:
+def unpack_samples(packed: bytes) -> list[ClockSample]:
     """Return the samples, oldest first."""
     return list(_SAMPLE.iter_unpack(packed))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive
 
 

@@ -166,3 +166,27 @@ class Goodput:
             restart_ns=self._idle_ns["restart"],
             unreported_ns=unreported_ns,
         )
+
+
+class CarriedGoodput(Goodput):
+    """Account of a run that was continued after its collector was restarted: the time before, and the time since."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._carried = GoodputSnapshot()
+
+    def resume(self, carried: GoodputSnapshot, settled_ns: int, *, is_over: bool) -> None:
+        """Continue an account that was settled up to `settled_ns`. The time between is settled by the next report."""
+        wall_ns = carried.wall_ns - carried.unreported_ns
+        self._carried = msgspec.structs.replace(carried, wall_ns=wall_ns, unreported_ns=0)
+        self.begin(settled_ns)
+        if carried.steps_ns:
+            self.add_steps(settled_ns, 0)  # it is past its start-up
+        if is_over:
+            self.end(settled_ns)
+
+    def snapshot(self, now_ns: int) -> GoodputSnapshot:
+        """Return the whole account at this time."""
+        since = super().snapshot(now_ns)
+        names = GoodputSnapshot.__struct_fields__
+        return GoodputSnapshot(**{name: getattr(self._carried, name) + getattr(since, name) for name in names})

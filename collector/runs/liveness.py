@@ -7,10 +7,13 @@
 Messages come on different connections, in any order. So each is kept, and the state is derived from all of them.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
@@ -54,139 +57,135 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
     return Ending(seen.reason, f"after it had {said.reason}: {seen.detail}", seen.exit_code)
 
 
-class Liveness:
-    """Liveness of one rank process. Written by RankState only."""
+class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Liveness of one rank process. Never changed: each message makes another one."""
 
-    def __init__(self) -> None:
-        #: The rank's own goodbye; None before any.
-        self._said: Goodbye | None = None
-        #: What the sidecar saw of the end; None before any. Set once.
-        self._seen: RankEnded | None = None
-        #: Whether the process has been gone for GONE_NS_MIN. Never becomes False again.
-        self._is_gone = False
-        #: When the process was first found gone; None before that.
-        self._gone_since_collector_ns: int | None = None
-        #: Whether no report has come for long. The next report ends it.
-        self._is_silent = False
-        #: Since when its last report calls it stalled, by its host's clock; None where it does not.
-        self._stalled_since_host_ns: int | None = None
-        #: When its last report was made, by its host's clock; None before any.
-        self._reported_host_ns: int | None = None
-        #: Whether it is stalled, by its own report or its sidecar's; None before any report.
-        self.is_stalled: bool | None = None
-        #: How the process ended; None while it runs. Derived from the attributes above whenever one changes.
-        self.ending: Ending | None = None
-        #: The earliest known time of its end; None before any. May be set while `ending` is only `silent`.
-        self.ended_collector_ns: int | None = None
-        #: Progress of its process groups in its last report that had any.
-        self.progress: tuple[GroupStatus, ...] = ()
-        #: What the rank recorded in its present stall, or the last one before its end.
-        self.stall: Stall | None = None
-        #: What the sidecar saw from outside, while the rank does not answer, or last before its end.
-        self.unresponsive: RankUnresponsive | None = None
+    #: The rank's own goodbye; None before any.
+    said: Goodbye | None = None
+    #: What the sidecar saw of the end; None before any. Set once.
+    seen: RankEnded | None = None
+    #: Whether the process has been gone for GONE_NS_MIN. Never becomes False again.
+    is_gone: bool = False
+    #: When the process was first found gone; None before that.
+    gone_since_collector_ns: int | None = None
+    #: Whether no report has come for long. The next report ends it.
+    is_silent: bool = False
+    #: How the process ended; None while it runs. Derived from the fields above whenever one changes.
+    ending: Ending | None = None
+    #: The earliest known time of its end; None before any. May be set while `ending` is only `silent`.
+    ended_collector_ns: int | None = None
+    #: When its last report was made, by its host's clock; None before any.
+    reported_host_ns: int | None = None
+    #: Since when its last report calls it stalled, by its host's clock; None where it does not.
+    reported_stall_host_ns: int | None = None
+    #: Whether it is stalled, by its own report or its sidecar's; None before any report.
+    is_stalled: bool | None = None
+    #: What the rank recorded in its present stall, or the last one before its end.
+    stall: Stall | None = None
+    #: What the sidecar saw from outside, while the rank does not answer, or last before its end.
+    unresponsive: RankUnresponsive | None = None
+    #: Progress of its process groups in its last report that had any.
+    progress: tuple[GroupStatus, ...] = ()
+
+    @classmethod
+    def restore(
+        cls, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_collector_ns: int | None
+    ) -> "Liveness":
+        """Return what an earlier collector knew of the end."""
+        return _change(cls(said, seen, is_gone, ended_collector_ns=ended_collector_ns))
 
     # -- while it is live ----------------------------------------------------------------------------------------------
 
-    def record_report(self, report: ReportFields) -> None:
-        """Record a report: the rank answers."""
-        if self._is_silent:
-            self._is_silent = False
-            self._conclude()
-        self._reported_host_ns = report.host_ns
-        self._stalled_since_host_ns = report.stalled_since_host_ns
-        self.progress = report.progress or self.progress
-        if report.stall is not None:
-            self.stall = report.stall
-        elif report.stalled_since_host_ns is None:
-            self.stall = None
-        if self.unresponsive is not None and report.host_ns > self.unresponsive.host_ns:
-            self.unresponsive = None
-        self.is_stalled = self.unresponsive is not None or self._says_stalled(report)
+    def record_report(self, report: ReportFields) -> "Liveness":
+        """Return this after a report: the rank answers."""
+        since_host_ns, unresponsive = report.stalled_since_host_ns, self.unresponsive
+        stall = report.stall
+        if stall is None and since_host_ns is not None:
+            stall = self.stall
+        if unresponsive is not None and report.host_ns > unresponsive.host_ns:
+            unresponsive = None
+        after = msgspec.structs.replace(
+            self,
+            reported_host_ns=report.host_ns,
+            reported_stall_host_ns=since_host_ns,
+            is_stalled=unresponsive is not None or _reports_stall(report, stall),
+            stall=stall,
+            unresponsive=unresponsive,
+            progress=report.progress or self.progress,
+        )
+        return _change(after, is_silent=False) if self.is_silent else after
 
-    def record_unresponsive(self, found: RankUnresponsive) -> None:
-        """Record that the rank's process runs and does not answer. Ignored if a report was made since."""
-        if self._reported_host_ns is None or found.host_ns > self._reported_host_ns:
-            self._is_silent = False
-            self.unresponsive = found
-            self.is_stalled = True
-            self._conclude()
-
-    def _says_stalled(self, report: ReportFields) -> bool:
-        if report.stalled_since_host_ns is None:
-            return False
-        stall = self.stall
-        if stall is None or not stall.is_excused:
-            return True
-        return report.host_ns - report.stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns
+    def record_unresponsive(self, found: RankUnresponsive) -> "Liveness":
+        """Return this after the rank's process was seen to run and not to answer; the same if a report was made
+        since.
+        """
+        if self.reported_host_ns is not None and found.host_ns <= self.reported_host_ns:
+            return self
+        return _change(self, is_silent=False, unresponsive=found, is_stalled=True)
 
     @property
     def stalled_since_host_ns(self) -> int | None:
         """Since when nothing has happened, by the host's clock; None where no stall is reported."""
-        return self.unresponsive.since_host_ns if self.unresponsive is not None else self._stalled_since_host_ns
+        return self.unresponsive.since_host_ns if self.unresponsive is not None else self.reported_stall_host_ns
 
     @property
     def stalled_ns(self) -> int | None:
         """How long the stall had lasted at the last message of the rank or its sidecar; None without a stall."""
-        heard_host_ns = self._reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns
+        heard_host_ns = self.reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns
         since_host_ns = self.stalled_since_host_ns
         return None if since_host_ns is None or heard_host_ns is None else heard_host_ns - since_host_ns
 
     # -- its end -------------------------------------------------------------------------------------------------------
 
-    def mark_silent(self) -> None:
-        """Record that no report has come for long."""
-        self._is_silent = True
-        self._conclude()
+    def mark_silent(self) -> "Liveness":
+        """Return this after no report has come for long."""
+        return _change(self, is_silent=True)
 
-    def record_process_gone(self, now_collector_ns: int) -> None:
-        """Record that the process does not exist any more; called at every tick. Its sidecar has GONE_NS_MIN to report
-        how it ended.
+    def record_process_gone(self, now_collector_ns: int) -> "Liveness":
+        """Return this after the process was found not to exist any more; called at every tick. Its sidecar has
+        GONE_NS_MIN to report how it ended.
         """
-        self._gone_since_collector_ns = self._gone_since_collector_ns or now_collector_ns
-        if now_collector_ns - self._gone_since_collector_ns >= GONE_NS_MIN:
-            self._is_gone = True
-            self._end_at(self._gone_since_collector_ns)
+        since_ns = self.gone_since_collector_ns or now_collector_ns
+        if now_collector_ns - since_ns < GONE_NS_MIN:
+            return _change(self, gone_since_collector_ns=since_ns)
+        return self._end_at(since_ns, gone_since_collector_ns=since_ns, is_gone=True)
 
-    def record_goodbye(self, goodbye: Goodbye, now_collector_ns: int) -> None:
-        """Record the rank's own goodbye."""
-        self._said = goodbye
-        self._end_at(now_collector_ns)
+    def record_goodbye(self, goodbye: Goodbye, now_collector_ns: int) -> "Liveness":
+        """Return this after the rank's own goodbye."""
+        return self._end_at(now_collector_ns, said=goodbye)
 
-    def record_end(self, seen: RankEnded, clock: ClockAlignment, now_collector_ns: int) -> None:
-        """Record what the sidecar saw; only the first time."""
-        if self._seen is None:
-            self._seen = seen
-            aligned_ns = clock.to_collector_time(seen.host_ns, now_collector_ns)
-            self._end_at(now_collector_ns if aligned_ns is None else aligned_ns)
+    def record_end(self, seen: RankEnded, clock: ClockAlignment, now_collector_ns: int) -> "Liveness":
+        """Return this after the sidecar saw the end; the same after the first time."""
+        if self.seen is not None:
+            return self
+        aligned_ns = clock.to_collector_time(seen.host_ns, now_collector_ns)
+        return self._end_at(now_collector_ns if aligned_ns is None else aligned_ns, seen=seen)
 
-    def _end_at(self, collector_ns: int) -> None:
-        self.ended_collector_ns = (
-            collector_ns if self.ended_collector_ns is None else min(self.ended_collector_ns, collector_ns)
-        )
-        self._conclude()
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        require(self == _change(self), "the ending is not that of what was said and seen")
+        require(not self.is_gone or self.ended_collector_ns is not None, "a process is gone at no time")
 
-    def restore_end(self, said: Goodbye | None, seen: RankEnded | None, *, is_gone: bool, ended_ns: int | None) -> None:
-        """Restore what an earlier collector knew."""
-        self._said, self._seen, self._is_gone, self.ended_collector_ns = said, seen, is_gone, ended_ns
-        self._conclude()
+    def _end_at(self, collector_ns: int, **changes: Any) -> "Liveness":
+        known_ns = self.ended_collector_ns
+        ended_ns = collector_ns if known_ns is None else min(known_ns, collector_ns)
+        return _change(self, ended_collector_ns=ended_ns, **changes)
 
-    @property
-    def said(self) -> Goodbye | None:
-        """The rank's own goodbye."""
-        return self._said
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the process was found to be gone."""
-        return self._is_gone
+def _change(before: Liveness, **changes: Any) -> Liveness:
+    """Return the liveness with these changes, and with the ending that follows from them."""
+    after = msgspec.structs.replace(before, **changes)
+    ending = conclude(after.said, after.seen)
+    if ending is None and after.is_gone:
+        ending = Ending("killed")
+    if ending is None and after.is_silent:
+        ending = Ending("silent")
+    return msgspec.structs.replace(after, ending=ending)
 
-    @property
-    def seen(self) -> RankEnded | None:
-        """What the sidecar saw of the end."""
-        return self._seen
 
-    def _conclude(self) -> None:
-        known = conclude(self._said, self._seen)
-        if known is None and self._is_gone:
-            known = Ending("killed")
-        self.ending = Ending("silent") if known is None and self._is_silent else known
+def _reports_stall(report: ReportFields, stall: Stall | None) -> bool:
+    if report.stalled_since_host_ns is None:
+        return False
+    if stall is None or not stall.is_excused:
+        return True
+    return report.host_ns - report.stalled_since_host_ns > EXCUSED_FACTOR * stall.limit_ns

@@ -1,95 +1,122 @@
-"""Keep the state of one rank process. Pure."""
+"""Define the state of one rank process: plain fields, replaced by each event. Pure.
 
-from typing import Final
+A state never changes, so the snapshot of a run refers to the states of its ranks and is built when it is read.
+
+The last report stays in its frame and is decoded on each access: as objects the totals, losses, costs and samples of a
+rank are 5 KB; the frame is one block of a kilobyte, which the codec has checked already.
+"""
+
+from typing import Any, Final
 
 import msgspec
 
-from rankscope.collector.detect.view import AllocatorCounts
 from rankscope.collector.invariants import require
-from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRank
-from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.draft import LazyRankSnapshot
-from rankscope.collector.runs.last_report import NOTHING_REPORTED, LastReport, ReportFields
+from rankscope.collector.runs.checkpoint import SavedRank
+from rankscope.collector.runs.clock_alignment import ClockAlignment, Clocks
+from rankscope.collector.runs.events import (
+    ClockSampled,
+    DuplicateSeen,
+    EndSeen,
+    GoodbyeAdmitted,
+    ProcessGone,
+    RankProcessEvent,
+    UnresponsiveSeen,
+)
 from rankscope.collector.runs.liveness import Liveness
-from rankscope.collector.runs.sample_rings import BreakdownRing, PackedRing, PauseRing
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepAccounting
-from rankscope.collector.steps.rank_medians import NO_MEDIANS
+from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.messages import Hello, Report
+from rankscope.measure.records import Collectives, DeviceSample, HostSample, WindowBreakdown
+from rankscope.measure.table import Table
 
-BREAKDOWNS_KEPT = 32
-GC_PAUSES_KEPT = 256
-ALLOCATOR_COUNTS_KEPT = 32
-
-_ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
+FRAME_BYTES_KEPT: Final = 4096
+"""A larger frame, of a thousand collectives or a stall, is reduced to the fields that are needed."""
 
 
-class RankState:
-    """One rank process, from its Hello to its end. Written by RunState only."""
+_REPORTS: Final = msgspec.msgpack.Decoder(Report)
+_NOTHING_REPORTED: Final = Report(sequence=1, host_ns=0)
 
-    def __init__(self, hello: Hello, now_collector_ns: int) -> None:
-        #: Who it is. Never changes.
-        self.identity: RankIdentity = hello.identity
-        self._hello = hello
-        #: When it last reported, or its sidecar last saw it alive; moved by absences of the collector.
-        self.last_seen_collector_ns = now_collector_ns
-        #: Wall time of its last report, in s since 1970; None before any, at any collector.
-        self.last_report_wall_s: float | None = None
-        #: When its clock is to be asked for next.
-        self.next_ping_collector_ns = now_collector_ns
-        #: Offset of its host's clock, from at most SAMPLES_MAX answers.
-        self.clock = ClockAlignment()
-        #: Whether it runs, hangs or has ended.
-        self.liveness = Liveness()
-        #: Frames of its last report and last samples; replaced by each report, never changed.
-        self.latest: LastReport = NOTHING_REPORTED
-        #: At most BREAKDOWNS_KEPT, oldest first.
-        self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
-        #: The sum of `breakdowns`; None while there is none.
-        self._breakdown: WindowBreakdown | None = None
-        #: Where its step records went, as of the last report that is in the step table.
-        self.steps = StepAccounting(hello.first_sequence)
-        #: Numbered messages admitted, also those that an earlier collector acknowledged.
-        self.admitted = 0
-        #: Numbered messages that came again.
-        self.duplicates = 0
-        #: Number of the first message expected of it. Never changes, except when restored.
-        self.first_sequence = hello.first_sequence
-        #: Number of the last message admitted; `first_sequence - 1` before any. Only grows.
-        self.last_sequence = hello.first_sequence - 1
-        #: The last step of its last report that had steps; None before any.
-        self.last_step: int | None = None
-        #: Whether it is known from the store only: it has not reported since the collector was restarted.
-        self.is_awaited = False
-        #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
-        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
-        #: At most GC_PAUSES_KEPT, oldest first.
-        self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
+
+class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One rank process, from its Hello to its end. Never changed: each event makes another state."""
+
+    #: Its first Hello here, with who it is.
+    hello: Hello
+    #: When it last reported, or its sidecar last saw it alive; moved by absences of the collector.
+    last_seen_collector_ns: int
+    #: When its clock is to be asked for next.
+    next_ping_collector_ns: int
+    #: Number of the first message expected of it. Never changes.
+    first_sequence: int
+    #: Number of the last message admitted; `first_sequence - 1` before any. Only grows.
+    last_sequence: int
+    #: Where its step records went, as of the last report that is in the step table.
+    steps: StepAccounting
+    #: Numbered messages admitted, also those that an earlier collector acknowledged. Only grows.
+    admitted: int = 0
+    #: Numbered messages that came again. Only grows.
+    duplicates: int = 0
+    #: Whether it is known from the store only: it has not reported since the collector was restarted.
+    is_awaited: bool = False
+    #: Wall time of its last report, in s since 1970; None before any, at any collector.
+    last_report_wall_s: float | None = None
+    #: The last step of its last report that had steps; None before any.
+    last_step: int | None = None
+    #: Whether it runs, hangs or has ended.
+    liveness: Liveness = Liveness()
+    #: Offset of its host's clock, from at most SAMPLES_MAX answers.
+    clock: ClockAlignment = ClockAlignment()
+    #: The sum of its last BREAKDOWNS_KEPT breakdowns; None while there is none.
+    breakdown: WindowBreakdown | None = None
+    #: Frame of its last report; empty before any.
+    frame: bytes = b""
+    #: Frame of an earlier report, where the last one has no sample of the host: empty where none has had one.
+    host_frame: bytes | None = None
+    #: The same for samples of GPUs.
+    devices_frame: bytes | None = None
+    #: The same for samples of torch's allocator.
+    allocator_frame: bytes | None = None
+
+    @classmethod
+    def begin(cls, hello: Hello, now_collector_ns: int) -> "RankState":
+        """Return the state of a process that has just said Hello."""
+        first = hello.first_sequence
+        return cls(hello, now_collector_ns, now_collector_ns, first, first - 1, StepAccounting(first == 1))
 
     @classmethod
     def restore(cls, saved: SavedRank, clocks: Clocks) -> "RankState":
         """Return a rank process as it was saved. It counts as seen just now: it has all the time to come back."""
-        rank = cls(saved.hello, clocks.collector_ns)
-        rank.is_awaited = True
-        rank.first_sequence, rank.last_sequence, rank.admitted = (
-            saved.first_sequence, saved.last_sequence, saved.admitted,
-        )  # fmt: skip
-        rank.duplicates = saved.duplicates
-        rank.steps.restore(saved.steps, saved.losses.steps_dropped_in_reports)
-        rank.last_report_wall_s, rank.last_step = saved.last_report_wall_s, saved.last_step
-        rank.latest = LastReport.restore(saved.totals, saved.losses, saved.devices)
         ended_ns = None if saved.ended_wall_s is None else clocks.to_collector_ns(saved.ended_wall_s)
-        rank.liveness.restore_end(saved.said, saved.seen, is_gone=saved.is_gone, ended_ns=ended_ns)
-        return rank
+        report = Report(sequence=1, host_ns=0, totals=saved.totals, losses=saved.losses, devices=saved.devices)
+        return cls(
+            hello=saved.hello,
+            last_seen_collector_ns=clocks.collector_ns,
+            next_ping_collector_ns=clocks.collector_ns,
+            first_sequence=saved.first_sequence,
+            last_sequence=saved.last_sequence,
+            steps=StepAccounting.restore(
+                saved.hello.first_sequence, saved.steps, saved.losses.steps_dropped_in_reports
+            ),
+            admitted=saved.admitted,
+            duplicates=saved.duplicates,
+            is_awaited=True,
+            last_report_wall_s=saved.last_report_wall_s,
+            last_step=saved.last_step,
+            liveness=Liveness.restore(saved.said, saved.seen, is_gone=saved.is_gone, ended_collector_ns=ended_ns),
+            frame=encode(report),
+        )
 
-    def save(self, clocks: Clocks, step_ns_median: float | None) -> LazySavedRank:
+    def save(self, clocks: Clocks, step_ns_median: float | None) -> SavedRank:
         """Return what is saved of it, with the median of its steps."""
-        liveness = self.liveness
+        liveness, last = self.liveness, self.last_report
         ended_ns = None if self.is_live else liveness.ended_collector_ns
-        life = SavedRank(
-            hello=self._hello,
+        return SavedRank(
+            hello=self.hello,
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
             admitted=self.admitted,
@@ -98,17 +125,21 @@ class RankState:
             last_report_wall_s=self.last_report_wall_s,
             last_step=self.last_step,
             step_ns_median=step_ns_median,
+            totals=last.totals,
+            losses=last.losses,
+            devices=self.devices,
             said=liveness.said,
             seen=liveness.seen,
             is_gone=liveness.is_gone,
             ended_wall_s=None if ended_ns is None else clocks.to_wall_s(ended_ns),
         )
-        return LazySavedRank(life, self.latest)
+
+    # -- who it is, and whether it runs --------------------------------------------------------------------------------
 
     @property
-    def counters(self) -> tuple[object, ...]:
-        """What must not be lost, in short: when this has changed the rank has to be saved."""
-        return self.identity.boot_id, self.missing, self.steps.late, self.liveness.ending
+    def identity(self) -> RankIdentity:
+        """Who it is."""
+        return self.hello.identity
 
     @property
     def ended(self) -> str | None:
@@ -119,7 +150,17 @@ class RankState:
     @property
     def is_live(self) -> bool:
         """Whether it has not ended."""
-        return self.ended is None
+        return self.liveness.ending is None
+
+    @property
+    def missing(self) -> int:
+        """Numbered messages that were given up: the numbers up to the last one that never came."""
+        return self.last_sequence - self.first_sequence + 1 - self.admitted
+
+    @property
+    def counters(self) -> tuple[object, ...]:
+        """What must not be lost, in short: when this has changed the rank has to be saved."""
+        return self.identity.boot_id, self.missing, self.steps.late, self.liveness.ending
 
     def is_continued_by(self, identity: RankIdentity) -> bool:
         """Return whether that Hello is of the same process, whose agent was stopped and started again. A process of
@@ -130,86 +171,172 @@ class RankState:
         is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)
         return is_same and self.ended == "stopped" and self.liveness.seen is None
 
-    def excuse_absence(self, away_ns: int, now_collector_ns: int) -> None:
-        """Move the time it was last seen by the collector's own absence: what was sent meanwhile still waits to be
-        read.
-        """
-        if self.is_live:
-            self.last_seen_collector_ns = min(now_collector_ns, self.last_seen_collector_ns + away_ns)
+    # -- events --------------------------------------------------------------------------------------------------------
 
-    def record_report(self, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
-        """Record a report without its steps and collectives."""
-        dropped = 0  # asked for only of a rank that a collector before this one knew
-        if self.is_awaited:
-            dropped = report.reports_dropped - self.latest.counted.losses.reports_dropped
-        self.count_admitted(report.sequence, dropped=dropped)
-        self.last_seen_collector_ns = now_collector_ns
-        self.last_report_wall_s = now_wall_s
-        self.latest = self.latest.after(report)
-        if report.breakdowns:
-            for window in report.breakdowns:
-                self.breakdowns.append(window)
-            self._breakdown = self.breakdowns.sum
-        if report.allocator is not None:
-            self.allocators.append(AllocatorCounts(report.said.reported, report.allocator))
-        if report.gc_pause_ns is not None:
-            self.gc_pauses.append(report.said.reported, report.gc_pause_ns)
-        self.liveness.record_report(report)
+    def apply(self, event: RankProcessEvent) -> "RankState":
+        """Return the state after an event other than a report."""
+        changes: dict[str, Any] = {}
+        match event:
+            case DuplicateSeen():
+                changes = {"duplicates": self.duplicates + 1}
+            case GoodbyeAdmitted(_, goodbye, now_ns):
+                changes = {"is_awaited": False, "last_sequence": goodbye.sequence}
+                changes["admitted"] = self._count_admitted(goodbye.sequence, 0)
+                changes["liveness"] = self.liveness.record_goodbye(goodbye, now_ns)
+            case ClockSampled(_, sent_ns, host_ns, received_ns):
+                changes["clock"] = self.clock.add(sent_ns, host_ns, received_ns)
+            case ProcessGone(_, now_ns) if self.ended in {None, "silent"}:
+                changes["liveness"] = self.liveness.record_process_gone(now_ns)
+            case EndSeen(_, seen, now_ns):
+                changes["liveness"] = self.liveness.record_end(seen, self.clock, now_ns)
+            case UnresponsiveSeen(_, found, now_ns):  # the process runs, so it is not silent
+                changes["last_seen_collector_ns"] = now_ns
+                changes["liveness"] = self.liveness.record_unresponsive(found)
+        return msgspec.structs.replace(self, **changes)
+
+    def record_report(
+        self, report: ReportFields, breakdown: WindowBreakdown | None, now_collector_ns: int, now_wall_s: float
+    ) -> "RankState":
+        """Return the state after a report, without its steps. `breakdown` is the sum of the last breakdowns."""
+        frame = report.frame if len(report.frame) <= FRAME_BYTES_KEPT else _shorten(report.frame)
+        return msgspec.structs.replace(
+            self,
+            last_seen_collector_ns=now_collector_ns,
+            last_report_wall_s=now_wall_s,
+            is_awaited=False,
+            admitted=self._count_admitted(report.sequence, report.reports_dropped),
+            last_sequence=report.sequence,
+            liveness=self.liveness.record_report(report),
+            breakdown=breakdown,
+            frame=frame,
+            host_frame=None if report.has_host else _choose(self.host_frame, self.frame),
+            devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
+            allocator_frame=_choose(self.allocator_frame, self.frame) if report.allocator is None else None,
+        )
+
+    def record_steps(self, report: ReportFields, late: int, last_step: int) -> "RankState":
+        """Return the state after the steps of a report were added to the step table, `late` of them too late;
+        `last_step` is the last of them, where there are any.
+        """
+        last = last_step if report.steps.row_count else self.last_step
+        return msgspec.structs.replace(self, steps=self.steps.record_report(report, late), last_step=last)
+
+    def _count_admitted(self, sequence: int, reports_dropped: int) -> int:
+        """Return how many messages are admitted with this one. The first after a restart of the collector may skip
+        some: an earlier collector acknowledged those and could not save that. Only as many are missing as the rank has
+        dropped meanwhile.
+        """
+        if not self.is_awaited:
+            return self.admitted + 1
+        between = max(0, sequence - self.last_sequence - 1)
+        dropped = max(0, reports_dropped - self.last_report.losses.reports_dropped)
+        return self.admitted + 1 + max(0, between - dropped)
+
+    # -- its last report -----------------------------------------------------------------------------------------------
 
     @property
-    def missing(self) -> int:
-        """Numbered messages that were given up: the numbers up to the last one that never came."""
-        return self.last_sequence - self.first_sequence + 1 - self.admitted
+    def last_report(self) -> Report:
+        """Its last report, without steps and collectives where it was too large to be kept; an empty one before any."""
+        return _read(self.frame)
+
+    @property
+    def host(self) -> HostSample | None:
+        """The last sample of the rank's process; None before any."""
+        return _read(_choose(self.host_frame, self.frame)).host
+
+    @property
+    def devices(self) -> tuple[DeviceSample, ...]:
+        """The last sample of each GPU; empty before any."""
+        return _read(_choose(self.devices_frame, self.frame)).devices
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def build(
+        self, now_collector_ns: int, medians: RankMedians, collectives: tuple[CollectiveTotals, ...]
+    ) -> RankSnapshot:
+        """Return the snapshot of the rank at this time."""
+        liveness, ending, steps = self.liveness, self.liveness.ending, self.steps.counts
+        last, alignment = self.last_report, self.clock.at(now_collector_ns)
+        return RankSnapshot(
+            identity=self.identity,
+            up=ending is None,
+            ended=None if ending is None else ending.reason,
+            ended_detail="" if ending is None else ending.detail,
+            exit_code=None if ending is None else ending.exit_code,
+            torch_version=self.hello.torch_version,
+            agent_version=self.hello.agent_version,
+            last_report_wall_s=self.last_report_wall_s,
+            last_step=self.last_step,
+            reports_admitted=self.admitted,
+            reports_duplicate=self.duplicates,
+            report_gaps=self.missing,
+            first_sequence=self.first_sequence,
+            last_sequence=self.last_sequence,
+            records_late=steps.late,
+            steps=steps,
+            breakdown=self.breakdown,
+            totals=last.totals,
+            losses=last.losses,
+            collectives=collectives,
+            host=last.host if self.host_frame is None else self.host,
+            devices=last.devices if self.devices_frame is None else self.devices,
+            allocator=last.allocator if self.allocator_frame is None else _read(self.allocator_frame).allocator,
+            overhead_ratio=last.overhead_ratio,
+            cost=last.cost,
+            clock_error_ns=None if alignment is None else alignment.error_ns,
+            stalled=liveness.is_stalled if ending is None else None,
+            stall=liveness.stall,
+            unresponsive=liveness.unresponsive,
+            progress=liveness.progress,
+            end=liveness.seen,
+            ended_collector_ns=None if ending is None else liveness.ended_collector_ns,
+            awaited=self.is_awaited,
+            **medians.of(self.identity.rank),
+        )
+
+    def summarize(self, medians: RankMedians) -> RankSnapshot:
+        """Return the snapshot with only SUMMARY_FIELDS."""
+        last = self.last_report
+        return RankSnapshot(
+            identity=self.identity,
+            up=self.is_live,
+            ended=self.ended,
+            torch_version=self.hello.torch_version,
+            agent_version=self.hello.agent_version,
+            reports_admitted=self.admitted,
+            breakdown=self.breakdown,
+            totals=last.totals,
+            devices=last.devices if self.devices_frame is None else self.devices,
+            stalled=self.liveness.is_stalled if self.is_live else None,
+            awaited=self.is_awaited,
+            **medians.summary_of(self.identity.rank),
+        )
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         who = f"rank {self.identity.rank}"
         require(self.last_sequence >= self.first_sequence - 1, f"{who}: the last sequence number is below the first")
         require(min(self.admitted, self.missing, self.duplicates) >= 0, f"{who}: a negative count of messages")
-        require(self.is_live == (self.liveness.ending is None), f"{who}: live and ended")
         steps = self.steps.counts
         counts = (steps.published, steps.published_elsewhere, steps.overwritten, steps.dropped_in_reports, steps.late)
         require(min(counts) >= 0, f"{who}: a negative count of step records: {steps}")
-        kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
-        require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, f"{who}: too many samples are kept")
-        require(self._breakdown == self.breakdowns.sum, f"{who}: the sum of breakdowns is another one")
+        require(len(self.frame) <= FRAME_BYTES_KEPT, f"{who}: too large a frame is kept")
+        self.liveness.validate()
 
-    def count_admitted(self, sequence: int, *, dropped: int = 0) -> None:
-        """Count a numbered message. The first after a restart of the collector may skip some: an earlier collector
-        acknowledged those and could not save that. Only as many are missing as the rank has dropped meanwhile.
-        """
-        if self.is_awaited:
-            self.is_awaited = False
-            between = max(0, sequence - self.last_sequence - 1)
-            self.admitted += max(0, between - max(0, dropped))
-        self.admitted += 1
-        self.last_sequence = sequence
 
-    def draft(self) -> LazyRankSnapshot:
-        """Return the inputs of its snapshot at this time."""
-        liveness = self.liveness
-        return LazyRankSnapshot(
-            self._hello,
-            liveness.ending,
-            self.last_report_wall_s,
-            self.last_step,
-            self.admitted,
-            self.duplicates,
-            self.first_sequence,
-            self.last_sequence,
-            self.steps.draft(),
-            self._breakdown,
-            self.latest,
-            self.clock.samples,
-            liveness.is_stalled,
-            liveness.stall,
-            liveness.unresponsive,
-            liveness.progress,
-            liveness.seen,
-            liveness.ended_collector_ns,
-            self.is_awaited,
-        )
+def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:
+    """Return the frame with the last sample of a kind, from the fields of a state."""
+    return last_frame if earlier_frame is None else earlier_frame
 
-    def snapshot(self, now_collector_ns: int) -> RankSnapshot:
-        """Return its snapshot alone, without medians and collectives."""
-        return self.draft().build(now_collector_ns, NO_MEDIANS, ())
+
+def _read(frame: bytes) -> Report:
+    return _REPORTS.decode(find_body(frame)) if frame else _NOTHING_REPORTED
+
+
+def _shorten(frame: bytes) -> bytes:
+    """Return the frame of a report without what may be large, all of which is used when it arrives."""
+    report = msgspec.structs.replace(
+        _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
+        progress=(), stall=None,
+    )  # fmt: skip
+    return encode(report)

@@ -19,38 +19,41 @@ from rankscope.collector.detect.view import Detected, RunView
 from rankscope.collector.invariants import require
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, build_hang_states, find_end_of_steps, read_samples
-from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, LazySavedRank, SavedRank, SavedRun, SavedStory
-from rankscope.collector.runs.draft import LazyRunSnapshot
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
-    ClockSampled,
     CollectorAway,
-    DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
-    ProcessGone,
     RankJoined,
+    RankProcessEvent,
     ReportAdmitted,
     RunEffect,
     RunEvent,
-    UnresponsiveSeen,
     UpdateFinding,
     find_event_time,
 )
 from rankscope.collector.runs.findings import RunFindings
+from rankscope.collector.runs.goodput import CarriedGoodput
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_dump import EventLog, RunDump
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_ending import RunEnding
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts
+from rankscope.collector.steps.collective_totals import (
+    CollectiveCounts,
+    CollectiveSnapshot,
+    CollectiveSums,
+    SavedCounts,
+)
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
-from rankscope.measure.records import GroupInfo
 from rankscope.measure.units import s_to_ns
 
 NO_REPORTS_YET = "no rank has reported yet"
@@ -83,8 +86,6 @@ class RunState:
         self._rank_of_boot: dict[str, int] = {}
         #: Boot ids of the attempt before; no other attempt is remembered. Disjoint from `_rank_of_boot`.
         self._former_boots: frozenset[str] = frozenset()
-        #: `{label: members}` of the process groups of the present attempt; the labels are those of `_attempt.groups`.
-        self._group_sizes: dict[str, int] = {}
         #: All findings of the run, over its attempts.
         self._findings = RunFindings(run, config.findings_max)
         #: Time of the run by its use, over its attempts.
@@ -120,21 +121,23 @@ class RunState:
                 return self._apply_detected(event)
             case CollectorAway(away_ns, now_collector_ns):
                 self._log.record("CollectorAway", None, "", now_collector_ns)
-                for each in self._ranks().values():
-                    each.excuse_absence(away_ns, now_collector_ns)
+                if self._attempt is not None:
+                    self._attempt.excuse_absence(away_ns, now_collector_ns)
             case _:
-                rank = self._find_rank(event.boot_id)
+                rank, attempt = self._find_rank(event.boot_id), self._attempt
                 number = None if rank is None else rank.identity.rank
                 self._log.record(type(event).__name__, number, event.boot_id, find_event_time(event))
-                if rank is not None:
-                    self._apply_to_rank(rank, event)
+                if rank is not None and attempt is not None:
+                    self._apply_to_rank(attempt, rank, event)
         return []
 
     def live_identities(self, machine_id: str) -> list[RankIdentity]:
         """Return the processes on that machine that have not ended, to be checked there."""
         attempt = self._attempt
-        here = attempt.by_machine.get(machine_id, ()) if attempt is not None else ()
-        return [rank.identity for rank in here if rank.is_live or rank.ended == "silent"]
+        if attempt is None:
+            return []
+        here = [attempt.ranks[number] for number in attempt.by_machine.get(machine_id, ())]
+        return [rank.identity for rank in here if rank.ended in {None, "silent"}]
 
     @property
     def is_over(self) -> bool:
@@ -215,7 +218,7 @@ class RunState:
                 self._goodput.restart(event.now_collector_ns)
             attempt = self._begin_attempt(identity)
         if identity.rank < attempt.world_size:
-            attempt.put(RankState(event.hello, event.now_collector_ns))
+            attempt.add(RankState.begin(event.hello, event.now_collector_ns))
             self._rank_of_boot[identity.boot_id] = identity.rank
             self._goodput.begin(event.now_collector_ns)
             if self._begun_collector_ns is None:
@@ -248,71 +251,31 @@ class RunState:
         self._rank_of_boot.clear()
         self._attempts += self._attempt is not None
         window = StepTable(self._config.steps_kept, identity.world_size, self._config.detect_steps)
-        self._group_sizes = {}
         former_nodes = frozenset(() if self._attempt is None else self._attempt.counts_by_node)
         self._attempt = Attempt(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
         return self._attempt
 
-    def _apply_to_rank(self, rank: RankState, event: RunEvent) -> None:
-        match event:
-            case ReportAdmitted():
-                self._record_report(rank, event)
-            case DuplicateSeen():
-                rank.duplicates += 1
-            case GoodbyeAdmitted():
-                rank.count_admitted(event.goodbye.sequence)
-                rank.liveness.record_goodbye(event.goodbye, event.now_collector_ns)
-                self._note_message(event.now_collector_ns)
-            case ClockSampled():
-                rank.clock.add(event.sent_collector_ns, event.host_ns, event.received_collector_ns)
-            case ProcessGone() if rank.is_live or rank.ended == "silent":
-                rank.liveness.record_process_gone(event.now_collector_ns)
-            case EndSeen():
-                rank.liveness.record_end(event.seen, rank.clock, event.now_collector_ns)
-                self._note_message(event.now_collector_ns)
-            case UnresponsiveSeen():
-                # The process runs, so it is not silent.
-                rank.last_seen_collector_ns = event.now_collector_ns
-                rank.liveness.record_unresponsive(event.seen)
-            case _:
-                pass
-
-    def _record_report(self, rank: RankState, event: ReportAdmitted) -> None:
-        attempt = self._attempt
-        if attempt is None:
-            return
-        report = event.report
-        self._note_message(event.now_collector_ns)
-        self.last_report_wall_s = event.now_wall_s
-        rank.record_report(report, event.now_collector_ns, event.now_wall_s)
-        for group in report.groups or ():
-            self._record_group(attempt, group)
-        attempt.batcher.add(rank, report)
-        if report.step_ns > attempt.step_ns:
-            self._goodput.add_steps(find_end_of_steps(report, event.now_collector_ns), report.step_ns - attempt.step_ns)
-            attempt.step_ns = report.step_ns
-
-    def _record_group(self, attempt: Attempt, group: GroupInfo) -> None:
-        """Record the members of a group; mostly another rank has reported it already."""
-        known = attempt.groups.by_label.get(group.label)
-        members = attempt.groups.record(group)
-        if members is None or members is known:
-            return
-        self._group_sizes[group.label] = len(members)
-        attempt.window.set_group_size(group.label, len(members))
-        for place, member in enumerate(members):
-            attempt.window.set_place(member, group.label, place)
+    def _apply_to_rank(self, attempt: Attempt, rank: RankState, event: RankProcessEvent) -> None:
+        number = rank.identity.rank
+        if isinstance(event, ReportAdmitted):
+            report, now_ns = event.report, event.now_collector_ns
+            self.last_report_wall_s = event.now_wall_s
+            attempt.record_report(number, report, now_ns, event.now_wall_s)
+            if report.step_ns > attempt.step_ns:
+                self._goodput.add_steps(find_end_of_steps(report, now_ns), report.step_ns - attempt.step_ns)
+                attempt.step_ns = report.step_ns
+        else:
+            attempt.ranks[number] = rank.apply(event)
+        if isinstance(event, ReportAdmitted | GoodbyeAdmitted | EndSeen):
+            self._note_message(event.now_collector_ns)
 
     def flush_reports(self, *, steps_max: int | None = None) -> None:
         """Add the steps and collectives of the reports since the last call to the table. To be called after a batch of
         events; readers of the table call it too. At most `steps_max` complete steps are matched, 60 ms each with 16,384
         ranks; None: all, as a tick does.
         """
-        attempt = self._attempt
-        if attempt is not None:
-            attempt.batcher.flush()
-            for step in attempt.window.match_collectives(steps_max):
-                attempt.collectives.add(step)
+        if self._attempt is not None:
+            self._attempt.flush_reports(steps_max)
 
     # -- the tick ------------------------------------------------------------------------------------------------------
 
@@ -322,29 +285,22 @@ class RunState:
         attempt = self._attempt
         if attempt is None:
             return []
-        effects: list[RunEffect] = []
-        silent_ns = s_to_ns(self._config.rank_silent_s)
+        for rank in attempt.mark_silent(now_collector_ns, s_to_ns(self._config.rank_silent_s)):
+            self._log.record("RankSilent", rank.identity.rank, rank.identity.boot_id, now_collector_ns)
         # Of many ranks each is pinged less often, so that the first ones do not use up the pings.
         ping_pause_ns = s_to_ns(max(self._config.clock_ping_s, len(attempt.ranks) / PINGS_PER_S_MAX))
         pings_max = max(1, round(PINGS_PER_S_MAX * self._config.tick_s))
-        stalled: list[RankState] = []
-        for rank in attempt.ranks.values():
-            # Nearly all ranks need nothing: whether they are live is checked last.
-            if now_collector_ns - rank.last_seen_collector_ns > silent_ns and rank.is_live:
-                rank.liveness.mark_silent()
-                self._log.record("RankSilent", rank.identity.rank, rank.identity.boot_id, now_collector_ns)
-            if now_collector_ns >= rank.next_ping_collector_ns and len(effects) < pings_max and rank.is_live:
-                rank.next_ping_collector_ns = now_collector_ns + ping_pause_ns
-                effects.append(AskClock(rank.identity.boot_id))
-            if rank.liveness.is_stalled and rank.ended in {None, "silent"}:
-                stalled.append(rank)
+        pinged = attempt.choose_pings(now_collector_ns, ping_pause_ns, pings_max)
+        stalled = [
+            rank for rank in attempt.ranks.values() if rank.liveness.is_stalled and rank.ended in {None, "silent"}
+        ]
         attempt.has_stalled_ranks = bool(stalled)
         if any(rank.is_live for rank in stalled):
             self._goodput.mark_stalled(now_collector_ns)
         elif self.is_over:
             self._goodput.end(self._find_end_collector_ns(attempt))
         self._ending.update(attempt.ranks, attempt.world_size, Clocks(now_collector_ns, now_wall_s))
-        return effects
+        return [AskClock(boot_id) for boot_id in pinged]
 
     def _find_end_collector_ns(self, attempt: Attempt) -> int:
         """Return when the last rank ended; where that is not known of all of them, when the last message came."""
@@ -372,7 +328,7 @@ class RunState:
             series=attempt.window.series(ranks, skip_steps=SKIP_STEPS),
             peer_groups=attempt.find_peer_groups(ranks),
             nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
-            samples=read_samples(attempt.ranks),
+            samples=read_samples(attempt),
             groups=attempt.groups.by_label,
             transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
             hang_states=build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {},
@@ -406,7 +362,7 @@ class RunState:
             self._goodput.add_loss(steps.tolist(), lost_ns.tolist())
         view, steps_max = found.view, self._config.detect_steps
         attempt.slowdowns = slowdown_ratios(view.excess, steps_max)
-        attempt.medians = RankMedians(view.series, attempt.slowdowns, steps_max)
+        attempt.medians = RankMedians.compute(view.series, attempt.slowdowns, steps_max)
         self.heat_map_steps = HeatMapSteps.of(self._attempts, view)
         return effects
 
@@ -464,12 +420,10 @@ class RunState:
         self._log.validate()
         if attempt is None:
             require(self._begun_collector_ns is None, "a run without an attempt has begun")
-            require(not self._rank_of_boot and not self._group_sizes, "a run without an attempt has ranks or groups")
+            require(not self._rank_of_boot, "a run without an attempt has ranks")
             return
         boots = {rank.identity.boot_id: number for number, rank in attempt.ranks.items()}
         require(boots == self._rank_of_boot, "boot ids and ranks differ")
-        sizes = {label: len(members) for label, members in attempt.groups.by_label.items()}
-        require(self._group_sizes == sizes, "sizes and members of groups differ")
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self._attempts, "a heat map of an attempt to come")
         attempt.validate()
@@ -482,7 +436,7 @@ class RunState:
         config: CollectorConfig,
         run: SavedRun,
         story: SavedStory,
-        lives: Sequence[SavedRank],
+        ranks: Sequence[SavedRank],
         clocks: Clocks,
         *,
         collectives: SavedCounts | None = None,
@@ -492,20 +446,20 @@ class RunState:
         window = StepTable(config.steps_kept, run.world_size, config.detect_steps)
         attempt = state._attempt = Attempt(run.restart_count, run.world_size, window)
         attempt.step_ns, attempt.recorded_step = run.step_ns, run.recorded_step
-        for life in lives:
-            rank = RankState.restore(life, clocks)
-            attempt.put(rank)
+        for saved in ranks:
+            rank = RankState.restore(saved, clocks)
+            attempt.add(rank)
             state._rank_of_boot[rank.identity.boot_id] = rank.identity.rank
         if collectives is not None:
-            ranks = max([run.world_size, *(number + 1 for number in attempt.ranks)])
-            attempt.collectives.restore(collectives, ranks)
+            ranks_end = max([run.world_size, *(number + 1 for number in attempt.ranks)])
+            attempt.collectives.restore(collectives, ranks_end)
         state._attempts, state._former_boots = run.attempt, frozenset(story.former_boots)
         state._findings.restore(run.findings_opened, story.findings, run.lost, attempts=run.attempt)
         state._goodput.resume(run.goodput, clocks.to_collector_ns(run.settled_wall_s), is_over=run.is_over)
         state._begun_collector_ns = clocks.to_collector_ns(run.begun_wall_s)
         state._last_message_collector_ns = clocks.to_collector_ns(run.changed_wall_s)
         state.last_change_collector_ns = state._last_message_collector_ns if run.is_over else clocks.collector_ns
-        reported_wall_s = (life.last_report_wall_s for life in lives)
+        reported_wall_s = (saved.last_report_wall_s for saved in ranks)
         state.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
         return state
 
@@ -542,12 +496,12 @@ class RunState:
         return SavedStory(findings=self.findings_as_closed, former_boots=tuple(sorted(self._former_boots)))
 
     @property
-    def lives(self) -> Mapping[int, RankState]:
+    def ranks(self) -> Mapping[int, RankState]:
         """The ranks of the present attempt, to be saved."""
         self.flush_reports(steps_max=0)
         return self._ranks()
 
-    def save_rank(self, rank: RankState, clocks: Clocks) -> LazySavedRank:
+    def save_rank(self, rank: RankState, clocks: Clocks) -> SavedRank:
         """Return what is saved of one of them."""
         medians = NO_MEDIANS if self._attempt is None else self._attempt.medians
         return rank.save(clocks, medians.step_ns_median(rank.identity.rank))
@@ -556,7 +510,7 @@ class RunState:
         """Return what is saved of the collectives of all ranks of the present attempt."""
         self.flush_reports(steps_max=0)
         counts = CollectiveCounts() if self._attempt is None else self._attempt.collectives
-        return counts.draft()
+        return counts.read()
 
     def collect_finished_steps(self, wall_s: float) -> list[StepAggregate]:
         """Return the steps that were finished since the last call, for the history."""
@@ -576,15 +530,15 @@ class RunState:
     def snapshot(self, now_collector_ns: int) -> RunSnapshot:
         """Return the immutable snapshot of the run, with all pending reports."""
         self.flush_reports()
-        return self.draft(now_collector_ns).build()
+        return self.lazy_snapshot(now_collector_ns).build()
 
-    def draft(self, now_collector_ns: int) -> LazyRunSnapshot:
-        """Return the inputs of a snapshot at this time, which any thread may build at any time."""
+    def lazy_snapshot(self, now_collector_ns: int) -> LazyRunSnapshot:
+        """Return a snapshot of this time, which any thread may build at any time."""
         self.flush_reports(steps_max=0)
         attempt = self._attempt
         if attempt is None:
             no_ranks = RunSnapshot(run=self.name, run_id=self.run, world_size=0, restart_count=0, ranks=())
-            return LazyRunSnapshot(no_ranks, (), NO_MEDIANS, CollectiveCounts().snapshot({}), now_collector_ns)
+            return LazyRunSnapshot(no_ranks, (), NO_MEDIANS, CollectiveSnapshot(), now_collector_ns)
         open_findings, end = self.open_findings, self._ending.end
         head = RunSnapshot(
             run=self.name,
@@ -600,9 +554,9 @@ class RunState:
             goodput=self._goodput.snapshot(now_collector_ns),
             end=end,
         )
-        ranks = [attempt.ranks[number].draft() for number in sorted(attempt.ranks)]
+        ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         return LazyRunSnapshot(
-            head, ranks, attempt.medians, attempt.collectives.snapshot(self._group_sizes), now_collector_ns
+            head, ranks, attempt.medians, attempt.collectives.snapshot(attempt.group_sizes), now_collector_ns
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import RankProcessEnd, RunEnd, find_run_end

@@ -13,11 +13,16 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
-from rankscope.collector.detect.view import GcPauses
+from rankscope.collector.detect.view import AllocatorCounts, GcPauses
+from rankscope.collector.invariants import require
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.records import WindowBreakdown
 
 T = TypeVar("T")
 
+BREAKDOWNS_KEPT: Final = 32
+GC_PAUSES_KEPT: Final = 256
+ALLOCATOR_COUNTS_KEPT: Final = 32
 PAUSES_LEFT_AT_ONCE: Final = 64
 """Pauses dropped at a time beyond those that count, since each time all others are moved."""
 
@@ -151,3 +156,32 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
             self._without_operators += sign
         else:
             self._operators += sign * sample.operator_count
+
+
+_ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
+
+
+class RankSamples:
+    """The last samples of one rank process that a detection pass reads several of. Written by Attempt only."""
+
+    def __init__(self) -> None:
+        #: At most BREAKDOWNS_KEPT, oldest first.
+        self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
+        #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
+        self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
+        #: At most GC_PAUSES_KEPT, oldest first.
+        self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
+
+    def record(self, report: ReportFields) -> None:
+        """Add the samples of a report, each after the steps reported by then."""
+        for window in report.breakdowns:
+            self.breakdowns.append(window)
+        if report.allocator is not None:
+            self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
+        if report.gc_pause_ns is not None:
+            self.gc_pauses.append(report.step_totals.reported, report.gc_pause_ns)
+
+    def validate(self) -> None:
+        """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
+        require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

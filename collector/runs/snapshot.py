@@ -172,7 +172,7 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOTHING_COUNTED: Final = CollectorCounts()
 
 
-class Draft(Protocol):
+class LazyRun(Protocol):
     """A snapshot of a run that is built on demand."""
 
     @property
@@ -219,7 +219,7 @@ class Snapshot:
         *,
         wall_s: float,
         version: str,
-        runs: Iterable[RunSnapshot | Draft] = (),
+        runs: Iterable[RunSnapshot | LazyRun] = (),
         counts: CollectorCounts = NOTHING_COUNTED,
         steps: Mapping[str, HeatMapSteps] | None = None,
     ) -> None:
@@ -227,7 +227,7 @@ class Snapshot:
         self.version = version
         self.counts = counts
         self.steps: Mapping[str, HeatMapSteps] = steps or {}
-        self._drafts: tuple[RunSnapshot | Draft, ...] = tuple(runs)
+        self._given: tuple[RunSnapshot | LazyRun, ...] = tuple(runs)
         self._runs: tuple[RunSnapshot, ...] | None = None
         self._latest: Snapshot | None = None
 
@@ -238,23 +238,23 @@ class Snapshot:
         """
         runs = self._runs
         if runs is None:
-            runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._drafts)
+            runs = tuple(one if isinstance(one, RunSnapshot) else one.build() for one in self._given)
             self._runs = runs
         return runs
 
     def find_run(self, asked: str) -> RunSnapshot | None:
         """Return the run with this id, or the latest one of this name; None when there is none."""
-        run_id = choose_run_id(asked, (one.run_id for one in self._drafts))
+        run_id = choose_run_id(asked, (one.run_id for one in self._given))
         return next((run for run in self.runs if run.run_id == run_id), None)
 
     def keep_latest(self) -> "Snapshot":
         """Return the same snapshot with the latest run of each name only, always the same object: a time series is
         named after its run, and must not have two values.
         """
-        if len({one.run for one in self._drafts}) == len(self._drafts):
+        if len({one.run for one in self._given}) == len(self._given):
             return self
         if self._latest is None:
-            latest = {one.run: one for one in self._drafts}.values()
+            latest = {one.run: one for one in self._given}.values()
             self._latest = Snapshot(
                 wall_s=self.wall_s, version=self.version, runs=latest, counts=self.counts, steps=self.steps
             )
@@ -267,7 +267,7 @@ class Snapshot:
         return Snapshot(
             wall_s=self.wall_s,
             version=self.version,
-            runs=[one.summarize() for one in self._runs or self._drafts],
+            runs=[one.summarize() for one in self._runs or self._given],
             counts=self.counts,
             steps=self.steps,
         )
@@ -275,12 +275,12 @@ class Snapshot:
     @property
     def names(self) -> list[str]:
         """The name of each run."""
-        return [one.run for one in self._drafts]
+        return [one.run for one in self._given]
 
     @property
     def sizes(self) -> dict[str, int]:
         """How many ranks each run has or is to have, by its id. Builds nothing; nor does `read_totals`."""
-        return {one.run_id: one.size for one in self._drafts}
+        return {one.run_id: one.size for one in self._given}
 
     def summarize_run(self, run_id: str) -> RunSnapshot:
         """Return one run as `summarize` does. Raises KeyError for an unknown run."""
@@ -292,8 +292,8 @@ class Snapshot:
         """
         return self._find(run_id).read_totals()
 
-    def _find(self, run_id: str) -> RunSnapshot | Draft:
-        for one in self._drafts:
+    def _find(self, run_id: str) -> RunSnapshot | LazyRun:
+        for one in self._given:
             if one.run_id == run_id:
                 return one
         raise KeyError(run_id)
@@ -304,7 +304,7 @@ class Snapshot:
         """Yield some ranks of every run, at most `ranks_max` at a time, with its name: `choose` returns for the name of
         a run a predicate of rank numbers. Ranks not built yet are built for their block only.
         """
-        runs: Sequence[RunSnapshot | Draft] = self._runs or self._drafts
+        runs: Sequence[RunSnapshot | LazyRun] = self._runs or self._given
         for one in runs:
             for ranks in one.blocks(choose(one.run), ranks_max):
                 yield one.run, ranks

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.runs.last_report import ReportFields, StepTotals
+from rankscope.collector.runs.report_fields import ReportFields, StepTotals
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -48,87 +48,74 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOTHING_COUNTED: Final = StepCounts()
 
 
-class StepCountInputs(msgspec.Struct, frozen=True, gc=False):
-    """Inputs of the account: since when the process is known, what was published and late, and the last report, None
-    where only the counts of an earlier collector are known.
-    """
+class StepAccounting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Account of one rank process. Never changed: each report makes another one."""
 
+    #: Whether it has reported to no other collector: its first Hello here announced number 1.
     is_known_from_birth: bool
-    reported_before: int
-    published: int
-    late: int
-    said: StepTotals | None
-    restored: StepCounts
+    #: Records that were with an earlier collector when the process became known here; None before any report.
+    reported_before: int | None = None
+    #: Records that came in time to be compared. Only grows.
+    published: int = 0
+    #: Records that came too late to be compared. Only grows.
+    late: int = 0
+    #: The agent's own counts, as of the last report; None before any.
+    reported: StepTotals | None = None
+    #: The account of an earlier collector, until the first report here; then None.
+    restored: StepCounts | None = None
+    #: The agent's count of dropped records when that account was saved.
+    restored_dropped: int = 0
 
-    def build(self) -> StepCounts:
-        """Return the account as of that report."""
-        said = self.said
-        if said is None:
-            return self.restored
-        not_here = max(0, said.reported - self.published - self.late)
-        missing_since = max(0, not_here - self.reported_before)
-        dropped = min(max(missing_since, said.dropped_in_reports), not_here)
-        if self.is_known_from_birth:
-            dropped = not_here
-        return StepCounts(
-            made=said.made,
-            buffered=said.buffered,
-            published=self.published,
-            published_elsewhere=not_here - dropped,
-            overwritten=said.overwritten,
-            dropped_in_reports=dropped,
-            late=self.late,
+    @classmethod
+    def restore(cls, first_sequence: int, counts: StepCounts, dropped: int) -> "StepAccounting":
+        """Return the account of an earlier collector; `dropped` is the agent's count of dropped records by then."""
+        return cls(
+            first_sequence == 1, counts.published_elsewhere, counts.published, counts.late, None, counts, dropped
         )
 
+    def record_report(self, report: ReportFields, late: int) -> "StepAccounting":
+        """Return this with a report that was admitted, `late` of whose step records came too late to be compared."""
+        rows, reported, before = report.steps.row_count, report.step_totals, self.reported_before
+        if before is None:
+            before = 0 if self.is_known_from_birth else max(0, reported.reported - rows)
+        return StepAccounting(
+            self.is_known_from_birth,
+            before,
+            self.published + self._count_saved_late(report) + rows - late,
+            self.late + late,
+            reported,
+        )
 
-class StepAccounting:
-    """Account of one rank process. `first_sequence` is from its first Hello: one known from number 1 on has reported to
-    no other collector.
-    """
-
-    def __init__(self, first_sequence: int) -> None:
-        self._is_known_from_birth = first_sequence == 1
-        self._reported_before: int | None = None
-        self._published = 0
-        self.late = 0
-        """Records that came too late to be compared."""
-        self._saved_reported: int | None = None
-        self._saved_dropped = 0
-        self._said: StepTotals | None = None
-        self._restored = NOTHING_COUNTED
-
-    def restore(self, counts: StepCounts, dropped_said: int) -> None:
-        """Restore the counts of an earlier collector; `dropped_said` is the agent's count of dropped records by then.
-        Late records are saved at once, the others with a delay: those acknowledged after that are not sent again, and
-        count as published when the next report shows how many they are.
+    def _count_saved_late(self, report: ReportFields) -> int:
+        """Return the records that the earlier collector acknowledged after it had saved its account. Late records are
+        saved at once, the others with a delay: these are not sent again, and the first report here shows how many they
+        are.
         """
-        self._published, self.late = counts.published, counts.late
-        self._reported_before = counts.published_elsewhere
-        self._saved_reported = counts.published + counts.late + counts.published_elsewhere + counts.dropped_in_reports
-        self._saved_dropped = dropped_said
-        self._restored = counts
-
-    def record_report(self, report: ReportFields, late: int) -> None:
-        """Record a report that was admitted, `late` of whose step records came too late to be compared."""
-        rows, said = report.steps.row_count, report.said
-        if self._reported_before is None:
-            self._reported_before = 0 if self._is_known_from_birth else max(0, said.reported - rows)
-        if self._saved_reported is not None:
-            dropped_since = max(0, said.dropped_in_reports - self._saved_dropped)
-            self._published += max(0, said.reported - rows - self._saved_reported - dropped_since)
-            self._saved_reported = None
-        self._published += rows - late
-        self.late += late
-        self._said = said
-
-    def draft(self) -> StepCountInputs:
-        """Return the inputs of the account at this time."""
-        before = self._reported_before or 0
-        return StepCountInputs(
-            self._is_known_from_birth, before, self._published, self.late, self._said, self._restored
-        )
+        counts = self.restored
+        if counts is None:
+            return 0
+        saved = counts.published + counts.late + counts.published_elsewhere + counts.dropped_in_reports
+        reported = report.step_totals
+        dropped_since = max(0, reported.dropped_in_reports - self.restored_dropped)
+        return max(0, reported.reported - report.steps.row_count - saved - dropped_since)
 
     @property
     def counts(self) -> StepCounts:
-        """The account at this time."""
-        return self.draft().build()
+        """The account as of the last report."""
+        reported = self.reported
+        if reported is None:
+            return self.restored or NOTHING_COUNTED
+        not_here = max(0, reported.reported - self.published - self.late)
+        missing_since = max(0, not_here - (self.reported_before or 0))
+        dropped = min(max(missing_since, reported.dropped_in_reports), not_here)
+        if self.is_known_from_birth:
+            dropped = not_here
+        return StepCounts(
+            made=reported.made,
+            buffered=reported.buffered,
+            published=self.published,
+            published_elsewhere=not_here - dropped,
+            overwritten=reported.overwritten,
+            dropped_in_reports=dropped,
+            late=self.late,
+        )

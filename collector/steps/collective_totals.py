@@ -4,6 +4,7 @@ A step of 16,384 ranks with two kinds of collective has 32,768 rows; columns tak
 Arrays that a snapshot refers to are never changed: adding a step makes new sums.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -34,6 +35,8 @@ SIZE, IS_SIZED, LAST_BYTES, LAST_TRANSFER_NS = range(len(SUMMED), len(SUMMED) + 
 """The other columns: bytes of the steps that reported them, whether any did, and the bytes and transfer time of the
 last step in which transfer could be separated from waiting."""
 COLUMN_COUNT: Final = LAST_TRANSFER_NS + 1
+
+_ROW: Final = struct.Struct(f"<{1 + COLUMN_COUNT}q")
 
 KEPT_BETWEEN_COLLECTORS: Final = LAST_BYTES
 """The first columns, which the next collector restores; the last step is measured anew."""
@@ -101,25 +104,36 @@ def unpack_counts(body: bytes) -> SavedCounts:
     return saved
 
 
-class CollectiveSnapshot:
+class CollectiveSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The totals of all ranks at one time. Never changed."""
 
-    def __init__(self, kinds: Sequence[Kind], keys: Ints, sums: Ints, group_sizes: Mapping[str, int]) -> None:
-        self._kinds = kinds
-        self._numbers: Ints = keys & ((1 << RANK_BITS) - 1)
-        self._sums = sums
-        self._group_sizes = group_sizes
+    #: The kinds by number.
+    kinds: tuple[Kind, ...] = ()
+    #: The rows of rank r are `firsts[r]` to `firsts[r + 1]`; shape (ranks + 1), empty without any.
+    firsts: tuple[int, ...] = ()
+    #: Rows of the number of a kind and its sums, shape (rows, 1 + COLUMN_COUNT), little-endian 64-bit integers.
+    rows: bytes = b""
+    #: Members of each group.
+    group_sizes: Mapping[str, int] = {}
+
+    @classmethod
+    def of_sums(
+        cls, kinds: Sequence[Kind], keys: Ints, sums: Ints, group_sizes: Mapping[str, int]
+    ) -> "CollectiveSnapshot":
+        """Return the totals of these rows, whose keys ascend."""
         ranks_end = int(keys[-1] >> RANK_BITS) + 1 if len(keys) else 0
-        self._firsts: list[int] = np.searchsorted(keys, np.arange(ranks_end + 1) << RANK_BITS).tolist()
+        firsts = np.searchsorted(keys, np.arange(ranks_end + 1) << RANK_BITS).tolist()
+        rows = np.column_stack([keys & ((1 << RANK_BITS) - 1), sums]).astype("<i8", copy=False)
+        return cls(tuple(kinds), tuple(firsts), rows.tobytes(), dict(group_sizes))
 
     def of(self, rank: int) -> tuple[CollectiveTotals, ...]:
         """Return one rank's collectives by kind, in the order of their names."""
-        if rank + 1 >= len(self._firsts):
+        if rank + 1 >= len(self.firsts):
             return ()
-        first, end = self._firsts[rank : rank + 2]
-        kinds = [self._kinds[number] for number in self._numbers[first:end].tolist()]
-        rows = zip(kinds, self._sums[first:end].tolist(), strict=True)
-        return tuple([_build(kind, row, self._group_sizes) for kind, row in sorted(rows)])
+        first, end = self.firsts[rank : rank + 2]
+        rows = _ROW.iter_unpack(self.rows[first * _ROW.size : end * _ROW.size])
+        kinds = sorted([(self.kinds[number], sums) for number, *sums in rows])
+        return tuple([_build(kind, sums, self.group_sizes) for kind, sums in kinds])
 
 
 class CollectiveCounts:
@@ -159,7 +173,7 @@ class CollectiveCounts:
         numbers = self._keys & ((1 << RANK_BITS) - 1)
         require(int(numbers.max(initial=-1)) < len(self._kinds), "a row of an unknown kind")
 
-    def draft(self) -> CollectiveSums:
+    def read(self) -> CollectiveSums:
         """Return the sums of this time, to be saved."""
         return CollectiveSums(self._steps, tuple(self._kinds), self._keys, self._sums)
 
@@ -175,7 +189,7 @@ class CollectiveCounts:
     def snapshot(self, group_sizes: Mapping[str, int]) -> CollectiveSnapshot:
         """Return the totals of this time; the same object until a step or a group is added."""
         if self._snapshot is None or self._snapshot[0] is not self._sums or self._snapshot[1] != len(group_sizes):
-            made = CollectiveSnapshot(self._kinds, self._keys, self._sums, dict(group_sizes))
+            made = CollectiveSnapshot.of_sums(self._kinds, self._keys, self._sums, group_sizes)
             self._snapshot = self._sums, len(group_sizes), made
         return self._snapshot[2]
 

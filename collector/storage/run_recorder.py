@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSums
@@ -76,7 +77,7 @@ class _Changes(NamedTuple):
 
     saved: SavedRun
     story: SavedStory
-    ranks: Mapping[tuple[str, int], tuple[int, LazySavedRank]]
+    ranks: Mapping[tuple[str, int], tuple[int, SavedRank]]
     collectives: CollectiveSums
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]
@@ -213,7 +214,7 @@ class Recorder:
             return None
         story = state.save_story()
         saved_ranks, known, old = {}, {}, []
-        ranks, collectives = state.lives, state.save_collectives()
+        ranks, collectives = state.ranks, state.save_collectives()
         changed = []
         for number, rank in ranks.items():
             before = self._saved.get((run, number))

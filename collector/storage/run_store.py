@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.storage.database import Database, explaining, transaction
 from rankscope.collector.storage.rank_intervals import RankInterval, pack
@@ -20,7 +20,7 @@ from rankscope.collector.storage.write_batch import WriteBatch
 
 T = TypeVar("T")
 
-_RankEntry = tuple[tuple[str, int], tuple[int, SavedRank | LazySavedRank]]
+_RankEntry = tuple[tuple[str, int], tuple[int, SavedRank]]
 """An entry of `WriteBatch.ranks`: run and rank, attempt and saved rank."""
 
 PRUNE_ROWS_MAX: Final = 5_000
@@ -108,7 +108,7 @@ class HistoryStore:
         # In parts: the rows of 16,384 ranks together are 100 MB, and no other thread could write meanwhile.
         ranks = iter(batch.ranks.items())
         rows = _make_rows(ranks)
-        counts = [(run, draft.pack()) for run, draft in batch.collectives.items()]
+        counts = [(run, sums.pack()) for run, sums in batch.collectives.items()]
         intervals = [(run, one, pack(one)) for run, one in batch.intervals]
         with explaining(self._path):
             with transaction(self._connection):
@@ -256,14 +256,8 @@ def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: lis
 
 def _make_rows(ranks: Iterator[_RankEntry]) -> list[_RankRow]:
     """Return the rows of the next ranks, at most RANKS_PER_STATEMENT; none when there are no more."""
-    some = list(itertools.islice(ranks, RANKS_PER_STATEMENT))
-    if not some:
-        return []
-    rows = []
-    for (run, rank), (attempt, entry) in some:
-        saved = entry if isinstance(entry, SavedRank) else entry.build()
-        rows.append(_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
-    return rows
+    some = itertools.islice(ranks, RANKS_PER_STATEMENT)
+    return [_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()) for (run, rank), (attempt, saved) in some]
 
 
 def _try_unpack(body: bytes | None, unreadable: list[str]) -> SavedCounts | None:

@@ -6,7 +6,7 @@ Newer states replace older ones, rows of the history accumulate, and both are bo
 from collections import deque
 from typing import Final
 
-from rankscope.collector.runs.checkpoint import LazySavedRank, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -31,8 +31,8 @@ class WriteBatch:
         self._intervals_max = intervals_max
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
-        self.ranks: dict[tuple[str, int], tuple[int, SavedRank | LazySavedRank]] = {}
-        """By run and rank: the attempt, and the saved rank or the object that builds it when it is written."""
+        self.ranks: dict[tuple[str, int], tuple[int, SavedRank]] = {}
+        """By run and rank: the attempt, and the saved rank."""
         self.collectives: dict[str, CollectiveSums] = {}
         """By run: the collectives of all ranks in its present attempt."""
         self.steps: deque[tuple[str, StepAggregate]] = deque()

@@ -30,9 +30,9 @@ import numpy as np
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted
 from rankscope.collector.process_tuning import limit_malloc_arenas, raise_gc_threshold
-from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage.database import Database
@@ -130,7 +130,7 @@ class Collector:
         """A look, a picture and what is saved."""
         clocks = Clocks(now_ns, ns_to_s(now_ns))
         meter.time("look", lambda: tick_run(self.job, now_ns, clocks.wall_s))
-        draft = meter.time("references", lambda: self.job.draft(now_ns))
+        draft = meter.time("references", lambda: self.job.lazy_snapshot(now_ns))
         snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[draft])
         meter.time("store", lambda: self._recorder.tick([self.job], snapshot, clocks))
         meter.time("picture", draft.build)

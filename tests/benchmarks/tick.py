@@ -19,7 +19,7 @@ import numpy as np
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.process_tuning import read_resident_bytes
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report

@@ -12,8 +12,8 @@ from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.ingest.router import Ready
 from rankscope.collector.relay.config import RelayConfig
 from rankscope.collector.relay.service import Relay
-from rankscope.collector.runs.draft import LazyRunSnapshot
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEffect, RunEvent
+from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.service import Service
 from rankscope.measure.clock import SystemClock
@@ -105,17 +105,17 @@ def test_fault_of_one_run_leaves_the_others_alone() -> None:
 
 
 def test_snapshot_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    draft = RunState.draft
+    lazy_snapshot = RunState.lazy_snapshot
     failures: list[str] = []
 
     def fail_first(job: RunState, now_collector_ns: int) -> LazyRunSnapshot:
         if not failures:
             failures.append(job.run)
             raise ZeroDivisionError
-        return draft(job, now_collector_ns)
+        return lazy_snapshot(job, now_collector_ns)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunState, "draft", fail_first)
+        patch.setattr(RunState, "lazy_snapshot", fail_first)
         with failing(lambda _event: False) as service, connected(service.endpoint, "boot-one") as peer:
             peer.join().report(3)
             wait_for(lambda: service.snapshot.runs or None, lambda: "no run came")

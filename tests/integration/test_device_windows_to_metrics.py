@@ -12,7 +12,7 @@ from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.report.builder import Interval, ReportBuilder
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.codec import decode, encode

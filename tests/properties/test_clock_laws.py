@@ -48,7 +48,7 @@ def ping_all(quartz: Quartz, exchange: list[Ping]) -> tuple[ClockAlignment, int]
         sent_ns = now_ns + ping.pause_ns
         read_ns = sent_ns + ping.there_ns
         now_ns = read_ns + ping.back_ns
-        alignment.add(sent_ns, floor(quartz.tell(read_ns)), now_ns)
+        alignment = alignment.add(sent_ns, floor(quartz.tell(read_ns)), now_ns)
     return alignment, now_ns
 
 
@@ -80,7 +80,7 @@ def test_another_ping_never_makes_the_bound_worse(quartz: Quartz, exchange: list
     alignment, last_ns = ping_all(quartz, exchange[:15])
     now_ns = last_ns + after_ns
     before = alignment.at(CollectorNs(now_ns))
-    alignment.add(last_ns, floor(quartz.tell(last_ns)), last_ns)
+    alignment = alignment.add(last_ns, floor(quartz.tell(last_ns)), last_ns)
     after = alignment.at(CollectorNs(now_ns))
     assert before is not None
     assert after is not None
@@ -97,9 +97,9 @@ def test_answer_after_a_jump_is_within_its_bound(
         sent_ns = now_ns + ping.pause_ns
         read_ns = sent_ns + ping.there_ns
         now_ns = read_ns + ping.back_ns
-        alignment.add(sent_ns, floor(moved.tell(read_ns)), now_ns)
+        alignment = alignment.add(sent_ns, floor(moved.tell(read_ns)), now_ns)
         own = ClockAlignment()
-        own.add(sent_ns, 0, now_ns)
+        own = own.add(sent_ns, 0, now_ns)
         fresh = own.at(CollectorNs(now_ns))
         assert fresh is not None
         worst_ns = 2 * fresh.error_ns + 4 * READING_NS

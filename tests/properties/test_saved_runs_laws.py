@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import Clocks, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
@@ -56,7 +57,7 @@ def save(story: Story) -> Kept:
     run = story.job.save(clocks)
     assert run is not None
     encode = msgspec.json.encode
-    lives = [encode(story.job.save_rank(rank, clocks).build()) for rank in story.job.lives.values()]
+    lives = [encode(story.job.save_rank(rank, clocks)) for rank in story.job.ranks.values()]
     collectives = story.job.save_collectives().pack()
     return Kept(encode(run), encode(story.job.save_story()), tuple(lives), collectives, read_counters(story))
 

@@ -17,7 +17,7 @@ from rankscope.collector.runs.events import (
     RankJoined,
     ReportAdmitted,
 )
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import decode

@@ -13,7 +13,7 @@ from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Received
 from rankscope.collector.ingest.refusal_log import Refusal
 from rankscope.collector.runs.events import DuplicateSeen, GoodbyeAdmitted, RankJoined, ReportAdmitted
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import NS_PER_S, HostNs, WallNs

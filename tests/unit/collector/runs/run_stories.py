@@ -2,7 +2,7 @@
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEffect
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity

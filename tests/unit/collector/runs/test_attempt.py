@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEvent
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
@@ -155,7 +155,7 @@ def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
 
 def count_in_picture(job: RunState) -> int:
     """Collectives of rank 0 in the picture of this moment."""
-    return sum(kind.count for kind in job.draft(NOW_NS).build().ranks[0].collectives)
+    return sum(kind.count for kind in job.lazy_snapshot(NOW_NS).build().ranks[0].collectives)
 
 
 def test_what_was_not_settled_is_before_anybody_looks() -> None:

@@ -16,7 +16,7 @@ def alignment_of(*samples: tuple[int, int, int]) -> ClockAlignment:
     """From (sent, host, received)."""
     alignment = ClockAlignment()
     for sample in samples:
-        alignment.add(*sample)
+        alignment = alignment.add(*sample)
     return alignment
 
 
@@ -63,9 +63,9 @@ def test_drift_during_a_long_round_trip_counts() -> None:
 def test_shortest_round_trip_wins_until_drift_outgrows_it() -> None:
     # At 1,000: 50 + 1 against 200 + 1. At 2,000,000: 50 + 200 against 200 + 1 of a ping sent just before.
     alignment = alignment_of((0, 7_050, 100))
-    alignment.add(600, 7_800, 1_000)
+    alignment = alignment.add(600, 7_800, 1_000)
     assert alignment.at(CollectorNs(1_000)) == Alignment(7_000, 50 + 1)
-    alignment.add(1_999_600, 2_006_900, 2_000_000)
+    alignment = alignment.add(1_999_600, 2_006_900, 2_000_000)
     assert alignment.at(CollectorNs(2_000_000)) == Alignment(7_100, 200 + 1)
 
 
@@ -82,14 +82,14 @@ def test_answer_from_before_the_question_is_none() -> None:
 def test_only_the_last_samples_are_kept() -> None:
     alignment = alignment_of((0, 500, 0), *[(0, 600, 1_000)] * (SAMPLES_MAX - 1))
     assert alignment.at(CollectorNs(1_000)) == Alignment(500, 0 + 1)
-    alignment.add(0, 600, 1_000)
+    alignment = alignment.add(0, 600, 1_000)
     assert alignment.at(CollectorNs(1_000)) == Alignment(100, 500 + 1)
 
 
 def test_jump_drops_the_samples_before_it() -> None:
     """The better sample from before would win for 4 more seconds, and be wrong by a second."""
     alignment = alignment_of((0, 7_050, 100))  # offset 7,000, within 50
-    alignment.add(10_000, 10_500 + 7_000 + 10**9, 11_000)
+    alignment = alignment.add(10_000, 10_500 + 7_000 + 10**9, 11_000)
     assert alignment.at(CollectorNs(11_000)) == Alignment(7_000 + 10**9, 500 + 1)
 
 
@@ -109,7 +109,7 @@ def test_jump_is_seen_when_the_bounds_have_nothing_in_common(jump_ns: int, is_se
 
 def test_answer_from_before_a_jump_is_ignored() -> None:
     alignment = alignment_of((0, 7_050, 100), (10_000, 10_050 + 10**9, 10_100))
-    alignment.add(5_000, 5_050 + 7_000, 10_200)
+    alignment = alignment.add(5_000, 5_050 + 7_000, 10_200)
     assert alignment.at(CollectorNs(10_200)) == Alignment(10**9, 50 + 1)
 
 

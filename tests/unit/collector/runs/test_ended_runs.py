@@ -5,7 +5,7 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON
 from rankscope.collector.reports.summary import HEALTHY, verdict
-from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding
 from rankscope.collector.runs.findings import _find_outcome
 from rankscope.collector.runs.run import RunState
@@ -103,7 +103,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     saved = story.job.save(clocks)
     assert saved is not None
     assert saved.end is not None
-    lives = [story.job.save_rank(rank, clocks).build() for rank in story.job.lives.values()]
+    lives = [story.job.save_rank(rank, clocks) for rank in story.job.ranks.values()]
     job = RunState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
     tick_run(job, story.now_ns + S, 1.0)
     assert job.end is not None

@@ -5,7 +5,7 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import ReportAdmitted
 from rankscope.collector.runs.goodput import LOST_STEPS_KEPT, Goodput, GoodputSnapshot
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Totals
 from tests.unit.collector.runs.run_stories import MS, TRANSFER_NS, S, Story, boot_of

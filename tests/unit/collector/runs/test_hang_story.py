@@ -12,7 +12,7 @@ from rankscope.collector.runs.events import (
     UnresponsiveSeen,
     UpdateFinding,
 )
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
 from rankscope.measure.records import GroupInfo

@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 from rankscope.collector.runs.clock_alignment import ClockAlignment
-from rankscope.collector.runs.last_report import ReportFields
 from rankscope.collector.runs.liveness import GONE_NS_MIN, Ending, Liveness, conclude
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, Report
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
@@ -80,7 +80,7 @@ def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | 
 
 
 def test_the_order_in_which_it_is_told_does_not_matter() -> None:
-    tellings: list[Callable[[Liveness], None]] = [
+    tellings: list[Callable[[Liveness], Liveness]] = [
         lambda liveness: liveness.record_goodbye(goodbye("failed", 1), 5 * S),
         lambda liveness: liveness.record_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
         lambda liveness: liveness.record_process_gone(4 * S),
@@ -88,33 +88,33 @@ def test_the_order_in_which_it_is_told_does_not_matter() -> None:
     for order in permutations(tellings):
         liveness = Liveness()
         for tell in order:
-            tell(liveness)
+            liveness = tell(liveness)
         assert liveness.ending == Ending("failed", "what it said", 1)
         assert liveness.ended_collector_ns == 5 * S
 
 
 def test_gone_process_counts_as_killed_after_a_while() -> None:
     liveness = Liveness()
-    liveness.record_process_gone(10 * S)
-    liveness.record_process_gone(10 * S + GONE_NS_MIN - 1)
+    liveness = liveness.record_process_gone(10 * S)
+    liveness = liveness.record_process_gone(10 * S + GONE_NS_MIN - 1)
     assert liveness.ending is None
-    liveness.record_process_gone(10 * S + GONE_NS_MIN)
+    liveness = liveness.record_process_gone(10 * S + GONE_NS_MIN)
     assert liveness.ending == Ending("killed", "", None)
     assert liveness.ended_collector_ns == 10 * S
 
 
 def test_end_is_dated_by_the_collector_clock() -> None:
-    clock = ClockAlignment()
-    clock.add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)  # host - job = 500,000
+    # host - collector = 500,000
+    clock = ClockAlignment().add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
     liveness = Liveness()
-    liveness.record_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
+    liveness = liveness.record_end(seen("crashed", at_host_ns=502_100), clock, 90_000)
     assert liveness.ended_collector_ns == 2_100
 
 
 def test_an_end_that_is_told_twice_is_the_first_one() -> None:
     liveness = Liveness()
-    liveness.record_end(seen("crashed"), ClockAlignment(), 5)
-    liveness.record_end(seen("killed"), ClockAlignment(), 4)
+    liveness = liveness.record_end(seen("crashed"), ClockAlignment(), 5)
+    liveness = liveness.record_end(seen("killed"), ClockAlignment(), 4)
     assert liveness.ending == Ending("crashed", "what was seen", None)
     assert liveness.ended_collector_ns == 5
 
@@ -129,51 +129,51 @@ def test_before_any_report_nobody_knows_whether_it_is_stalled() -> None:
 def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
     liveness = Liveness()
     stall = stall_in("collective")
-    liveness.record_report(report(1 * S))
+    liveness = liveness.record_report(report(1 * S))
     assert (liveness.is_stalled, liveness.stall) == (False, None)
-    liveness.record_report(report(31 * S, 1 * S, stall))
-    liveness.record_report(report(32 * S, 1 * S))
+    liveness = liveness.record_report(report(31 * S, 1 * S, stall))
+    liveness = liveness.record_report(report(32 * S, 1 * S))
     assert (liveness.is_stalled, liveness.stall) == (True, stall)
-    liveness.record_report(report(33 * S))
+    liveness = liveness.record_report(report(33 * S))
     assert (liveness.is_stalled, liveness.stall) == (False, None)
 
 
 def test_excused_stall_counts_after_ten_limits() -> None:
     liveness = Liveness()
     stall = stall_in("checkpoint")
-    liveness.record_report(report(31 * S, 0, stall))
+    liveness = liveness.record_report(report(31 * S, 0, stall))
     assert (liveness.is_stalled, liveness.stall) == (False, stall)
-    liveness.record_report(report(EXCUSED_FACTOR * 30 * S + 1, 0))
+    liveness = liveness.record_report(report(EXCUSED_FACTOR * 30 * S + 1, 0))
     assert liveness.is_stalled is True
 
 
 def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
     liveness = Liveness()
-    liveness.record_report(report(1 * S))
-    liveness.mark_silent()
-    liveness.record_unresponsive(frozen(12 * S))
+    liveness = liveness.record_report(report(1 * S))
+    liveness = liveness.mark_silent()
+    liveness = liveness.record_unresponsive(frozen(12 * S))
     assert (liveness.is_stalled, liveness.ending) == (True, None)
-    liveness.record_report(report(13 * S))
+    liveness = liveness.record_report(report(13 * S))
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
 def test_older_report_does_not_end_unresponsiveness() -> None:
     liveness = Liveness()
-    liveness.record_unresponsive(frozen(12 * S))
-    liveness.record_report(report(11 * S))
+    liveness = liveness.record_unresponsive(frozen(12 * S))
+    liveness = liveness.record_report(report(11 * S))
     assert liveness.is_stalled is True
 
 
 def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
     liveness = Liveness()
-    liveness.record_report(report(13 * S))
-    liveness.record_unresponsive(frozen(12 * S))
+    liveness = liveness.record_report(report(13 * S))
+    liveness = liveness.record_unresponsive(frozen(12 * S))
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
 def test_the_last_progress_that_was_told_is_kept() -> None:
     liveness = Liveness()
     progress = (GroupStatus(group="default_pg", enqueued=7),)
-    liveness.record_report(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
-    liveness.record_report(report(2))
+    liveness = liveness.record_report(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
+    liveness = liveness.record_report(report(2))
     assert liveness.progress == progress

@@ -1,13 +1,30 @@
-"""What is known of one life of one rank."""
+"""The state of one rank process, and what is read of its last report."""
 
-from rankscope.collector.runs.last_report import ReportFields
+import msgspec
+import pytest
+
+from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.events import ClockSampled, GoodbyeAdmitted, ProcessGone
 from rankscope.collector.runs.liveness import GONE_NS_MIN
-from rankscope.collector.runs.rank import BREAKDOWNS_KEPT, GC_PAUSES_KEPT, RankState
+from rankscope.collector.runs.rank import FRAME_BYTES_KEPT, RankState
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.steps.rank_medians import NO_MEDIANS
+from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
-from rankscope.measure.units import CollectorNs
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    GroupInfo,
+    HostSample,
+    Losses,
+    StepRecord,
+    Totals,
+    steps_to_table,
+)
+from rankscope.measure.stalls import GroupStatus
 
 JOINED_NS = 1_000
 GROUP = "default_pg"
@@ -21,24 +38,22 @@ def life(first_sequence: int = 1) -> RankState:
         identity=identity, first_sequence=first_sequence, host_ns=0, wall_ns=0, report_interval_ns=0,
         agent_version="0.1.0", torch_version="2.13.0",
     )  # fmt: skip
-    return RankState(hello, JOINED_NS)
+    return RankState.begin(hello, JOINED_NS)
 
 
-def take(rank: RankState, sequence: int, **measured: object) -> None:
-    report = Report(sequence=sequence, host_ns=0, **measured)  # type: ignore[arg-type]
-    rank.record_report(ReportFields.of(report), JOINED_NS + sequence, 1_800_000_000.0 + sequence)
+def report_to(rank: RankState, sequence: int, **measured: object) -> RankState:
+    """Return the state after a report."""
+    return after(rank, Report(sequence=sequence, host_ns=0, **measured))  # type: ignore[arg-type]
 
 
-def picture(rank: RankState) -> RankSnapshot:
-    return rank.snapshot(CollectorNs(JOINED_NS))
+def after(rank: RankState, report: Report, frame: bytes = b"") -> RankState:
+    """Return the state after a report, which came as `frame`."""
+    at = report.sequence
+    return rank.record_report(ReportFields.of(report, frame), None, JOINED_NS + at, 1_800_000_000.0 + at)
 
 
-def window_at(step: int) -> WindowBreakdown:
-    """10 ns of compute."""
-    return WindowBreakdown(
-        first_step=step, step_count=1, window_ns=10, compute_ns=10, communication_ns=0, overlap_ns=0,
-        exposed_communication_ns=0, copy_ns=0, idle_ns=0,
-    )  # fmt: skip
+def picture(rank: RankState, now_ns: int = JOINED_NS) -> RankSnapshot:
+    return rank.build(now_ns, NO_MEDIANS, ())
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
@@ -56,8 +71,10 @@ def test_new_life_is_up_and_knows_nothing_yet() -> None:
 def test_report_brings_the_latest_of_everything() -> None:
     rank = life()
     gpu = DeviceSample(host_ns=1, uuid="GPU-1")
-    take(rank, 1, totals=Totals(steps=1), host=HostSample(host_ns=1, cpu_ns=5), devices=(gpu,), overhead_ratio=0.01)
-    take(rank, 2, totals=Totals(steps=9), losses=Losses(reports_dropped=3), overhead_ratio=0.02)
+    rank = report_to(
+        rank, 1, totals=Totals(steps=1), host=HostSample(host_ns=1, cpu_ns=5), devices=(gpu,), overhead_ratio=0.01
+    )
+    rank = report_to(rank, 2, totals=Totals(steps=9), losses=Losses(reports_dropped=3), overhead_ratio=0.02)
     found = picture(rank)
     assert (found.totals.steps, found.losses.reports_dropped, found.overhead_ratio) == (9, 3, 0.02)
     assert found.last_report_wall_s == 1_800_000_002.0
@@ -68,8 +85,8 @@ def test_samples_stay_until_the_next_ones_come() -> None:
     rank = life()
     gpu, host = DeviceSample(host_ns=1, uuid="GPU-1"), HostSample(host_ns=1, cpu_ns=5)
     allocator = AllocatorSample(host_ns=1, reserved_bytes=9)
-    take(rank, 1, host=host, devices=(gpu,), allocator=allocator)
-    take(rank, 2)
+    rank = report_to(rank, 1, host=host, devices=(gpu,), allocator=allocator)
+    rank = report_to(rank, 2)
     found = picture(rank)
     assert (found.host, found.devices, found.allocator) == (host, (gpu,), allocator)
 
@@ -77,29 +94,9 @@ def test_samples_stay_until_the_next_ones_come() -> None:
 def test_numbers_left_out_are_gaps() -> None:
     rank = life(first_sequence=10)
     for sequence in (10, 11, 15):
-        take(rank, sequence)
+        rank = report_to(rank, sequence)
     found = picture(rank)
     assert (found.reports_admitted, found.report_gaps, found.last_sequence) == (3, 3, 15)
-
-
-def test_last_windows_are_added_up() -> None:
-    rank = life()
-    for step in range(BREAKDOWNS_KEPT + 5):
-        take(rank, step + 1, breakdowns=(window_at(step),))
-    found = picture(rank).breakdown
-    assert found is not None
-    assert (found.first_step, found.step_count, found.window_ns) == (5, BREAKDOWNS_KEPT, 10 * BREAKDOWNS_KEPT)
-
-
-def test_pauses_are_kept_with_the_steps_made_by_then() -> None:
-    rank = life()
-    take(rank, 1, totals=Totals(steps=4), host=HostSample(host_ns=1, gc_pause_ns=700))
-    take(rank, 2, totals=Totals(steps=6), host=HostSample(host_ns=2))
-    take(rank, 3, totals=Totals(steps=8))
-    assert [tuple(sample) for sample in rank.gc_pauses] == [(4, 700)]
-    for sequence in range(4, 4 + GC_PAUSES_KEPT):
-        take(rank, sequence, totals=Totals(steps=sequence), host=HostSample(host_ns=3, gc_pause_ns=sequence))
-    assert (len(rank.gc_pauses), rank.gc_pauses[0].pause_ns) == (GC_PAUSES_KEPT, 4)
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -107,24 +104,25 @@ def test_pauses_are_kept_with_the_steps_made_by_then() -> None:
 
 def test_silent_rank_is_back_with_its_next_report() -> None:
     rank = life()
-    rank.liveness.mark_silent()
+    rank = msgspec.structs.replace(rank, liveness=rank.liveness.mark_silent())
     assert not rank.is_live
-    take(rank, 1)
+    rank = report_to(rank, 1)
     assert (rank.is_live, picture(rank).up, picture(rank).ended) == (True, True, None)
 
 
 def test_rank_that_said_goodbye_does_not_come_back() -> None:
     rank = life()
-    rank.liveness.record_goodbye(Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1), 0)
-    take(rank, 2)
+    goodbye = Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1)
+    rank = rank.apply(GoodbyeAdmitted("boot-of-3", goodbye, 0))
+    rank = report_to(rank, 2)
     found = picture(rank)
     assert (found.up, found.ended, found.ended_detail, found.exit_code) == (False, "failed", "ValueError", 1)
 
 
 def test_rank_that_was_killed_says_nothing_about_it() -> None:
     rank = life()
-    rank.liveness.record_process_gone(now_collector_ns=1)
-    rank.liveness.record_process_gone(now_collector_ns=1 + GONE_NS_MIN)
+    for now_ns in (1, 1 + GONE_NS_MIN):
+        rank = rank.apply(ProcessGone("boot-of-3", now_ns))
     found = picture(rank)
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 
@@ -134,7 +132,101 @@ def test_rank_that_was_killed_says_nothing_about_it() -> None:
 
 def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
     rank = life()
-    rank.clock.add(sent_collector_ns=0, host_ns=70, received_collector_ns=100)
+    rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=70, received_collector_ns=100))
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
-    assert rank.snapshot(CollectorNs(100)).clock_error_ns == 50 + 1
-    assert rank.snapshot(CollectorNs(1_000_000)).clock_error_ns == 150
+    assert picture(rank, 100).clock_error_ns == 50 + 1
+    assert picture(rank, 1_000_000).clock_error_ns == 150
+
+
+# -- its last report ---------------------------------------------------------------------------------------------------
+
+TOTALS = Totals(steps=7, step_ns=700, phases_ns={"data": 5}, samples=None, tokens=2**62)
+LOSSES = Losses(steps_overwritten=1, errors={"probe": 2}, steps_made=8)
+COST = AgentCost(part_ns={"step_hooks": 3}, dropped={"full_windows": True}, full_stretch_ratio=1.5)
+HOST = HostSample(host_ns=9, cpu_ns=8, gc_pause_ns=None)
+GPU = DeviceSample(host_ns=9, uuid="GPU-1", power_watts=0.1, throttle_reasons=("sw_power_cap",), absent={"xid": "no"})
+ALLOCATOR = AllocatorSample(host_ns=9, allocated_bytes=2**40, absent={"retries": "no"})
+WHOLE = Report(
+    sequence=1, host_ns=9, totals=TOTALS, losses=LOSSES, cost=COST, overhead_ratio=0.004, host=HOST, devices=(GPU, GPU),
+    allocator=ALLOCATOR,
+)  # fmt: skip
+
+
+def counted_of(rank: RankState) -> tuple[object, ...]:
+    last = rank.last_report
+    return last.totals, last.losses, last.overhead_ratio, last.cost
+
+
+def samples_of(rank: RankState) -> tuple[object, ...]:
+    return rank.host, rank.devices, picture(rank).allocator
+
+
+def test_before_any_report_nothing_is_known() -> None:
+    assert counted_of(life()) == (Totals(), Losses(), None, AgentCost())
+    assert samples_of(life()) == (None, (), None)
+
+
+@pytest.mark.parametrize("steps", [1, 200])
+def test_everything_is_read_as_it_was_said(steps: int) -> None:
+    """Whether the frame is kept, or too large for that."""
+    records = [StepRecord(step=step, start_host_ns=1, duration_ns=2, phases_ns={"data": 1}) for step in range(steps)]
+    report = msgspec.structs.replace(WHOLE, steps=steps_to_table(records))
+    assert (len(encode(report)) > FRAME_BYTES_KEPT) == (steps > 1)
+    latest = after(life(), report)
+    assert counted_of(latest) == (TOTALS, LOSSES, 0.004, COST)
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
+    assert len(latest.frame) <= FRAME_BYTES_KEPT
+
+
+def test_samples_stay_and_counts_are_of_the_last_report() -> None:
+    latest = after(after(life(), WHOLE), Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
+    assert counted_of(latest) == (Totals(steps=9), Losses(), None, AgentCost())
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
+    newer = msgspec.structs.replace(HOST, host_ns=11)
+    newest = after(latest, Report(sequence=3, host_ns=11, host=newer))
+    assert samples_of(newest) == (newer, (GPU, GPU), ALLOCATOR)
+
+
+def test_what_the_rest_of_a_report_is_does_not_matter() -> None:
+    """Of a frame with everything in it, and of one whose sender knows only the first fields."""
+    steps = steps_to_table([StepRecord(step=3, start_host_ns=1, duration_ns=2, phases_ns={"data": 1})])
+    group = GroupInfo(label="g", description="g", ranks=(0,), backend="b")
+    full = msgspec.structs.replace(
+        WHOLE, steps=steps, covered_steps=((1, 2),), groups=(group,),
+        progress=(GroupStatus(group="g", enqueued=4),), stalled_since_host_ns=5,
+    )  # fmt: skip
+    latest = after(life(), full)
+    assert (latest.last_report.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR)
+    short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
+    latest = after(life(), Report(sequence=1, host_ns=0), short)
+    assert (latest.last_report.totals, *samples_of(latest)) == (Totals(), None, (), None)
+
+
+def test_a_frame_is_kept_and_not_copied() -> None:
+    frame = encode(WHOLE)
+    assert after(life(), WHOLE, frame).frame is frame
+
+
+def test_a_report_does_not_change_what_a_picture_refers_to() -> None:
+    kept = after(life(), WHOLE)
+    after(kept, Report(sequence=2, host_ns=10))
+    assert kept.last_report.totals == TOTALS
+
+
+def test_saved_rank_is_restored_with_its_last_report() -> None:
+    clocks = Clocks(JOINED_NS, 1_800_000_009.0)
+    saved = after(life(), WHOLE).save(clocks, None)
+    latest = RankState.restore(saved, clocks)
+    assert counted_of(latest) == (TOTALS, LOSSES, None, AgentCost())
+    assert samples_of(latest) == (None, (GPU, GPU), None)
+    assert latest.save(clocks, None) == saved
+
+
+def test_encoded_state_is_the_same_state() -> None:
+    rank = after(life(), WHOLE).record_steps(ReportFields.of(WHOLE), late=1, last_step=7)
+    rank = report_to(rank, 2, stalled_since_host_ns=3, progress=(GroupStatus(group="g", enqueued=4),))
+    rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=70, received_collector_ns=100))
+    rank = rank.apply(GoodbyeAdmitted("boot-of-3", Goodbye(sequence=3, reason="failed", exit_code=1), 9))
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState)
+    assert decoded == rank
+    assert picture(decoded) == picture(rank)

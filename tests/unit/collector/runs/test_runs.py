@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import Clocks
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import EndSeen, GoodbyeAdmitted, PeerEvent, RankJoined, ReportAdmitted
 from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import FORMER_RUNS_MAX, Runs
 from rankscope.measure.identity import RankIdentity
@@ -137,7 +137,7 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     for job in launches.runs:
         saved = job.save(clocks)
         assert saved is not None
-        lives = [job.save_rank(rank, clocks).build() for rank in job.lives.values()] if keep_lives else []
+        lives = [job.save_rank(rank, clocks) for rank in job.ranks.values()] if keep_lives else []
         restored.put(RunState.restore(launches.config, saved, job.save_story(), lives, later))
     launches.runs = restored
 
@@ -334,7 +334,7 @@ def test_restored_run_rejects_a_start_long_after_it() -> None:
     launches.launch("one")
     (job,) = launches.runs
     clocks = Clocks(launches.now_ns, BEGIN_WALL_S)
-    saved, lives = job.save(clocks), [job.save_rank(rank, clocks).build() for rank in job.lives.values()]
+    saved, lives = job.save(clocks), [job.save_rank(rank, clocks) for rank in job.ranks.values()]
     assert saved is not None
     later = Launches(restart_within_s=60)
     later.now_s = 7_200

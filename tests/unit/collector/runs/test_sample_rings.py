@@ -4,8 +4,18 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
-from rankscope.collector.runs.sample_rings import PAUSES_LEFT_AT_ONCE, BreakdownRing, PackedRing, PauseRing
-from rankscope.measure.records import AllocatorSample, WindowBreakdown
+from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.runs.sample_rings import (
+    BREAKDOWNS_KEPT,
+    GC_PAUSES_KEPT,
+    PAUSES_LEFT_AT_ONCE,
+    BreakdownRing,
+    PackedRing,
+    PauseRing,
+    RankSamples,
+)
+from rankscope.measure.messages import Report
+from rankscope.measure.records import AllocatorSample, HostSample, Totals, WindowBreakdown
 
 
 def window_of(**changed: int | None) -> WindowBreakdown:
@@ -108,3 +118,31 @@ def test_long_pause_is_kept_to_the_nanosecond() -> None:
     for steps, so_far_ns in ((1, 5), (2, 2**40), (3, 2**40 + 1)):
         ring.append(steps, so_far_ns)
     assert list(ring) == [(1, 5), (2, 2**40), (3, 2**40 + 1)]
+
+
+# -- all samples of a rank --------------------------------------------------------------------------------------------
+
+
+def record(samples: RankSamples, **measured: object) -> None:
+    report = Report(sequence=1, host_ns=0, **measured)  # type: ignore[arg-type]
+    samples.record(ReportFields.of(report))
+
+
+def test_last_breakdowns_of_a_rank_are_summed() -> None:
+    samples = RankSamples()
+    for step in range(BREAKDOWNS_KEPT + 5):
+        record(samples, breakdowns=(window_of(first_step=step),))
+    found = samples.breakdowns.sum
+    assert found is not None
+    assert (found.first_step, found.step_count, found.window_ns) == (5, BREAKDOWNS_KEPT, 100 * BREAKDOWNS_KEPT)
+
+
+def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:
+    samples = RankSamples()
+    record(samples, totals=Totals(steps=4), host=HostSample(host_ns=1, gc_pause_ns=700))
+    record(samples, totals=Totals(steps=6), host=HostSample(host_ns=2))
+    record(samples, totals=Totals(steps=8))
+    assert [tuple(sample) for sample in samples.gc_pauses] == [(4, 700)]
+    for steps in range(4, 4 + GC_PAUSES_KEPT):
+        record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=3, gc_pause_ns=steps))
+    assert (len(samples.gc_pauses), samples.gc_pauses[0].pause_ns) == (GC_PAUSES_KEPT, 4)

@@ -5,10 +5,11 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, ProcessCounts, UnknownPeer
-from rankscope.collector.runs.checkpoint import CarriedGoodput, Clocks, SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
-from rankscope.collector.runs.goodput import GoodputSnapshot
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.goodput import CarriedGoodput, GoodputSnapshot
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
@@ -36,8 +37,8 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(story.job.save_rank(rank, clocks).build()), type=SavedRank)
-        for rank in story.job.lives.values()
+        msgspec.json.decode(msgspec.json.encode(story.job.save_rank(rank, clocks)), type=SavedRank)
+        for rank in story.job.ranks.values()
     ]
     collectives = unpack_counts(story.job.save_collectives().pack())
     story.now_ns += round(away_s * S)
@@ -184,7 +185,7 @@ def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
     story = Story(2)
     assert story.job.save(wall_of(story)) is None
     assert story.job.collect_finished_steps(0.0) == []
-    assert dict(story.job.lives) == {}
+    assert dict(story.job.ranks) == {}
 
 
 # -- goodput ----------------------------------------------------------------------------------------------------------

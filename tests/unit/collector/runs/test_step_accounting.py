@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.runs.last_report import ReportFields
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.step_accounting import StepAccounting, StepCounts
 from rankscope.measure.messages import Report
 from rankscope.measure.records import Losses, StepRecord, Totals, steps_to_table
@@ -22,9 +22,9 @@ def report(sequence: int, steps: int, total: int, **losses: int) -> Report:
 
 
 def account_of(*reports: Report, first_sequence: int = 1, late: int = 0) -> StepCounts:
-    account = StepAccounting(first_sequence)
+    account = StepAccounting(first_sequence == 1)
     for each in reports:
-        account.record_report(ReportFields.of(each), late)
+        account = account.record_report(ReportFields.of(each), late)
     assert account.counts.unaccounted == 0
     return account.counts
 
@@ -67,9 +67,8 @@ def test_the_agent_cannot_have_dropped_more_than_is_not_here() -> None:
 
 
 def restored(counts: StepCounts, next_report: Report, *, first_sequence: int = 1, dropped_said: int = 0) -> StepCounts:
-    account = StepAccounting(first_sequence)
-    account.restore(counts, dropped_said)
-    account.record_report(ReportFields.of(next_report), 0)
+    account = StepAccounting.restore(first_sequence, counts, dropped_said)
+    account = account.record_report(ReportFields.of(next_report), 0)
     assert account.counts.unaccounted == 0
     return account.counts
 
@@ -89,10 +88,9 @@ def test_drops_without_a_collector_are_not_published() -> None:
 
 
 def test_restored_account_continues_after_one_report() -> None:
-    account = StepAccounting(1)
-    account.restore(StepCounts(made=7, buffered=0, published=6, late=1), 0)
-    account.record_report(ReportFields.of(report(5, 2, 12)), 1)
-    account.record_report(ReportFields.of(report(8, 3, 20)), 0)
+    account = StepAccounting.restore(1, StepCounts(made=7, buffered=0, published=6, late=1), 0)
+    account = account.record_report(ReportFields.of(report(5, 2, 12)), 1)
+    account = account.record_report(ReportFields.of(report(8, 3, 20)), 0)
     counts = account.counts
     assert (counts.published, counts.late, counts.dropped_in_reports) == (6 + 3 + 1 + 3, 2, 5)
 
@@ -108,13 +106,13 @@ def test_overwritten_and_buffered_records_are_in_no_report() -> None:
 
 
 def test_an_account_that_does_not_add_up_says_by_how_much() -> None:
-    account = StepAccounting(1)
-    account.record_report(ReportFields.of(report(1, 4, 4, steps_made=6)), 0)
+    account = StepAccounting(is_known_from_birth=True).record_report(ReportFields.of(report(1, 4, 4, steps_made=6)), 0)
     assert account.counts.unaccounted == 2
 
 
 @pytest.mark.parametrize("losses", [Losses(), Losses(steps_made=4), Losses(steps_buffered=0)])
 def test_unaccounted_is_unknown_for_old_agents(losses: Losses) -> None:
-    account = StepAccounting(1)
-    account.record_report(ReportFields.of(Report(sequence=1, host_ns=0, losses=losses)), 0)
+    account = StepAccounting(is_known_from_birth=True).record_report(
+        ReportFields.of(Report(sequence=1, host_ns=0, losses=losses)), 0
+    )
     assert account.counts.unaccounted is None

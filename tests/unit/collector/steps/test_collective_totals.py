@@ -152,7 +152,7 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
     sized, unmatched = kind_of(), kind_of("barrier", **UNMATCHED, size_bytes=None)
     before = counts_of([sized, unmatched], [sized._replace(rank=9, group="tp")])
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(before.draft().pack()), ranks=10)
+    counts.restore(unpack_counts(before.read().pack()), ranks=10)
     for rank in (RANK, 9):
         assert counts.snapshot({}).of(rank) == before.snapshot({}).of(rank)
     counts.add(columns_of([unmatched, sized]))
@@ -164,37 +164,37 @@ def test_counts_that_were_saved_are_gone_on_with() -> None:
 
 def test_the_bandwidth_is_that_of_a_step_and_not_gone_on_with() -> None:
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(counts_of([kind_of()]).draft().pack()), ranks=RANK + 1)
+    counts.restore(unpack_counts(counts_of([kind_of()]).read().pack()), ranks=RANK + 1)
     assert counts.snapshot({GROUP: 4}).of(RANK)[0].bus_bandwidth_bytes_per_s is None
 
 
 def test_sums_are_of_their_time_and_compare_by_identity() -> None:
     counts = counts_of([kind_of()])
-    draft = counts.draft()
-    assert counts.draft().sums is draft.sums
-    packed = draft.pack()
+    sums = counts.read()
+    assert counts.read().sums is sums.sums
+    packed = sums.pack()
     counts.add(columns_of([kind_of(), kind_of("barrier")]))
-    assert counts.draft().sums is not draft.sums
-    assert draft.pack() == packed
+    assert counts.read().sums is not sums.sums
+    assert sums.pack() == packed
 
 
 def test_a_step_without_collectives_leaves_nothing_more_to_keep() -> None:
     counts = counts_of([kind_of()])
-    draft = counts.draft()
+    sums = counts.read()
     counts.add(columns_of([]))
-    assert counts.draft().sums is draft.sums
+    assert counts.read().sums is sums.sums
 
 
 def test_ranks_that_the_run_does_not_have_are_not_gone_on_with() -> None:
     counts = CollectiveCounts()
-    packed = counts_of([kind_of(), kind_of()._replace(rank=2**30)]).draft().pack()
+    packed = counts_of([kind_of(), kind_of()._replace(rank=2**30)]).read().pack()
     counts.restore(unpack_counts(packed), ranks=RANK + 1)
-    assert (len(counts.draft().keys), counts.snapshot({}).of(RANK)[0].count) == (1, 2)
+    assert (len(counts.read().keys), counts.snapshot({}).of(RANK)[0].count) == (1, 2)
 
 
 def test_counts_of_no_rank_are_gone_on_with_too() -> None:
     counts = CollectiveCounts()
-    counts.restore(unpack_counts(CollectiveCounts().draft().pack()), ranks=1)
+    counts.restore(unpack_counts(CollectiveCounts().read().pack()), ranks=1)
     counts.add(columns_of([kind_of()]))
     assert counts.snapshot({}).of(RANK)[0].count == 2
 
@@ -214,7 +214,7 @@ def test_counts_of_no_rank_are_gone_on_with_too() -> None:
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:
-    saved = unpack_counts(counts_of([kind_of()]).draft().pack())
+    saved = unpack_counts(counts_of([kind_of()]).read().pack())
     parts = {"kinds": saved.kinds, "keys": saved.keys, "sums": saved.sums} | changes
     with pytest.raises(ValueError):  # noqa: PT011 - numpy has words of its own
         unpack_counts(msgspec.msgpack.encode(SavedCounts(**parts)))

@@ -95,7 +95,7 @@ def counted() -> CollectiveSums:
     """The collectives of one rank."""
     counts = CollectiveCounts()
     counts.add(columns_of([KindWaits(1, "dp", "all_reduce", 2, 60, 2_000, 2, 20, 40, 2_000, 40)]))
-    return counts.draft()
+    return counts.read()
 
 
 def test_collectives_are_loaded_by_the_next_collector(store: HistoryStore) -> None:
@@ -105,7 +105,7 @@ def test_collectives_are_loaded_by_the_next_collector(store: HistoryStore) -> No
     store.write(batch_of("a"))
     (kept,) = store.load().runs
     assert kept.collectives == unpack_counts(counted().pack())
-    batch.collectives["a"] = CollectiveCounts().draft()
+    batch.collectives["a"] = CollectiveCounts().read()
     store.write(batch)
     (kept,) = store.load().runs
     assert kept.collectives == SavedCounts((), b"", b"")

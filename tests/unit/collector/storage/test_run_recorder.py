@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import Clocks, LazySavedRank, SavedRun
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun
+from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
@@ -116,7 +117,7 @@ def test_lock_is_free_while_changes_of_ranks_are_found(path: Path, monkeypatch: 
     answers: list[Snapshot] = []
     save_rank = story.job.save_rank
 
-    def save_after_asking(rank: RankState, clocks: Clocks) -> LazySavedRank:
+    def save_after_asking(rank: RankState, clocks: Clocks) -> SavedRank:
         asking = threading.Thread(target=lambda: answers.append(loop.recorder.choose_exported(snapshot)), daemon=True)
         asking.start()
         asking.join(DEADLINE_S)

@@ -23,12 +23,12 @@ def test_earlier_batch_comes_before_later_changes() -> None:
         each.put_run(run_of("a", attempt=attempt))
         each.ranks["a", 0] = attempt, life_of("a", 0)
         each.stories["a"] = SavedStory(former_boots=(str(attempt),))
-        each.collectives["a"] = CollectiveCounts().draft()
+        each.collectives["a"] = CollectiveCounts().read()
         each.add_step("a", step_of(attempt))
         each.add_interval("a", interval_of(float(attempt)))
     earlier.put_run(run_of("b"))
     since = batch.collectives["a"]
-    earlier.collectives["b"] = CollectiveCounts().draft()
+    earlier.collectives["b"] = CollectiveCounts().read()
     earlier.forget("gone")
     earlier.snapshot = Snapshot(wall_s=1.0, version="0")
     batch.merge_earlier(earlier)
@@ -71,7 +71,7 @@ def test_oldest_forgotten_runs_are_dropped_and_counted(limit: str, monkeypatch: 
         batch.put_run(run_of(run))
         batch.ranks[run, 0] = 0, life_of(run, 0)
         batch.stories[run] = SavedStory()
-        batch.collectives[run] = CollectiveCounts().draft()
+        batch.collectives[run] = CollectiveCounts().read()
     for number in range(3):
         batch.forget(f"bert@{number}")
     left = {"bert@1", "bert@2", "bert@3"}

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.snapshot import SUMMARY_FIELDS, RankSnapshot, Snapshot
 from tests.lazy_runs import LazyRun
 from tests.unit.collector.runs.run_stories import Story, boot_of
@@ -10,18 +11,29 @@ from tests.unit.collector.runs.run_stories import Story, boot_of
 
 def snapshot_of(story: Story) -> Snapshot:
     """The present moment of a story, with its picture still to be made."""
-    return Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns)])
+    return Snapshot(wall_s=0.0, version="0", runs=[story.job.lazy_snapshot(story.now_ns)])
 
 
 def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
     story = Story(3).join().train(20).tick()
-    taken = story.job.draft(story.now_ns)
+    taken = story.job.lazy_snapshot(story.now_ns)
     at_once = taken.build()
     moment_ns = story.now_ns
     story.train(20, forward={1: 30}).tick(5.0)
     story.say_goodbye(2)
     assert taken.build() == at_once
-    assert story.job.draft(moment_ns).build() != at_once
+    assert story.job.lazy_snapshot(moment_ns).build() != at_once
+
+
+def test_snapshot_built_of_an_encoded_one_is_the_same() -> None:
+    story = Story(3).join().train(20, forward={1: 30}).tick()
+    story.say_goodbye(2)
+    lazy = story.job.lazy_snapshot(story.now_ns)
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(lazy), type=LazyRunSnapshot)
+    assert decoded.build() == lazy.build()
+    assert decoded.summarize() == lazy.summarize()
+    assert (decoded.size, decoded.run_id, decoded.read_totals()) == (lazy.size, lazy.run_id, lazy.read_totals())
+    assert all(rank.collectives and rank.step_ns_median for rank in decoded.build().ranks)
 
 
 def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
@@ -35,7 +47,9 @@ def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
 
 def test_dropped_runs_are_built_again_the_same() -> None:
     story = Story(2).join().train(3)
-    snapshot = Snapshot(wall_s=0.0, version="0", runs=[story.job.draft(story.now_ns), story.job.snapshot(story.now_ns)])
+    snapshot = Snapshot(
+        wall_s=0.0, version="0", runs=[story.job.lazy_snapshot(story.now_ns), story.job.snapshot(story.now_ns)]
+    )
     before = snapshot.runs
     snapshot.drop_built_runs()
     assert snapshot.runs is not before
@@ -70,7 +84,7 @@ def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
 
 def test_totals_are_read_without_building_the_run() -> None:
     story = Story(2).join()
-    before = story.job.draft(story.now_ns)
+    before = story.job.lazy_snapshot(story.now_ns)
     story.train(4)
     snapshot = snapshot_of(story)
     counted = snapshot.read_totals("story")

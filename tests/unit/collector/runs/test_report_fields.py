@@ -2,8 +2,8 @@
 
 import msgspec
 
-from rankscope.collector.runs import last_report
-from rankscope.collector.runs.last_report import ReportFields, StepTotals
+from rankscope.collector.runs import report_fields
+from rankscope.collector.runs.report_fields import ReportFields, StepTotals
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
@@ -62,7 +62,7 @@ def test_what_stands_in_both_is_the_same() -> None:
 
 def test_report_fields_equal_the_report() -> None:
     found = ReportFields.of(WHOLE)
-    assert found.said == StepTotals(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
+    assert found.step_totals == StepTotals(made=8, buffered=0, overwritten=1, dropped_in_reports=2, reported=7)
     assert (found.step_ns, found.reports_dropped, found.gc_pause_ns) == (700, 4, 11)
     assert (found.has_host, found.has_devices) == (True, True)
 
@@ -70,7 +70,7 @@ def test_report_fields_equal_the_report() -> None:
 def test_a_report_without_samples_says_that_it_has_none() -> None:
     found = ReportFields.of(Report(sequence=1, host_ns=0))
     assert (found.has_host, found.has_devices, found.gc_pause_ns) == (False, False, None)
-    assert found.said == StepTotals(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
+    assert found.step_totals == StepTotals(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
 
 
 def test_the_frame_is_the_one_that_came_or_says_the_same() -> None:
@@ -86,10 +86,10 @@ def test_reports_with_the_same_columns_share_their_names() -> None:
 
 
 def test_names_that_a_stranger_makes_up_do_not_pile_up() -> None:
-    for number in range(2 * last_report.NAMES_MAX):
+    for number in range(2 * report_fields.NAMES_MAX):
         named = steps_to_table([msgspec.structs.replace(STEP, phases_ns={f"own {number}": 1})])
         assert ReportFields.of(Report(sequence=1, host_ns=0, steps=named)).steps == named
-    assert len(last_report._shared_names) <= last_report.NAMES_MAX
+    assert len(report_fields._shared_names) <= report_fields.NAMES_MAX
 
 
 def test_reports_without_collectives_share_that_there_are_none() -> None:
