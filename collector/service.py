@@ -53,9 +53,10 @@ from rankscope.collector.runs.events import (
     find_boot_id,
 )
 from rankscope.collector.runs.run import RunState
-from rankscope.collector.runs.run_dump import RunDump
+from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.runs import Runs
+from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 from rankscope.collector.storage.run_recorder import Recorder, UnwrittenState
 from rankscope.collector.storage.run_store import KeptRun
@@ -244,7 +245,7 @@ class Service:
         """
         try:
             ranks = [rank for rank in kept.ranks if self._restore_process(rank)]
-            run = RunState.restore(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
+            run = restore_run(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
             self._runs.put(run)
             if ranks:
                 self._receive_thread.begin_run(ranks[0].hello.identity)
@@ -446,13 +447,14 @@ class Service:
 
     def _check_local_processes(self, run: RunState) -> None:
         """Report to a run which of its rank processes on this machine no longer run."""
-        for identity in run.live_identities(self._machine_id) if self._machine_id else ():
+        attempt = run.attempt
+        for identity in attempt.find_live(self._machine_id) if attempt is not None and self._machine_id else ():
             if is_gone(identity.pid):
                 self._apply(run, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
 
     def _forget(self, run: RunState) -> None:
         self._runs.remove(run)
-        self._forget_processes(run.name, run.boot_ids)
+        self._forget_processes(run.name, frozenset(run.processes))
         if self._recorder is not None:
             self._recorder.forget(run.run)
         elif self._unwritten is not None:
@@ -473,10 +475,10 @@ class Service:
                 run.run,
                 run.open_findings,
                 is_over=run.is_over,
-                is_judged=run.abstained is None,
-                failure=find_failure(run.end),
+                is_judged=run.findings.why_no_verdict is None,
+                failure=find_failure(run.ending.end),
                 is_superseded=run.is_superseded,
-                findings_as_closed=run.findings_as_closed,
+                findings_as_closed=run.findings.findings_as_closed,
             )
             for run in self._runs
         ]
@@ -561,7 +563,7 @@ class Service:
     def _dump_run(self, asked: str) -> RunDump | None:
         """Return the inside of a run by its id or name, on the thread of a request; None when there is none."""
         run = self._runs.get(asked)
-        return None if run is None else run.dump(self._clock.monotonic_ns())
+        return None if run is None else dump_run(run, self._clock.monotonic_ns())
 
     def _find_health_problem(self) -> str | None:
         age_s = ns_to_s(self._clock.monotonic_ns() - self._last_tick_ns)

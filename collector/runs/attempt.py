@@ -5,18 +5,16 @@ a hundred 2 us. So the fields of a report are stored at once, and its tables wai
 which is called after each batch of events, and before the table of steps is read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.hang_state import RankHangState, date_failure
-from rankscope.collector.detect.view import Samples
+from rankscope.collector.config import CollectorConfig
 from rankscope.collector.invariants import require
-from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
@@ -165,10 +163,6 @@ class Attempt:
     counts_by_node: dict[str, int] = field(default_factory=dict)
     #: Nodes of the attempt before; empty where that is not known. Never changes.
     former_nodes: frozenset[str] = frozenset()
-    #: Whether any rank was stalled at the last tick.
-    has_stalled_ranks: bool = False
-    #: Whether a detection pass has run.
-    has_had_pass: bool = False
     #: Slowdown of each rank in the last detection pass, shape (ranks,), NaN where not known; None before any pass.
     slowdowns: Floats | None = None
     #: Medians of each rank as of the last detection pass.
@@ -184,6 +178,40 @@ class Attempt:
     #: The last step that was written to the history; -1 before any. Only grows.
     recorded_step: int = -1
 
+    def __post_init__(self) -> None:
+        self.batcher = ReportBatcher(self.window, self.ranks)
+        self.groups = GroupMembers(self.world_size)
+
+    @classmethod
+    def begin(cls, identity: RankIdentity, config: CollectorConfig, former: "Attempt | None") -> "Attempt":
+        """Return the attempt that a rank process begins after the `former` one."""
+        window = StepTable(config.steps_kept, identity.world_size, config.detect_steps)
+        former_nodes = frozenset(() if former is None else former.counts_by_node)
+        return cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
+
+    # -- its rank processes --------------------------------------------------------------------------------------------
+
+    @property
+    def has_live_ranks(self) -> bool:
+        """Whether any rank still reports."""
+        return any(rank.is_live for rank in self.ranks.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has joined and ended; one that is only silent has not."""
+        has_all = len(self.ranks) >= self.world_size
+        return has_all and not any(rank.ended in {None, "silent"} for rank in self.ranks.values())
+
+    @property
+    def stalled_ranks(self) -> list[RankState]:
+        """The ranks that are stalled and have not ended, the silent ones included."""
+        return [rank for rank in self.ranks.values() if rank.liveness.is_stalled and rank.ended in {None, "silent"}]
+
+    def find_live(self, machine_id: str) -> list[RankIdentity]:
+        """Return the processes on that machine that have not ended, to be checked there."""
+        here = [self.ranks[number] for number in self.by_machine.get(machine_id, ())]
+        return [rank.identity for rank in here if rank.ended in {None, "silent"}]
+
     def add(self, rank: RankState) -> None:
         """Add a rank process."""
         identity = rank.identity
@@ -191,6 +219,8 @@ class Attempt:
         self.counts_by_node[identity.node] = identity.restart_count
         self.restart_count = max(self.restart_count, identity.restart_count)
         self.by_machine.setdefault(identity.machine_id, []).append(identity.rank)
+
+    # -- reports -------------------------------------------------------------------------------------------------------
 
     def record_report(self, rank: int, report: ReportFields, now_collector_ns: int, now_wall_s: float) -> None:
         """Record a report of a rank; its steps and collectives are added to the table by `flush_reports`."""
@@ -220,6 +250,8 @@ class Attempt:
         for step in self.window.match_collectives(steps_max):
             self.collectives.add(step)
 
+    # -- time ----------------------------------------------------------------------------------------------------------
+
     def excuse_absence(self, away_ns: int, now_collector_ns: int) -> None:
         """Move the times when live ranks were last seen by the collector's own absence: what they sent meanwhile still
         waits to be read.
@@ -248,18 +280,7 @@ class Attempt:
             self.ranks[rank.identity.rank] = after
         return [rank.identity.boot_id for rank in chosen]
 
-    def is_followed_by(self, identity: RankIdentity) -> bool:
-        """Return whether a Hello of a rank without a process in this attempt begins another one.
-
-        Only counts of one node can be compared. A node that was in the attempt before joins this one, whatever it has
-        counted; one that is new to the run begins another attempt if it has counted more restarts than this one.
-        """
-        if identity.world_size != self.world_size:
-            return True
-        known = self.counts_by_node.get(identity.node)
-        if known is not None:
-            return identity.restart_count != known
-        return identity.node not in self.former_nodes and identity.restart_count > self.restart_count
+    # -- detection -----------------------------------------------------------------------------------------------------
 
     def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
         """Return the peers of each rank, mostly the same as in the last detection pass."""
@@ -291,70 +312,3 @@ class Attempt:
         self.batcher.validate()
         self.window.validate()
         self.collectives.validate()
-
-    def __post_init__(self) -> None:
-        self.batcher = ReportBatcher(self.window, self.ranks)
-        self.groups = GroupMembers(self.world_size)
-
-
-def build_hang_states(ranks: Mapping[int, RankState], now_collector_ns: int) -> dict[int, RankHangState]:
-    """Return the hang state of each rank."""
-    return {number: _build_hang_state(rank, now_collector_ns) for number, rank in ranks.items()}
-
-
-def _build_hang_state(rank: RankState, now_collector_ns: int) -> RankHangState:
-    liveness, ending = rank.liveness, rank.liveness.ending
-    since_host_ns = liveness.stalled_since_host_ns
-    return RankHangState(
-        ended=None if ending is None else ending.reason,
-        ended_detail="" if ending is None else ending.detail,
-        ended_collector_ns=None if ending is None else liveness.ended_collector_ns,
-        failed_collector_ns=_date_failure(liveness),
-        is_stalled=liveness.is_stalled,
-        stalled_ns=liveness.stalled_ns,
-        since_collector_ns=None
-        if since_host_ns is None
-        else rank.clock.to_collector_time(since_host_ns, now_collector_ns),
-        last_step=rank.last_step,
-        progress=liveness.progress,
-        stall=liveness.stall,
-        unresponsive=liveness.unresponsive,
-    )
-
-
-def _date_failure(liveness: Liveness) -> int | None:
-    """Return when a rank began to end badly by itself; None where it did not."""
-    ending, ended_collector_ns = liveness.ending, liveness.ended_collector_ns
-    if ending is None or ended_collector_ns is None or ending.reason in ENDED_WELL | BROUGHT_DOWN:
-        return None
-    is_only_seen = liveness.seen is not None and ending.detail == liveness.seen.detail
-    return date_failure(ending.reason, ended_collector_ns, is_only_seen=is_only_seen)
-
-
-class _PerRank(Mapping[int, Any]):
-    """A value of every rank, read on access: of 16,384 ranks few are."""
-
-    def __init__(self, ranks: Mapping[int, Any], read: Callable[[Any], Any]) -> None:
-        self._ranks = ranks
-        self._read = read
-
-    def __getitem__(self, rank: int) -> Any:
-        return self._read(self._ranks[rank])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-
-def read_samples(attempt: Attempt) -> Samples:
-    """Return the samples of the ranks, read on access."""
-    ranks, samples = attempt.ranks, attempt.samples
-    return Samples(
-        breakdowns=_PerRank(samples, lambda one: one.breakdowns),
-        gc_pauses=_PerRank(samples, lambda one: one.gc_pauses),
-        devices=_PerRank(ranks, lambda rank: rank.devices),
-        allocators=_PerRank(samples, lambda one: one.allocators),
-        hosts=_PerRank(ranks, lambda rank: rank.host),
-    )

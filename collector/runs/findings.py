@@ -3,11 +3,12 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.view import Candidate, Detected, RunView
 from rankscope.collector.invariants import require
@@ -16,6 +17,8 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
 from rankscope.measure.units import ns_to_s
+
+NO_REPORTS_YET: Final = "no rank has reported yet"
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class RunFindings:
         """The steps that the last detection pass charged to each finding, and what each lost in ns."""
         self.abstained: dict[str, str] = {}
         """Why a detector gives no verdict, by the first of its kinds."""
+        self._has_had_pass = False
+        """Whether a detection pass has run in this attempt."""
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
@@ -80,6 +85,11 @@ class RunFindings:
         """The cost so far, by rank and cause."""
         by_name = sorted(self._lost.items(), key=lambda item: (item[0][0] is None, item[0][0] or 0, item[0][1]))
         return tuple(LostSeconds(rank, cause, lost_s) for (rank, cause), lost_s in by_name)
+
+    @property
+    def why_no_verdict(self) -> str | None:
+        """Why detection gives no verdict on the ranks; None when it does."""
+        return self.abstained.get(STRAGGLER, None if self._has_had_pass else NO_REPORTS_YET)
 
     @property
     def opened(self) -> int:
@@ -106,6 +116,7 @@ class RunFindings:
         """Apply the results of a detection pass; return what has changed."""
         effects: list[RunEffect] = []
         self.charged.clear()
+        self._has_had_pass = True
         for result in found.results:
             kind = min(result.kinds)
             self.abstained.pop(kind, None)
@@ -141,6 +152,7 @@ class RunFindings:
     def begin_attempt(self) -> list[RunEffect]:
         """Close what is open: another attempt begins, in which steps count anew."""
         self._attempt_from = self._opened + 1
+        self._has_had_pass = False
         return self.close_all("restarted")
 
     def close_hangs(self, reason: str) -> list[RunEffect]:

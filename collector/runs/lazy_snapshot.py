@@ -11,7 +11,7 @@ import msgspec
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveSnapshot
-from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.measure.records import Totals
 
 
@@ -21,10 +21,10 @@ class LazyRunSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     head: RunSnapshot
-    ranks: tuple[RankState, ...]
-    medians: RankMedians
-    collectives: CollectiveSnapshot
     now_collector_ns: int
+    ranks: tuple[RankState, ...] = ()
+    medians: RankMedians = NO_MEDIANS
+    collectives: CollectiveSnapshot = CollectiveSnapshot()
 
     @property
     def run(self) -> str:

@@ -1,33 +1,12 @@
-"""Keep the last events of a run, and describe the inside of a run for debugging. Pure.
+"""Describe the inside of a run for debugging. Pure."""
 
-Two rings: reports, duplicates and clock answers come from every rank all the time, and must not displace what is rare.
-A ring of 256 events takes 50 KB at most, since a boot id has at most 64 characters.
-"""
-
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
-from rankscope.collector.invariants import require
-
-EVENTS_KEPT: Final = 256
-"""Events kept in each of the two rings."""
-ROUTINE: Final = frozenset({"ReportAdmitted", "DuplicateSeen", "ClockSampled"})
-"""Kinds of event that come from every rank all the time."""
-
-
-class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event of a run. `number` counts all its events from 1. `rank` is None for an event of no rank, or of a rank
-    process that the run does not have; `collector_ns` is None for a duplicate, which has no time.
-    """
-
-    number: int
-    kind: str
-    rank: int | None
-    boot_id: str
-    collector_ns: int | None
+from rankscope.collector.runs.event_log import LoggedEvent
+from rankscope.collector.runs.run import RunState
 
 
 class RunDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,40 +46,38 @@ class RunDump(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[LoggedEvent, ...]
 
 
-class EventLog:
-    """The last events of one run. Written by RunState only; another thread may read it."""
-
-    def __init__(self) -> None:
-        #: Events by kind since the run is known here.
-        self._counts: Counter[str] = Counter()
-        #: Number of the last event; equals the sum of `_counts`.
-        self._number = 0
-        #: (number, kind, rank, boot id, collector_ns), at most EVENTS_KEPT, numbers ascend; only kinds in ROUTINE.
-        self._routine: deque[tuple[int, str, int | None, str, int | None]] = deque(maxlen=EVENTS_KEPT)
-        #: The same for all other kinds.
-        self._others: deque[tuple[int, str, int | None, str, int | None]] = deque(maxlen=EVENTS_KEPT)
-
-    def record(self, kind: str, rank: int | None, boot_id: str, collector_ns: int | None) -> None:
-        """Add an event; beyond EVENTS_KEPT the oldest of its ring is dropped."""
-        self._number += 1
-        self._counts[kind] += 1
-        ring = self._routine if kind in ROUTINE else self._others
-        ring.append((self._number, kind, rank, boot_id, collector_ns))
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Events by kind."""
-        return dict(self._counts)
-
-    def read(self) -> tuple[LoggedEvent, ...]:
-        """Return the events that are kept, oldest first."""
-        return tuple(LoggedEvent(*entry) for entry in sorted([*self._routine, *self._others]))
-
-    def validate(self) -> None:
-        """Raise InvariantError where an invariant does not hold."""
-        require(self._number == sum(self._counts.values()), "the number of events is not the sum of their counts")
-        for ring in (self._routine, self._others):
-            numbers = [entry[0] for entry in ring]
-            require(len(numbers) <= EVENTS_KEPT, "a ring of events is too long")
-            require(numbers == sorted(set(numbers)), "a ring of events is out of order")
-        require(all(entry[1] in ROUTINE for entry in self._routine), "a rare event is among the routine ones")
+def dump_run(run: RunState, now_collector_ns: int) -> RunDump:
+    """Describe the inside of a run. Any thread may call it: it reads attributes and copies, and changes nothing, so
+    values may be of different events where the run changes meanwhile.
+    """
+    attempt, end, findings = run.attempt, run.ending.end, run.findings
+    ranks = () if attempt is None else tuple(attempt.ranks.values())
+    return RunDump(
+        run_id=run.run,
+        now_collector_ns=now_collector_ns,
+        is_superseded=run.is_superseded,
+        is_over=run.is_over,
+        attempt=run.attempts,
+        world_size=run.world_size,
+        restart_count=0 if attempt is None else attempt.restart_count,
+        ranks=dict(Counter(rank.ended or "up" for rank in ranks)),
+        ranks_stalled=sum(bool(rank.liveness.is_stalled) and rank.is_live for rank in ranks),
+        ranks_awaited=sum(rank.is_awaited for rank in ranks),
+        nodes=0 if attempt is None else len(attempt.counts_by_node),
+        groups=0 if attempt is None else len(attempt.groups.by_label),
+        groups_dropped=0 if attempt is None else attempt.groups.dropped,
+        reports_pending=0 if attempt is None else attempt.batcher.pending,
+        steps_unmatched=0 if attempt is None else attempt.window.unmatched,
+        latest_step=-1 if attempt is None else attempt.window.latest_step,
+        recorded_step=-1 if attempt is None else attempt.recorded_step,
+        step_ns=0 if attempt is None else attempt.step_ns,
+        findings_opened=findings.opened,
+        findings_open=tuple(finding.number for finding in findings.held),
+        abstained=dict(findings.abstained),
+        end=None if end is None else end.reason,
+        is_concluded=run.ending.is_concluded,
+        last_message_collector_ns=run.last_message_collector_ns,
+        last_change_collector_ns=run.last_change_collector_ns,
+        event_counts=run.log.counts,
+        events=run.log.read(),
+    )

@@ -1,7 +1,8 @@
 """Keep the run's end up to date: computed when its last rank ends, and again when more is known. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
+from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
@@ -17,26 +18,35 @@ class RunEnding:
         self._reset()
 
     def _reset(self) -> None:
+        #: How each rank ended, as `end` was computed.
         self._known: list[tuple[Ending | None, RankEnded | None]] = []
+        #: The clocks when the last rank ended; None while one is live.
         self._clocks: Clocks | None = None
+        #: How the run ended; None while it goes on.
         self.end: RunEnd | None = None
-        """How the run ended; None while it goes on."""
+        #: Whether the findings have been closed since the run ended.
         self.is_concluded = False
-        """Whether the findings have been closed since the run ended."""
 
-    def update(self, ranks: Mapping[int, RankState], world_size: int, clocks: Clocks) -> None:
+    def update(self, attempt: Attempt, clocks: Clocks) -> None:
         """Bring the end up to date. Cheap while a rank is live."""
-        present = ranks.values()
-        if not present or any(rank.is_live for rank in present):
+        ranks = attempt.ranks.values()
+        if not ranks or attempt.has_live_ranks:
             self._reset()
             return
-        known = [(rank.liveness.ending, rank.liveness.seen) for rank in present]
+        known = [(rank.liveness.ending, rank.liveness.seen) for rank in ranks]
         if self.end is not None and known == self._known:
             return
         # The clocks of the first call: a wall clock that is set must not move a past end.
         self._clocks = self._clocks or clocks
         self._known = known
-        self.end = find_run_end(read_ends(present, self._clocks), world_size)
+        self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size)
+
+
+def find_last_end(ranks: Collection[RankState], last_message_collector_ns: int) -> int:
+    """Return when the last rank ended; where that is not known of all of them, when the last message came."""
+    known = [rank.liveness.ended_collector_ns for rank in ranks]
+    ended = [ended_ns for ended_ns in known if ended_ns is not None]
+    return max(ended) if ended and len(ended) == len(known) else max([last_message_collector_ns, *ended])
 
 
 def read_ends(ranks: Collection[RankState], clocks: Clocks) -> list[RankProcessEnd]:

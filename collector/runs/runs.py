@@ -1,7 +1,7 @@
 """Find the run that a message is about. Several may have one name: the latest, and former ones that are over. Pure.
 
 A message of a known rank process goes to its run, also when a later run of that name has begun: the sidecar's report of
-how a rank ended, orphaned reports. Only the Hello of an unknown process may begin a run (`RunState.accepts_hello`).
+how a rank ended, orphaned reports. Only the Hello of an unknown process may begin a run (`continues_run`).
 
 Of each name at most FORMER_RUNS_MAX former runs stay in memory, and all runs together keep to `runs_max` and
 `ranks_max`: former runs are dropped for that, those with the oldest change first. The owner drops them at each tick
@@ -16,11 +16,14 @@ from rankscope.collector.run_ids import choose_run_id, make_run_id
 from rankscope.collector.runs.events import PeerEvent, RankJoined
 from rankscope.collector.runs.run import RunState
 from rankscope.measure.messages import Hello
-from rankscope.measure.units import ns_to_s
+from rankscope.measure.units import ns_to_s, s_to_ns
 
 FORMER_RUNS_MAX: Final = 3
 """Enough to compare a run with those before it. A run that is restarted every 10 s must not fill every list; the store
 keeps the history of all."""
+
+ENDED_ON_PURPOSE: Final = frozenset({"finished", "stopped", "interrupted"})
+"""A run all of whose ranks ended so is complete, or its user stopped it: the next start is no restart of it."""
 
 
 class Runs:
@@ -49,7 +52,8 @@ class Runs:
             return known
         if hello.left_behind:
             return _find_run_of_orphan(runs, hello)
-        return runs[-1] if runs[-1].accepts_hello(hello, event.now_collector_ns) else None
+        within_ns = s_to_ns(self._config.restart_within_s)
+        return runs[-1] if continues_run(hello, runs[-1], event.now_collector_ns, within_ns) else None
 
     def get(self, asked: str) -> RunState | None:
         """Return the run with this id, or the latest one of this name; None when there is none."""
@@ -104,8 +108,28 @@ class Runs:
         return surplus
 
 
+def continues_run(hello: Hello, run: RunState, now_collector_ns: int, within_ns: int) -> bool:
+    """Return whether an unknown process belongs to this run, or begins another run of the same name.
+
+    It belongs to this run while any rank reports, or where a process has only restarted its agent. After a run that
+    ended on purpose it begins another one. Otherwise it is the next attempt where the launcher counts a restart, or
+    where the last message of this run is at most `within_ns` old.
+    """
+    attempt = run.attempt
+    if attempt is None or any(rank.is_live and not rank.is_awaited for rank in attempt.ranks.values()):
+        return True
+    identity, present = hello.identity, attempt.ranks.get(hello.identity.rank)
+    if present is not None and present.is_continued_by(identity):
+        return True
+    if run.is_over and all(rank.ended in ENDED_ON_PURPOSE for rank in attempt.ranks.values()):
+        return False
+    if identity.restart_count > attempt.restart_count:
+        return True
+    return now_collector_ns - run.last_message_collector_ns <= within_ns
+
+
 def _find_by_boot_id(runs: list[RunState], boot_id: str) -> RunState | None:
-    return next((run for run in reversed(runs) if run.has_process(boot_id)), None)
+    return next((run for run in reversed(runs) if boot_id in run.processes), None)
 
 
 def _find_run_of_orphan(runs: list[RunState], hello: Hello) -> RunState:

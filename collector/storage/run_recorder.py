@@ -23,6 +23,7 @@ from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.saved_runs import collect_finished_steps, save_run
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -208,13 +209,12 @@ class Recorder:
                 self._pending.add_interval(run, interval)
 
     def _find_changes(self, state: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
-        run, steps = state.run, state.collect_finished_steps(clocks.wall_s)
-        saved = state.save(clocks)
-        if saved is None:
+        run, steps = state.run, collect_finished_steps(state, clocks.wall_s)
+        to_save = save_run(state, clocks)
+        if to_save is None:
             return None
-        story = state.save_story()
         saved_ranks, known, old = {}, {}, []
-        ranks, collectives = state.ranks, state.save_collectives()
+        ranks, collectives = to_save.ranks, to_save.collectives
         changed = []
         for number, rank in ranks.items():
             before = self._saved.get((run, number))
@@ -224,9 +224,9 @@ class Recorder:
                 old.append((before.at_wall_s, number))
         changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
         for number in changed:
-            saved_ranks[run, number] = saved.attempt, state.save_rank(ranks[number], clocks)
+            saved_ranks[run, number] = to_save.run.attempt, to_save.save_rank(number, clocks)
             known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
-        return _Changes(saved, story, saved_ranks, collectives, known, steps)
+        return _Changes(to_save.run, to_save.story, saved_ranks, collectives, known, steps)
 
     def _put(self, changes: _Changes) -> None:
         """Add changes to the pending batch, whose lock is held."""

@@ -18,7 +18,7 @@ from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
-from rankscope.collector.runs.run_dump import RunDump
+from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries, medians_of_last
@@ -51,7 +51,7 @@ class LiveWorld:
     def tell(self, story: Story, name: str = "story") -> None:
         """A story as it stands, under this name."""
         self.show(*[rename(story.snapshot(), name)], steps=pictures_of(story, name))
-        self.dumps = {name: msgspec.structs.replace(story.job.dump(story.now_ns), run_id=name)}
+        self.dumps = {name: msgspec.structs.replace(dump_run(story.job, story.now_ns), run_id=name)}
 
     def read_snapshot(self) -> Snapshot:
         """What `read` gives at this moment."""

@@ -38,7 +38,7 @@ def test_every_process_stays_in_its_run_and_limits_hold(
         if reason != "silent":
             launches.end(f"{number}-{name}", reason, reason, name=name)
         launches.wait(20).wait(pause_s)  # what is silent is so after 15 s
-        known = {boot_id: job.run for job in launches.runs for boot_id in job.boot_ids}
+        known = {boot_id: job.run for job in launches.runs for boot_id in job.processes}
         assert known.items() <= run_of_life.items()
         assert launches.ids == sorted(set(launches.ids), key=lambda one: (read_run_name(one), one))
         assert len(launches.ids) <= RUNS_MAX

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.saved_runs import restore_run, save_run
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter
@@ -54,17 +54,16 @@ def clocks_of(story: Story) -> Clocks:
 
 def save(story: Story) -> Kept:
     clocks = clocks_of(story)
-    run = story.job.save(clocks)
-    assert run is not None
+    saved = save_run(story.job, clocks)
+    assert saved is not None
     encode = msgspec.json.encode
-    lives = [encode(story.job.save_rank(rank, clocks)) for rank in story.job.ranks.values()]
-    collectives = story.job.save_collectives().pack()
-    return Kept(encode(run), encode(story.job.save_story()), tuple(lives), collectives, read_counters(story))
+    lives = [encode(saved.save_rank(rank, clocks)) for rank in saved.ranks]
+    return Kept(encode(saved.run), encode(saved.story), tuple(lives), saved.collectives.pack(), read_counters(story))
 
 
 def restore(story: Story, kept: Kept) -> None:
     decode = msgspec.json.decode
-    story.job = RunState.restore(
+    story.job = restore_run(
         CollectorConfig(),
         decode(kept.run, type=SavedRun),
         decode(kept.story, type=SavedStory),

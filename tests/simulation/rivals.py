@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.runs.run import SKIP_STEPS
+from rankscope.collector.runs.run_view import SKIP_STEPS
 from tests.simulation.collector_end import Opened
 from tests.simulation.engine import Floats
 from tests.simulation.program import KERNEL

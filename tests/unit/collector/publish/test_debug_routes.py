@@ -7,7 +7,7 @@ import msgspec
 
 from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.run_ids import make_run_id
-from rankscope.collector.runs.run_dump import RunDump
+from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.snapshot import Snapshot
 from tests.unit.collector.runs.run_stories import Story
 
@@ -16,7 +16,7 @@ def ask(run: str) -> Response:
     story = Story(2).join().train(1)
 
     def read_dump(asked: str) -> RunDump | None:
-        return story.job.dump(story.now_ns) if asked == "story" else None
+        return dump_run(story.job, story.now_ns) if asked == "story" else None
 
     snapshot = Snapshot(wall_s=0.0, version="0")
     routes = Routes(

@@ -99,7 +99,7 @@ def tell(
             job.apply(event)
         job.flush_reports(steps_max=steps_max)
     job.flush_reports()
-    attempt = job._attempt
+    attempt = job.attempt
     assert attempt is not None
     series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
     return job.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]

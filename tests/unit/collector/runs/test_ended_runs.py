@@ -8,8 +8,8 @@ from rankscope.collector.reports.summary import HEALTHY, verdict
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import CloseFinding
 from rankscope.collector.runs.findings import _find_outcome
-from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.saved_runs import restore_run, save_run
 from tests.run_ticks import tick_run
 from tests.unit.collector.runs.run_stories import S, Story
 from tests.unit.collector.runs.test_hang_story import LIMIT_S, HangStory
@@ -100,14 +100,16 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     story = slow_story()
     finish(story, "failed")
     clocks = Clocks(story.now_ns, 0.0)
-    saved = story.job.save(clocks)
+    saved = save_run(story.job, clocks)
     assert saved is not None
-    assert saved.end is not None
-    lives = [story.job.save_rank(rank, clocks) for rank in story.job.ranks.values()]
-    job = RunState.restore(CollectorConfig(), saved, story.job.save_story(), lives, clocks)
+    before = saved.run.end
+    lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
+    job = restore_run(CollectorConfig(), saved.run, saved.story, lives, clocks)
     tick_run(job, story.now_ns + S, 1.0)
-    assert job.end is not None
-    assert (job.end.reason, job.end.first) == (saved.end.reason, saved.end.first)
+    after = job.ending.end
+    assert before is not None
+    assert after is not None
+    assert (after.reason, after.first) == (before.reason, before.first)
 
 
 def test_hang_is_told_with_its_length_until_the_run_was_ended() -> None:

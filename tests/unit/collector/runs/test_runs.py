@@ -11,6 +11,7 @@ from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import FORMER_RUNS_MAX, Runs
+from rankscope.collector.runs.saved_runs import restore_run, save_run
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
 from rankscope.measure.units import NS_PER_S
@@ -102,8 +103,7 @@ class Launches:
     @property
     def attempts(self) -> list[int]:
         """Of each run how many restarts it has had."""
-        saved = [job.save(Clocks(self.now_ns, BEGIN_WALL_S + self.now_s)) for job in self.runs]
-        return [one.attempt for one in saved if one is not None]
+        return [job.attempts for job in self.runs]
 
     def goodput(self, run_id: str) -> GoodputSnapshot:
         """Where the time of a run went."""
@@ -135,10 +135,10 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     later = Clocks(launches.now_ns, BEGIN_WALL_S + launches.now_s)
     restored = Runs(launches.config)
     for job in launches.runs:
-        saved = job.save(clocks)
+        saved = save_run(job, clocks)
         assert saved is not None
-        lives = [job.save_rank(rank, clocks) for rank in job.ranks.values()] if keep_lives else []
-        restored.put(RunState.restore(launches.config, saved, job.save_story(), lives, later))
+        lives = [saved.save_rank(rank, clocks) for rank in saved.ranks] if keep_lives else []
+        restored.put(restore_run(launches.config, saved.run, saved.story, lives, later))
     launches.runs = restored
 
 
@@ -334,12 +334,11 @@ def test_restored_run_rejects_a_start_long_after_it() -> None:
     launches.launch("one")
     (job,) = launches.runs
     clocks = Clocks(launches.now_ns, BEGIN_WALL_S)
-    saved, lives = job.save(clocks), [job.save_rank(rank, clocks) for rank in job.ranks.values()]
+    saved = save_run(job, clocks)
     assert saved is not None
+    lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
     later = Launches(restart_within_s=60)
     later.now_s = 7_200
-    later.runs.put(
-        RunState.restore(later.config, saved, job.save_story(), lives, Clocks(later.now_ns, BEGIN_WALL_S + 7_200))
-    )
+    later.runs.put(restore_run(later.config, saved.run, saved.story, lives, Clocks(later.now_ns, BEGIN_WALL_S + 7_200)))
     later.launch("two")
     assert (later.ids, later.attempts) == ([FIRST, "bert@20261125T123005Z"], [0, 0])

@@ -10,7 +10,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.runs.goodput import CarriedGoodput, GoodputSnapshot
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.saved_runs import collect_finished_steps, restore_run, save_run
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
@@ -32,18 +32,17 @@ def wall_of(story: Story) -> Clocks:
 def kill(story: Story, away_s: float = AWAY_S) -> Story:
     """The collector is gone with all but what it had saved, and the next one goes on with that."""
     clocks = wall_of(story)
-    saved = story.job.save(clocks)
+    saved = save_run(story.job, clocks)
     assert saved is not None
-    run = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRun)
-    told = msgspec.json.decode(msgspec.json.encode(story.job.save_story()), type=SavedStory)
+    run = msgspec.json.decode(msgspec.json.encode(saved.run), type=SavedRun)
+    told = msgspec.json.decode(msgspec.json.encode(saved.story), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(story.job.save_rank(rank, clocks)), type=SavedRank)
-        for rank in story.job.ranks.values()
+        msgspec.json.decode(msgspec.json.encode(saved.save_rank(rank, clocks)), type=SavedRank) for rank in saved.ranks
     ]
-    collectives = unpack_counts(story.job.save_collectives().pack())
+    collectives = unpack_counts(saved.collectives.pack())
     story.now_ns += round(away_s * S)
     clocks = wall_of(story)
-    story.job = RunState.restore(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
+    story.job = restore_run(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
     return story
 
 
@@ -175,17 +174,16 @@ def test_a_former_life_that_is_slow_to_die_is_still_kept_out() -> None:
 
 def test_a_new_attempt_begins_as_ever() -> None:
     story = kill(Story(2).join().train(20)).restart().train(10)
-    saved = story.job.save(wall_of(story))
+    saved = save_run(story.job, wall_of(story))
     assert saved is not None
-    assert (saved.attempt, saved.restart_count) == (1, 1)
+    assert (saved.run.attempt, saved.run.restart_count) == (1, 1)
     assert [rank.totals.steps for rank in story.snapshot().ranks] == [10, 10]
 
 
 def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
     story = Story(2)
-    assert story.job.save(wall_of(story)) is None
-    assert story.job.collect_finished_steps(0.0) == []
-    assert dict(story.job.ranks) == {}
+    assert save_run(story.job, wall_of(story)) is None
+    assert collect_finished_steps(story.job, 0.0) == []
 
 
 # -- goodput ----------------------------------------------------------------------------------------------------------

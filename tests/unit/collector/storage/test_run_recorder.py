@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun
+from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage import run_recorder as recorder_module
 from rankscope.collector.storage.database import Database
@@ -115,16 +116,16 @@ def test_lock_is_free_while_changes_of_ranks_are_found(path: Path, monkeypatch: 
     clocks = Clocks(story.now_ns, WALL_S)
     snapshot = Snapshot(wall_s=WALL_S, version="0", runs=(story.snapshot(),))
     answers: list[Snapshot] = []
-    save_rank = story.job.save_rank
+    save = RankState.save
 
-    def save_after_asking(rank: RankState, clocks: Clocks) -> SavedRank:
+    def save_after_asking(rank: RankState, clocks: Clocks, step_ns_median: float | None) -> SavedRank:
         asking = threading.Thread(target=lambda: answers.append(loop.recorder.choose_exported(snapshot)), daemon=True)
         asking.start()
         asking.join(DEADLINE_S)
-        return save_rank(rank, clocks)
+        return save(rank, clocks, step_ns_median)
 
     with looping(path) as loop:
-        monkeypatch.setattr(story.job, "save_rank", save_after_asking)
+        monkeypatch.setattr(RankState, "save", save_after_asking)
         loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
     assert answers == [snapshot] * 2
     assert load(path) == [("story", 2, 1)]
@@ -218,7 +219,7 @@ def test_next_collector_restores_the_collectives(path: Path) -> None:
     with looping(path, start=False) as loop:
         (kept,) = loop.recorder.load()
     clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
-    job = RunState.restore(CollectorConfig(), kept.run, kept.story, kept.ranks, clocks, collectives=kept.collectives)
+    job = restore_run(CollectorConfig(), kept.run, kept.story, kept.ranks, clocks, collectives=kept.collectives)
     restored = job.snapshot(story.now_ns).ranks[1].collectives
     assert [(one.op, one.count, one.wait_ns) for one in restored] == [
         (one.op, one.count, one.wait_ns) for one in counted
@@ -229,14 +230,14 @@ def test_next_collector_restores_the_collectives(path: Path) -> None:
 class Broken(RunState):
     """A run with a mistake of ours in it."""
 
-    def save(self, clocks: Clocks) -> SavedRun | None:  # noqa: ARG002 - the signature of what it stands in for
+    def flush_reports(self, *, steps_max: int | None = None) -> None:  # noqa: ARG002 - the signature of the method
         raise ZeroDivisionError
 
 
 def test_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     story, broken = Story(2).join().train(20), Broken("broken", CollectorConfig())
     clocks = Clocks(story.now_ns, WALL_S)
-    pictures = (broken.snapshot(story.now_ns), story.snapshot())
+    pictures = (RunState("broken", CollectorConfig()).snapshot(story.now_ns), story.snapshot())
     with looping(path) as loop:
         for _ in range(2):
             loop.recorder.tick([broken, story.job], Snapshot(wall_s=WALL_S, version="0", runs=pictures), clocks)

@@ -1,0 +1,103 @@
+"""Save a run and its history, and restore it in the next collector. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.run import RunState
+from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
+from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
+from rankscope.collector.steps.step_table import StepTable
+
+
+class RunToSave(NamedTuple):
+    """Parts of a run that are saved. Of its ranks only those are that have changed: `save_rank` returns their form."""
+
+    run: SavedRun
+    story: SavedStory
+    ranks: Mapping[int, RankState]
+    medians: RankMedians
+    collectives: CollectiveSums
+
+    def save_rank(self, number: int, clocks: Clocks) -> SavedRank:
+        """Return what is saved of a rank."""
+        return self.ranks[number].save(clocks, self.medians.step_ns_median(number))
+
+
+def collect_finished_steps(run: RunState, wall_s: float) -> list[StepAggregate]:
+    """Return the steps that were finished since the last call, for the history."""
+    run.flush_reports(steps_max=0)
+    attempt = run.attempt
+    if attempt is None:
+        return []
+    patience = 0 if run.is_over else PATIENCE_STEPS
+    steps, durations_ns, phases_ns = attempt.window.read_finished(attempt.recorded_step, patience=patience)
+    if not len(steps):
+        return []
+    attempt.recorded_step = int(steps[-1])
+    return aggregate_steps(run.attempts, wall_s, steps, durations_ns, phases_ns)
+
+
+def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
+    """Return what is saved of a run; None before any rank has joined."""
+    run.flush_reports(steps_max=0)
+    attempt, findings = run.attempt, run.findings
+    if attempt is None or run.begun_collector_ns is None:
+        return None
+    goodput = run.goodput.snapshot(clocks.collector_ns)
+    # All time up to the end of a run that is over is settled, and there is no more.
+    settled_ns = run.last_change_collector_ns if run.is_over else clocks.collector_ns - goodput.unreported_ns
+    saved = SavedRun(
+        run=run.run,
+        world_size=attempt.world_size,
+        restart_count=attempt.restart_count,
+        attempt=run.attempts,
+        begun_wall_s=clocks.to_wall_s(run.begun_collector_ns),
+        changed_wall_s=clocks.to_wall_s(run.last_message_collector_ns),
+        settled_wall_s=clocks.to_wall_s(settled_ns),
+        is_over=run.is_over,
+        step_ns=attempt.step_ns,
+        recorded_step=attempt.recorded_step,
+        goodput=goodput,
+        lost=findings.lost,
+        findings_opened=findings.opened,
+        end=run.ending.end,
+    )
+    story = SavedStory(findings=findings.findings_as_closed, former_boots=tuple(sorted(run.processes.former)))
+    return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
+
+
+def restore_run(
+    config: CollectorConfig,
+    saved: SavedRun,
+    story: SavedStory,
+    ranks: Sequence[SavedRank],
+    clocks: Clocks,
+    *,
+    collectives: SavedCounts | None = None,
+) -> RunState:
+    """Return the run as an earlier collector saved it; its ranks are awaited."""
+    run = RunState(saved.run, config)
+    window = StepTable(config.steps_kept, saved.world_size, config.detect_steps)
+    attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
+    attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
+    run.attempts, run.processes.former = saved.attempt, frozenset(story.former_boots)
+    for one in ranks:
+        attempt.add(RankState.restore(one, clocks))
+        run.processes.add(one.hello.identity)
+    if collectives is not None:
+        ranks_end = max([saved.world_size, *(number + 1 for number in attempt.ranks)])
+        attempt.collectives.restore(collectives, ranks_end)
+    run.findings.restore(saved.findings_opened, story.findings, saved.lost, attempts=saved.attempt)
+    run.goodput.resume(saved.goodput, clocks.to_collector_ns(saved.settled_wall_s), is_over=saved.is_over)
+    run.begun_collector_ns = clocks.to_collector_ns(saved.begun_wall_s)
+    run.last_message_collector_ns = clocks.to_collector_ns(saved.changed_wall_s)
+    run.last_change_collector_ns = run.last_message_collector_ns if saved.is_over else clocks.collector_ns
+    reported_wall_s = (one.last_report_wall_s for one in ranks)
+    run.last_report_wall_s = max((one for one in reported_wall_s if one is not None), default=None)
+    return run
