@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import Abstain, Finding, match_open
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
@@ -72,11 +72,10 @@ class _Held:
 
 def _update(held: list[_Held], candidate: Candidate) -> _Held:
     """Replace the finding that a candidate is about, or add it; others that it merges are removed."""
-    same = [one for one in held if one.finding.is_about_the_same(candidate.finding)]
-    if not same:
+    kept, merged = match_open(held, candidate.finding)
+    if kept is None:
         held.append(_Held(candidate.finding))
         return held[-1]
-    kept, *merged = same
     held[:] = [one for one in held if one not in merged]
     kept.finding = msgspec.structs.replace(candidate.finding, number=kept.finding.number)
     return kept

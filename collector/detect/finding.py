@@ -1,7 +1,7 @@
 """Define the results of detection: a Finding, or an Abstain with its reason."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -90,6 +90,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         if not self.ranks and not other.ranks:
             return self.group is not None or self.cause == other.cause
         return not set(self.ranks).isdisjoint(other.ranks)
+
+
+class HoldsFinding(Protocol):
+    """Anything that keeps an open finding and replaces it by its newer forms."""
+
+    finding: Finding
+
+
+Held = TypeVar("Held", bound=HoldsFinding)
+
+
+def match_open(held: Sequence[Held], found: Finding) -> tuple[Held | None, list[Held]]:
+    """Return the open finding that `found` continues, the first that is about the same; None where it is new. And the
+    others that are about the same, which it merges into that one.
+    """
+    same = [one for one in held if one.finding.is_about_the_same(found)]
+    return (same[0] if same else None), same[1:]
 
 
 class Abstain(msgspec.Struct, frozen=True):

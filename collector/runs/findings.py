@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
+from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding, match_open
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.view import Candidate, Detected, RunView
 from rankscope.collector.invariants import require
@@ -184,24 +184,13 @@ class RunFindings:
     def _open_or_update(self, candidate: Candidate, view: RunView, effects: list[RunEffect]) -> None:
         """Open a finding, or update the open one; others that it merges are closed."""
         finding, series = candidate.finding, view.series
-        same = [one for one in self._open if one.finding.is_about_the_same(finding)]
-        if not same:
-            self._opened += 1
-            since = finding.since_step if finding.since_step is not None else _last_step(series) + 1
-            began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
-            same = [
-                _Open(
-                    msgspec.structs.replace(finding, number=self._opened),
-                    since - 1,
-                    began_collector_ns=began_collector_ns,
-                )
-            ]
-            self._open += same
-            effects.append(OpenFinding(self._run, same[0].finding))
-        kept, *merged = same
+        kept, merged = match_open(self._open, finding)
+        if kept is None:
+            kept = self._open_new(finding, view)
+            effects.append(OpenFinding(self._run, kept.finding))
         effects += [self._merge(one, kept.finding.number) for one in merged]
         kept.lost_rank_seconds += sum(one.lost_rank_seconds for one in merged)
-        kept.began_collector_ns = min(one.began_collector_ns for one in same)
+        kept.began_collector_ns = min(one.began_collector_ns for one in (kept, *merged))
         kept.see(view)
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
@@ -209,6 +198,14 @@ class RunFindings:
         kept.finding = msgspec.structs.replace(finding, number=before.number, lost_rank_seconds=lost_s)
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
+
+    def _open_new(self, finding: Finding, view: RunView) -> _Open:
+        self._opened += 1
+        since = finding.since_step if finding.since_step is not None else _last_step(view.series) + 1
+        began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
+        numbered = msgspec.structs.replace(finding, number=self._opened)
+        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns))
+        return self._open[-1]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
         """Add the cost of new steps. It is known of steps with measured waiting: each stands for the unmeasured ones

@@ -137,7 +137,7 @@ class CollectiveSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False)
 
 
 class CollectiveCounts:
-    """Sums of the collectives of each rank. Written by RunState only."""
+    """Sums of the collectives of each rank. Written by Attempt only."""
 
     def __init__(self) -> None:
         self._number: dict[Kind, int] = {}

@@ -24,7 +24,7 @@ from rankscope.measure.codec import decode
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import ns_to_s
 from tests.run_ticks import tick_run
-from tests.validated_run import SampledRun
+from tests.validated_run import ValidatedRun
 
 
 class Opened(NamedTuple):
@@ -42,7 +42,7 @@ class CollectorEnd:
 
     def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
         self.admission = Admission(1, world_size)
-        self.run: RunState = SampledRun(run, config)
+        self.run: RunState = ValidatedRun(run, config)
         self.steps_admitted: dict[str, int] = {}
         """Records of steps in admitted reports, by rank process."""
         self.admitted: dict[str, set[int]] = {}
