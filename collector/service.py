@@ -34,7 +34,6 @@ from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
@@ -52,6 +51,7 @@ from rankscope.collector.runs.events import (
     UpdateFinding,
     find_boot_id,
 )
+from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.run_dump import RunDump, dump_run
 from rankscope.collector.runs.run_end_words import find_failure

@@ -17,8 +17,8 @@ from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
+from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
-from rankscope.collector.runs.throughput import find_throughput
 from rankscope.measure.errors import UnavailableError
 
 GZIP_LEVEL: Final = 1

@@ -11,9 +11,9 @@ from rankscope.collector.detect.finding import Finding, format_ranks
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
-from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
+from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval

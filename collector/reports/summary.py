@@ -8,8 +8,8 @@ from rankscope.collector.runs.run_end_words import (
     describe_lost,
     describe_no_first,
 )
+from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.runs.throughput import find_throughput
 from rankscope.measure.units import format_duration
 
 SHARE_MIN = 0.0005

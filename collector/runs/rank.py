@@ -1,4 +1,4 @@
-"""Define the state of one rank process: plain fields, replaced by each event. Pure.
+"""Define the state of one rank process, plain fields that each event replaces, and what is saved of it. Pure.
 
 A state never changes, so the snapshot of a run refers to the states of its ranks and is built when it is read.
 
@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.collector.invariants import require
-from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.clock_alignment import ClockAlignment, Clocks
 from rankscope.collector.runs.events import (
     ClockSampled,
@@ -25,13 +24,13 @@ from rankscope.collector.runs.events import (
 from rankscope.collector.runs.liveness import Liveness
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.snapshot import RankSnapshot
-from rankscope.collector.runs.step_accounting import StepAccounting
+from rankscope.collector.runs.step_accounting import StepAccounting, StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Hello, Report
-from rankscope.measure.records import Collectives, DeviceSample, HostSample, WindowBreakdown
+from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.records import Collectives, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
 from rankscope.measure.table import Table
 
 FRAME_BYTES_KEPT: Final = 4096
@@ -40,6 +39,34 @@ FRAME_BYTES_KEPT: Final = 4096
 
 _REPORTS: Final = msgspec.msgpack.Decoder(Report)
 _NOTHING_REPORTED: Final = Report(sequence=1, host_ns=0)
+
+
+class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What is saved of one rank process: who it is, its counts, and how it ended, as far as it has. Times are seconds
+    since 1970.
+    """
+
+    hello: Hello
+    first_sequence: int
+    last_sequence: int
+    admitted: int
+    duplicates: int
+    steps: StepCounts = StepCounts()
+    last_report_wall_s: float | None = None
+    last_step: int | None = None
+    step_ns_median: float | None = None
+    totals: Totals = Totals()
+    losses: Losses = Losses()
+    devices: tuple[DeviceSample, ...] = ()
+    said: Goodbye | None = None
+    seen: RankEnded | None = None
+    is_gone: bool = False
+    ended_wall_s: float | None = None
+
+    @property
+    def missing(self) -> int:
+        """Numbered messages of this rank process that were given up."""
+        return self.last_sequence - self.first_sequence + 1 - self.admitted
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -14,11 +14,11 @@ from rankscope.collector.invariants import require
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.attempt import Attempt, find_end_of_steps
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.event_log import EventLog
 from rankscope.collector.runs.events import (
     AskClock,
     CollectorAway,
     EndSeen,
+    EventLog,
     GoodbyeAdmitted,
     RankJoined,
     RankProcessEvent,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankscope.collector.runs.event_log import LoggedEvent
+from rankscope.collector.runs.events import LoggedEvent
 from rankscope.collector.runs.run import RunState
 
 

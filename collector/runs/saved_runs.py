@@ -1,18 +1,58 @@
-"""Save a run and its history, and restore it in the next collector. Pure."""
+"""Save a run, and restore it in the next collector: counters, findings, ends, costs. Pure.
+
+Two rows of JSON a run, one a rank process, and the sums of all ranks' collectives in columns. Measurements are not
+saved (steps, collectives, clocks: they come anew), nor what every report carries anyway; but the last totals are, for
+the report of a run that is over. Times are seconds since 1970: the next collector has another monotonic clock, perhaps
+on another machine.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
+
+
+class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run without its findings and ranks. `attempt` counts its attempts from 0, also those that torchrun does not
+    count; `goodput` is settled up to `settled_wall_s`; `step_ns` is the time in steps counted of this attempt;
+    `recorded_step` the last step of it in the history; `end` is how the run ended, None while it goes on.
+    """
+
+    run: str
+    world_size: int
+    restart_count: int
+    attempt: int
+    begun_wall_s: float
+    changed_wall_s: float
+    settled_wall_s: float
+    is_over: bool
+    step_ns: int
+    recorded_step: int
+    goodput: GoodputSnapshot
+    lost: tuple[LostSeconds, ...] = ()
+    findings_opened: int = 0
+    end: RunEnd | None = None
+
+
+class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a run that seldom change: its findings, open ones last, and the boot ids of its former attempt."""
+
+    findings: tuple[Finding, ...] = ()
+    former_boots: tuple[str, ...] = ()
 
 
 class RunToSave(NamedTuple):

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
-from rankscope.collector.runs.saved_runs import collect_finished_steps, save_run
+from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, collect_finished_steps, save_run
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate

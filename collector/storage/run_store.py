@@ -1,6 +1,6 @@
 """Store runs and their history in the collector's file: written by one thread of the collector.
 
-Bodies are JSON (`runs/checkpoint.py`), or packed columns (`rank_intervals.py`): an additional field needs no migration.
+Bodies are JSON (`runs/saved_runs.py`), or packed columns (`rank_intervals.py`): an additional field needs no migration.
 The history is bounded by age and by the size of the file; the oldest rows of all runs are deleted first.
 """
 
@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.saved_runs import SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.storage.database import Database, explaining, transaction
 from rankscope.collector.storage.rank_intervals import RankInterval, pack

@@ -6,7 +6,8 @@ Newer states replace older ones, rows of the history accumulate, and both are bo
 from collections import deque
 from typing import Final
 
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.saved_runs import SavedRun, SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSums
 from rankscope.collector.steps.step_aggregates import StepAggregate

@@ -1,18 +1,17 @@
-"""What each part of taking in a report costs: `python -m tests.benchmarks.ingest [--ranks 1024 4096 16384]`
+"""CPU time of the collector's own code for each report and tick: `python -m tests.benchmarks.ingest`
 
-The collector's own code without its sockets and threads, in one process: frames are received (decoded, admitted, what
-the state needs taken out, the rest let go), handled and settled in batches of BATCH, as they come at 16,384 reports a
-second, and half way through each second there is a tick with its look, the references for its picture, and what is
-handed to the store. Only CPU time of the one thread counts, so that it holds on a busy machine too; sockets and
-encryption come on top (tests/benchmarks/load.py measures all).
+The collector's code without its sockets and threads, in one process: frames are decoded and admitted, and their events
+applied and flushed in batches of BATCH, as they come at 16,384 reports a second. Half way through each second there is
+a tick with its detection pass, a lazy snapshot, and what is handed to the store, whose thread does not run: pending
+changes are dropped. Only CPU time of the one thread counts, so it holds on a busy machine too; sockets and encryption
+come on top (tests/benchmarks/load.py measures all).
 
-The first report of each rank tells of STEPS_BEFORE steps, so that the window of steps is as full as it ever gets. No
-profiler window has told of their collectives, so that detection looks at the phases in all of them, which is the most
-that a look may have to do. One ends in the seconds that count: what it takes to place and resolve each of its two
-steps is given by itself, and counts for no report. Memory is what the process has grown by since before the ranks
-joined: at the end, and at the highest in the seconds that count. Samples of garbage collection, breakdowns and
-allocators take some minutes or hours to fill their rings: they are not full here, and take up to 9 KiB a rank more.
-The store's thread does not run.
+The first report of each rank has STEPS_BEFORE steps, so that the step table is as full as it ever gets. No profiler
+window has covered them, so detection compares the phases in all of them, which is the most that a pass may have to do.
+One window ends in the seconds that count: matching each of its two steps is given by itself, and counts for no report.
+Memory is what the process has grown by since before the ranks joined: at the end, and at the highest in the seconds
+that count. Samples of garbage collection, breakdowns and allocators take minutes or hours to fill their rings: they are
+not full here, and take up to 9 KiB a rank more.
 """
 
 import argparse
@@ -37,6 +36,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_recorder import Recorder
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.table import Table
@@ -53,8 +53,8 @@ SECONDS: Final = 10
 """Reports of each rank that count but for the first two: those of the steps 252 to 261. A window ends with step 259."""
 BATCH: Final = 160
 """16,384 reports a second, and 10 ms between two turns of the receiving thread."""
-PER_REPORT: Final = ("receive", "handle", "settle")
-PER_TICK: Final = ("look", "references", "store")
+PER_REPORT: Final = ("receive", "apply", "flush")
+PER_TICK: Final = ("detection pass", "lazy snapshot", "store")
 KIB: Final = 1024
 CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 RESET_PEAK: Final = "5"
@@ -66,7 +66,7 @@ class Meter:
     """CPU ns by part, one number for each second."""
 
     def __init__(self) -> None:
-        self.spent_ns: dict[str, list[int]] = {name: [] for name in (*PER_REPORT, *PER_TICK, "picture")}
+        self.spent_ns: dict[str, list[int]] = {name: [] for name in (*PER_REPORT, *PER_TICK, "snapshot")}
 
     def begin(self) -> None:
         """Another second."""
@@ -86,8 +86,8 @@ class Meter:
 
     @property
     def resolving_ns(self) -> float:
-        """What settling took longer, for each of the two steps, in the second in which a profiler window ended."""
-        return (max(self.spent_ns["settle"][2:]) - self.median_ns("settle")) / WINDOW_STEPS
+        """What flushing took longer, for each of the two steps, in the second in which a profiler window ended."""
+        return (max(self.spent_ns["flush"][2:]) - self.median_ns("flush")) / WINDOW_STEPS
 
 
 class Memory(NamedTuple):
@@ -127,17 +127,18 @@ class Collector:
         return ReportAdmitted(verdict.identity.boot_id, ReportFields.of(report, frame), now_ns, ns_to_s(now_ns))
 
     def tick(self, meter: Meter, now_ns: int) -> None:
-        """A look, a picture and what is saved."""
+        """Tick, detect, and hand a snapshot and the changes to the store."""
         clocks = Clocks(now_ns, ns_to_s(now_ns))
-        meter.time("look", lambda: tick_run(self.job, now_ns, clocks.wall_s))
-        draft = meter.time("references", lambda: self.job.lazy_snapshot(now_ns))
-        snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[draft])
+        meter.time("detection pass", lambda: tick_run(self.job, now_ns, clocks.wall_s))
+        lazy = meter.time("lazy snapshot", lambda: self.job.lazy_snapshot(now_ns))
+        snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[lazy])
         meter.time("store", lambda: self._recorder.tick([self.job], snapshot, clocks))
-        meter.time("picture", draft.build)
+        self._recorder._pending = WriteBatch()
+        meter.time("snapshot", lazy.build)
 
 
 def boot_of(rank: int) -> str:
-    """A rank's life."""
+    """Return the boot id of a rank."""
     return f"boot-{rank:08}"
 
 
@@ -177,11 +178,11 @@ def tell_more_steps(report: Report) -> Report:
 
 
 def take_batch(collector: Collector, meter: Meter, own: range, frames: list[bytes], *, now_ns: int) -> None:
-    """What the two threads of a collector do with what one turn has read."""
+    """Do what the two threads of a collector do with one batch of frames."""
     came = list(zip(own, frames, strict=True))
     events = meter.time("receive", lambda: [collector.receive(rank, frame, now_ns) for rank, frame in came])
-    meter.time("handle", lambda: [collector.job.apply(event) for event in events])
-    meter.time("settle", collector.job.flush_reports)
+    meter.time("apply", lambda: [collector.job.apply(event) for event in events])
+    meter.time("flush", collector.job.flush_reports)
 
 
 def render(head: str, results: dict[int, Result]) -> str:
@@ -189,28 +190,33 @@ def render(head: str, results: dict[int, Result]) -> str:
     columns = (
         "ranks",
         *PER_REPORT,
-        "together",
+        "total",
         *PER_TICK,
-        "picture",
+        "snapshot",
         "step of collectives",
         "memory a rank",
-        "at the highest",
+        "maximum",
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for ranks, (meter, memory) in results.items():
         us = [meter.median_ns(name) / ranks / 1e3 for name in PER_REPORT]
-        ms = [*(meter.median_ns(name) / NS_PER_MS for name in (*PER_TICK, "picture")), meter.resolving_ns / NS_PER_MS]
+        ms = [*(meter.median_ns(name) / NS_PER_MS for name in (*PER_TICK, "snapshot")), meter.resolving_ns / NS_PER_MS]
         cells = [f"{value:.1f} us" for value in (*us, sum(us))] + [f"{value:.0f} ms" for value in ms]
         cells += [f"{value / ranks / KIB:.1f} KiB" for value in memory]
         lines.append(f"| {ranks:,} | {' | '.join(cells)} |")
     explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    units = "The first four are of a report, the others of a tick; `picture` is made only when somebody asks for it."
-    return "\n\n".join(["# What taking in a report costs", head, explanation, units, "\n".join(lines)]) + "\n"
+    units = "The first four are of a report, the others of a tick; a snapshot is built only on request."
+    return (
+        "\n\n".join(
+            ["# CPU time of the collector for each report and tick", head, explanation, units, "\n".join(lines)]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
     """Measure and write the result down."""
-    parser = argparse.ArgumentParser(description="What each part of taking in a report costs.")
+    parser = argparse.ArgumentParser(description="CPU time of the collector's own code for each report and tick.")
     parser.add_argument("--ranks", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--out", type=Path, default=RESULTS / "ingest.md")
     options = parser.parse_args()

@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import given, settings
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.saved_runs import restore_run, save_run
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, restore_run, save_run
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from tests.library_exporter import SnapshotExporter

@@ -16,8 +16,8 @@ from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
 from rankscope.collector.reports.run_sections import merge_points
 from rankscope.collector.reports.run_text import render_text
-from rankscope.collector.runs.checkpoint import SavedStory
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch

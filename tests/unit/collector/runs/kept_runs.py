@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.saved_runs import SavedRun
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.step_aggregates import StepAggregate

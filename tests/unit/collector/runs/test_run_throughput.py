@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.runs.throughput import Speed, find_throughput
+from rankscope.collector.runs.run_status import Speed, find_throughput
 from rankscope.measure.records import Totals
 
 S = 1_000_000_000

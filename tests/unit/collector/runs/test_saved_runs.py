@@ -5,12 +5,12 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.ingest.admission import Admission, Admitted, Duplicate, ProcessCounts, UnknownPeer
-from rankscope.collector.runs.checkpoint import SavedRank, SavedRun, SavedStory
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import EndSeen, ProcessGone, ReportAdmitted
 from rankscope.collector.runs.goodput import CarriedGoodput, GoodputSnapshot
+from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.collector.runs.saved_runs import collect_finished_steps, restore_run, save_run
+from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, collect_finished_steps, restore_run, save_run
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.incidents.store import IncidentStore
-from rankscope.collector.runs.checkpoint import SavedStory
+from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, CollectiveSums, SavedCounts, unpack_counts
 from rankscope.collector.storage import run_store
 from rankscope.collector.storage.database import APPLICATION_ID, Database

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.checkpoint import SavedRank
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.runs.snapshot import Snapshot

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.runs.checkpoint import SavedStory
+from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveCounts
 from rankscope.collector.storage import write_batch as batch_module

@@ -1,6 +1,6 @@
 """The last events of a run that are kept."""
 
-from rankscope.collector.runs.event_log import EVENTS_KEPT, EventLog
+from rankscope.collector.runs.events import EVENTS_KEPT, EventLog
 
 
 def test_reports_do_not_displace_rare_events() -> None:
