@@ -1,4 +1,4 @@
-"""Ranks that report what they are told to, for stories about one run's state. Nothing here is random or timed."""
+"""Simulated ranks of one run, for tests of its state. Nothing here is random or timed."""
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEffect

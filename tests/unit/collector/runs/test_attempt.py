@@ -1,4 +1,4 @@
-"""Reports placed together are placed as they would be one by one."""
+"""Reports that are added to the step table together, against one by one."""
 
 from collections.abc import Sequence
 
@@ -88,7 +88,7 @@ def random_story(seed: int) -> list[RunEvent]:
     return events
 
 
-def tell(
+def apply_in_batches(
     events: Sequence[RunEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
 ) -> tuple[RunSnapshot, list[list[float]]]:
     job = RunState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
@@ -105,27 +105,27 @@ def tell(
     return job.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]
 
 
-def test_in_batches_of_any_size_the_same_comes_out() -> None:
+def test_batches_of_any_size_give_the_same_state() -> None:
     """Within a batch tables of one shape are placed together, so only the moment at which a step counts as too late may
     differ; these stories have no step that is late by that.
     """
     for seed in range(6):
         events = [event for event in random_story(seed) if isinstance(event, ReportAdmitted)]
-        one_by_one, columns = tell(events, 1)
+        one_by_one, columns = apply_in_batches(events, 1)
         for batch in (3, 80):
-            together, columns_together = tell(events, batch)
+            together, columns_together = apply_in_batches(events, batch)
             np.testing.assert_array_equal(columns_together, columns, err_msg=f"seed {seed}, batches of {batch}")
             assert [rank.collectives for rank in together.ranks] == [rank.collectives for rank in one_by_one.ranks]
             assert [rank.steps.unaccounted for rank in together.ranks] == [0] * RANKS
             assert [rank.last_step for rank in together.ranks] == [rank.last_step for rank in one_by_one.ranks]
 
 
-def test_steps_resolved_later_come_to_the_same() -> None:
+def test_steps_matched_later_give_the_same_state() -> None:
     for seed in range(6):
         events = [event for event in random_story(seed) if isinstance(event, ReportAdmitted)]
-        at_once, columns = tell(events, 3)
+        at_once, columns = apply_in_batches(events, 3)
         for steps_max in (0, 1):
-            later, columns_later = tell(events, 3, steps_max=steps_max)
+            later, columns_later = apply_in_batches(events, 3, steps_max=steps_max)
             np.testing.assert_array_equal(columns_later, columns, err_msg=f"seed {seed}, {steps_max} steps a batch")
             assert [rank.collectives for rank in later.ranks] == [rank.collectives for rank in at_once.ranks]
 
@@ -135,30 +135,30 @@ def test_steps_that_leave_the_ring_unmatched_are_counted() -> None:
     events = [report_of(rank, number, range(number * 3 - 3, number * 3), chance) for number in range(1, 31)
               for rank in range(RANKS)]  # fmt: skip
     for steps_max in (None, 0):
-        told, _ = tell(events, RANKS, steps_max=steps_max, kept=32)
+        told, _ = apply_in_batches(events, RANKS, steps_max=steps_max, kept=32)
         assert [[kind.count for kind in rank.collectives] for rank in told.ranks] == [[90]] * RANKS
 
 
-def test_batch_resolves_so_many_steps_and_a_picture_none() -> None:
+def test_flush_matches_so_many_steps_and_a_snapshot_none() -> None:
     job = RunState("r", CollectorConfig())
     for rank in range(RANKS):
         job.apply(hello_of(rank))
     for rank in range(RANKS):
         job.apply(report_of(rank, 1, range(3), np.random.default_rng(rank)))
     job.flush_reports(steps_max=1)
-    assert count_in_picture(job) == 1
+    assert count_in_snapshot(job) == 1
     job.flush_reports(steps_max=1)
-    assert (count_in_picture(job), count_in_picture(job)) == (2, 2)
+    assert (count_in_snapshot(job), count_in_snapshot(job)) == (2, 2)
     tick_run(job, NOW_NS, 1.0)
-    assert count_in_picture(job) == 3
+    assert count_in_snapshot(job) == 3
 
 
-def count_in_picture(job: RunState) -> int:
-    """Collectives of rank 0 in the picture of this moment."""
+def count_in_snapshot(job: RunState) -> int:
+    """Return the collectives of rank 0 in a snapshot."""
     return sum(kind.count for kind in job.lazy_snapshot(NOW_NS).build().ranks[0].collectives)
 
 
-def test_what_was_not_settled_is_before_anybody_looks() -> None:
+def test_snapshot_includes_pending_reports() -> None:
     job = RunState("r", CollectorConfig())
     job.apply(hello_of(0))
     job.apply(report_of(0, 1, range(3), np.random.default_rng(0)))

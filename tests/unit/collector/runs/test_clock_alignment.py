@@ -122,11 +122,11 @@ def test_clock_that_drifts_within_the_bound_is_no_jump() -> None:
 
 
 @pytest.mark.parametrize("offset_ns", [0, 10**18, -(10**18)])
-def test_moment_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
+def test_time_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
     alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
     assert alignment.to_collector_time(9_000 + offset_ns, CollectorNs(1_400)) == 9_000
 
 
-def test_time_that_no_clock_tells_is_no_answer() -> None:
+def test_offset_that_no_clock_has_is_ignored() -> None:
     alignment = alignment_of((0, 50, 100), (1_000, 2**63 + 1_050, 1_100), (2_000, -(2**64), 2_100))
     assert alignment.at(CollectorNs(1_100)) == alignment_of((0, 50, 100)).at(CollectorNs(1_100))

@@ -1,4 +1,4 @@
-"""What the state of a run says once the run is over, told as stories of its ranks."""
+"""The state of a run that is over."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_run_that_goes_on_has_no_end() -> None:
     assert slow_story().snapshot().end is None
 
 
-def test_what_was_found_is_closed_with_the_run_and_told_as_past() -> None:
+def test_findings_are_closed_with_the_run_in_the_past_tense() -> None:
     story = slow_story()
     finish(story)
     run = story.snapshot()
@@ -54,7 +54,7 @@ def test_passed_finding_is_closed_while_the_run_goes_on() -> None:
     assert story.snapshot().end is None
 
 
-def test_run_that_finished_says_when_and_has_no_failure() -> None:
+def test_finished_run_has_its_end_time_and_no_failure() -> None:
     story = slow_story()
     finish(story)
     end = story.snapshot().end
@@ -75,7 +75,7 @@ def test_run_too_short_to_compare_is_not_called_healthy() -> None:
     assert verdict(story.snapshot()).startswith("No verdict: the self times of all 4 ranks are known in ")
 
 
-def test_run_that_is_heard_of_again_is_not_over() -> None:
+def test_run_that_reports_again_is_not_over() -> None:
     config = CollectorConfig(rank_silent_s=2)
     story = Story(RANKS, config).join().train(40).train(60, forward={SLOW_RANK: 30.0})
     story.tick(3.0)
@@ -88,7 +88,7 @@ def test_run_that_is_heard_of_again_is_not_over() -> None:
     assert [finding.number for finding in back.open_findings] == [1]
 
 
-def test_restart_takes_the_end_back() -> None:
+def test_restart_revokes_the_end() -> None:
     story = slow_story()
     finish(story, "failed")
     assert story.snapshot().end is not None
@@ -112,7 +112,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     assert (after.reason, after.first) == (before.reason, before.first)
 
 
-def test_hang_is_told_with_its_length_until_the_run_was_ended() -> None:
+def test_hang_lasted_until_the_run_was_ended() -> None:
     story = HangStory(RANKS)
     story.join()
     story.move(7)

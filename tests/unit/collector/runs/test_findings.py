@@ -59,7 +59,7 @@ def started(*findings: Finding) -> tuple[Told, RunFindings]:
     return told, verdicts
 
 
-def test_end_of_a_merged_finding_names_the_one_that_took_it_in() -> None:
+def test_merged_finding_names_the_one_it_is_part_of() -> None:
     told, verdicts = started(slow(2), slow(3))
     told.answer = [Candidate(slow(ranks=(2, 3)))]
     closed = [effect for effect in look(verdicts, told, view_until(3)) if isinstance(effect, CloseFinding)]

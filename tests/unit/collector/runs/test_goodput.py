@@ -1,4 +1,4 @@
-"""Where the time of a run went, by a clock that moves as told. Times in s, so small that they add up in one's head."""
+"""Where the time of a run went, by a driven clock. Times in s, so small that they add up in one's head."""
 
 import pytest
 

@@ -16,7 +16,7 @@ def test_members_are_sorted_and_kept_by_label() -> None:
     assert known.by_label == {"dp": (0, 2), "tp": (1, 3)}
 
 
-def test_the_first_to_tell_is_believed_unless_the_size_differs() -> None:
+def test_first_report_of_a_group_counts_unless_sizes_differ() -> None:
     known = GroupMembers(4)
     known.record(group("dp", 0, 1))
     assert known.record(group("dp", 2, 3)) == (0, 1)

@@ -1,4 +1,4 @@
-"""Hangs as the collector comes to know them: from reports, notices of sidecars, and time."""
+"""Hangs as the collector finds them: from reports, notices of sidecars, and time."""
 
 import msgspec
 import pytest
@@ -91,7 +91,7 @@ def story() -> HangStory:
     return story
 
 
-def test_a_hang_is_told_with_the_first_reports_that_say_so(story: HangStory) -> None:
+def test_hang_is_found_with_the_first_stalled_reports(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1)
     assert story.hangs() == [("missing_rank", (2,))]
     (finding,) = story.snapshot().open_findings

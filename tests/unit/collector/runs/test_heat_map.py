@@ -1,4 +1,4 @@
-"""The picture of the last steps: what it shows, how much, and that it stays as it was taken."""
+"""The steps of a heat map: which, how many, and that they do not change with the run."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_excess_is_the_self_time_over_that_of_the_peers() -> None:
     assert picture.self_ns[-1].tolist() == [35 * MS, 35 * MS, 65 * MS, 35 * MS]
 
 
-def test_picture_that_was_taken_does_not_change_with_the_run() -> None:
+def test_heat_map_does_not_change_with_the_run() -> None:
     story = Story(4).join().train(80)
     picture = picture_of(story)
     before = [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
@@ -61,7 +61,7 @@ def test_unknown_step_is_left_out_but_is_the_latest() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 512), (8_192, 256), (16_384, 128)])
-def test_picture_of_a_large_job_has_fewer_steps_the_last_ones(ranks: int, steps: int) -> None:
+def test_heat_map_of_a_large_run_has_only_the_last_steps(ranks: int, steps: int) -> None:
     made = steps + 40
     picture = look_at(np.full((made, ranks), 100.0))
     assert picture.steps.tolist() == list(range(40, made))
@@ -74,7 +74,7 @@ def test_ranks_are_found_in_it_and_others_are_not() -> None:
     assert picture.find_columns((0, 3)).tolist() == [0, 2]
 
 
-def test_picture_tells_the_attempts_of_a_run_apart() -> None:
+def test_heat_map_names_its_attempt() -> None:
     story = Story(4).join().train(20)
     story.restart().train(5)
     picture = picture_of(story)

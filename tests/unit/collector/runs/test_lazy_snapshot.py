@@ -1,4 +1,4 @@
-"""A picture that is made later is the picture of the moment it was taken at."""
+"""Snapshots that are built when they are read."""
 
 import msgspec
 import pytest
@@ -10,19 +10,19 @@ from tests.unit.collector.runs.run_stories import Story, boot_of
 
 
 def snapshot_of(story: Story) -> Snapshot:
-    """The present moment of a story, with its picture still to be made."""
+    """Return the present snapshot of a story, not built yet."""
     return Snapshot(wall_s=0.0, version="0", runs=[story.job.lazy_snapshot(story.now_ns)])
 
 
-def test_a_picture_made_later_shows_the_moment_it_was_taken_at() -> None:
+def test_snapshot_built_later_shows_its_own_time() -> None:
     story = Story(3).join().train(20).tick()
-    taken = story.job.lazy_snapshot(story.now_ns)
-    at_once = taken.build()
-    moment_ns = story.now_ns
+    lazy = story.job.lazy_snapshot(story.now_ns)
+    at_once = lazy.build()
+    then_ns = story.now_ns
     story.train(20, forward={1: 30}).tick(5.0)
     story.say_goodbye(2)
-    assert taken.build() == at_once
-    assert story.job.lazy_snapshot(moment_ns).build() != at_once
+    assert lazy.build() == at_once
+    assert story.job.lazy_snapshot(then_ns).build() != at_once
 
 
 def test_snapshot_built_of_an_encoded_one_is_the_same() -> None:
@@ -36,7 +36,7 @@ def test_snapshot_built_of_an_encoded_one_is_the_same() -> None:
     assert all(rank.collectives and rank.step_ns_median for rank in decoded.build().ranks)
 
 
-def test_pictures_are_made_once_and_only_when_they_are_asked_for() -> None:
+def test_runs_are_built_once_and_only_on_request() -> None:
     story = Story(2).join().train(3)
     lazy = LazyRun(lambda: story.job.snapshot(story.now_ns), run="story", size=2)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=[lazy])
@@ -60,8 +60,8 @@ def is_odd(rank: int) -> bool:
     return rank % 2 == 1
 
 
-def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
-    """Whether they are made of the draft, which nobody keeps, or were made before."""
+def test_blocks_have_the_wanted_ranks_of_the_whole_snapshot() -> None:
+    """Also of a snapshot that was built before."""
     story = Story(6).join().train(3)
     snapshot = snapshot_of(story)
     alone = list(snapshot.blocks(lambda _run: is_odd, 2))
@@ -72,10 +72,10 @@ def test_the_pictures_of_some_ranks_are_those_of_them_among_all() -> None:
     assert list(snapshot.blocks(lambda _run: is_odd, 2)) == alone
 
 
-def test_which_ranks_are_wanted_may_differ_from_run_to_run() -> None:
+def test_wanted_ranks_may_differ_between_runs() -> None:
     story = Story(2).join().train(1)
-    picture = story.job.snapshot(story.now_ns)
-    runs = [msgspec.structs.replace(picture, run=run, run_id=run) for run in ("a", "b")]
+    built = story.job.snapshot(story.now_ns)
+    runs = [msgspec.structs.replace(built, run=run, run_id=run) for run in ("a", "b")]
     snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
     found = snapshot.blocks(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank), 2)
     assert [(run, [rank.identity.rank for rank in ranks]) for run, ranks in found] == [("a", [1]), ("b", [0])]
@@ -99,7 +99,7 @@ def summary_of(rank: RankSnapshot) -> dict[str, object]:
     return {name: getattr(rank, name) for name in SUMMARY_FIELDS}
 
 
-def test_an_outline_is_the_picture_as_far_as_it_goes() -> None:
+def test_summary_equals_the_snapshot_in_its_fields() -> None:
     story = Story(3).join().train(20, forward={1: 30}).tick()
     story.say_goodbye(2)
     (whole,), (summarize,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).summarize()))
@@ -110,7 +110,7 @@ def test_an_outline_is_the_picture_as_far_as_it_goes() -> None:
     assert snapshot_of(story).summarize_run("story") == summarize
 
 
-def test_an_outline_has_nothing_that_is_not_said() -> None:
+def test_summary_has_no_other_fields() -> None:
     story = Story(2).join().train(20).tick()
     (whole,), (summarize,) = (each.runs for each in (snapshot_of(story), snapshot_of(story).summarize()))
     left_out = set(RankSnapshot.__struct_fields__) - SUMMARY_FIELDS
@@ -119,7 +119,7 @@ def test_an_outline_has_nothing_that_is_not_said() -> None:
     assert any(getattr(whole.ranks[0], name) != getattr(nothing, name) for name in left_out)
 
 
-def test_pictures_that_were_made_are_their_own_outlines() -> None:
+def test_built_runs_are_their_own_summaries() -> None:
     story = Story(2).join().train(3)
     snapshot = snapshot_of(story)
     whole = snapshot.runs

@@ -1,4 +1,4 @@
-"""Whether a rank lives, hangs or has ended, from messages that come in any order."""
+"""Whether a rank runs, hangs or has ended, from messages that come in any order."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -63,7 +63,7 @@ def stall_in(activity: str) -> Stall:
         (goodbye("stopped"), seen("failed", exit_code=3), "failed", "after it had stopped: what was seen", 3),
     ],
 )
-def test_what_was_said_and_what_was_seen_make_one_end(
+def test_goodbye_and_notice_make_one_end(
     said: Goodbye | None, found: RankEnded | None, reason: str, detail: str, exit_code: int | None
 ) -> None:
     ending = conclude(said, found)
@@ -79,7 +79,7 @@ def test_line_that_raised_is_kept_whatever_ended_the_process(found: RankEnded | 
     assert ending.line == "train.py:24 (main)"
 
 
-def test_the_order_in_which_it_is_told_does_not_matter() -> None:
+def test_order_of_messages_about_an_end_does_not_matter() -> None:
     tellings: list[Callable[[Liveness], Liveness]] = [
         lambda liveness: liveness.record_goodbye(goodbye("failed", 1), 5 * S),
         lambda liveness: liveness.record_end(seen("terminated", signal=15), ClockAlignment(), 6 * S),
@@ -111,7 +111,7 @@ def test_end_is_dated_by_the_collector_clock() -> None:
     assert liveness.ended_collector_ns == 2_100
 
 
-def test_an_end_that_is_told_twice_is_the_first_one() -> None:
+def test_second_notice_of_an_end_is_ignored() -> None:
     liveness = Liveness()
     liveness = liveness.record_end(seen("crashed"), ClockAlignment(), 5)
     liveness = liveness.record_end(seen("killed"), ClockAlignment(), 4)
@@ -122,11 +122,11 @@ def test_an_end_that_is_told_twice_is_the_first_one() -> None:
 # -- stalls -----------------------------------------------------------------------------------------------------------
 
 
-def test_before_any_report_nobody_knows_whether_it_is_stalled() -> None:
+def test_stall_is_unknown_before_any_report() -> None:
     assert Liveness().is_stalled is None
 
 
-def test_a_rank_is_stalled_while_its_reports_say_so() -> None:
+def test_rank_is_stalled_while_it_reports_a_stall() -> None:
     liveness = Liveness()
     stall = stall_in("collective")
     liveness = liveness.record_report(report(1 * S))
@@ -147,7 +147,7 @@ def test_excused_stall_counts_after_ten_limits() -> None:
     assert liveness.is_stalled is True
 
 
-def test_a_rank_that_does_not_answer_is_stalled_and_not_silent() -> None:
+def test_unresponsive_rank_is_stalled_and_not_silent() -> None:
     liveness = Liveness()
     liveness = liveness.record_report(report(1 * S))
     liveness = liveness.mark_silent()
@@ -164,14 +164,14 @@ def test_older_report_does_not_end_unresponsiveness() -> None:
     assert liveness.is_stalled is True
 
 
-def test_a_notice_that_comes_after_a_later_report_is_of_the_past() -> None:
+def test_notice_older_than_the_last_report_is_ignored() -> None:
     liveness = Liveness()
     liveness = liveness.record_report(report(13 * S))
     liveness = liveness.record_unresponsive(frozen(12 * S))
     assert (liveness.is_stalled, liveness.unresponsive) == (False, None)
 
 
-def test_the_last_progress_that_was_told_is_kept() -> None:
+def test_last_reported_progress_is_kept() -> None:
     liveness = Liveness()
     progress = (GroupStatus(group="default_pg", enqueued=7),)
     liveness = liveness.record_report(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))

@@ -63,7 +63,7 @@ def test_process_that_counts_fewer_restarts_is_older() -> None:
     assert is_to_be_added(hello_of(identity_of(1, restarts=1, node="n1")), attempt, RankProcesses())
 
 
-def test_ended_process_replaces_nobody() -> None:
+def test_orphan_replaces_no_rank() -> None:
     attempt = attempt_of(identity_of(0))
     orphan = hello_of(identity_of(0, boot="boot-orphan"), left_behind=True)
     assert not is_to_be_added(orphan, attempt, RankProcesses())

@@ -30,7 +30,7 @@ JOINED_NS = 1_000
 GROUP = "default_pg"
 
 
-def life(first_sequence: int = 1) -> RankState:
+def joined(first_sequence: int = 1) -> RankState:
     identity = RankIdentity(
         run="a", rank=3, local_rank=1, world_size=4, node="n0", restart_count=0, boot_id="boot-of-3", pid=7
     )
@@ -52,15 +52,15 @@ def after(rank: RankState, report: Report, frame: bytes = b"") -> RankState:
     return rank.record_report(ReportFields.of(report, frame), None, JOINED_NS + at, 1_800_000_000.0 + at)
 
 
-def picture(rank: RankState, now_ns: int = JOINED_NS) -> RankSnapshot:
+def snapshot_of(rank: RankState, now_ns: int = JOINED_NS) -> RankSnapshot:
     return rank.build(now_ns, NO_MEDIANS, ())
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_new_life_is_up_and_knows_nothing_yet() -> None:
-    found = picture(life(first_sequence=5))
+def test_new_rank_is_up_and_has_no_measurements() -> None:
+    found = snapshot_of(joined(first_sequence=5))
     assert (found.up, found.ended, found.torch_version, found.agent_version) == (True, None, "2.13.0", "0.1.0")
     assert (found.reports_admitted, found.report_gaps, found.first_sequence, found.last_sequence) == (0, 0, 5, 4)
     unknown = (found.last_report_wall_s, found.last_step, found.breakdown, found.host, found.overhead_ratio)
@@ -68,34 +68,34 @@ def test_new_life_is_up_and_knows_nothing_yet() -> None:
     assert (found.devices, found.collectives, found.clock_error_ns) == ((), (), None)
 
 
-def test_report_brings_the_latest_of_everything() -> None:
-    rank = life()
+def test_snapshot_has_the_totals_of_the_last_report() -> None:
+    rank = joined()
     gpu = DeviceSample(host_ns=1, uuid="GPU-1")
     rank = report_to(
         rank, 1, totals=Totals(steps=1), host=HostSample(host_ns=1, cpu_ns=5), devices=(gpu,), overhead_ratio=0.01
     )
     rank = report_to(rank, 2, totals=Totals(steps=9), losses=Losses(reports_dropped=3), overhead_ratio=0.02)
-    found = picture(rank)
+    found = snapshot_of(rank)
     assert (found.totals.steps, found.losses.reports_dropped, found.overhead_ratio) == (9, 3, 0.02)
     assert found.last_report_wall_s == 1_800_000_002.0
     assert rank.last_seen_collector_ns == JOINED_NS + 2
 
 
-def test_samples_stay_until_the_next_ones_come() -> None:
-    rank = life()
+def test_samples_are_kept_until_the_next_ones() -> None:
+    rank = joined()
     gpu, host = DeviceSample(host_ns=1, uuid="GPU-1"), HostSample(host_ns=1, cpu_ns=5)
     allocator = AllocatorSample(host_ns=1, reserved_bytes=9)
     rank = report_to(rank, 1, host=host, devices=(gpu,), allocator=allocator)
     rank = report_to(rank, 2)
-    found = picture(rank)
+    found = snapshot_of(rank)
     assert (found.host, found.devices, found.allocator) == (host, (gpu,), allocator)
 
 
 def test_numbers_left_out_are_gaps() -> None:
-    rank = life(first_sequence=10)
+    rank = joined(first_sequence=10)
     for sequence in (10, 11, 15):
         rank = report_to(rank, sequence)
-    found = picture(rank)
+    found = snapshot_of(rank)
     assert (found.reports_admitted, found.report_gaps, found.last_sequence) == (3, 3, 15)
 
 
@@ -103,39 +103,39 @@ def test_numbers_left_out_are_gaps() -> None:
 
 
 def test_silent_rank_is_back_with_its_next_report() -> None:
-    rank = life()
+    rank = joined()
     rank = msgspec.structs.replace(rank, liveness=rank.liveness.mark_silent())
     assert not rank.is_live
     rank = report_to(rank, 1)
-    assert (rank.is_live, picture(rank).up, picture(rank).ended) == (True, True, None)
+    assert (rank.is_live, snapshot_of(rank).up, snapshot_of(rank).ended) == (True, True, None)
 
 
-def test_rank_that_said_goodbye_does_not_come_back() -> None:
-    rank = life()
+def test_rank_that_has_ended_is_not_up_after_a_report() -> None:
+    rank = joined()
     goodbye = Goodbye(sequence=1, reason="failed", detail="ValueError", exit_code=1)
     rank = rank.apply(GoodbyeAdmitted("boot-of-3", goodbye, 0))
     rank = report_to(rank, 2)
-    found = picture(rank)
+    found = snapshot_of(rank)
     assert (found.up, found.ended, found.ended_detail, found.exit_code) == (False, "failed", "ValueError", 1)
 
 
-def test_rank_that_was_killed_says_nothing_about_it() -> None:
-    rank = life()
+def test_killed_rank_has_no_detail_and_no_exit_code() -> None:
+    rank = joined()
     for now_ns in (1, 1 + GONE_NS_MIN):
         rank = rank.apply(ProcessGone("boot-of-3", now_ns))
-    found = picture(rank)
+    found = snapshot_of(rank)
     assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
 
 
-def test_clock_error_is_that_of_the_moment_of_the_picture() -> None:
-    rank = life()
+def test_clock_error_is_that_at_the_time_of_the_snapshot() -> None:
+    rank = joined()
     rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=70, received_collector_ns=100))
     # 50 for half the round trip, and 100 for a drift of 100 us a second over 1 ms.
-    assert picture(rank, 100).clock_error_ns == 50 + 1
-    assert picture(rank, 1_000_000).clock_error_ns == 150
+    assert snapshot_of(rank, 100).clock_error_ns == 50 + 1
+    assert snapshot_of(rank, 1_000_000).clock_error_ns == 150
 
 
 # -- its last report ---------------------------------------------------------------------------------------------------
@@ -158,28 +158,28 @@ def counted_of(rank: RankState) -> tuple[object, ...]:
 
 
 def samples_of(rank: RankState) -> tuple[object, ...]:
-    return rank.host, rank.devices, picture(rank).allocator
+    return rank.host, rank.devices, snapshot_of(rank).allocator
 
 
 def test_before_any_report_nothing_is_known() -> None:
-    assert counted_of(life()) == (Totals(), Losses(), None, AgentCost())
-    assert samples_of(life()) == (None, (), None)
+    assert counted_of(joined()) == (Totals(), Losses(), None, AgentCost())
+    assert samples_of(joined()) == (None, (), None)
 
 
 @pytest.mark.parametrize("steps", [1, 200])
-def test_everything_is_read_as_it_was_said(steps: int) -> None:
+def test_last_report_is_read_as_it_was_sent(steps: int) -> None:
     """Whether the frame is kept, or too large for that."""
     records = [StepRecord(step=step, start_host_ns=1, duration_ns=2, phases_ns={"data": 1}) for step in range(steps)]
     report = msgspec.structs.replace(WHOLE, steps=steps_to_table(records))
     assert (len(encode(report)) > FRAME_BYTES_KEPT) == (steps > 1)
-    latest = after(life(), report)
+    latest = after(joined(), report)
     assert counted_of(latest) == (TOTALS, LOSSES, 0.004, COST)
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
     assert len(latest.frame) <= FRAME_BYTES_KEPT
 
 
 def test_samples_stay_and_counts_are_of_the_last_report() -> None:
-    latest = after(after(life(), WHOLE), Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
+    latest = after(after(joined(), WHOLE), Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
     assert counted_of(latest) == (Totals(steps=9), Losses(), None, AgentCost())
     assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR)
     newer = msgspec.structs.replace(HOST, host_ns=11)
@@ -187,7 +187,7 @@ def test_samples_stay_and_counts_are_of_the_last_report() -> None:
     assert samples_of(newest) == (newer, (GPU, GPU), ALLOCATOR)
 
 
-def test_what_the_rest_of_a_report_is_does_not_matter() -> None:
+def test_samples_are_read_of_full_and_of_short_frames() -> None:
     """Of a frame with everything in it, and of one whose sender knows only the first fields."""
     steps = steps_to_table([StepRecord(step=3, start_host_ns=1, duration_ns=2, phases_ns={"data": 1})])
     group = GroupInfo(label="g", description="g", ranks=(0,), backend="b")
@@ -195,27 +195,27 @@ def test_what_the_rest_of_a_report_is_does_not_matter() -> None:
         WHOLE, steps=steps, covered_steps=((1, 2),), groups=(group,),
         progress=(GroupStatus(group="g", enqueued=4),), stalled_since_host_ns=5,
     )  # fmt: skip
-    latest = after(life(), full)
+    latest = after(joined(), full)
     assert (latest.last_report.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR)
     short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
-    latest = after(life(), Report(sequence=1, host_ns=0), short)
+    latest = after(joined(), Report(sequence=1, host_ns=0), short)
     assert (latest.last_report.totals, *samples_of(latest)) == (Totals(), None, (), None)
 
 
-def test_a_frame_is_kept_and_not_copied() -> None:
+def test_frame_is_kept_and_not_copied() -> None:
     frame = encode(WHOLE)
-    assert after(life(), WHOLE, frame).frame is frame
+    assert after(joined(), WHOLE, frame).frame is frame
 
 
-def test_a_report_does_not_change_what_a_picture_refers_to() -> None:
-    kept = after(life(), WHOLE)
+def test_report_does_not_change_the_state_before() -> None:
+    kept = after(joined(), WHOLE)
     after(kept, Report(sequence=2, host_ns=10))
     assert kept.last_report.totals == TOTALS
 
 
 def test_saved_rank_is_restored_with_its_last_report() -> None:
     clocks = Clocks(JOINED_NS, 1_800_000_009.0)
-    saved = after(life(), WHOLE).save(clocks, None)
+    saved = after(joined(), WHOLE).save(clocks, None)
     latest = RankState.restore(saved, clocks)
     assert counted_of(latest) == (TOTALS, LOSSES, None, AgentCost())
     assert samples_of(latest) == (None, (GPU, GPU), None)
@@ -223,10 +223,10 @@ def test_saved_rank_is_restored_with_its_last_report() -> None:
 
 
 def test_encoded_state_is_the_same_state() -> None:
-    rank = after(life(), WHOLE).record_steps(ReportFields.of(WHOLE), late=1, last_step=7)
+    rank = after(joined(), WHOLE).record_steps(ReportFields.of(WHOLE), late=1, last_step=7)
     rank = report_to(rank, 2, stalled_since_host_ns=3, progress=(GroupStatus(group="g", enqueued=4),))
     rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=70, received_collector_ns=100))
     rank = rank.apply(GoodbyeAdmitted("boot-of-3", Goodbye(sequence=3, reason="failed", exit_code=1), 9))
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState)
     assert decoded == rank
-    assert picture(decoded) == picture(rank)
+    assert snapshot_of(decoded) == snapshot_of(rank)

@@ -1,4 +1,4 @@
-"""What the state takes from a report: the same as it says, and nothing of it kept twice."""
+"""The fields of a report that a run works with."""
 
 import msgspec
 
@@ -50,7 +50,7 @@ WHOLE = Report(
 )  # fmt: skip
 
 
-def test_what_stands_in_both_is_the_same() -> None:
+def test_fields_of_both_structs_are_equal() -> None:
     found = ReportFields.of(WHOLE)
     both = set(ReportFields.__struct_fields__) & set(Report.__struct_fields__)
     assert both == {
@@ -67,13 +67,13 @@ def test_report_fields_equal_the_report() -> None:
     assert (found.has_host, found.has_devices) == (True, True)
 
 
-def test_a_report_without_samples_says_that_it_has_none() -> None:
+def test_report_without_samples_has_none() -> None:
     found = ReportFields.of(Report(sequence=1, host_ns=0))
     assert (found.has_host, found.has_devices, found.gc_pause_ns) == (False, False, None)
     assert found.step_totals == StepTotals(made=None, buffered=None, overwritten=0, dropped_in_reports=0, reported=0)
 
 
-def test_the_frame_is_the_one_that_came_or_says_the_same() -> None:
+def test_frame_is_the_received_one_or_encodes_the_same() -> None:
     frame = encode(WHOLE)
     assert ReportFields.of(WHOLE, frame).frame is frame
     assert decode(ReportFields.of(WHOLE).frame) == WHOLE
@@ -85,14 +85,14 @@ def test_reports_with_the_same_columns_share_their_names() -> None:
     assert one.steps.names == WHOLE.steps.names
 
 
-def test_names_that_a_stranger_makes_up_do_not_pile_up() -> None:
+def test_shared_names_are_bounded() -> None:
     for number in range(2 * report_fields.NAMES_MAX):
         named = steps_to_table([msgspec.structs.replace(STEP, phases_ns={f"own {number}": 1})])
         assert ReportFields.of(Report(sequence=1, host_ns=0, steps=named)).steps == named
     assert len(report_fields._shared_names) <= report_fields.NAMES_MAX
 
 
-def test_reports_without_collectives_share_that_there_are_none() -> None:
+def test_reports_without_collectives_share_an_empty_table() -> None:
     one, other = (ReportFields.of(read_anew(Report(sequence=number, host_ns=0))) for number in (1, 2))
     assert one.collectives is other.collectives
     assert one.collectives == Report(sequence=1, host_ns=0).collectives

@@ -74,7 +74,7 @@ def test_cost_of_a_step_is_added_once() -> None:
     assert [lost.lost_rank_seconds for lost in story.tick().tick().snapshot().lost] == [before[0].lost_rank_seconds]
 
 
-def test_detection_waits_until_every_rank_has_been_heard_of() -> None:
+def test_detection_waits_until_every_rank_has_reported() -> None:
     story = Story(4).join(0, 1, 2)
     assert story.tick().snapshot().abstained == "1 of 4 ranks have not reported yet"
 
@@ -94,7 +94,7 @@ def test_elastic_restart_begins_anew_with_step_zero() -> None:
     assert [rank.last_step for rank in snapshot.ranks] == [39] * 4
 
 
-def test_report_of_the_life_before_the_restart_changes_nothing() -> None:
+def test_report_of_the_former_attempt_changes_nothing() -> None:
     story = Story(2).join().train(5).restart()
     story.life = 0
     story.report(0, [], [])
@@ -107,7 +107,7 @@ def test_uncounted_restart_begins_an_attempt() -> None:
     assert [rank.last_step for rank in snapshot.ranks] == [39] * 4
 
 
-def test_former_life_that_is_slow_to_die_does_not_come_back() -> None:
+def test_process_of_the_former_attempt_is_not_added_again() -> None:
     story = Story(2).join().train(5).restart(counted=False).train(3)
     story.life = 0
     story.join(1)
@@ -125,7 +125,7 @@ def left_behind(rank: int, restart_count: int, life: int) -> RankJoined:
 
 
 @pytest.mark.parametrize("restart_count", [0, 1, 2])
-def test_life_that_has_ended_takes_nobodys_place(restart_count: int) -> None:
+def test_ended_process_replaces_no_rank(restart_count: int) -> None:
     """Whatever it was: of the same attempt, of one before, or of one that this collector has not seen begin."""
     story = Story(2).join().restart().train(5)
     before = story.snapshot()
@@ -133,7 +133,7 @@ def test_life_that_has_ended_takes_nobodys_place(restart_count: int) -> None:
     assert story.snapshot() == before
 
 
-def test_life_that_has_ended_is_taken_in_where_nobody_is() -> None:
+def test_ended_process_is_added_where_its_rank_has_none() -> None:
     story = Story(2)
     story.join(0)
     story.job.apply(left_behind(1, 0, life=77))
@@ -146,7 +146,7 @@ def test_orphan_may_come_first_to_a_new_collector() -> None:
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1, 77)]
 
 
-def test_next_life_takes_the_place_of_one_that_has_ended() -> None:
+def test_next_process_replaces_one_that_has_ended() -> None:
     story = Story(2)
     story.job.apply(left_behind(1, 0, life=77))
     story.join(1)
@@ -160,7 +160,7 @@ def test_smaller_world_after_a_restart_is_the_world() -> None:
     assert (snapshot.world_size, len(snapshot.ranks)) == (2, 2)
 
 
-def test_rank_that_says_goodbye_has_ended_that_way() -> None:
+def test_rank_ends_as_its_goodbye_says() -> None:
     story = Story(2).join().train(5).say_goodbye(0, "failed")
     assert [(rank.up, rank.ended) for rank in story.snapshot().ranks] == [(False, "failed"), (True, None)]
     assert not story.job.is_over
@@ -284,5 +284,5 @@ def test_old_steps_beyond_the_window_are_late_and_counted() -> None:
     assert story.snapshot().ranks[0].records_late == 1
 
 
-def test_run_of_which_nothing_is_known_has_an_empty_picture() -> None:
+def test_run_without_ranks_has_an_empty_snapshot() -> None:
     assert Story(2).tick().snapshot().ranks == ()

@@ -63,7 +63,7 @@ def test_run_with_a_live_rank_goes_on() -> None:
     assert find_run_end([life(0), life(1, None)], 2) is None
 
 
-def test_run_that_nobody_has_joined_has_not_ended() -> None:
+def test_run_without_ranks_has_not_ended() -> None:
     assert find_run_end([], 2) is None
 
 
@@ -89,7 +89,7 @@ def test_end_is_that_of_the_last_rank_and_counts_who_never_came() -> None:
     assert (end.ended_wall_s, end.ranks, end.unheard, end.is_good) == (7.0, {"finished": 2}, 2, True)
 
 
-def test_failure_whose_time_is_not_known_names_nobody() -> None:
+def test_failure_at_an_unknown_time_names_no_rank() -> None:
     end = end_of(life(0)._replace(ending=Ending("crashed"), ended_wall_ns=None), life(1))
     assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
 
@@ -100,7 +100,7 @@ def test_undated_failure_precedes_ends_from_outside(other: str) -> None:
     assert (end.reason, end.first, end.unknown) == ("crashed", None, "it is not known when each rank ended")
 
 
-def test_lost_ranks_are_named_since_the_first_was_heard_of_last() -> None:
+def test_lost_ranks_are_named_since_the_first_last_report() -> None:
     end = end_of(life(0, "silent", 5.0), life(1, "silent", 8.0))
     assert (end.reason, end.ended_wall_s, end.lost_ranks, end.lost_since_wall_s) == ("lost", 7.5, (0, 1), 4.5)
 
@@ -108,7 +108,7 @@ def test_lost_ranks_are_named_since_the_first_was_heard_of_last() -> None:
 # -- the first to fail ------------------------------------------------------------------------------------------------
 
 
-def test_exception_is_told_with_the_line_that_the_rank_named() -> None:
+def test_exception_is_described_with_its_line() -> None:
     raised = Ending("failed", "ValueError: no such batch", 1, "train.py:24 (main)")
     first = end_of(life(0), life(1)._replace(ending=raised, last_step=7)).first
     assert first is not None
@@ -124,7 +124,7 @@ def test_crash_has_its_signal_and_script_line() -> None:
     )  # fmt: skip
 
 
-def test_signal_without_a_name_is_told_by_its_number() -> None:
+def test_signal_without_a_name_is_named_by_its_number() -> None:
     first = end_of(life(0, "crashed", detail="?", seen=seen("crashed", "?", 200))).first
     assert first is not None
     assert first.signal == "signal 200"
@@ -170,7 +170,7 @@ def test_first_to_fail_in_words_with_what_is_known() -> None:
     )
 
 
-def test_killed_rank_of_which_nobody_saw_the_end_says_so() -> None:
+def test_killed_rank_without_a_notice_has_an_unknown_exit() -> None:
     first = FirstToFail(rank=1, node="n0", reason="killed")
     assert describe_first_to_fail(first) == f"rank 1 (n0), killed ({EXIT_UNKNOWN}), no step reported"
 
@@ -181,7 +181,7 @@ def test_a_long_text_is_cut() -> None:
     assert "x" * DETAIL_LENGTH_MAX not in text
 
 
-def test_end_in_words_says_when() -> None:
+def test_described_end_has_its_time() -> None:
     assert describe_end(RunEnd(reason="out_of_memory", ended_wall_s=59.0)) == (
         "ran out of memory at 1970-01-01 00:00:59 UTC"
     )
@@ -222,7 +222,7 @@ def test_run_that_was_ended_from_outside_is_only_to_be_known() -> None:
     assert write_end(end) == "The run was terminated. Nobody failed."
 
 
-def test_run_was_heard_of_until_its_last_rank_was() -> None:
+def test_lost_run_ends_with_the_last_report_of_any_rank() -> None:
     """Rank 1 went on for an hour without rank 0: the run was not lost before."""
     end = end_of(life(0, "silent", 60.5), life(1, "silent", 3660.5))
     assert describe_end(end) == "was lost: not heard of since 1970-01-01 01:01:00 UTC"

@@ -101,7 +101,7 @@ def test_large_run_is_described_in_three_lines() -> None:
     assert [line.split()[0] for line in lines[3:]] == ["rank", "3", *map(str, range(2_047, 2_038, -1))]
 
 
-def test_run_that_is_over_has_no_speed_and_says_how_it_ended() -> None:
+def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
     first = FirstToFail(rank=0, node="n0", reason="crashed", signal="SIGSEGV", last_step=41)
     end = RunEnd(reason="crashed", ranks={"crashed": 1}, first=first)
     totals = Totals(steps=42, step_ns=S)
@@ -122,7 +122,7 @@ def test_findings_beyond_five_are_counted() -> None:
     assert lines[2:] == [*(f"  ! No {n}." for n in (6, 5, 4, 3, 2)), "  ! and 2 more: rankscope incidents --open"]
 
 
-def test_one_rank_is_told_with_its_findings_and_its_end() -> None:
+def test_status_of_one_rank_has_its_findings_and_its_end() -> None:
     rank = rank_of(3, up=False, ended="crashed", ended_detail="SIGSEGV", exit_code=-11, last_step=41)
     lines = render_one_rank(run_of(rank, open_findings=(SLOW,)), rank, (7, "times")).splitlines()
     assert lines[:4] == [

@@ -1,4 +1,4 @@
-"""A run that is saved by one collector and gone on with by another: what is there again, and what never goes back."""
+"""A run that one collector saves and the next restores: what is there again, and what never decreases."""
 
 import msgspec
 import pytest
@@ -164,7 +164,7 @@ def test_what_was_lost_is_not_forgotten_and_findings_number_on() -> None:
     assert story.snapshot().lost[0].lost_rank_seconds > before.lost_rank_seconds
 
 
-def test_a_former_life_that_is_slow_to_die_is_still_kept_out() -> None:
+def test_restored_run_refuses_its_former_processes() -> None:
     story = Story(2).join().train(20).restart(counted=False).train(20)
     kill(story)
     story.life = 0
@@ -180,7 +180,7 @@ def test_a_new_attempt_begins_as_ever() -> None:
     assert [rank.totals.steps for rank in story.snapshot().ranks] == [10, 10]
 
 
-def test_a_run_that_nobody_has_joined_has_nothing_to_save() -> None:
+def test_run_without_ranks_has_nothing_to_save() -> None:
     story = Story(2)
     assert save_run(story.job, wall_of(story)) is None
     assert collect_finished_steps(story.job, 0.0) == []
@@ -256,7 +256,7 @@ def test_restored_rank_must_say_hello() -> None:
     )
 
 
-def test_a_sidecar_may_speak_for_a_restored_life() -> None:
+def test_sidecar_may_report_about_a_restored_rank() -> None:
     admission = Admission(runs_max=1, ranks_max=2)
     admission.restore(hello_of(0, 1).identity, KEPT)
     assert admission.knows(hello_of(0, 1).identity)
@@ -273,7 +273,7 @@ def test_restored_run_belongs_to_its_first_key() -> None:
     assert not admission.knows(hello_of(0, 1).identity, key="other")
 
 
-def test_no_more_lives_are_restored_than_may_be_known() -> None:
+def test_restored_ranks_are_bounded() -> None:
     admission = Admission(runs_max=2, ranks_max=2)
     assert admission.restore(hello_of(0, 1).identity, KEPT)
     other = msgspec.structs.replace(hello_of(1, 1).identity, run="other")  # its world too has two ranks

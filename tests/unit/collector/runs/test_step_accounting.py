@@ -1,4 +1,4 @@
-"""The account of a life's step records: where each one is, by the agent's word and by what came here."""
+"""The account of the step records of a rank process, by the agent's counts and by what was admitted here."""
 
 import pytest
 
@@ -105,7 +105,7 @@ def test_overwritten_and_buffered_records_are_in_no_report() -> None:
     assert (counts.published, counts.overwritten, counts.buffered) == (4, 3, 2)
 
 
-def test_an_account_that_does_not_add_up_says_by_how_much() -> None:
+def test_unaccounted_records_are_the_difference() -> None:
     account = StepAccounting(is_known_from_birth=True).record_report(ReportFields.of(report(1, 4, 4, steps_made=6)), 0)
     assert account.counts.unaccounted == 2
 
