@@ -30,7 +30,7 @@ a second, each compared with the 16 before it."""
 
 _SAMPLE: Final = struct.Struct("<4q")
 _CLOCK_NS_MAX: Final = 2**63
-"""Bound of an offset: only less can be packed, and no clock is 292 years off."""
+"""Bound of an offset and of a time: only less can be packed, and no clock is 292 years off."""
 
 
 class Clocks(NamedTuple):
@@ -103,9 +103,13 @@ class ClockAlignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return find_alignment(unpack_samples(self.samples), now_collector_ns)
 
     def to_collector_time(self, host_ns: int, now_collector_ns: int) -> CollectorNs | None:
-        """Return a time of the rank's clock on the collector's; None before the first answer."""
+        """Return a time of the rank's clock on the collector's; None before the first answer, and for a time that no
+        clock has.
+        """
         alignment = self.at(now_collector_ns)
-        return None if alignment is None else CollectorNs(HostNs(host_ns) - alignment.offset_ns)
+        if alignment is None or abs(host_ns - alignment.offset_ns) >= _CLOCK_NS_MAX:
+            return None
+        return CollectorNs(HostNs(host_ns) - alignment.offset_ns)
 
 
 def unpack_samples(packed: bytes) -> list[ClockSample]:

@@ -26,6 +26,8 @@ ALLOCATOR_COUNTS_KEPT: Final = 32
 PAUSES_LEFT_AT_ONCE: Final = 64
 """Pauses dropped at a time beyond those that count, since each time all others are moved."""
 
+NUMBER_MAX: Final = 2**63 - 1
+
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -123,6 +125,11 @@ _SUMMED: Final = (
 )  # fmt: skip
 
 
+def _limit(value: int) -> int:
+    """Return a sum within 64 bits, so that it can be encoded, whatever numbers a rank has sent."""
+    return max(-NUMBER_MAX, min(NUMBER_MAX, value))
+
+
 class BreakdownRing(PackedRing[WindowBreakdown]):
     """The last `kept` breakdowns, and their running sum."""
 
@@ -145,8 +152,8 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
             return None
         return WindowBreakdown(
             first_step=self[0].first_step,
-            operator_count=None if self._without_operators else self._operators,
-            **self._sums,
+            operator_count=None if self._without_operators else _limit(self._operators),
+            **{name: _limit(value) for name, value in self._sums.items()},
         )
 
     def _count(self, sample: WindowBreakdown, sign: int) -> None:

@@ -46,6 +46,8 @@ class StepCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NOTHING_COUNTED: Final = StepCounts()
+RECORDS_MAX: Final = 2**62
+"""Bound of a count that is added to others, so that the sum can be encoded, whatever the rank has sent."""
 
 
 class StepAccounting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,7 +99,7 @@ class StepAccounting(msgspec.Struct, frozen=True, array_like=True, gc=False):
         saved = counts.published + counts.late + counts.published_elsewhere + counts.dropped_in_reports
         reported = report.step_totals
         dropped_since = max(0, reported.dropped_in_reports - self.restored_dropped)
-        return max(0, reported.reported - report.steps.row_count - saved - dropped_since)
+        return min(RECORDS_MAX, max(0, reported.reported - report.steps.row_count - saved - dropped_since))
 
     @property
     def counts(self) -> StepCounts:

@@ -4,15 +4,16 @@ import msgspec
 import pytest
 
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.events import ClockSampled, GoodbyeAdmitted, ProcessGone
+from rankscope.collector.runs.events import ClockSampled, EndSeen, GoodbyeAdmitted, ProcessGone
 from rankscope.collector.runs.liveness import GONE_NS_MIN
 from rankscope.collector.runs.rank import FRAME_BYTES_KEPT, RankState
 from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -22,11 +23,13 @@ from rankscope.measure.records import (
     Losses,
     StepRecord,
     Totals,
+    WindowBreakdown,
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus
 
 JOINED_NS = 1_000
+CLOCKS = Clocks(JOINED_NS, 1_800_000_009.0)
 GROUP = "default_pg"
 
 
@@ -214,12 +217,11 @@ def test_report_does_not_change_the_state_before() -> None:
 
 
 def test_saved_rank_is_restored_with_its_last_report() -> None:
-    clocks = Clocks(JOINED_NS, 1_800_000_009.0)
-    saved = after(joined(), WHOLE).save(clocks, None)
-    latest = RankState.restore(saved, clocks)
+    saved = after(joined(), WHOLE).save(CLOCKS, None)
+    latest = RankState.restore(saved, CLOCKS)
     assert counted_of(latest) == (TOTALS, LOSSES, None, AgentCost())
     assert samples_of(latest) == (None, (GPU, GPU), None)
-    assert latest.save(clocks, None) == saved
+    assert latest.save(CLOCKS, None) == saved
 
 
 def test_encoded_state_is_the_same_state() -> None:
@@ -230,3 +232,24 @@ def test_encoded_state_is_the_same_state() -> None:
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState)
     assert decoded == rank
     assert snapshot_of(decoded) == snapshot_of(rank)
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63)])
+def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None:
+    window = WindowBreakdown(
+        first_step=number, step_count=number, window_ns=number, compute_ns=number, communication_ns=number,
+        overlap_ns=number, exposed_communication_ns=number, copy_ns=number, idle_ns=number, operator_count=number,
+    )  # fmt: skip
+    samples, rank = RankSamples(), RankState.restore(joined().save(CLOCKS, None), CLOCKS)
+    rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=-number // 4, received_collector_ns=100))
+    losses = Losses(steps_made=number, steps_buffered=number, steps_overwritten=number, reports_dropped=number)
+    for sequence in (1, 2):
+        report = Report(
+            sequence=sequence, host_ns=number, breakdowns=(window,), totals=Totals(steps=number), losses=losses
+        )
+        fields = ReportFields.of(report)
+        samples.record(fields)
+        rank = rank.record_report(fields, samples.breakdowns.sum, JOINED_NS, 0.0).record_steps(fields, 0, 7)
+    seen = RankEnded(sequence=1, identity=rank.identity, host_ns=number, wall_ns=number, reason="killed")
+    rank = rank.apply(EndSeen("boot-of-3", seen, JOINED_NS))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState) == rank
