@@ -109,12 +109,12 @@ class Collector:
 
     def __init__(self, ranks: int, folder: Path) -> None:
         config = CollectorConfig(ranks_max=ranks)
-        self.job, self._admission = RunState(RUN, config), Admission(1, ranks)
+        self.run, self._admission = RunState(RUN, config), Admission(1, ranks)
         self._recorder = Recorder(Database(folder / "store.db"), config, lambda _where: None)
         for rank in range(ranks):
             hello = build_hello(RUN, rank, ranks, boot_of(rank))
             self._admission.hello(boot_of(rank).encode(), hello)
-            self.job.apply(RankJoined(hello, 0))
+            self.run.apply(RankJoined(hello, 0))
 
     def receive(self, rank: int, frame: bytes, now_ns: int) -> ReportAdmitted:
         """The event that a report is."""
@@ -129,10 +129,10 @@ class Collector:
     def tick(self, meter: Meter, now_ns: int) -> None:
         """Tick, detect, and hand a snapshot and the changes to the store."""
         clocks = Clocks(now_ns, ns_to_s(now_ns))
-        meter.time("detection pass", lambda: tick_run(self.job, now_ns, clocks.wall_s))
-        lazy = meter.time("lazy snapshot", lambda: self.job.lazy_snapshot(now_ns))
+        meter.time("detection pass", lambda: tick_run(self.run, now_ns, clocks.wall_s))
+        lazy = meter.time("lazy snapshot", lambda: self.run.lazy_snapshot(now_ns))
         snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=[lazy])
-        meter.time("store", lambda: self._recorder.tick([self.job], snapshot, clocks))
+        meter.time("store", lambda: self._recorder.tick([self.run], snapshot, clocks))
         self._recorder._pending = WriteBatch()
         meter.time("snapshot", lazy.build)
 
@@ -181,8 +181,8 @@ def take_batch(collector: Collector, meter: Meter, own: range, frames: list[byte
     """Do what the two threads of a collector do with one batch of frames."""
     came = list(zip(own, frames, strict=True))
     events = meter.time("receive", lambda: [collector.receive(rank, frame, now_ns) for rank, frame in came])
-    meter.time("apply", lambda: [collector.job.apply(event) for event in events])
-    meter.time("flush", collector.job.flush_reports)
+    meter.time("apply", lambda: [collector.run.apply(event) for event in events])
+    meter.time("flush", collector.run.flush_reports)
 
 
 def render(head: str, results: dict[int, Result]) -> str:

@@ -51,7 +51,7 @@ class LiveWorld:
     def tell(self, story: Story, name: str = "story") -> None:
         """A story as it stands, under this name."""
         self.show(*[rename(story.snapshot(), name)], steps=pictures_of(story, name))
-        self.dumps = {name: msgspec.structs.replace(dump_run(story.job, story.now_ns), run_id=name)}
+        self.dumps = {name: msgspec.structs.replace(dump_run(story.run, story.now_ns), run_id=name)}
 
     def read_snapshot(self) -> Snapshot:
         """What `read` gives at this moment."""
@@ -90,7 +90,7 @@ def slow_story(ranks: int = 4, slow_rank: int = 2) -> Story:
 
 def pictures_of(story: Story, name: str = "story") -> dict[str, HeatMapSteps]:
     """The last steps of a story."""
-    picture = story.job.heat_map_steps
+    picture = story.run.heat_map_steps
     return {} if picture is None else {name: picture}
 
 

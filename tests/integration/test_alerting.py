@@ -76,7 +76,7 @@ class PacedStory(Story):
 
     def __init__(self, ranks: NamedRanks) -> None:
         super().__init__(RANKS)
-        self.job = ranks  # type: ignore[assignment]  # it takes what a story gives
+        self.run = ranks  # type: ignore[assignment]  # it takes what a story gives
         self.dead: set[int] = set()
         self.slow: dict[int, float] = {}
         self._even_s = time.monotonic()

@@ -67,7 +67,7 @@ def collecting(path: Path, clock: DrivenClock) -> Iterator[Service]:
 def test_store_usable_only_later_gets_the_runs_and_steps(tmp_path: Path) -> None:
     path, clock, story = tmp_path / "later" / "store.db", DrivenClock(), Story(2)
     with collecting(path, clock) as service:
-        story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
+        story.run = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
         story.join().train(10)
         service._tick()
         weakness = service._find_degradation()
@@ -125,7 +125,7 @@ def test_store_gets_the_runs_when_its_folder_is_back(tmp_path: Path) -> None:
         wait_for(tick, lambda: f"{service._find_degradation()}", 30)
 
     with collecting(path, clock) as service:
-        story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
+        story.run = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
         story.join().train(10)
         tick_until(service, lambda: service.snapshot.counts.store_bytes not in (None, 0))
         path.parent.rename(tmp_path / "away")

@@ -35,7 +35,7 @@ def collecting(clock: DrivenClock, store: Path | None = None) -> Iterator[Servic
 def find_slow_rank(service: Service) -> Incident:
     """The incident of a rank that is slow from step 40 on."""
     story = Story(4)
-    story.job = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
+    story.run = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
     story.join().train(40).train(60, forward={2: 30.0})
     service._tick()
     (incident,) = service._journal.incidents

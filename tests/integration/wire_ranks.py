@@ -62,7 +62,7 @@ def telling(story: Story, endpoint: str, *, again: bool = False) -> Iterator[Sto
     which continue their numbers and totals.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    story.job = WireRanks(context, endpoint)  # type: ignore[assignment]  # it handles the events of a story
+    story.run = WireRanks(context, endpoint)  # type: ignore[assignment]  # it handles the events of a story
     try:
         yield story.come_back() if again else story.join()
     finally:

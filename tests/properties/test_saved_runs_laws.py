@@ -54,7 +54,7 @@ def clocks_of(story: Story) -> Clocks:
 
 def save(story: Story) -> Kept:
     clocks = clocks_of(story)
-    saved = save_run(story.job, clocks)
+    saved = save_run(story.run, clocks)
     assert saved is not None
     encode = msgspec.json.encode
     lives = [encode(saved.save_rank(rank, clocks)) for rank in saved.ranks]
@@ -63,7 +63,7 @@ def save(story: Story) -> Kept:
 
 def restore(story: Story, kept: Kept) -> None:
     decode = msgspec.json.decode
-    story.job = restore_run(
+    story.run = restore_run(
         CollectorConfig(),
         decode(kept.run, type=SavedRun),
         decode(kept.story, type=SavedStory),

@@ -16,7 +16,7 @@ def ask(run: str) -> Response:
     story = Story(2).join().train(1)
 
     def read_dump(asked: str) -> RunDump | None:
-        return dump_run(story.job, story.now_ns) if asked == "story" else None
+        return dump_run(story.run, story.now_ns) if asked == "story" else None
 
     snapshot = Snapshot(wall_s=0.0, version="0")
     routes = Routes(

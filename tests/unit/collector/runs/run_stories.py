@@ -30,10 +30,10 @@ def boot_of(rank: int, life: int = 0) -> str:
 
 
 class Story:
-    """One synchronous data-parallel job. Every step ends when the slowest rank has entered its all-reduce."""
+    """One synchronous data-parallel run. Every step ends when the slowest rank has entered its all-reduce."""
 
     def __init__(self, ranks: int, config: CollectorConfig | None = None) -> None:
-        self.job: RunState = ValidatedRun("story", config or CollectorConfig())
+        self.run: RunState = ValidatedRun("story", config or CollectorConfig())
         self.ranks = ranks
         self.restart_count = 0
         self.life = 0
@@ -68,7 +68,7 @@ class Story:
                 wall_ns=0,
                 report_interval_ns=S,
             )
-            self.job.apply(RankJoined(hello, self.now_ns))
+            self.run.apply(RankJoined(hello, self.now_ns))
         return self
 
     def restart(self, *, counted: bool = True) -> "Story":
@@ -110,21 +110,21 @@ class Story:
             totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
         )
-        self.job.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
+        self.run.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def say_goodbye(self, rank: int, reason: str = "finished") -> "Story":
         self.sequence[rank] += 1
         goodbye = Goodbye(sequence=self.sequence[rank], reason=reason, exit_code=0)
-        self.job.apply(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
+        self.run.apply(GoodbyeAdmitted(boot_of(rank, self.life), goodbye, self.now_ns))
         return self
 
     def tick(self, seconds: float = 1.0) -> "Story":
         self.now_ns += round(seconds * S)
-        self.effects += tick_run(self.job, self.now_ns, 0.0)
+        self.effects += tick_run(self.run, self.now_ns, 0.0)
         return self
 
     def snapshot(self) -> RunSnapshot:
-        return self.job.snapshot(self.now_ns)
+        return self.run.snapshot(self.now_ns)
 
     def _one_step(
         self,

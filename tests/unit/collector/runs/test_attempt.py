@@ -91,18 +91,18 @@ def random_story(seed: int) -> list[RunEvent]:
 def apply_in_batches(
     events: Sequence[RunEvent], batch: int, *, steps_max: int | None = None, kept: int = KEPT
 ) -> tuple[RunSnapshot, list[list[float]]]:
-    job = RunState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
+    run = RunState("r", CollectorConfig(steps_kept=kept, detect_steps=16))
     for rank in range(RANKS):
-        job.apply(hello_of(rank))
+        run.apply(hello_of(rank))
     for first in range(0, len(events), batch):
         for event in events[first : first + batch]:
-            job.apply(event)
-        job.flush_reports(steps_max=steps_max)
-    job.flush_reports()
-    attempt = job.attempt
+            run.apply(event)
+        run.flush_reports(steps_max=steps_max)
+    run.flush_reports()
+    attempt = run.attempt
     assert attempt is not None
     series = attempt.window.series(tuple(range(RANKS)), skip_steps=0)
-    return job.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]
+    return run.snapshot(NOW_NS), [series.step_ns.tolist(), series.self_ns.tolist()]
 
 
 def test_batches_of_any_size_give_the_same_state() -> None:
@@ -140,27 +140,27 @@ def test_steps_that_leave_the_ring_unmatched_are_counted() -> None:
 
 
 def test_flush_matches_so_many_steps_and_a_snapshot_none() -> None:
-    job = RunState("r", CollectorConfig())
+    run = RunState("r", CollectorConfig())
     for rank in range(RANKS):
-        job.apply(hello_of(rank))
+        run.apply(hello_of(rank))
     for rank in range(RANKS):
-        job.apply(report_of(rank, 1, range(3), np.random.default_rng(rank)))
-    job.flush_reports(steps_max=1)
-    assert count_in_snapshot(job) == 1
-    job.flush_reports(steps_max=1)
-    assert (count_in_snapshot(job), count_in_snapshot(job)) == (2, 2)
-    tick_run(job, NOW_NS, 1.0)
-    assert count_in_snapshot(job) == 3
+        run.apply(report_of(rank, 1, range(3), np.random.default_rng(rank)))
+    run.flush_reports(steps_max=1)
+    assert count_in_snapshot(run) == 1
+    run.flush_reports(steps_max=1)
+    assert (count_in_snapshot(run), count_in_snapshot(run)) == (2, 2)
+    tick_run(run, NOW_NS, 1.0)
+    assert count_in_snapshot(run) == 3
 
 
-def count_in_snapshot(job: RunState) -> int:
+def count_in_snapshot(run: RunState) -> int:
     """Return the collectives of rank 0 in a snapshot."""
-    return sum(kind.count for kind in job.lazy_snapshot(NOW_NS).build().ranks[0].collectives)
+    return sum(kind.count for kind in run.lazy_snapshot(NOW_NS).build().ranks[0].collectives)
 
 
 def test_snapshot_includes_pending_reports() -> None:
-    job = RunState("r", CollectorConfig())
-    job.apply(hello_of(0))
-    job.apply(report_of(0, 1, range(3), np.random.default_rng(0)))
-    (rank,) = job.snapshot(NOW_NS).ranks
+    run = RunState("r", CollectorConfig())
+    run.apply(hello_of(0))
+    run.apply(report_of(0, 1, range(3), np.random.default_rng(0)))
+    (rank,) = run.snapshot(NOW_NS).ranks
     assert (rank.steps.published, rank.last_step) == (3, 2)

@@ -100,13 +100,13 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     story = slow_story()
     finish(story, "failed")
     clocks = Clocks(story.now_ns, 0.0)
-    saved = save_run(story.job, clocks)
+    saved = save_run(story.run, clocks)
     assert saved is not None
     before = saved.run.end
     lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
-    job = restore_run(CollectorConfig(), saved.run, saved.story, lives, clocks)
-    tick_run(job, story.now_ns + S, 1.0)
-    after = job.ending.end
+    run = restore_run(CollectorConfig(), saved.run, saved.story, lives, clocks)
+    tick_run(run, story.now_ns + S, 1.0)
+    after = run.ending.end
     assert before is not None
     assert after is not None
     assert (after.reason, after.first) == (before.reason, before.first)

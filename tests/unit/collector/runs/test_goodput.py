@@ -207,7 +207,7 @@ def test_run_is_over_when_its_last_rank_ended() -> None:
 def test_stalled_rank_stalls_the_run() -> None:
     story = Story(2).join().train(10)
     stalled = Report(sequence=2, host_ns=story.now_ns, stalled_since_host_ns=0, totals=Totals())
-    story.job.apply(ReportAdmitted(boot_of(0), ReportFields.of(stalled), story.now_ns, 0.0))
+    story.run.apply(ReportAdmitted(boot_of(0), ReportFields.of(stalled), story.now_ns, 0.0))
     story.tick(2)
     assert spent_ms(story) == {"productive": 10 * STEP_MS, "stalled": 3_000}
 

@@ -25,7 +25,7 @@ INTERVAL_S = 1.0
 
 
 class HangStory(Story):
-    """A job whose ranks report every second how far they are, by clocks that started at other times."""
+    """A run whose ranks report every second how far they are, by clocks that started at other times."""
 
     def say(self, rank: int, enqueued: int, completed: int, **known: object) -> None:
         """One report, without steps."""
@@ -37,7 +37,7 @@ class HangStory(Story):
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
             **known,  # type: ignore[arg-type]
         )
-        self.job.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
+        self.run.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 
     def host_ns(self, rank: int) -> int:
         return self.now_ns + rank * 1_000 * S
@@ -59,7 +59,7 @@ class HangStory(Story):
         return self
 
     def move(self, completed: int) -> "HangStory":
-        """Everybody's report while the job moves; then a look."""
+        """Everybody's report while the run moves; then a look."""
         for rank in range(self.ranks):
             self.say(rank, completed, completed)
         self.tick(INTERVAL_S)
@@ -77,7 +77,7 @@ class HangStory(Story):
             reason=reason,
             detail="SIGKILL",
         )
-        self.job.apply(EndSeen(boot_of(rank, self.life), seen, self.now_ns))
+        self.run.apply(EndSeen(boot_of(rank, self.life), seen, self.now_ns))
 
     def hangs(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(one.cause, one.ranks) for one in self.snapshot().open_findings if one.kind == "hang"]
@@ -141,7 +141,7 @@ def test_rank_killed_before_the_hang_is_its_cause(story: HangStory) -> None:
 def test_a_death_is_dated_by_the_clocks_of_the_ranks(story: HangStory) -> None:
     for rank in range(RANKS):
         sample = ClockSampled(boot_of(rank), story.now_ns, story.host_ns(rank), story.now_ns)
-        story.job.apply(sample)
+        story.run.apply(sample)
     story.end(1)
     story.tick(LIMIT_S)
     story.hang(1, LIMIT_S, 0, 2, 3)
@@ -179,7 +179,7 @@ def test_unresponsive_rank_is_missing_by_its_sidecar(story: HangStory) -> None:
         state="S",
         progress=progress_of({GROUP: (7, 7)}),
     )
-    story.job.apply(UnresponsiveSeen(boot_of(2), seen, story.now_ns))
+    story.run.apply(UnresponsiveSeen(boot_of(2), seen, story.now_ns))
     story.hang(2, LIMIT_S + 1, 0, 1, 3)
     assert story.hangs() == [("missing_rank", (2,))]
 

@@ -12,8 +12,8 @@ from tests.unit.collector.runs.run_stories import MS, Story
 
 def picture_of(story: Story) -> HeatMapSteps:
     """Of a story that has been looked at."""
-    assert story.job.heat_map_steps is not None
-    return story.job.heat_map_steps
+    assert story.run.heat_map_steps is not None
+    return story.run.heat_map_steps
 
 
 def look_at(self_ns: "np.typing.NDArray[np.float64]") -> HeatMapSteps:
@@ -47,7 +47,7 @@ def test_heat_map_does_not_change_with_the_run() -> None:
     before = [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
     story.train(80, data={2: 400.0})
     assert before == [values.tobytes() for values in (picture.steps, picture.self_ns, picture.excess)]
-    assert story.job.heat_map_steps is not picture
+    assert story.run.heat_map_steps is not picture
 
 
 def test_unknown_step_is_left_out_but_is_the_latest() -> None:
@@ -83,5 +83,5 @@ def test_heat_map_names_its_attempt() -> None:
 
 def test_no_heat_map_before_a_pass_or_without_steps() -> None:
     story = Story(4)
-    assert story.job.heat_map_steps is None
+    assert story.run.heat_map_steps is None
     assert picture_of(story.join().tick()).latest_step is None

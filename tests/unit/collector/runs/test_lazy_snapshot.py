@@ -11,24 +11,24 @@ from tests.unit.collector.runs.run_stories import Story, boot_of
 
 def snapshot_of(story: Story) -> Snapshot:
     """Return the present snapshot of a story, not built yet."""
-    return Snapshot(wall_s=0.0, version="0", runs=[story.job.lazy_snapshot(story.now_ns)])
+    return Snapshot(wall_s=0.0, version="0", runs=[story.run.lazy_snapshot(story.now_ns)])
 
 
 def test_snapshot_built_later_shows_its_own_time() -> None:
     story = Story(3).join().train(20).tick()
-    lazy = story.job.lazy_snapshot(story.now_ns)
+    lazy = story.run.lazy_snapshot(story.now_ns)
     at_once = lazy.build()
     then_ns = story.now_ns
     story.train(20, forward={1: 30}).tick(5.0)
     story.say_goodbye(2)
     assert lazy.build() == at_once
-    assert story.job.lazy_snapshot(then_ns).build() != at_once
+    assert story.run.lazy_snapshot(then_ns).build() != at_once
 
 
 def test_snapshot_built_of_an_encoded_one_is_the_same() -> None:
     story = Story(3).join().train(20, forward={1: 30}).tick()
     story.say_goodbye(2)
-    lazy = story.job.lazy_snapshot(story.now_ns)
+    lazy = story.run.lazy_snapshot(story.now_ns)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(lazy), type=LazyRunSnapshot)
     assert decoded.build() == lazy.build()
     assert decoded.summarize() == lazy.summarize()
@@ -38,7 +38,7 @@ def test_snapshot_built_of_an_encoded_one_is_the_same() -> None:
 
 def test_runs_are_built_once_and_only_on_request() -> None:
     story = Story(2).join().train(3)
-    lazy = LazyRun(lambda: story.job.snapshot(story.now_ns), run="story", size=2)
+    lazy = LazyRun(lambda: story.run.snapshot(story.now_ns), run="story", size=2)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=[lazy])
     assert (snapshot.sizes, lazy.made) == ({"story": 2}, 0)
     assert snapshot.runs is snapshot.runs
@@ -48,7 +48,7 @@ def test_runs_are_built_once_and_only_on_request() -> None:
 def test_dropped_runs_are_built_again_the_same() -> None:
     story = Story(2).join().train(3)
     snapshot = Snapshot(
-        wall_s=0.0, version="0", runs=[story.job.lazy_snapshot(story.now_ns), story.job.snapshot(story.now_ns)]
+        wall_s=0.0, version="0", runs=[story.run.lazy_snapshot(story.now_ns), story.run.snapshot(story.now_ns)]
     )
     before = snapshot.runs
     snapshot.drop_built_runs()
@@ -74,7 +74,7 @@ def test_blocks_have_the_wanted_ranks_of_the_whole_snapshot() -> None:
 
 def test_wanted_ranks_may_differ_between_runs() -> None:
     story = Story(2).join().train(1)
-    built = story.job.snapshot(story.now_ns)
+    built = story.run.snapshot(story.now_ns)
     runs = [msgspec.structs.replace(built, run=run, run_id=run) for run in ("a", "b")]
     snapshot = Snapshot(wall_s=0.0, version="0", runs=runs)
     found = snapshot.blocks(lambda run: is_odd if run == "a" else lambda rank: not is_odd(rank), 2)
@@ -84,7 +84,7 @@ def test_wanted_ranks_may_differ_between_runs() -> None:
 
 def test_totals_are_read_without_building_the_run() -> None:
     story = Story(2).join()
-    before = story.job.lazy_snapshot(story.now_ns)
+    before = story.run.lazy_snapshot(story.now_ns)
     story.train(4)
     snapshot = snapshot_of(story)
     counted = snapshot.read_totals("story")

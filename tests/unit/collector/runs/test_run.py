@@ -129,26 +129,26 @@ def test_ended_process_replaces_no_rank(restart_count: int) -> None:
     """Whatever it was: of the same attempt, of one before, or of one that this collector has not seen begin."""
     story = Story(2).join().restart().train(5)
     before = story.snapshot()
-    story.job.apply(left_behind(0, restart_count, life=77))
+    story.run.apply(left_behind(0, restart_count, life=77))
     assert story.snapshot() == before
 
 
 def test_ended_process_is_added_where_its_rank_has_none() -> None:
     story = Story(2)
     story.join(0)
-    story.job.apply(left_behind(1, 0, life=77))
+    story.run.apply(left_behind(1, 0, life=77))
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(0), boot_of(1, 77)]
 
 
 def test_orphan_may_come_first_to_a_new_collector() -> None:
     story = Story(2)
-    story.job.apply(left_behind(1, 3, life=77))
+    story.run.apply(left_behind(1, 3, life=77))
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1, 77)]
 
 
 def test_next_process_replaces_one_that_has_ended() -> None:
     story = Story(2)
-    story.job.apply(left_behind(1, 0, life=77))
+    story.run.apply(left_behind(1, 0, life=77))
     story.join(1)
     assert [rank.identity.boot_id for rank in story.snapshot().ranks] == [boot_of(1)]
 
@@ -163,22 +163,22 @@ def test_smaller_world_after_a_restart_is_the_world() -> None:
 def test_rank_ends_as_its_goodbye_says() -> None:
     story = Story(2).join().train(5).say_goodbye(0, "failed")
     assert [(rank.up, rank.ended) for rank in story.snapshot().ranks] == [(False, "failed"), (True, None)]
-    assert not story.job.is_over
-    assert story.say_goodbye(1).job.is_over
+    assert not story.run.is_over
+    assert story.say_goodbye(1).run.is_over
 
 
 def test_process_that_is_gone_without_a_word_was_killed() -> None:
     story = Story(2).join().train(5)
-    story.job.apply(ProcessGone(boot_of(1), story.now_ns))
+    story.run.apply(ProcessGone(boot_of(1), story.now_ns))
     assert [rank.ended for rank in story.snapshot().ranks] == [None, None]  # its sidecar may say more
-    story.job.apply(ProcessGone(boot_of(1), story.now_ns + GONE_NS_MIN))
+    story.run.apply(ProcessGone(boot_of(1), story.now_ns + GONE_NS_MIN))
     assert [rank.ended for rank in story.snapshot().ranks] == [None, "killed"]
 
 
 def test_goodbye_stands_though_the_process_is_gone() -> None:
     story = Story(2).join().train(5).say_goodbye(1)
     for now_ns in (story.now_ns, story.now_ns + GONE_NS_MIN):
-        story.job.apply(ProcessGone(boot_of(1), now_ns))
+        story.run.apply(ProcessGone(boot_of(1), now_ns))
     assert story.snapshot().ranks[1].ended == "finished"
 
 
@@ -186,7 +186,7 @@ def test_what_the_sidecar_saw_of_an_end_is_the_end() -> None:
     story = Story(2).join().train(5)
     identity = story.snapshot().ranks[1].identity
     seen = RankEnded(sequence=1, identity=identity, host_ns=0, wall_ns=0, reason="crashed", detail="SIGSEGV", signal=11)
-    story.job.apply(EndSeen(boot_of(1), seen, story.now_ns))
+    story.run.apply(EndSeen(boot_of(1), seen, story.now_ns))
     found = story.snapshot().ranks[1]
     assert (found.up, found.ended, found.ended_detail, found.end) == (False, "crashed", "SIGSEGV", seen)
 
@@ -198,7 +198,7 @@ def test_rank_seen_alive_is_stalled_not_silent() -> None:
         seen = RankUnresponsive(
             sequence=1, identity=story.snapshot().ranks[1].identity, host_ns=story.now_ns, since_host_ns=0
         )
-        story.job.apply(UnresponsiveSeen(boot_of(1), seen, story.now_ns))
+        story.run.apply(UnresponsiveSeen(boot_of(1), seen, story.now_ns))
     first, second = story.snapshot().ranks
     assert (first.ended, second.ended, second.stalled) == ("silent", None, True)
 
@@ -213,7 +213,7 @@ def test_silent_rank_comes_back_with_its_next_report() -> None:
 def test_absence_of_the_collector_is_not_silence() -> None:
     story = Story(2).join().train(5)
     story.now_ns += 60 * S
-    story.job.apply(CollectorAway(60 * S, story.now_ns))
+    story.run.apply(CollectorAway(60 * S, story.now_ns))
     story.tick(1.0)
     assert [rank.ended for rank in story.snapshot().ranks] == [None, None]
     story.tick(15.0)
@@ -224,7 +224,7 @@ def test_silence_counts_from_a_message_before_the_absence() -> None:
     story = Story(2).join().train(5)
     story.now_ns += 60 * S
     story.train(1)
-    story.job.apply(CollectorAway(60 * S, story.now_ns))
+    story.run.apply(CollectorAway(60 * S, story.now_ns))
     story.tick(15.1)
     assert [rank.ended for rank in story.snapshot().ranks] == ["silent", "silent"]
 
@@ -264,7 +264,7 @@ def test_without_collectives_the_phases_stand_in() -> None:
 def test_clock_is_asked_for_and_its_error_bound_is_shown() -> None:
     story = Story(2).join().tick()
     assert {effect.boot_id for effect in story.effects if isinstance(effect, AskClock)} == {boot_of(0), boot_of(1)}
-    story.job.apply(ClockSampled(boot_of(0), story.now_ns - 400, 77, story.now_ns))
+    story.run.apply(ClockSampled(boot_of(0), story.now_ns - 400, 77, story.now_ns))
     assert [rank.clock_error_ns for rank in story.snapshot().ranks] == [200 + 1, None]
 
 
@@ -272,7 +272,7 @@ def test_gaps_and_duplicates_are_counted_by_sequence() -> None:
     story = Story(2).join().train(1)
     story.sequence[0] += 3
     story.train(1)
-    story.job.apply(DuplicateSeen(boot_of(0)))
+    story.run.apply(DuplicateSeen(boot_of(0)))
     rank = story.snapshot().ranks[0]
     assert (rank.reports_admitted, rank.report_gaps, rank.reports_duplicate, rank.last_sequence) == (2, 3, 1, 5)
 

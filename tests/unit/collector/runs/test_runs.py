@@ -23,7 +23,7 @@ FIRST, SECOND = "bert@20261125T103005Z", "bert@20261125T103045Z"
 
 
 class Launches:
-    """Launches of a run, one after the other. Job time and wall time pass together; job time begins at 1000 s."""
+    """Launches of a run, one after the other. The collector's clock begins at 1000 s; the wall clock passes with it."""
 
     def __init__(self, **settings: float) -> None:
         self.config = CollectorConfig(**settings)  # type: ignore[arg-type]
@@ -41,28 +41,28 @@ class Launches:
         self.now_s += seconds
         for former in self.runs.find_excess_runs():
             self.runs.remove(former)
-        for job in self.runs:
-            tick_run(job, self.now_ns, BEGIN_WALL_S + self.now_s)
+        for run in self.runs:
+            tick_run(run, self.now_ns, BEGIN_WALL_S + self.now_s)
         return self
 
     def send(self, event: PeerEvent, name: str = "bert") -> RunState | None:
         """Give an event to its run, as the collector does."""
-        job = self.runs.find(name, event)
-        if job is None and isinstance(event, RankJoined):
-            job = self.runs.begin(name, BEGIN_WALL_S + self.now_s)
-        if job is not None:
-            job.apply(event)
-        return job
+        run = self.runs.find(name, event)
+        if run is None and isinstance(event, RankJoined):
+            run = self.runs.begin(name, BEGIN_WALL_S + self.now_s)
+        if run is not None:
+            run.apply(event)
+        return run
 
     def launch(
         self, launch: str, ranks: Sequence[int] = (0, 1), name: str = "bert", world: int = 2, **more: int
     ) -> RunState | None:
         """Every rank says Hello and reports once; the run of the last one."""
-        job = None
+        run = None
         for rank in ranks:
-            job = self.send(self.say_hello(f"{launch}-boot-{rank}", rank, name, world, **more), name)
+            run = self.send(self.say_hello(f"{launch}-boot-{rank}", rank, name, world, **more), name)
             self.report(f"{launch}-boot-{rank}", name)
-        return job
+        return run
 
     def say_hello(self, boot: str, rank: int, name: str = "bert", world: int = 2, **more: int) -> RankJoined:
         """The Hello of a life that begins now."""
@@ -98,16 +98,16 @@ class Launches:
     @property
     def ids(self) -> list[str]:
         """The runs there are."""
-        return [job.run for job in self.runs]
+        return [run.run for run in self.runs]
 
     @property
     def attempts(self) -> list[int]:
         """Of each run how many restarts it has had."""
-        return [job.attempts for job in self.runs]
+        return [run.attempts for run in self.runs]
 
     def goodput(self, run_id: str) -> GoodputSnapshot:
         """Where the time of a run went."""
-        return next(job.snapshot(self.now_ns).goodput for job in self.runs if job.run == run_id)
+        return next(run.snapshot(self.now_ns).goodput for run in self.runs if run.run == run_id)
 
 
 def test_start_after_a_run_that_finished_is_a_new_run() -> None:
@@ -134,8 +134,8 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     launches.now_s += away_s
     later = Clocks(launches.now_ns, BEGIN_WALL_S + launches.now_s)
     restored = Runs(launches.config)
-    for job in launches.runs:
-        saved = save_run(job, clocks)
+    for run in launches.runs:
+        saved = save_run(run, clocks)
         assert saved is not None
         lives = [saved.save_rank(rank, clocks) for rank in saved.ranks] if keep_lives else []
         restored.put(restore_run(launches.config, saved.run, saved.story, lives, later))
@@ -155,7 +155,7 @@ def test_former_run_without_restored_ranks_is_over() -> None:
     launches.launch("one")
     launches.wait(100).launch("two")
     restart_collector(launches, 5, keep_lives=False)
-    assert [job.is_over for job in launches.wait(1).runs] == [True, False]
+    assert [run.is_over for run in launches.wait(1).runs] == [True, False]
 
 
 def test_collector_restarts_do_not_renew_a_lost_run() -> None:
@@ -187,15 +187,15 @@ def test_new_launcher_counting_from_0_is_accepted() -> None:
     """torchrun had restarted its ranks three times and given up; the pod was started anew, and with it torchrun."""
     launches = Launches()
     launches.launch("one", restart_count=3)
-    job = launches.end("one", "failed", "terminated").wait(10).launch("two", restart_count=0)
-    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+    run = launches.end("one", "failed", "terminated").wait(10).launch("two", restart_count=0)
+    assert boots_of(run, launches) == ["two-boot-0", "two-boot-1"]
     assert launches.attempts == [1]
 
 
-def boots_of(job: RunState | None, launches: Launches) -> list[str]:
+def boots_of(run: RunState | None, launches: Launches) -> list[str]:
     """The lives of a run's present attempt, by rank."""
-    assert job is not None
-    return [rank.identity.boot_id for rank in job.snapshot(launches.now_ns).ranks]
+    assert run is not None
+    return [rank.identity.boot_id for rank in run.snapshot(launches.now_ns).ranks]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -205,13 +205,13 @@ def test_restart_counted_by_one_node_keeps_both_nodes(order: tuple[int, int]) ->
     for rank in (0, 1):
         launches.launch("one", ranks=[rank], node=rank)
     launches.end("one", "failed", "terminated").wait(10)
-    job = None
+    run = None
     for rank in order:
-        job = launches.launch("two", ranks=[rank], node=rank, restart_count=int(rank == 0))
-    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+        run = launches.launch("two", ranks=[rank], node=rank, restart_count=int(rank == 0))
+    assert boots_of(run, launches) == ["two-boot-0", "two-boot-1"]
     assert (launches.ids, launches.attempts) == ([FIRST], [1])
-    assert job is not None
-    assert job.snapshot(launches.now_ns).restart_count == 1
+    assert run is not None
+    assert run.snapshot(launches.now_ns).restart_count == 1
 
 
 def test_new_rank_with_a_restart_count_begins_an_attempt() -> None:
@@ -219,8 +219,8 @@ def test_new_rank_with_a_restart_count_begins_an_attempt() -> None:
     launches = Launches()
     launches.launch("one", ranks=[0], node=0)
     launches.wait(5).launch("two", ranks=[1], node=1, restart_count=1)
-    job = launches.launch("two", ranks=[0], node=0)
-    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1"]
+    run = launches.launch("two", ranks=[0], node=0)
+    assert boots_of(run, launches) == ["two-boot-0", "two-boot-1"]
 
 
 def test_rank_of_an_added_node_may_come_first() -> None:
@@ -228,8 +228,8 @@ def test_rank_of_an_added_node_may_come_first() -> None:
     launches = Launches()
     launches.launch("one", ranks=[0, 1])
     launches.wait(5).launch("two", ranks=[2], world=3, node=1)
-    job = launches.launch("two", ranks=[0, 1], world=3)
-    assert boots_of(job, launches) == ["two-boot-0", "two-boot-1", "two-boot-2"]
+    run = launches.launch("two", ranks=[0, 1], world=3)
+    assert boots_of(run, launches) == ["two-boot-0", "two-boot-1", "two-boot-2"]
     assert launches.attempts == [1]
 
 
@@ -288,22 +288,22 @@ def test_end_of_a_former_runs_rank_goes_to_that_run() -> None:
     launches = Launches()
     launches.launch("one")
     launches.end("one", "finished", "finished").wait(1).launch("two")
-    job = launches.send(launches.end_seen("one-boot-1", "crashed"))
-    assert job is not None
-    assert (job.run, [rank.ended for rank in job.snapshot(launches.now_ns).ranks]) == (FIRST, ["finished", "crashed"])
+    run = launches.send(launches.end_seen("one-boot-1", "crashed"))
+    assert run is not None
+    assert (run.run, [rank.ended for rank in run.snapshot(launches.now_ns).ranks]) == (FIRST, ["finished", "crashed"])
 
 
-@pytest.mark.parametrize(("began_s", "run"), [(5, 0), (25, 1)])
-def test_orphaned_reports_go_to_the_run_of_their_process(began_s: int, run: int) -> None:
-    """The first run reported for the last time at 20 s; the life that was left behind is one nobody has heard of."""
+@pytest.mark.parametrize(("began_s", "place"), [(5, 0), (25, 1)])
+def test_orphaned_reports_go_to_the_run_of_their_process(began_s: int, place: int) -> None:
+    """The first run reported for the last time at 20 s; the ended process was not known."""
     launches = Launches(restart_within_s=0)
     launches.launch("one", ranks=[0], world=3)
     launches.now_s = 20
     launches.report("one-boot-0")
     launches.end("one", "failed").wait(2).launch("two", ranks=[0], world=3)
-    job = launches.send(launches.say_hello("boot-left", 2, world=3, left_behind=1, began_s=began_s))
-    assert job is not None
-    assert job.run == launches.ids[run]
+    run = launches.send(launches.say_hello("boot-left", 2, world=3, left_behind=1, began_s=began_s))
+    assert run is not None
+    assert run.run == launches.ids[place]
 
 
 def test_repeated_name_keeps_the_latest_runs() -> None:
@@ -325,16 +325,16 @@ def test_limits_drop_former_runs_only(limits: dict[str, float]) -> None:
             launches.launch(f"{name}{number}", name=name)
             launches.end(f"{name}{number}", "finished", "finished", name=name)
             launches.wait(10)
-    assert [job.name for job in launches.runs] == ["bert", "t5", "t5"]
+    assert [run.name for run in launches.runs] == ["bert", "t5", "t5"]
 
 
 def test_restored_run_rejects_a_start_long_after_it() -> None:
     """The collector was away for two hours. Whether the ranks that it knew live is not known: they do not report."""
     launches = Launches(restart_within_s=60)
     launches.launch("one")
-    (job,) = launches.runs
+    (run,) = launches.runs
     clocks = Clocks(launches.now_ns, BEGIN_WALL_S)
-    saved = save_run(job, clocks)
+    saved = save_run(run, clocks)
     assert saved is not None
     lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
     later = Launches(restart_within_s=60)

@@ -32,7 +32,7 @@ def wall_of(story: Story) -> Clocks:
 def kill(story: Story, away_s: float = AWAY_S) -> Story:
     """The collector is gone with all but what it had saved, and the next one goes on with that."""
     clocks = wall_of(story)
-    saved = save_run(story.job, clocks)
+    saved = save_run(story.run, clocks)
     assert saved is not None
     run = msgspec.json.decode(msgspec.json.encode(saved.run), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(saved.story), type=SavedStory)
@@ -42,7 +42,7 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     collectives = unpack_counts(saved.collectives.pack())
     story.now_ns += round(away_s * S)
     clocks = wall_of(story)
-    story.job = restore_run(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
+    story.run = restore_run(CollectorConfig(), run, told, lives, clocks, collectives=collectives)
     return story
 
 
@@ -53,7 +53,7 @@ def lose(story: Story, rank: int, reports: int, dropped: int) -> None:
         sequence=story.sequence[rank], host_ns=story.now_ns, totals=story.totals[rank],
         losses=Losses(reports_dropped=dropped),
     )  # fmt: skip
-    story.job.apply(ReportAdmitted(boot_of(rank), ReportFields.of(report), story.now_ns, 0.0))
+    story.run.apply(ReportAdmitted(boot_of(rank), ReportFields.of(report), story.now_ns, 0.0))
 
 
 def rank_of(story: Story, number: int) -> RankSnapshot:
@@ -137,15 +137,15 @@ def test_how_ranks_ended_is_known_again() -> None:
         run="story", rank=1, local_rank=1, world_size=3, node="node-a", restart_count=0, boot_id=boot_of(1), pid=1
     )
     notice = RankEnded(sequence=1, identity=identity, host_ns=0, wall_ns=0, reason="crashed", signal=11)
-    story.job.apply(EndSeen(boot_of(1), notice, story.now_ns))
+    story.run.apply(EndSeen(boot_of(1), notice, story.now_ns))
     for _ in range(2):
-        story.job.apply(ProcessGone(boot_of(2), story.now_ns))
+        story.run.apply(ProcessGone(boot_of(2), story.now_ns))
         story.tick(3.0)
     kill(story)
     ranks = story.snapshot().ranks
     assert [rank.ended for rank in ranks] == ["finished", "crashed", "killed"]
     assert [rank.totals.steps for rank in ranks] == [20, 20, 20]
-    assert story.job.is_over
+    assert story.run.is_over
     ended_ns = ranks[0].ended_collector_ns
     assert ended_ns is not None
     assert story.now_ns - ended_ns == pytest.approx((AWAY_S + 6) * S, abs=1_000_000)
@@ -174,7 +174,7 @@ def test_restored_run_refuses_its_former_processes() -> None:
 
 def test_a_new_attempt_begins_as_ever() -> None:
     story = kill(Story(2).join().train(20)).restart().train(10)
-    saved = save_run(story.job, wall_of(story))
+    saved = save_run(story.run, wall_of(story))
     assert saved is not None
     assert (saved.run.attempt, saved.run.restart_count) == (1, 1)
     assert [rank.totals.steps for rank in story.snapshot().ranks] == [10, 10]
@@ -182,8 +182,8 @@ def test_a_new_attempt_begins_as_ever() -> None:
 
 def test_run_without_ranks_has_nothing_to_save() -> None:
     story = Story(2)
-    assert save_run(story.job, wall_of(story)) is None
-    assert collect_finished_steps(story.job, 0.0) == []
+    assert save_run(story.run, wall_of(story)) is None
+    assert collect_finished_steps(story.run, 0.0) == []
 
 
 # -- goodput ----------------------------------------------------------------------------------------------------------

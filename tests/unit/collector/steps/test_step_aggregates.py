@@ -16,9 +16,9 @@ def numbers(lines: list[StepAggregate]) -> list[int]:
 
 def test_step_is_finished_once_every_rank_has_reported_it() -> None:
     story = Story(2).join().train(3)
-    assert numbers(collect_finished_steps(story.job, 7.0)) == [0, 1, 2]
-    assert collect_finished_steps(story.job, 8.0) == []
-    assert numbers(collect_finished_steps(story.train(2).job, 9.0)) == [3, 4]
+    assert numbers(collect_finished_steps(story.run, 7.0)) == [0, 1, 2]
+    assert collect_finished_steps(story.run, 8.0) == []
+    assert numbers(collect_finished_steps(story.train(2).run, 9.0)) == [3, 4]
 
 
 def test_a_line_says_the_median_the_longest_and_who_had_it() -> None:
@@ -54,11 +54,11 @@ def only(story: Story, rank: int, steps: range) -> None:
 
 def test_a_rank_that_lags_is_waited_for_and_then_left_out() -> None:
     story = Story(2).join().train(3)
-    collect_finished_steps(story.job, 0.0)
+    collect_finished_steps(story.run, 0.0)
     only(story, 0, range(3, 3 + PATIENCE_STEPS))
-    assert collect_finished_steps(story.job, 0.0) == []
+    assert collect_finished_steps(story.run, 0.0) == []
     only(story, 0, range(3 + PATIENCE_STEPS, 5 + PATIENCE_STEPS))
-    lines = collect_finished_steps(story.job, 0.0)
+    lines = collect_finished_steps(story.run, 0.0)
     assert (numbers(lines), [line.ranks for line in lines]) == ([3, 4], [1, 1])
 
 
@@ -66,11 +66,11 @@ def test_at_the_end_of_a_run_nothing_is_waited_for() -> None:
     story = Story(2).join().train(3)
     only(story, 0, range(3, 6))
     story.say_goodbye(0).say_goodbye(1).tick()
-    assert numbers(collect_finished_steps(story.job, 0.0)) == [0, 1, 2, 3, 4, 5]
+    assert numbers(collect_finished_steps(story.run, 0.0)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_attempt_counts_its_steps_anew() -> None:
     story = Story(2).join().train(2)
-    collect_finished_steps(story.job, 0.0)
-    lines = collect_finished_steps(story.restart(counted=False).train(2).job, 0.0)
+    collect_finished_steps(story.run, 0.0)
+    lines = collect_finished_steps(story.restart(counted=False).train(2).run, 0.0)
     assert [(line.attempt, line.step) for line in lines] == [(1, 0), (1, 1)]

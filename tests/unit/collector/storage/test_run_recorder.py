@@ -41,7 +41,7 @@ class Loop:
         """Hand the story over as it is now."""
         clocks = Clocks(story.now_ns, WALL_S + story.now_ns / S)
         snapshot = Snapshot(wall_s=clocks.wall_s, version="0", runs=(story.snapshot(),))
-        self.recorder.tick([story.job], snapshot, clocks, is_last=is_last)
+        self.recorder.tick([story.run], snapshot, clocks, is_last=is_last)
         return snapshot
 
     def tick_until(self, story: Story, is_so: Callable[[], bool]) -> Snapshot:
@@ -125,7 +125,7 @@ def test_lock_is_free_while_changes_of_ranks_are_found(path: Path, monkeypatch: 
 
     with looping(path) as loop:
         monkeypatch.setattr(RankState, "save", save_after_asking)
-        loop.recorder.tick([story.job], snapshot, clocks, is_last=True)
+        loop.recorder.tick([story.run], snapshot, clocks, is_last=True)
     assert answers == [snapshot] * 2
     assert load(path) == [("story", 2, 1)]
 
@@ -239,7 +239,7 @@ def test_run_that_cannot_be_saved_costs_the_others_nothing(path: Path, caplog: p
     pictures = (RunState("broken", CollectorConfig()).snapshot(story.now_ns), story.snapshot())
     with looping(path) as loop:
         for _ in range(2):
-            loop.recorder.tick([broken, story.job], Snapshot(wall_s=WALL_S, version="0", runs=pictures), clocks)
+            loop.recorder.tick([broken, story.run], Snapshot(wall_s=WALL_S, version="0", runs=pictures), clocks)
         assert loop.counted == ["history_run"] * 2
     assert load(path) == [("story", 2, 20)]
     assert (

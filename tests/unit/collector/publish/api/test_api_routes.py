@@ -24,7 +24,7 @@ STRETCH = TimeSlice(begin_wall_s=1.0, end_wall_s=3.0, steps=4, step_ns=40, phase
 
 def api_of(*runs: RunSnapshot, story: Story | None = None, store: Path | None = None) -> Api:
     """An API of these runs; `story` is the one that is NAMED."""
-    steps = {NAMED: story.job.heat_map_steps} if story is not None and story.job.heat_map_steps is not None else {}
+    steps = {NAMED: story.run.heat_map_steps} if story is not None and story.run.heat_map_steps is not None else {}
     told = () if story is None else (msgspec.structs.replace(story.snapshot(), run=NAMED, run_id=NAMED),)
     snapshot = Snapshot(wall_s=0.0, version="0", runs=(*runs, *told), steps=steps)
     return Api(lambda: snapshot, lambda run: (STRETCH,) if run == NAMED else (), store)

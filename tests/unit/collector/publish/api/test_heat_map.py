@@ -14,8 +14,8 @@ from tests.unit.collector.runs.run_stories import Story
 
 def picture_of(story: Story) -> HeatMapSteps:
     """The last steps of a story that has some."""
-    assert story.job.heat_map_steps is not None
-    return story.job.heat_map_steps
+    assert story.run.heat_map_steps is not None
+    return story.run.heat_map_steps
 
 
 def interval_of(begin_wall_s: float, slowdowns: dict[int, float]) -> RankInterval:

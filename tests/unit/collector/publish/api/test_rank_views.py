@@ -23,7 +23,7 @@ def window_of(compute_ns: int) -> WindowBreakdown:
 
 def answer_of(story: Story, rank: int) -> RankAnswer:
     """What is said of a rank that is known."""
-    found = show_rank(story.snapshot(), rank, story.job.heat_map_steps)
+    found = show_rank(story.snapshot(), rank, story.run.heat_map_steps)
     assert found is not None
     return found
 
