@@ -2,8 +2,8 @@
 
     receive thread   sockets and admission (ingest/receive_thread.py), so that every rank is read at any time
     this thread      the only writer of run state: events, detection passes, snapshots
-    HTTP threads     read finished snapshots
     store thread     writes what this thread hands over
+    publish thread   sends finished snapshots to the publisher, a process of its own (publish/publisher_link.py)
 
 A bug in the state of one run is contained to that run: it is counted and logged, and the other runs continue.
 """
@@ -12,10 +12,11 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.cpu_share import CpuShareLimiter
 from rankscope.collector.detect.detectors import build_detectors, detect
 from rankscope.collector.detect.view import Detected
 from rankscope.collector.fault_log import FaultLog
@@ -28,11 +29,10 @@ from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.pacing import CpuShareLimiter, DetectionSchedule
-from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.metrics.pages import MetricPages
-from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
-from rankscope.collector.reports.run_report import report_as_json
+from rankscope.collector.publish.http_listener import HttpListener, listen_http
+from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
+from rankscope.collector.publish.snapshot_messages import Health
+from rankscope.collector.publisher import PublisherThread
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
@@ -80,19 +80,23 @@ ABSENCE_NS_MIN = NS_PER_S
 shortest silence that can be set for a rank is twice as long."""
 DETECTION_CPU_SHARE = 0.05
 """Of a core: 16,384 ranks have a detection pass every other second, smaller runs one at every tick."""
-SNAPSHOT_CPU_SHARE = 0.03
-"""Of a core, for snapshots at ticks: at every tick up to about 5,000 ranks, every third second at 16,384."""
 STEPS_IN_BATCH_MAX = 1
-"""Steps matched after a batch of reports. Those of a profiler window are complete at once, and a requested snapshot
-waits for the batch."""
-TICK_AGE_S_MAX = 10.0
-"""A loop whose last tick is older than this is not healthy."""
+"""Steps matched after a batch of reports. Those of a profiler window are complete at once, and a step of 16,384 ranks
+takes 60 ms."""
+
+StartPublisher = Callable[[Connection, CollectorConfig, HttpListener], Publisher]
 
 
 class Service:
     """The collector. `run` works until `stop` is called, from a signal handler or another thread."""
 
-    def __init__(self, config: CollectorConfig, clock: Clock, curve: CurveServer | None = None) -> None:
+    def __init__(
+        self,
+        config: CollectorConfig,
+        clock: Clock,
+        curve: CurveServer | None = None,
+        start_publisher: StartPublisher = PublisherThread,
+    ) -> None:
         """Bind both ports. `curve` are keys that are in no file. Raises UnavailableError naming the port that cannot be
         bound, SettingError for keys that are missing or cannot be used.
         """
@@ -113,9 +117,7 @@ class Service:
         self._faults = FaultLog(clock)
         self._logged_store_error = ""
         self._receive_thread = ReceiveThread(self._receiver, self._admission, self._exchange, clock, self._faults)
-        self._detection = DetectionSchedule(DETECTION_CPU_SHARE, s_to_ns(config.tick_s))
-        self._snapshot_limiter = CpuShareLimiter(SNAPSHOT_CPU_SHARE, s_to_ns(config.tick_s))
-        self._snapshot_requests = SnapshotRequests(clock, self._exchange.interrupt)
+        self._detection_limiter = CpuShareLimiter(DETECTION_CPU_SHARE, s_to_ns(config.tick_s))
         self._runs = Runs(config)
         self._detectors = build_detectors(config)
         self._over: frozenset[str] = frozenset()
@@ -129,33 +131,31 @@ class Service:
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._faults.count)
         self._unwritten: UnwrittenState | None = None
-        self._recorder = self._open_recorder()
-        self._read_http_refused: Callable[[], Mapping[str, int]] = dict
-        store = Path(config.store)
-        try:
-            self._http = HttpServer(
-                config.http_listen,
-                lambda: self._snapshot,
+        self._listener = self._listen(config.http_listen)
+        self._metrics_url = f"{self._listener.url(is_secure=http.tls is not None)}/metrics"
+        self._receive_thread.metrics_url = self._metrics_url
+        self._link = PublisherLink(
+            lambda connection: start_publisher(connection, config, self._listener),
+            Sources(
+                self._find_exported,
                 lambda: self._journal.incidents,
-                is_healthy=self._find_health_problem,
-                is_ready=self._find_not_ready,
-                access=http,
-                find_weakness=self._find_degradation,
-                read_exported=self._find_exported,
-                read_report=(lambda run: report_as_json(store, run)) if config.store else None,
-                store=store if config.store else None,
-                metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
-                orders=self._snapshot_requests,
-                read_dump=self._dump_run,
-            )
+                self._read_health,
+                self._dump_run,
+            ),
+            self._faults,
+        )
+        self._recorder = self._open_recorder()
+        self._snapshot = self._build_snapshot()
+        self._link.start()
+
+    def _listen(self, address: str) -> HttpListener:
+        try:
+            return listen_http(address)
         except Exception:
             self._receiver.close()
             self._exchange.close()
-            self._shut_down_stores()
+            self._journal.shut_down(self._wall_s())
             raise
-        self._receive_thread.metrics_url = self.metrics_url
-        self._read_http_refused = lambda: self._http.refused
-        self._snapshot = self._build_snapshot()
 
     @property
     def endpoint(self) -> str:
@@ -165,7 +165,7 @@ class Service:
     @property
     def metrics_url(self) -> str:
         """Where /metrics is."""
-        return f"{self._http.url}/metrics"
+        return self._metrics_url
 
     @property
     def snapshot(self) -> Snapshot:
@@ -187,18 +187,15 @@ class Service:
                 wait_ns = next_tick_ns - self._clock.monotonic_ns()
                 for batch in self._exchange.get(min(ns_to_s(wait_ns), WAIT_S_MAX)):
                     self._process_batch(batch)
-                    self._publish_if_requested(is_behind=True)  # the other batches may take half a second
-                is_due = self._clock.monotonic_ns() >= next_tick_ns or self._is_deferred_detection_due()
-                # Before a tick, whose detection pass may take long.
-                self._publish_if_requested(is_behind=self._exchange.has_batches and not is_due)
-                if is_due:
+                if self._clock.monotonic_ns() >= next_tick_ns:
                     self._note_absence(self._clock.monotonic_ns() - next_tick_ns)
                     next_tick_ns = self._clock.monotonic_ns() + tick_ns
                     with self._faults.contain("tick", "a tick failed; continuing with the next one"):
                         self._tick()
                     on_tick(self._snapshot)
         finally:
-            self._http.close()
+            self._link.close()
+            self._listener.socket.close()
             self._receive_thread.stop()
             self._receiver.close()
             self._exchange.close()
@@ -212,7 +209,7 @@ class Service:
         if database is None:
             return None
         try:
-            recorder = Recorder(database, self._config, self._faults.count)
+            recorder = Recorder(database, self._config, self._faults.count, self._link.wake)
         except UnavailableError as error:
             self._faults.count("history_store")
             if str(error) != self._logged_store_error:
@@ -402,9 +399,9 @@ class Service:
             self._recorder = self._open_recorder()
             if self._recorder is not None:
                 self._unwritten = None
-        if self._snapshot_limiter.is_due(now_ns) or self._snapshot_requests.is_open(now_ns):
-            self._publish(now_ns)
+        self._publish(now_ns)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
+        self._link.wake()
 
     def _warn_of_direct_connections(self) -> None:
         """Name the relays, once, when so many ranks are connected directly that a relay on each node is the way."""
@@ -422,7 +419,7 @@ class Service:
     def _tick_runs(self, now_ns: int, wall_s: float) -> None:
         for former in self._runs.find_excess_runs():
             self._forget(former)
-        detects, began_ns = self._decide_on_detection(now_ns), time.thread_time_ns()
+        detects, began_ns = self._detection_limiter.is_due(now_ns), time.thread_time_ns()
         for run in list(self._runs):
             self._check_local_processes(run)
             self._tick_run(run, now_ns, wall_s)
@@ -435,15 +432,7 @@ class Service:
             self._receive_thread.end_run(read_run_name(run_id))
         self._over = over
         if detects:
-            self._detection.record(now_ns, self._clock.monotonic_ns(), time.thread_time_ns() - began_ns)
-
-    def _decide_on_detection(self, now_ns: int) -> bool:
-        requests = self._snapshot_requests
-        return self._detection.decide(now_ns, is_rendering=requests.is_writing, next_request_ns=requests.next_ns)
-
-    def _is_deferred_detection_due(self) -> bool:
-        """Whether a detection pass that was deferred may run now, in a tick of its own."""
-        return self._detection.is_deferred and self._decide_on_detection(self._clock.monotonic_ns())
+            self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
 
     def _check_local_processes(self, run: RunState) -> None:
         """Report to a run which of its rank processes on this machine no longer run."""
@@ -509,21 +498,12 @@ class Service:
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
-    def _publish_if_requested(self, *, is_behind: bool) -> None:
-        """Build a snapshot if one was requested; a request waits for a while if the state `is_behind` the events."""
-        if self._snapshot_requests.is_open(self._clock.monotonic_ns(), is_behind=is_behind):
-            with self._faults.contain("snapshot", "a snapshot could not be built"):
-                self._publish(self._clock.monotonic_ns())
-
     def _publish(self, now_ns: int) -> None:
         """Build a snapshot for readers and the store."""
-        self._snapshot_requests.close(self._wall_s())
         began_ns = time.thread_time_ns()
         self._snapshot = self._build_snapshot()
         self._record(Clocks(now_ns, self._wall_s()))
         took_ns = time.thread_time_ns() - began_ns
-        self._snapshot_limiter.record(now_ns, took_ns)
-        self._snapshot_requests.take(now_ns, took_ns)
         LOG.debug("a snapshot of %d runs took %.1f ms of CPU", len(self._runs.names), took_ns / NS_PER_MS)
 
     def _build_snapshot(self) -> Snapshot:
@@ -550,7 +530,6 @@ class Service:
                 relay_batches=relays.batches,
                 relay_dropped=relays.dropped,
                 relay_refused=relays.refused,
-                http_refused=self._read_http_refused(),
                 runs_evicted=self._runs_evicted,
                 contained_errors=self._faults.counts,
                 store_writable=self._find_store_problem() is None if self._config.store else None,
@@ -561,28 +540,28 @@ class Service:
         )
 
     def _dump_run(self, asked: str) -> RunDump | None:
-        """Return the inside of a run by its id or name, on the thread of a request; None when there is none."""
+        """Return the inside of a run by its id or name, on the publish thread; None when there is none."""
         run = self._runs.get(asked)
         return None if run is None else dump_run(run, self._clock.monotonic_ns())
 
-    def _find_health_problem(self) -> str | None:
-        age_s = ns_to_s(self._clock.monotonic_ns() - self._last_tick_ns)
-        return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
-
-    def _find_not_ready(self) -> str | None:
-        return "stopping" if self._stopping.is_set() else None
+    def _read_health(self) -> Health:
+        return Health(
+            tick_age_ns=self._clock.monotonic_ns() - self._last_tick_ns,
+            is_stopping=self._stopping.is_set(),
+            degradation=self._find_degradation(),
+        )
 
     def _find_degradation(self) -> str | None:
         """Return what is wrong with the store while reports are still received, or what it has lost."""
         return self._find_store_problem() or self._journal.store_note
 
     def _find_store_problem(self) -> str | None:
-        recorder = self._recorder  # the loop may replace it while an HTTP thread is here
+        recorder = self._recorder  # the loop may replace it while the publish thread is here
         problem = self._journal.problem or (None if recorder is None else recorder.problem)
         return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
 
     def _find_exported(self) -> Snapshot:
-        # On an HTTP thread: the loop may open a recorder after the first of these is read.
+        # On the publish thread: the loop may open a recorder after the first of these is read.
         exporter = self._recorder or self._unwritten or self._recorder
         return self._snapshot if exporter is None else exporter.choose_exported(self._snapshot)
 

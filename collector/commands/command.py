@@ -1,17 +1,13 @@
-"""Define the interface of a command, and share what several need: options of settings, logging, the announced line."""
+"""Define the interface of a command, and share what several need: options of settings, the announced line."""
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.settings import Settings, find_settings
-
-VERY_VERBOSE: Final = 2
 
 
 class Command(Protocol):
@@ -51,24 +47,6 @@ def read_overrides(options: argparse.Namespace, kind: type[Settings]) -> dict[st
     """Return the settings of `kind` that the command line gives, by key, as text."""
     keys = [key for key, _, _ in find_settings(kind)]
     return {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
-
-
-class _PrintableFormatter(logging.Formatter):
-    """Spell out control characters, so that a name sent by a peer can neither steer a terminal nor forge a line."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        """Return the line without its traceback, which may have several lines."""
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-
-def start_logging(level: int, verbose: int) -> None:
-    """Log to stderr from `level` on; `verbose` 1 adds the debug lines of rankscope, 2 those of its libraries."""
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.DEBUG if verbose >= VERY_VERBOSE else level, handlers=[to_stderr])
-    if verbose:
-        logging.getLogger("rankscope").setLevel(logging.DEBUG)
 
 
 def announce(addresses: Mapping[str, object]) -> None:

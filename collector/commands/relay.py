@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 
-from rankscope.collector.commands.command import add_settings, announce, read_overrides, start_logging
+from rankscope.collector.commands.command import add_settings, announce, read_overrides
+from rankscope.collector.log_lines import start_logging
 from rankscope.collector.relay.config import RelayConfig, read_config
 from rankscope.collector.relay.service import Relay
 from rankscope.measure.clock import SystemClock

@@ -11,17 +11,19 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.commands.command import add_settings, announce, read_overrides, start_logging
+from rankscope.collector.commands.command import add_settings, announce, read_overrides
 from rankscope.collector.config import CollectorConfig, read_config
 from rankscope.collector.embedded import Lifetime
 from rankscope.collector.ingest.curve import CurveServer
 from rankscope.collector.keys import RunKeys
+from rankscope.collector.log_lines import start_logging
 from rankscope.collector.process_tuning import (
     limit_malloc_arenas,
     raise_gc_threshold,
     shorten_switch_interval,
     start_malloc_trim,
 )
+from rankscope.collector.publisher import PublisherProcess, PublisherThread
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.snapshot import Snapshot
@@ -76,7 +78,7 @@ rankscope serve -v                                         also log joins, ends,
         limit_malloc_arenas()
         clock = SystemClock()
         fresh = RunKeys.make() if options.fresh_keys else None
-        service = _make_service(config, clock, fresh, may_move=options.embedded)
+        service = _make_service(config, clock, fresh, is_embedded=options.embedded)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: service.stop())
         logging.getLogger(__name__).info("ranks connect to %s, metrics at %s", service.endpoint, service.metrics_url)
@@ -110,17 +112,18 @@ def _add_internals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-summary", action="store_true", help=hidden)
 
 
-def _make_service(config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, *, may_move: bool) -> Service:
-    """Bind the ports. With `may_move` a free HTTP port replaces one that is in use."""
+def _make_service(config: CollectorConfig, clock: SystemClock, keys: RunKeys | None, *, is_embedded: bool) -> Service:
+    """Bind the ports. Of an embedded collector a free HTTP port replaces one that is in use."""
 
     def make(config: CollectorConfig) -> Service:
-        return Service(config, clock, None if keys is None else CurveServer(keys.collector, keys.is_allowed))
+        curve = None if keys is None else CurveServer(keys.collector, keys.is_allowed)
+        return Service(config, clock, curve, start_publisher=PublisherThread if is_embedded else PublisherProcess)
 
     host, _, port = config.http_listen.rpartition(":")
     try:
         return make(config)
     except UnavailableError:
-        if not may_move or port == "0":
+        if not is_embedded or port == "0":
             raise
         return make(dataclasses.replace(config, http_listen=f"{host}:0"))
 

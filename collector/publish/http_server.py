@@ -29,13 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socketserver import TCPServer
 from typing import Any, Final, cast
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.api.routes_api import Api
+from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.http_auth import (
     CHALLENGE,
     OPEN,
@@ -45,20 +45,15 @@ from rankscope.collector.publish.http_auth import (
     find_host_problem,
 )
 from rankscope.collector.publish.http_connections import BUSY, Connection, Connections, HttpLimits
+from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
-from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
-from rankscope.collector.publish.metrics.throttled_snapshots import ThrottledSnapshots
 from rankscope.collector.publish.page_files import find_page_file
 from rankscope.collector.publish.routes import Response, Routes, refuse
-from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.settings import find_address_problem
 
 HEADERS_BYTES_MAX: Final = 65_536
 """Of all headers of a request together. The standard library alone allows a hundred of 64 KiB each."""
-CONNECTIONS_WAITING_MAX: Final = 64
 STREAM_BUFFER_BYTES: Final = 65_536
 """Send buffer of a reader of events: one that is behind gets the newest snapshot, and no backlog."""
 STOP_POLL_S: Final = 0.1
@@ -72,15 +67,13 @@ ALLOWED: Final = {"Allow": "GET, HEAD"}
 
 
 class HttpServer:
-    """Listen at `address`, `HOST:PORT`, and answer from threads of its own; port 0 is a free one.
-
-    Raises SettingError for what is no address, UnavailableError where the server cannot listen. See Routes for the
-    other arguments.
+    """Answers at a listening socket, from threads of its own. See Routes for the other arguments. `read_time_slices`
+    returns where the time of a run went.
     """
 
     def __init__(
         self,
-        address: str,
+        listener: HttpListener,
         read_snapshot: Callable[[], Snapshot],
         read_incidents: Callable[[], Sequence[Incident]],
         *,
@@ -88,35 +81,22 @@ class HttpServer:
         is_ready: Callable[[], str | None],
         access: HttpAuth = OPEN,
         limits: HttpLimits | None = None,
-        find_weakness: Callable[[], str | None] = lambda: None,
-        read_exported: Callable[[], Snapshot] | None = None,
+        find_degradation: Callable[[], str | None] = lambda: None,
         read_report: Callable[[str], bytes] | None = None,
         store: Path | None = None,
         metric_pages: MetricPages | None = None,
-        orders: SnapshotRequests | None = None,
-        read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
+        read_dump: Callable[[str], bytes | None] = lambda _asked: None,
+        read_time_slices: Callable[[str], tuple[TimeSlice, ...]] = lambda _run: (),
     ) -> None:
-        problem = find_address_problem(address, listening=True)
-        if problem is not None:
-            raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
-        host, _, port = address.rpartition(":")
-        try:
-            server = self._server = _Server(host, int(port.replace("*", "0")), access, limits or HttpLimits())
-        except OSError as error:
-            raise UnavailableError(
-                f"the collector's HTTP server cannot listen at {address}: {error.strerror}. Stop what listens there, "
-                "or give another address of this machine."
-            ) from error
-        read_paced = ThrottledSnapshots(read_snapshot).read
+        server = self._server = _Server(listener, access, limits or HttpLimits())
         server.feed = LiveFeed(
-            read_snapshot, read_paced, streams_max=server.limits.answers_max // 2,
+            read_snapshot, streams_max=server.limits.answers_max // 2,
             count=server.count_refused, contain=server.contain,
         )  # fmt: skip
         server.routes = Routes(
-            read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_weakness=find_weakness,
-            read_paced=read_paced, read_exported=read_exported, read_report=read_report, metric_pages=metric_pages,
-            orders=orders, read_dump=read_dump,
-            answer_first=Api(read_paced, server.feed.read_shares, store).answer,
+            read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_degradation=find_degradation,
+            read_report=read_report, metric_pages=metric_pages, read_dump=read_dump,
+            answer_first=Api(read_snapshot, read_time_slices, store).answer,
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_S,), name="rankscope-http", daemon=True
@@ -125,9 +105,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Address of the server, `http://HOST:PORT` with the real port; the machine's name when it listens
-        everywhere.
-        """
+        """Address of the server, as HttpListener.url."""
         return self._server.url
 
     @property
@@ -140,6 +118,10 @@ class HttpServer:
         and snapshots that were skipped because the one before was not sent yet (`snapshot_skipped`).
         """
         return dict(self._server.refused)
+
+    def note_snapshot(self) -> None:
+        """Note that there is a new snapshot, for the pages that are rendered before they are requested."""
+        self._server.routes.metrics.note_snapshot()
 
     @property
     def streams(self) -> int:
@@ -162,12 +144,10 @@ class HttpServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = CONNECTIONS_WAITING_MAX
-    allow_reuse_port = False  # two collectors on one port would each get half of the scrapes
     routes: Routes
     feed: LiveFeed
 
-    def __init__(self, host: str, port: int, access: HttpAuth, limits: HttpLimits) -> None:
+    def __init__(self, listener: HttpListener, access: HttpAuth, limits: HttpLimits) -> None:
         self.access = access
         self.limits = limits
         self.refused: dict[str, int] = {}
@@ -176,23 +156,19 @@ class _Server(ThreadingHTTPServer):
         self.connections = Connections(limits, self.count_refused)
         self._counting = threading.Lock()
         self._thread_places = threading.BoundedSemaphore(limits.connections_max)
-        self.host = host
-        self.address_family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        super().__init__(
-            ("" if host == "*" else host.strip("[]"), port), BaseHTTPRequestHandler
-        )  # which finish_request replaces
-        self.checks_host = checks_host(access, str(self.server_address[0]))
+        self.host = listener.host
+        self._listener = listener
+        own_address = listener.socket.getsockname()
+        super().__init__(own_address, BaseHTTPRequestHandler, bind_and_activate=False)  # finish_request replaces it
+        self.socket.close()
+        self.socket = listener.socket
+        self.server_name, self.server_port = listener.host, own_address[1]
+        self.checks_host = checks_host(access, str(own_address[0]))
 
     @property
     def url(self) -> str:
         """See HttpServer.url."""
-        host = socket.gethostname() if self.host in {"*", "0.0.0.0", "[::]"} else self.host  # noqa: S104 - compared
-        return f"http{'s' if self.access.tls else ''}://{host}:{self.server_address[1]}"
-
-    def server_bind(self) -> None:
-        """Bind without looking up this machine's full name, which can take as long as DNS does."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.host, self.server_address[1]
+        return self._listener.url(is_secure=self.access.tls is not None)
 
     def service_actions(self) -> None:
         """Close late connections: called by the accepting thread after each connection, and every STOP_POLL_S."""

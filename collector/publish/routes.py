@@ -12,9 +12,7 @@ import msgspec
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
-from rankscope.collector.publish.metrics.snapshot_requests import SnapshotRequests
 from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose_format
-from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_status import find_throughput
@@ -81,13 +79,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Routes:
     """Responses by path. No socket; thread-safe.
 
-    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_weakness` what the
-    collector does without while it is ready. `read_paced` gives the snapshot for the runs as JSON, where that is not
-    the latest (ThrottledSnapshots), `read_exported` that for the pages of metrics, where that is another one, and
-    `metric_pages` writes them. `read_report` gives the report about a run, as JSON,
-    and raises UnavailableError where there is none; `read_dump` the inside of a run by its id or name, None where there
-    is none.
-    `answer_first` is asked before anything else, with the path and its query, and gives None for what is not its own.
+    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_degradation` what
+    the collector does without while it is ready. `metric_pages` renders the pages of metrics. `read_report` returns the
+    report about a run, as JSON, and raises UnavailableError where there is none; `read_dump` the inside of a run by its
+    id or name, as JSON, None where there is none, and raises UnavailableError where nobody answers. `answer_first` is
+    asked before anything else, with the path and its query, and returns None for other paths.
     """
 
     def __init__(
@@ -97,17 +93,14 @@ class Routes:
         *,
         is_healthy: Callable[[], str | None],
         is_ready: Callable[[], str | None],
-        find_weakness: Callable[[], str | None] = lambda: None,
-        read_paced: Callable[[], Snapshot] | None = None,
-        read_exported: Callable[[], Snapshot] | None = None,
+        find_degradation: Callable[[], str | None] = lambda: None,
         read_report: Callable[[str], bytes] | None = None,
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
-        orders: SnapshotRequests | None = None,
-        read_dump: Callable[[str], RunDump | None] = lambda _asked: None,
+        read_dump: Callable[[str], bytes | None] = lambda _asked: None,
     ) -> None:
         self._answer_first = answer_first
-        self._read_snapshot = read_paced or read_snapshot
+        self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
         self._read_dump = read_dump
@@ -115,11 +108,11 @@ class Routes:
         self._encoded_from: Snapshot | None = None
         self._encoded: dict[str, bytes] = {}
         """Runs of that snapshot as JSON, encoded once."""
-        self.metrics = PageCache(read_exported or read_snapshot, metric_pages or MetricPages(), orders=orders)
+        self.metrics = PageCache(read_snapshot, metric_pages or MetricPages())
         self._pages: Mapping[str, Callable[[], Response]] = {
             "/": lambda: Response(HTTPStatus.OK, TEXT, INDEX.encode()),
             "/healthz": lambda: _report_state(is_healthy()),
-            "/readyz": lambda: _report_state(is_ready(), find_weakness()),
+            "/readyz": lambda: _report_state(is_ready(), find_degradation()),
             RUNS_PATH: self._list_runs,
         }
 
@@ -169,10 +162,13 @@ class Routes:
         return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
 
     def _dump_run(self, name: str) -> Response:
-        found = self._read_dump(name)
+        try:
+            found = self._read_dump(name)
+        except UnavailableError as error:
+            return refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if found is None:
             return refuse(HTTPStatus.NOT_FOUND, f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs")
-        return Response(HTTPStatus.OK, JSON, msgspec.json.encode(found))
+        return Response(HTTPStatus.OK, JSON, found)
 
     def _encode_run(self, snapshot: Snapshot, run: RunSnapshot) -> bytes:
         with self._encoding:
@@ -213,10 +209,10 @@ def refuse(status: HTTPStatus, error: str, headers: Mapping[str, str] | None = N
     return Response(status, JSON, msgspec.json.encode({"error": error}), headers or {})
 
 
-def _report_state(problem: str | None, weakness: str | None = None) -> Response:
-    """Return 200 without a problem. With a weakness too: the collector still accepts reports."""
+def _report_state(problem: str | None, degradation: str | None = None) -> Response:
+    """Return 200 without a problem. With a degradation too: the collector still accepts reports."""
     if problem is None:
-        text = "ok\n" if weakness is None else f"ok, but {weakness}\n"
+        text = "ok\n" if degradation is None else f"ok, but {degradation}\n"
         return Response(HTTPStatus.OK, TEXT, text.encode())
     return refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
 

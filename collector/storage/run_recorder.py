@@ -102,19 +102,23 @@ def is_too_old(snapshot: Snapshot, present: Snapshot) -> bool:
 
 
 class Recorder:
-    """Writes the runs of the collector's loop, which calls `tick`. `count` is called with the label of each error."""
+    """Writes the runs of the collector's loop, which calls `tick`. `count` is called with the label of each error,
+    `on_written` by its thread after each write.
+    """
 
     def __init__(
         self,
         database: Database,
         config: CollectorConfig,
         count: Callable[[str], object],
+        on_written: Callable[[], object] = lambda: None,
     ) -> None:
         """Open another connection, for the thread. Raises UnavailableError when that fails."""
         self._database = database
         self._store = HistoryStore(database)
         self._config = config
         self._count = count
+        self._on_written = on_written
         self._intervals = RankIntervals(config.history_interval_s)
         self._saved: dict[tuple[str, int], _Saved] = {}
         self._stories: dict[str, SavedStory] = {}
@@ -340,6 +344,7 @@ class Recorder:
             LOG.warning("the store is writable again; runs and their history are written to it")
         with self._changed:
             self._problem, self._written = None, batch.snapshot or self._written
+        self._on_written()
 
     def _find_loss(self) -> StoreLoss | None:
         lost = self._database.find_loss()

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from isal import isal_zlib
 from msgspec.structs import replace
 
+from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.page_cache import GZIP_LEVEL, GZIP_WINDOW_BITS
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page, Shard
@@ -198,7 +199,7 @@ def measure_answers(ranks: int) -> list[Answer]:
 
 def _ask(snapshot: Snapshot, targets: list[str]) -> list[list[float]]:
     server = HttpServer(
-        "127.0.0.1:0", lambda: with_runs(snapshot, snapshot.runs), tuple,
+        listen_http("127.0.0.1:0"), lambda: with_runs(snapshot, snapshot.runs), tuple,
         is_healthy=lambda: None, is_ready=lambda: None,
         metric_pages=MetricPages(series_max=UNBOUNDED, metrics_ranks_max=0),
     )  # fmt: skip

@@ -12,6 +12,7 @@ Last, one real relay in a process of its own, with the ranks of a node behind it
 
 import argparse
 import json
+import math
 import multiprocessing
 import select
 import signal
@@ -33,7 +34,11 @@ from rankscope.collector.keys import make_keys
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.units import ns_to_s
 from tests.benchmarks.fan_in_nodes import Progress, Task, describe, run_nodes
+from tests.benchmarks.load import PROBES, find_pages
+from tests.benchmarks.load_collector import read_publisher
+from tests.benchmarks.load_probe import SCRAPE_S, Probe, Scrape
 from tests.benchmarks.load_reports import RANKS_PER_NODE, RUN
+from tests.benchmarks.load_results import describe_scrapes, find_quantile
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.integration.fault_figures import read_cpu_s, read_resident_bytes
 from tests.integration.light_ranks import crew_of
@@ -41,7 +46,7 @@ from tests.integration.relaying import relaying
 from tests.integration.serving import serving
 
 SIZES: Final = (1_024, 8_192, 16_384)
-SECONDS: Final = 20.0
+SECONDS: Final = 45.0
 RANKS_PER_PROCESS: Final = 8_192
 START_S_MAX: Final = 60.0
 SETTLE_S_MAX: Final = 180.0
@@ -76,6 +81,11 @@ class FanIn(NamedTuple):
     idle_cores: float
     us_a_report: float
     resident_bytes: int
+    publisher_cores: float
+    publisher_bytes: int
+    visible_s: tuple[float, ...]
+    answered_s: tuple[float, ...]
+    scrapes: tuple[Scrape, ...]
     loader_cores: float
     made: int
     admitted: int
@@ -100,7 +110,8 @@ class Collector:
         server = read_public_key(str(folder / "collector.pub"), "collector_key_file")
         self.keys = ClientKeys(server, read_key_pair(str(folder / "node.key"), "key_file"))
         settings = {
-            "listen": "tcp://127.0.0.1:0", "http-listen": "127.0.0.1:0", "ranks-max": str(ranks),
+            "listen": "tcp://127.0.0.1:0", "http-listen": "127.0.0.1:0", "ranks-max": str(ranks + PROBES),
+            "store": str(folder / "store.db"),
             "key-file": f"{folder}/collector.key", "allowed-keys": f"{folder}/allowed",
         }  # fmt: skip
         command = [sys.executable, "-m", "rankscope.collector", "serve", "--announce"]
@@ -114,7 +125,7 @@ class Collector:
             raise TimeoutError("the collector did not say where it listens")
         announced = json.loads(stdout.readline())
         self.endpoint: str = announced["endpoint"]
-        self._url: str = announced["metrics_url"].removesuffix("/metrics")
+        self.url: str = announced["metrics_url"].removesuffix("/metrics")
 
     def read_run(self) -> _RunCounts:
         """What it has taken in of each rank."""
@@ -128,7 +139,7 @@ class Collector:
             self._child.stdout.close()
 
     def _read(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"{self._url}{path}", timeout=HTTP_S_MAX) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=HTTP_S_MAX) as answer:
             body: bytes = answer.read()
         return body
 
@@ -189,16 +200,22 @@ def running(count: int) -> Iterator[tuple[Collector, Nodes]]:
             collector.close()
 
 
-def measure(count: int, seconds: float, idle_s: float = IDLE_S) -> FanIn:
+def measure(count: int, seconds: float, idle_s: float = IDLE_S, warm_s: float = SCRAPE_S) -> FanIn:
     """A job of so many ranks for so long, after it has settled."""
     with running(count) as (collector, nodes):
         nodes.wait_for()
         nodes.say("report")
         nodes.wait_for(rounds=ROUNDS_TO_SETTLE)
+        probe = Probe(collector.endpoint, collector.url, collector.keys, find_pages(count))
+        probe.start()
+        time.sleep(warm_s)  # the first scrape of a large page waits for it
+        publisher_cpu_s, _ = read_publisher(collector.pid)
         before, cpu_s, began_s = nodes.say("look"), read_cpu_s(collector.pid), time.monotonic()
         time.sleep(seconds)
         cpu_s, took_s = read_cpu_s(collector.pid) - cpu_s, time.monotonic() - began_s
+        publisher = read_publisher(collector.pid)
         after = nodes.say("look")
+        looks = probe.end().since(began_s)
         resident_bytes = read_resident_bytes(collector.pid)
         nodes.say("stop")
         last = nodes.wait_for(held_max=0)
@@ -216,6 +233,11 @@ def measure(count: int, seconds: float, idle_s: float = IDLE_S) -> FanIn:
             idle_cores=idle_cores,
             us_a_report=1e6 * (cpu_s - idle_cores * took_s) / max(1, reports),
             resident_bytes=resident_bytes,
+            publisher_cores=(publisher[0] - publisher_cpu_s) / took_s,
+            publisher_bytes=publisher[1],
+            visible_s=tuple(age for _, age in looks.ages),
+            answered_s=tuple(answer for _, answer in looks.answered),
+            scrapes=tuple(looks.scrapes),
             loader_cores=ns_to_s(after.cpu_ns - before.cpu_ns) / took_s,
             made=last.made,
             admitted=sum(rank.reports_admitted for rank in run.ranks),
@@ -251,13 +273,17 @@ def render(found: list[FanIn]) -> str:
     """The table."""
     columns = (
         "ranks", "nodes", "s", "reports/s", "batches/s", "collector, cores", "of them idle", "us a report", "MiB",
+        "publisher, cores", "MiB", "visible p50 / p99", "answered p99 / longest", "longest scrapes",
         "nodes' own cores", "made", "admitted", "twice", "gaps", "sent again",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", "|" + "---:|" * len(columns)]
     lines += [
         f"| {one.ranks:,} | {-(-one.ranks // RANKS_PER_NODE):,} | {one.seconds:.0f} | {one.reports_per_s:,.0f} "
         f"| {one.batches_per_s:,.0f} | {one.cores:.2f} | {one.idle_cores:.2f} | {one.us_a_report:.0f} "
-        f"| {one.resident_bytes / 2**20:,.0f} | {one.loader_cores:.2f} | {one.made:,} | {one.admitted:,} "
+        f"| {one.resident_bytes / 2**20:,.0f} | {one.publisher_cores:.2f} | {one.publisher_bytes / 2**20:,.0f} "
+        f"| {find_quantile(one.visible_s, 0.5):.2f} / {find_quantile(one.visible_s, 0.99):.2f} s "
+        f"| {1e3 * find_quantile(one.answered_s, 0.99):.0f} / {1e3 * max(one.answered_s, default=math.nan):.0f} ms "
+        f"| {describe_scrapes(one.scrapes)} | {one.loader_cores:.2f} | {one.made:,} | {one.admitted:,} "
         f"| {one.duplicates:,} | {one.gaps:,} | {one.resends:,} |"
         for one in found
     ]

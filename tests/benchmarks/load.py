@@ -46,7 +46,7 @@ PROBES: Final = 1
 SHARD_RANKS: Final = 2_048
 """Of more ranks each shard of the page of ranks has a scrape of its own."""
 WARM_S: Final = 3 * SCRAPE_S
-"""Pages are written beforehand once they have been asked for twice at the same distance."""
+"""The first scrape of a large page waits for it; and reports of the first seconds name all process groups."""
 NICE_FROM: Final = 4_096
 NICENESS: Final = 19
 """Of so many ranks the makers give way to the collector, which on machines of its own would have the cores to itself:
@@ -261,6 +261,8 @@ def build_load(count: int, measured: Measured, last: Progress, counts: _RunCount
         cores=cpu,
         resident_bytes=after.resident_bytes_max,
         resident_bytes_last=after.resident_bytes,
+        publisher_cores=(after.publisher_cpu_s - before.publisher_cpu_s) / seconds,
+        publisher_bytes=after.publisher_bytes_max,
         visible_s=tuple(age for _, age in looks.ages),
         answered_s=tuple(answer for _, answer in looks.answered),
         read_pauses_s=tuple(pause for _, pause in looks.read_pauses),

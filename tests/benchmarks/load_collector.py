@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import psutil
+
 from rankscope.collector.keys import ALLOWED, COLLECTOR, DEFAULT_CLIENT, make_keys
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.proc_stat import read_stat
 from tests.benchmarks.load_ranks import raise_open_files
 from tests.benchmarks.overhead import clean_environment, end
-from tests.integration.fault_figures import read_peak_bytes, read_resident_bytes
+from tests.integration.fault_figures import read_cpu_s, read_peak_bytes, read_resident_bytes
 
 START_S_MAX: Final = 60.0
 SPARE_FILES: Final = 512
@@ -29,11 +31,15 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-    """CPU seconds since the start by thread, and resident memory in bytes, now and at its highest."""
+    """CPU seconds of the receiving process since its start by thread, and its resident memory in bytes, now and at its
+    highest; and the same of its publisher, whole.
+    """
 
     cpu_s: Mapping[str, float]
     resident_bytes: int
     resident_bytes_max: int
+    publisher_cpu_s: float
+    publisher_bytes_max: int
 
     @property
     def whole_cpu_s(self) -> float:
@@ -104,7 +110,7 @@ class LoadCollector:
             stat = read_stat(str(task))
             if stat is not None and stat.cpu_ticks is not None:  # else it has just ended
                 cpu_s[stat.name] = cpu_s.get(stat.name, 0.0) + stat.cpu_ticks / _TICKS_PER_S
-        return Usage(cpu_s, read_resident_bytes(self.pid), read_peak_bytes(self.pid))
+        return Usage(cpu_s, read_resident_bytes(self.pid), read_peak_bytes(self.pid), *read_publisher(self.pid))
 
     def read_log(self) -> str:
         """The end of what it has said."""
@@ -120,3 +126,9 @@ class LoadCollector:
     def _hang_up(self) -> None:
         if self._child.stdout is not None:
             self._child.stdout.close()
+
+
+def read_publisher(pid: int) -> tuple[float, int]:
+    """CPU seconds of the publisher of a collector so far, and its resident memory in bytes at its highest."""
+    (publisher,) = psutil.Process(pid).children()
+    return read_cpu_s(publisher.pid), read_peak_bytes(publisher.pid)

@@ -13,7 +13,8 @@ CORES_SHOWN_MIN: Final = 0.001
 
 class Load(NamedTuple):
     """A job of so many ranks. `made` to `gaps` are of the whole run, the rest of its measured seconds. `cores` is CPU
-    time over time, by thread of the collector; `resident_bytes` the most since it started, `..._last` that of the end.
+    time over time, by thread of the receiving process; `resident_bytes` the most since it started, `..._last` that of
+    the end; the `publisher_` ones those of the other process.
     """
 
     ranks: int
@@ -28,6 +29,8 @@ class Load(NamedTuple):
     cores: Mapping[str, float]
     resident_bytes: int
     resident_bytes_last: int
+    publisher_cores: float
+    publisher_bytes: int
     visible_s: tuple[float, ...]
     answered_s: tuple[float, ...]
     read_pauses_s: tuple[float, ...]
@@ -84,8 +87,9 @@ def render(head: str, loads: Sequence[Load], storms: Sequence[Storm]) -> str:
 
 
 _EXPLANATION = """Every rank has an encrypted connection of its own and makes a report a second; the collector has a
-store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of the whole collector process over time,
-`us a report` the same over the reports. `visible` is how old the newest report of a rank is that a page shows when the
+store, looks for slow ranks, and is scraped every 15 s. `cores` is CPU time of the receiving process over time,
+`us a report` the same over the reports; `publisher` has CPU time over time and memory of the process that renders
+pages and answers scrapes. `visible` is how old the newest report of a rank is that a page shows when the
 scrape is answered, of each rank and scrape: a report is up to 1 s old when the next one is made. `answered` is from a
 Hello to its Welcome, asked 40 times a second, and so how long what comes may lie unread, behind all that came before
 it. `reads nothing` is the longest time in which the collector read no message at all though some waited, by its own
@@ -101,8 +105,9 @@ collector's until then."""
 
 
 _LOAD_COLUMNS = (
-    "ranks", "reports/s", "lost", "sent twice", "cores", "us a report", "memory", "KiB a rank", "visible p50 / p99",
-    "answered p99 / longest", "reads nothing for at most", "longest scrapes", "found", "makers late",
+    "ranks", "reports/s", "lost", "sent twice", "cores", "us a report", "memory", "KiB a rank", "publisher",
+    "visible p50 / p99", "answered p99 / longest", "reads nothing for at most", "longest scrapes",
+    "found", "makers late",
 )  # fmt: skip
 _STORM_COLUMNS = (
     "ranks", "settled after", "CPU", "killed, listens again after", "settled again after", "CPU", "memory at most",
@@ -127,16 +132,17 @@ def _load_row(load: Load) -> list[str]:
         f"{cores / load.reports_per_s * 1e6:.1f}",
         f"{memory / MIB:,.0f}, {load.resident_bytes_last / MIB:,.0f} MiB",
         f"{memory / 1024 / load.ranks:.1f}",
+        f"{load.publisher_cores:.3f}, {load.publisher_bytes / MIB:,.0f} MiB",
         f"{visible[0]:.2f} / {visible[1]:.2f} s",
         f"{answered[0]:.0f} / {answered[1]:.0f} ms",
         f"{1e3 * max(load.read_pauses_s, default=math.nan):.0f} ms",
-        _describe_scrapes(load.scrapes),
+        describe_scrapes(load.scrapes),
         "yes" if load.found_slow_rank else "no",
         f"{load.makers_behind_s:.2f} s",
     ]
 
 
-def _describe_scrapes(scrapes: Sequence[Scrape]) -> str:
+def describe_scrapes(scrapes: Sequence[Scrape]) -> str:
     """The longest of each page."""
     longest = {one.path.partition("?")[0]: one for one in sorted(scrapes, key=lambda one: one.seconds)}
     told = [f"{path} {1e3 * one.seconds:.0f} ms, {one.size_bytes / 1e6:.1f} MB" for path, one in longest.items()]

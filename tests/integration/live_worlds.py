@@ -13,8 +13,10 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
+from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.http_auth import OPEN, HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
+from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
@@ -41,12 +43,14 @@ class LiveWorld:
         self.snapshot = Snapshot(wall_s=1_773_500_000.0, version="0.1.0")
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
         self.dumps: dict[str, RunDump] = {}
+        self.time_slices = Shares()
 
     def show(self, *runs: RunSnapshot, steps: dict[str, HeatMapSteps] | None = None) -> None:
         """These runs, a second later."""
         self.snapshot = Snapshot(
             wall_s=self.snapshot.wall_s + 1.0, version="0.1.0", runs=runs, steps={} if steps is None else steps
         )
+        self.time_slices.record(self.snapshot)
 
     def tell(self, story: Story, name: str = "story") -> None:
         """A story as it stands, under this name."""
@@ -57,9 +61,10 @@ class LiveWorld:
         """What `read` gives at this moment."""
         return self.read()
 
-    def read_dump(self, run: str) -> RunDump | None:
-        """Return the inside of a run that a story has told."""
-        return self.dumps.get(run)
+    def read_dump(self, run: str) -> bytes | None:
+        """Return the inside of a run that a story has told, as JSON."""
+        found = self.dumps.get(run)
+        return None if found is None else msgspec.json.encode(found)
 
     @contextmanager
     def serve(
@@ -67,10 +72,10 @@ class LiveWorld:
     ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
-            "127.0.0.1:0", self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
+            listen_http("127.0.0.1:0"), self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
             access=access, store=store,
             read_report=None if store is None else lambda run: report_as_json(store, run), limits=limits,
-            read_dump=self.read_dump,
+            read_dump=self.read_dump, read_time_slices=self.time_slices.of,
         )  # fmt: skip
         try:
             yield server

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
+from rankscope.collector.publish.api import event_stream
 from rankscope.collector.publish.api.event_stream import (
     EVENTS_PATH,
     SLOW_READER,
@@ -22,7 +23,7 @@ from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.integration.live_worlds import LiveWorld, finding_of, slow_story
-from tests.integration.serving import wait_for
+from tests.integration.serving import read_url, wait_for
 from tests.lazy_runs import LazyRun
 
 DEADLINE_S = 60.0
@@ -256,22 +257,25 @@ def test_mistake_of_ours_costs_one_look_and_is_counted(world: LiveWorld, caplog:
         assert "the live feed could not be answered" in caplog.text
 
 
-def test_nobody_has_pictures_made_while_nobody_follows(world: LiveWorld) -> None:
-    looks: list[Snapshot] = []
+def test_no_snapshot_is_read_while_nobody_follows(world: LiveWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "CHECK_S", 0.001)
+    reads: list[Snapshot] = []
     lazy = LazyRun(lambda: run_of("counted"), run="counted")
 
     def read() -> Snapshot:
-        """A new snapshot at each look, at a time that stands still: no stretch of time is ever due."""
-        looks.append(Snapshot(wall_s=100.0, version="0", runs=[lazy]))
-        return looks[-1]
+        """Return a new snapshot each time."""
+        reads.append(Snapshot(wall_s=100.0, version="0", runs=[lazy]))
+        return reads[-1]
 
     world.read = read
     with world.serve() as server:
-        wait_for(lambda: len(looks) > 8 or None, lambda: f"{len(looks)} looks")
-        assert lazy.made == 0
         with following(server, "?run=counted&count=1") as reader:
             assert reader.read_event()[1].run is not None
-        assert lazy.made > 0
+        wait_for(lambda: server.streams == 0 or None, lambda: "the stream is open")
+        before = len(reads), lazy.made
+        for _ in range(20):
+            read_url(f"{server.url}/healthz")
+        assert (len(reads), lazy.made) == before
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import pytest
 from rankscope.collector.commands.main import main
 from rankscope.collector.publish.http_auth import OPEN, HttpAuth, read_http_auth
 from rankscope.collector.publish.http_connections import HttpLimits
+from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.page_files import read_page_files
 from rankscope.collector.runs.snapshot import Snapshot
@@ -46,7 +47,7 @@ EVERY_PATH = [
 def serve(access: HttpAuth, limits: HttpLimits | None = None) -> Iterator[HttpServer]:
     """A server that knows no run."""
     server = HttpServer(
-        "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0"), lambda: (),
+        listen_http("127.0.0.1:0"), lambda: Snapshot(wall_s=0.0, version="0"), lambda: (),
         is_healthy=lambda: None, is_ready=lambda: None, access=access, limits=limits,
     )  # fmt: skip
     try:

@@ -18,6 +18,7 @@ import pytest
 
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.http_connections import HttpLimits
+from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -71,7 +72,7 @@ class World:
     def serve(self, address: str = "127.0.0.1:0", limits: HttpLimits | None = None) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
-            address, self.read_snapshot, self.list_incidents,
+            listen_http(address), self.read_snapshot, self.list_incidents,
             is_healthy=lambda: self.illness, is_ready=lambda: self.unready, limits=limits,
         )  # fmt: skip
         try:
@@ -485,9 +486,9 @@ def test_a_taken_port_is_told_with_the_cure(server: HttpServer, world: World) ->
     )
 
 
-def test_an_address_without_a_port_is_the_user_s_mistake(world: World) -> None:
+def test_an_address_without_a_port_is_the_user_s_mistake() -> None:
     with pytest.raises(SettingError, match="the collector's HTTP address is 'localhost'; it must be HOST:PORT"):
-        HttpServer("localhost", lambda: world.snapshot, tuple, is_healthy=lambda: None, is_ready=lambda: None)
+        listen_http("localhost")
 
 
 def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: World) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.collector.commands.main import main
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -33,7 +34,7 @@ def end_all(run: RunSnapshot) -> RunSnapshot:
 def serve(*runs: RunSnapshot) -> HttpServer:
     """A collector of these runs."""
     return HttpServer(
-        "127.0.0.1:0", lambda: Snapshot(wall_s=0.0, version="0", runs=runs), lambda: (),
+        listen_http("127.0.0.1:0"), lambda: Snapshot(wall_s=0.0, version="0", runs=runs), lambda: (),
         is_healthy=lambda: None, is_ready=lambda: None,
     )  # fmt: skip
 

@@ -3,13 +3,12 @@
     ?run=RUN    with that run in full; null until the run is known
     ?count=N    end after N events
 
-An event is a LiveSnapshot in JSON; its `id` counts the pictures, so that a reader sees from a gap what it was not sent.
+An event is a LiveSnapshot in JSON; its `id` counts the snapshots, so that a reader sees from a gap what was skipped.
 
-The collector's loop knows nothing of it: while anybody follows, one thread here looks whether there is a new snapshot,
-LOOK_S apart, and makes its picture no more often than `throttled_snapshots.py` allows. Each
-reader has a thread and no queue: once its last event is out it is given the newest picture, and those in between are
-skipped and counted. One that does not take an event within the time limit for a write is let go of, and counted. So a
-reader costs a thread and one event, however slow it is, and there are at most `streams_max` of them.
+While anybody follows, one thread checks every CHECK_S whether there is a new snapshot. Each reader has a thread and no
+queue: once its last event is sent it gets the newest snapshot, and those in between are skipped and counted. A reader
+that does not accept an event within the time limit for a write is disconnected, and counted. So a reader costs a thread
+and one event, however slow it is, and there are at most `streams_max` of them.
 """
 
 import threading
@@ -23,7 +22,6 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.publish.api.step_breakdown import Shares, TimeSlice
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
@@ -32,8 +30,8 @@ from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
-LOOK_S: Final = 0.25
-"""No more than four events a second, however short the collector's tick: more are not seen."""
+CHECK_S: Final = 0.25
+"""At most four events a second, however short the collector's tick: nobody sees more."""
 KEEP_ALIVE_S: Final = 15.0
 """A comment after so long without an event, as WHATWG advises: proxies close what is silent for longer."""
 RETRY_MS: Final = 2_000
@@ -89,26 +87,22 @@ class _Numbered(NamedTuple):
 
 
 class LiveFeed:
-    """The pictures of a collector, for those who follow them. `read_snapshot` gives the latest one, at no cost, and
-    `read_paced` the latest whose picture may be made (ThrottledSnapshots). `count` is sent of what readers did not get,
-    by reason; `contain` of a mistake of ours.
+    """The snapshots of a collector, for those who follow them. `read_snapshot` returns the latest one. `count` is
+    called with the reason for what readers did not get, `contain` while an error of the collector is handled.
     """
 
     def __init__(
         self,
         read_snapshot: Callable[[], Snapshot],
-        read_paced: Callable[[], Snapshot],
         *,
         streams_max: int,
         count: Callable[[str], None],
         contain: Callable[[str], None],
     ) -> None:
         self._read_snapshot = read_snapshot
-        self._read_paced = read_paced
         self._streams_max = streams_max
         self._count = count
         self._contain = contain
-        self._shares = Shares()
         self._changed = threading.Condition()
         self._rendering = threading.Lock()
         self._newest = _Numbered(0, Snapshot(wall_s=0.0, version=""), {})
@@ -116,10 +110,6 @@ class LiveFeed:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rankscope-live", daemon=True)
         self._thread.start()
-
-    def read_shares(self, run: str) -> tuple[TimeSlice, ...]:
-        """Return where the time of a run went, since this collector knows it."""
-        return self._shares.of(run)
 
     @property
     def streams(self) -> int:
@@ -156,19 +146,15 @@ class LiveFeed:
 
     def _follow(self) -> None:
         name_this_thread("live")
-        while not self._closing.wait(LOOK_S):
+        while not self._closing.wait(CHECK_S):
             try:
-                self._look()
+                if self._streams:
+                    self._refresh()
             except Exception:  # noqa: BLE001 - the next pass may succeed
                 self._contain("the live feed")
 
-    def _look(self) -> None:
-        if self._streams:
-            self._refresh()
-        self._shares.record(self._read_snapshot())
-
     def _refresh(self) -> None:
-        snapshot = self._read_paced()
+        snapshot = self._read_snapshot()
         with self._changed:
             if snapshot is not self._newest.snapshot:
                 self._newest = _Numbered(self._newest.revision + 1, snapshot, {})

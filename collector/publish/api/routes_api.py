@@ -120,18 +120,18 @@ class _RenderedHeatMap(NamedTuple):
 
 
 class Api:
-    """Answers from the latest snapshot; no socket, any thread. `read_shares` gives the stretches of a run, `store` is
-    the collector's file, None without one.
+    """Answers from the latest snapshot; no socket, any thread. `read_time_slices` returns where the time of a run went,
+    `store` is the collector's file, None without one.
     """
 
     def __init__(
         self,
         read_snapshot: Callable[[], Snapshot],
-        read_shares: Callable[[str], tuple[TimeSlice, ...]],
+        read_time_slices: Callable[[str], tuple[TimeSlice, ...]],
         store: Path | None = None,
     ) -> None:
         self._read_snapshot = read_snapshot
-        self._read_shares = read_shares
+        self._read_time_slices = read_time_slices
         self._store = store
         self._rendered: _RenderedHeatMap | None = None
         self._of_run: Mapping[str, Callable[[str, str], Response]] = {
@@ -206,7 +206,7 @@ class Api:
         points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
         known = self._find_or_none(name)
         run_id = name if known is None else known.run_id
-        shares = self._read_shares(run_id)
+        shares = self._read_time_slices(run_id)
         steps: tuple[CurvePoint, ...] | None = None
         if self._store is not None and points:
             try:

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from rankscope.collector.commands.command import add_settings, read_overrides, start_logging
+from rankscope.collector.commands.command import add_settings, read_overrides
+from rankscope.collector.log_lines import start_logging
 from rankscope.collector.relay.config import RelayConfig
 
 

@@ -15,8 +15,8 @@ from tests.unit.collector.runs.run_stories import Story
 def ask(run: str) -> Response:
     story = Story(2).join().train(1)
 
-    def read_dump(asked: str) -> RunDump | None:
-        return dump_run(story.run, story.now_ns) if asked == "story" else None
+    def read_dump(asked: str) -> bytes | None:
+        return msgspec.json.encode(dump_run(story.run, story.now_ns)) if asked == "story" else None
 
     snapshot = Snapshot(wall_s=0.0, version="0")
     routes = Routes(

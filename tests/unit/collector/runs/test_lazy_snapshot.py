@@ -45,17 +45,6 @@ def test_runs_are_built_once_and_only_on_request() -> None:
     assert ([run.run for run in snapshot.runs], lazy.made) == (["story"], 1)
 
 
-def test_dropped_runs_are_built_again_the_same() -> None:
-    story = Story(2).join().train(3)
-    snapshot = Snapshot(
-        wall_s=0.0, version="0", runs=[story.run.lazy_snapshot(story.now_ns), story.run.snapshot(story.now_ns)]
-    )
-    before = snapshot.runs
-    snapshot.drop_built_runs()
-    assert snapshot.runs is not before
-    assert snapshot.runs == before
-
-
 def is_odd(rank: int) -> bool:
     return rank % 2 == 1
 

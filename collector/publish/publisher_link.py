@@ -1,0 +1,183 @@
+"""Send snapshots to the publisher, start it again when it ends, and answer its requests.
+
+The publisher renders pages and answers HTTP requests. Under `rankscope serve` it has a process of its own: rendering
+the metrics of 16,384 ranks takes a second of CPU time, in which the threads here would compute half as fast. In an
+embedded collector it is a thread of this process, with the same messages over the same kind of connection.
+
+One thread here sends and receives. It sends what is the latest when it gets to it, so that a slow publisher gets fewer
+snapshots and nothing accumulates. A publisher that accepts nothing for SEND_S_MAX is killed and started again. The port
+stays open meanwhile: requests wait for the next publisher.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.process_tuning import name_this_thread
+from rankscope.collector.publish.api.step_breakdown import Shares
+from rankscope.collector.publish.snapshot_messages import (
+    DumpAnswer,
+    DumpWanted,
+    Health,
+    SnapshotEncoder,
+    Update,
+)
+from rankscope.collector.runs.run_dump import RunDump
+from rankscope.collector.runs.snapshot import Snapshot
+
+LOG = logging.getLogger("rankscope.collector")
+
+SEND_S_MAX: Final = 30
+"""Longest wait for a publisher that does not read, s."""
+RESTART_S: Final = 1.0
+"""Time before a publisher is started again."""
+END_S_MAX: Final = 5.0
+"""Longest wait for a publisher that ends with the collector."""
+PUBLISHER: Final = "publisher"
+"""Label of publishers that ended by themselves, in the counts of errors."""
+
+_WANTED: Final = msgspec.msgpack.Decoder(DumpWanted)
+
+
+class Publisher(Protocol):
+    """A running publisher. Its own end of the connection was given to whoever started it."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end, which comes when the connection is closed; return whether it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, where that is possible."""
+        ...
+
+    def describe_end(self) -> str:
+        """Return how it ended, in words."""
+        ...
+
+
+class Sources(NamedTuple):
+    """Where the link reads what it sends; its thread calls them. `read_dump` returns the inside of a run by its id or
+    name, None where there is none.
+    """
+
+    read_snapshot: Callable[[], Snapshot]
+    read_incidents: Callable[[], tuple[Incident, ...]]
+    read_health: Callable[[], Health]
+    read_dump: Callable[[str], RunDump | None]
+
+
+class PublisherLink:
+    """The way to the publisher, from `start` to `close`. `start_publisher` starts one with its end of a connection."""
+
+    def __init__(self, start_publisher: Callable[[Connection], Publisher], sources: Sources, faults: FaultLog) -> None:
+        self._start_publisher = start_publisher
+        self._sources = sources
+        self._faults = faults
+        self._time_slices = Shares()
+        self._closing = threading.Event()
+        self._wakeup_fd, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="rankscope-publish", daemon=True)
+
+    def start(self) -> None:
+        """Start the publisher, and send it what there is."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Send what is new, if anything is. Any thread; never waits."""
+        with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full: it will wake anyway; or closed
+            os.write(self._wakeup_write, b"\0")
+
+    def close(self) -> None:
+        """End the publisher. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        os.close(self._wakeup_fd)
+        os.close(self._wakeup_write)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        name_this_thread("publish")
+        while not self._closing.is_set():
+            reason = self._run_publisher()
+            if not self._closing.is_set():
+                self._faults.count(PUBLISHER)
+                LOG.error("The publisher (metrics, API, live page) %s; starting it again.", reason)
+                self._closing.wait(RESTART_S)
+
+    def _run_publisher(self) -> str:
+        """Start a publisher and serve it until it ends or this closes; return how it ended."""
+        own, theirs = multiprocessing.Pipe()
+        _limit_sending(own)
+        with own:
+            try:
+                with theirs:  # the publisher has its own copy, and its end closes the connection
+                    publisher = self._start_publisher(theirs)
+            except Exception as error:  # noqa: BLE001 - it is reported
+                return f"could not be started ({error})"
+            problem = self._serve_contained(own)
+        if problem or not publisher.wait(END_S_MAX):
+            publisher.kill()
+        return problem or publisher.describe_end()
+
+    def _serve_contained(self, connection: Connection) -> str:
+        """Serve a publisher; return why this ended it, empty where it ended by itself or this closes."""
+        try:
+            self._serve(connection)
+        except BlockingIOError:
+            return f"accepted nothing for {SEND_S_MAX} s and was ended"
+        except (EOFError, OSError):
+            pass
+        except Exception as error:  # noqa: BLE001 - it is noted
+            self._faults.note(PUBLISHER, "a message for the publisher could not be made")
+            return f"was ended, because a message for it could not be made ({type(error).__name__})"
+        return ""
+
+    def _serve(self, connection: Connection) -> None:
+        """Send updates and answer requests. Raises EOFError or OSError when the publisher has ended."""
+        encoder = SnapshotEncoder()
+        snapshot: Snapshot | None = None
+        incidents: tuple[Incident, ...] | None = None
+        ready = select.poll()
+        for fd in (connection.fileno(), self._wakeup_fd):
+            ready.register(fd, select.POLLIN)
+        while not self._closing.is_set():
+            latest, known = self._sources.read_snapshot(), self._sources.read_incidents()
+            message = None
+            if latest is not snapshot:
+                self._time_slices.record(latest)
+                message = encoder.encode(latest, self._time_slices.of)
+            connection.send(Update(self._sources.read_health(), None if known is incidents else known, message))
+            snapshot, incidents = latest, known
+            ready.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wakeup_fd, 4096)
+            while connection.poll():
+                self._answer(connection)
+
+    def _answer(self, connection: Connection) -> None:
+        wanted = _WANTED.decode(connection.recv_bytes())
+        found = self._sources.read_dump(wanted.run)
+        connection.send(DumpAnswer(wanted.number, None if found is None else msgspec.json.encode(found)))
+
+
+def _limit_sending(connection: Connection) -> None:
+    """Make sending raise BlockingIOError when nothing was accepted for SEND_S_MAX."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S_MAX, 0))

@@ -1,0 +1,144 @@
+"""Encode snapshots for the publisher, and decode them there.
+
+The states of ranks are msgpack: 16,384 of them are 25 MB and take 30 ms, with pickle ten times as long. All else is
+pickled by the connection (multiprocessing.connection). Large parts of a run that change with a detection pass only are
+left out of a message when they are the same objects as in the message before.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.publish.api.step_breakdown import TimeSlice
+from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
+from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.snapshot import CollectorCounts, RunSnapshot, Snapshot
+from rankscope.collector.steps.collective_totals import CollectiveSnapshot
+from rankscope.collector.steps.rank_medians import RankMedians
+
+_RANKS: Final = msgspec.msgpack.Decoder(tuple[RankState, ...])
+
+
+class Health(NamedTuple):
+    """What /healthz and /readyz report: how long ago the service ticked last, whether it is stopping, and what it does
+    without, None when nothing.
+    """
+
+    tick_age_ns: int
+    is_stopping: bool = False
+    degradation: str | None = None
+
+
+class RunParts(NamedTuple):
+    """Parts of a run that seldom change. `heat_map` is None before the first detection pass."""
+
+    medians: RankMedians
+    collectives: CollectiveSnapshot
+    heat_map: HeatMapSteps | None
+    time_slices: tuple[TimeSlice, ...]
+
+
+class RunMessage(NamedTuple):
+    """One run: its snapshot without ranks, the states of its ranks, and the RunParts that have changed, by name."""
+
+    head: RunSnapshot
+    ranks: bytes
+    now_collector_ns: int
+    changed: Mapping[str, Any]
+
+
+class SnapshotMessage(NamedTuple):
+    """A snapshot of all runs."""
+
+    wall_s: float
+    version: str
+    runs: tuple[RunMessage, ...]
+    counts: CollectorCounts
+
+
+class Update(NamedTuple):
+    """A message to the publisher; None: as in the message before."""
+
+    health: Health
+    incidents: tuple[Incident, ...] | None = None
+    snapshot: SnapshotMessage | None = None
+
+
+class DumpWanted(msgspec.Struct, frozen=True):
+    """A message of the publisher: it wants the inside of a run, by its id or name."""
+
+    number: int
+    run: str
+
+
+class DumpAnswer(NamedTuple):
+    """The answer to a DumpWanted: the inside as JSON, None where the run is not known."""
+
+    number: int
+    body: bytes | None
+
+
+class SnapshotEncoder:
+    """Encodes snapshots for one publisher process, which gets all of them."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, RunParts] = {}
+
+    def encode(self, snapshot: Snapshot, find_time_slices: Callable[[str], tuple[TimeSlice, ...]]) -> SnapshotMessage:
+        """Return the message of a snapshot whose runs are not built; `find_time_slices` is called with run ids."""
+        sent, messages = {}, []
+        for run in snapshot.sources:
+            if not isinstance(run, LazyRunSnapshot):
+                raise TypeError(f"run {run.run_id!r} is built already")
+            heat_map = snapshot.steps.get(run.run_id)
+            parts = sent[run.run_id] = RunParts(run.medians, run.collectives, heat_map, find_time_slices(run.run_id))
+            before = self._sent.get(run.run_id)
+            changed = {
+                name: part
+                for name, part in parts._asdict().items()
+                if before is None or part is not getattr(before, name)
+            }
+            ranks = msgspec.msgpack.encode(run.ranks)
+            messages.append(RunMessage(run.head, ranks, run.now_collector_ns, changed))
+        self._sent = sent
+        return SnapshotMessage(snapshot.wall_s, snapshot.version, tuple(messages), snapshot.counts)
+
+
+class SnapshotDecoder:
+    """Decodes all messages of one SnapshotEncoder, in order."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, RunParts] = {}
+
+    def decode(self, message: SnapshotMessage, http_refused: Mapping[str, int]) -> Snapshot:
+        """Return the snapshot, with the publisher's own count of refused requests."""
+        parts = {run.head.run_id: self._update(run) for run in message.runs}
+        self._parts = parts
+        return Snapshot(
+            wall_s=message.wall_s,
+            version=message.version,
+            runs=[
+                LazyRunSnapshot(
+                    run.head,
+                    run.now_collector_ns,
+                    ranks=_RANKS.decode(run.ranks),
+                    medians=parts[run.head.run_id].medians,
+                    collectives=parts[run.head.run_id].collectives,
+                )
+                for run in message.runs
+            ],
+            counts=msgspec.structs.replace(message.counts, http_refused=http_refused),
+            steps={run_id: found.heat_map for run_id, found in parts.items() if found.heat_map is not None},
+        )
+
+    def find_time_slices(self, run_id: str) -> tuple[TimeSlice, ...]:
+        """Return where the time of a run went, as of the last message; empty for an unknown run."""
+        parts = self._parts.get(run_id)
+        return () if parts is None else parts.time_slices
+
+    def _update(self, run: RunMessage) -> RunParts:
+        before = self._parts.get(run.head.run_id)
+        return RunParts(**run.changed) if before is None else before._replace(**run.changed)

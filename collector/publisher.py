@@ -1,0 +1,265 @@
+"""Assemble the publisher: HTTP server, metrics, API and live page from the messages of the service.
+
+`rankscope serve` runs it in a process of its own (PublisherProcess), an embedded collector in a thread
+(PublisherThread). It ends when the connection to the service does.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import msgspec
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.log_lines import start_logging
+from rankscope.collector.process_tuning import (
+    limit_malloc_arenas,
+    name_this_thread,
+    raise_gc_threshold,
+    start_malloc_trim,
+)
+from rankscope.collector.publish.http_auth import HttpAuth, read_http_auth
+from rankscope.collector.publish.http_listener import HttpListener
+from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.publish.metrics.pages import MetricPages
+from rankscope.collector.publish.snapshot_messages import (
+    DumpAnswer,
+    DumpWanted,
+    SnapshotDecoder,
+    SnapshotMessage,
+    Update,
+)
+from rankscope.collector.reports.run_report import report_as_json
+from rankscope.measure.child_command import build_child_command
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.settings import find_settings
+from rankscope.measure.units import ns_to_s
+
+LOG = logging.getLogger("rankscope.collector")
+
+TICK_AGE_S_MAX: Final = 10.0
+"""A service whose last tick is older than this is not healthy."""
+DUMP_S_MAX: Final = 10.0
+"""Longest wait for the inside of a run."""
+
+
+class Publisher:
+    """Answers HTTP requests from the last messages. `first` is the first one, with a snapshot: no request is answered
+    before it. `send` sends a message to the service.
+    """
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        listener: HttpListener,
+        access: HttpAuth,
+        send: Callable[[bytes], None],
+        first: Update,
+    ) -> None:
+        self._send = send
+        self._health, self._health_ns = first.health, time.monotonic_ns()
+        self._incidents = first.incidents or ()
+        self._decoder = SnapshotDecoder()
+        self._snapshot = self._decoder.decode(cast("SnapshotMessage", first.snapshot), {})
+        self._numbers = itertools.count()
+        self._dumps: dict[int, Future[bytes | None]] = {}
+        store = Path(config.store)
+        self._http = HttpServer(
+            listener,
+            lambda: self._snapshot,
+            lambda: self._incidents,
+            is_healthy=self._find_health_problem,
+            is_ready=lambda: "stopping" if self._health.is_stopping else None,
+            find_degradation=lambda: self._health.degradation,
+            access=access,
+            read_report=(lambda run: report_as_json(store, run)) if config.store else None,
+            store=store if config.store else None,
+            metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
+            read_dump=self._ask_for_dump,
+            read_time_slices=self._decoder.find_time_slices,
+        )
+
+    def handle(self, message: Update | DumpAnswer) -> None:
+        """Handle a message of the service."""
+        match message:
+            case Update(health, incidents, snapshot):
+                self._health, self._health_ns = health, time.monotonic_ns()
+                if incidents is not None:
+                    self._incidents = incidents
+                if snapshot is not None:
+                    self._snapshot = self._decoder.decode(snapshot, self._http.refused)
+                    self._http.note_snapshot()
+            case DumpAnswer(number, body):
+                waiting = self._dumps.pop(number, None)
+                if waiting is not None:
+                    waiting.set_result(body)
+
+    def close(self) -> None:
+        """Free the port."""
+        self._http.close()
+
+    def _find_health_problem(self) -> str | None:
+        age_s = ns_to_s(self._health.tick_age_ns + time.monotonic_ns() - self._health_ns)
+        return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
+
+    def _ask_for_dump(self, run: str) -> bytes | None:
+        """Return the inside of a run, which the service has. Raises UnavailableError where it does not answer."""
+        number, found = next(self._numbers), Future[bytes | None]()
+        self._dumps[number] = found
+        try:
+            self._send(msgspec.msgpack.encode(DumpWanted(number, run)))
+            return found.result(DUMP_S_MAX)
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError(f"the collector's service has not answered within {DUMP_S_MAX:.0f} s") from error
+        finally:
+            self._dumps.pop(number, None)
+
+
+def run_publisher(connection: Connection, config: CollectorConfig, listener: HttpListener) -> None:
+    """Publish until the service closes the connection. Raises SettingError for files of the settings that have become
+    unusable since the service read them.
+    """
+    sending = threading.Lock()
+
+    def send(message: bytes) -> None:
+        with sending:
+            connection.send_bytes(message)
+
+    access = read_http_auth(
+        token_file=config.http_token_file,
+        certificate_file=config.http_certificate_file,
+        key_file=config.http_key_file,
+    )
+    with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as ends:
+        publisher = Publisher(config, listener, access, send, first=connection.recv())
+        ends.callback(publisher.close)
+        while True:
+            publisher.handle(connection.recv())
+
+
+# -- in a thread ------------------------------------------------------------------------------------------------------
+
+
+class PublisherThread:
+    """A publisher in a thread of this process."""
+
+    def __init__(self, connection: Connection, config: CollectorConfig, listener: HttpListener) -> None:
+        self._connection = Connection(os.dup(connection.fileno()))
+        # The server closes its socket when it ends; the port is the service's.
+        self._listener = listener._replace(socket=listener.socket.dup())
+        self._config = config
+        self._end = ""
+        self._thread = threading.Thread(target=self._run, name="rankscope-publisher", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """Do nothing: a thread ends by itself when its connection is closed."""
+
+    def describe_end(self) -> str:
+        """Return how it ended, in words."""
+        return f"ended{self._end}"
+
+    def _run(self) -> None:
+        name_this_thread("publisher")
+        try:
+            run_publisher(self._connection, self._config, self._listener)
+        except Exception as error:  # noqa: BLE001 - it is noted
+            FaultLog(SystemClock()).note("publisher", "the publisher failed")
+            self._end = f" ({error})"
+        finally:
+            self._connection.close()
+            self._listener.socket.close()
+
+
+# -- in a process -----------------------------------------------------------------------------------------------------
+
+
+class _Settings(msgspec.Struct):
+    """The standard input of a publisher process, as JSON: the settings of the collector by key, the host of its
+    address, the descriptors of its connection and of its listening socket, and the levels to log from.
+    """
+
+    config: dict[str, Any]
+    host: str
+    connection_fd: int
+    listener_fd: int
+    log_level: int
+    own_log_level: int
+
+
+class PublisherProcess:
+    """A publisher in a child process."""
+
+    def __init__(self, connection: Connection, config: CollectorConfig, listener: HttpListener) -> None:
+        values = {key: getattr(config, key) for key, _, _ in find_settings(type(config))}
+        levels = (logging.getLogger(name).getEffectiveLevel() for name in ("", "rankscope"))
+        fds = connection.fileno(), listener.socket.fileno()
+        settings = msgspec.json.encode(_Settings(values, listener.host, *fds, *levels))
+        self._child = subprocess.Popen(  # noqa: S603 - our own program
+            build_child_command(sys.executable, "rankscope.collector.publisher"),
+            pass_fds=fds,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        with contextlib.suppress(OSError), cast("IO[bytes]", self._child.stdin) as stdin:  # it may have ended already
+            stdin.write(settings)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(seconds)
+        return self._child.returncode is not None
+
+    def kill(self) -> None:
+        """End it now."""
+        self._child.kill()
+        self._child.wait()
+
+    def describe_end(self) -> str:
+        """Return how it ended, in words."""
+        status = self._child.returncode or 0
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def main() -> int:
+    """Publish in this process until the service is gone; return the exit status."""
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=_Settings)
+    # They are sent to all processes of a terminal or a service manager: this one ends with the service.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    start_logging(settings.log_level, 0)
+    logging.getLogger("rankscope").setLevel(settings.own_log_level)
+    limit_malloc_arenas()
+    raise_gc_threshold()
+    start_malloc_trim()
+    listener = HttpListener(socket.socket(fileno=settings.listener_fd), settings.host)
+    try:
+        run_publisher(Connection(settings.connection_fd), CollectorConfig(**settings.config), listener)
+    except SettingError as error:
+        LOG.error("%s", error)  # noqa: TRY400 - expected
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # At once: there is nothing to save, and the port must be free for the next collector.
+    os._exit(main())
