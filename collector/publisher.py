@@ -59,7 +59,7 @@ DUMP_S_MAX: Final = 10.0
 
 class Publisher:
     """Answers HTTP requests from the last messages. `first` is the first one, with a snapshot: no request is answered
-    before it. `send` sends a message to the service.
+    before it. `send` sends a message to the service, `read_block` receives the next block of a snapshot.
     """
 
     def __init__(
@@ -67,14 +67,17 @@ class Publisher:
         config: CollectorConfig,
         listener: HttpListener,
         access: HttpAuth,
+        *,
         send: Callable[[bytes], None],
+        read_block: Callable[[], bytes],
         first: Update,
     ) -> None:
         self._send = send
+        self._read_block = read_block
         self._health, self._health_ns = first.health, time.monotonic_ns()
         self._incidents = first.incidents or ()
         self._decoder = SnapshotDecoder()
-        self._snapshot = self._decoder.decode(cast("SnapshotMessage", first.snapshot), {})
+        self._snapshot = self._decoder.decode(cast("SnapshotMessage", first.snapshot), read_block, {})
         self._numbers = itertools.count()
         self._dumps: dict[int, Future[bytes | None]] = {}
         store = Path(config.store)
@@ -101,7 +104,7 @@ class Publisher:
                 if incidents is not None:
                     self._incidents = incidents
                 if snapshot is not None:
-                    self._snapshot = self._decoder.decode(snapshot, self._http.refused)
+                    self._snapshot = self._decoder.decode(snapshot, self._read_block, self._http.refused)
                     self._http.note_snapshot()
             case DumpAnswer(number, body):
                 waiting = self._dumps.pop(number, None)
@@ -145,7 +148,9 @@ def run_publisher(connection: Connection, config: CollectorConfig, listener: Htt
         key_file=config.http_key_file,
     )
     with contextlib.suppress(EOFError, OSError), contextlib.ExitStack() as ends:
-        publisher = Publisher(config, listener, access, send, first=connection.recv())
+        publisher = Publisher(
+            config, listener, access, send=send, read_block=connection.recv_bytes, first=connection.recv()
+        )
         ends.callback(publisher.close)
         while True:
             publisher.handle(connection.recv())

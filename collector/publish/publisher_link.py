@@ -33,6 +33,7 @@ from rankscope.collector.publish.snapshot_messages import (
     Health,
     SnapshotEncoder,
     Update,
+    encode_blocks,
 )
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.snapshot import Snapshot
@@ -164,6 +165,8 @@ class PublisherLink:
                 self._time_slices.record(latest)
                 message = encoder.encode(latest, self._time_slices.of)
             connection.send(Update(self._sources.read_health(), None if known is incidents else known, message))
+            for block in encode_blocks(latest) if message is not None else ():
+                connection.send_bytes(block)
             snapshot, incidents = latest, known
             ready.poll()
             with contextlib.suppress(BlockingIOError):

@@ -49,7 +49,7 @@ class Direct:
         self._receive(Received(hello.identity.boot_id.encode(), hello))
 
     def _receive(self, received: Received) -> None:
-        self._service._process_batch(self._service._receive_thread.admit([received]))
+        self._service._updates.process_batch(self._service._receive_thread.admit([received]))
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def test_store_usable_only_later_gets_the_runs_and_steps(tmp_path: Path) -> None
         story.run = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
         story.join().train(10)
         service._tick()
-        weakness = service._find_degradation()
+        weakness = service._recording.find_degradation()
         assert weakness is not None
         assert weakness.startswith("nothing is written to the store, and all is kept in memory: the store ")
         assert service.snapshot.counts.store_writable is False
@@ -78,7 +78,7 @@ def test_store_usable_only_later_gets_the_runs_and_steps(tmp_path: Path) -> None
         clock.now_s += RETRY_S
         story.train(10)
         service._tick()
-        assert service._find_degradation() is None
+        assert service._recording.find_degradation() is None
     with opening_run(path, "story") as history:
         assert [step.step for step in history.read_steps()] == list(range(20))
     with collecting(path, clock) as again:
@@ -122,7 +122,7 @@ def test_store_gets_the_runs_when_its_folder_is_back(tmp_path: Path) -> None:
             service._tick()
             return is_so() or None
 
-        wait_for(tick, lambda: f"{service._find_degradation()}", 30)
+        wait_for(tick, lambda: f"{service._recording.find_degradation()}", 30)
 
     with collecting(path, clock) as service:
         story.run = Direct(service)  # type: ignore[assignment]  # it handles the events of a story
@@ -136,7 +136,7 @@ def test_store_gets_the_runs_when_its_folder_is_back(tmp_path: Path) -> None:
         clock.now_s += RETRY_S
         tick_until(service, lambda: service.snapshot.counts.store_writable is True)
         assert service.snapshot.counts.stores_lost == {"removed": 1}
-        weakness = service._find_degradation()
+        weakness = service._recording.find_degradation()
         assert weakness is not None
         assert weakness.startswith(f"{path} was removed while the collector had it open as its store. At ")
         story.train(10)

@@ -97,7 +97,7 @@ def begin_and_finish(service: Service, boot_id: str, key: str) -> None:
     hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
     messages: tuple[Message, ...] = (hello, Goodbye(sequence=1, reason="finished"))
     batch = service._receive_thread.admit([Received(boot_id.encode(), message, key=key) for message in messages])
-    service._process_batch(batch)
+    service._updates.process_batch(batch)
 
 
 def test_run_forgotten_without_a_store_stays_forgotten(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_run_forgotten_without_a_store_stays_forgotten(tmp_path: Path) -> None:
         begin_and_finish(service, "boot-of-0", "")
         folder.rename(tmp_path / "moved")
         service._tick()
-        recorder = service._recorder
+        recorder = service._recording._recorder
         assert recorder is not None
         wait_for(lambda: recorder.lost, lambda: "the recorder has not noticed")
         service._tick()

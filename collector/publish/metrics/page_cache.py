@@ -1,6 +1,6 @@
-"""Keep rendered pages of metrics: each is rendered at most once for a snapshot, large ones before they are requested.
+"""Keep rendered pages of metrics: each is rendered at most once for a snapshot, slow ones before they are requested.
 
-A small page is rendered by the request that finds it outdated. A large one takes up to a second, and no scrape must
+A page is rendered by the request that finds it outdated. One of many ranks takes up to a second, and no scrape must
 wait for it: as long as it is requested now and then, one thread renders it anew after each snapshot, and requests get
 the last finished one. Pages are kept compressed (144 MB of text are 7 MB).
 """
@@ -11,30 +11,29 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.collector.cpu_share import CpuShareLimiter
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
-from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
+from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.text_format import TextFormat
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.units import NS_PER_S, ns_to_s
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 
 GZIP_LEVEL: Final = 1
 """57 MB of metrics: zlib's level 1 takes 0.34 s, level 9 2.8 s for a fifth less; isal's level 1 takes 0.08 s."""
 GZIP_WINDOW_BITS: Final = 31
 """zlib's parameter for a window of 32 KiB within gzip's head and tail."""
 
-SMALL_BYTES_MAX: Final = 1 << 20
-SMALL_RANKS_MAX: Final = 2048
-"""A page of so much text, 12,000 series, takes 10 ms to render, and /metrics of so many ranks 15 ms."""
+SLOW_NS: Final[Mapping[str, int]] = {METRICS_PATH: 30 * NS_PER_MS, RANKS_PATH: 150 * NS_PER_MS}
+"""CPU time from which a page is rendered ahead: a scrape of /metrics is to take at most 50 ms, one of ranks 250 ms."""
 WANTED_NS: Final = 150 * NS_PER_S
-"""A large page is rendered for so long after a request: Prometheus scrapes every two minutes at the most."""
+"""A slow page is rendered for so long after a request: Prometheus scrapes every two minutes at the most."""
 CPU_SHARE: Final = 0.5
-"""Of one core at most for pages that are rendered before they are requested: all of 16,384 ranks take 0.8 s."""
+"""Of one core at most for pages that are rendered before they are requested: all ranks of 16,384 take 0.8 s."""
 PAGES_MAX: Final = 512
 """Both formats of as many shards as there may be; beyond that the page not requested for longest is dropped."""
 
@@ -60,14 +59,14 @@ Key = tuple[Page, TextFormat]
 
 
 class _Rendered(NamedTuple):
-    """A page of one snapshot, compressed, and how long it took. The snapshot may be gone: of many ranks it is larger
-    than the page.
+    """A page of one snapshot, compressed, and the CPU time that it took. The snapshot may be gone: of many ranks it is
+    larger than the page.
     """
 
     compressed: bytes
     snapshot: "weakref.ref[Snapshot]"
-    is_small: bool
     took_ns: int
+    is_slow: bool
 
     def is_of(self, snapshot: Snapshot) -> bool:
         """Whether it is rendered from this snapshot."""
@@ -75,8 +74,8 @@ class _Rendered(NamedTuple):
 
 
 class PageCache:
-    """Pages by key; any thread. The render thread starts with the first large page. `read_snapshot` returns the latest
-    snapshot, `read_ns` a monotonic time.
+    """Pages by key; any thread. The render thread starts with the first slow page. `read_snapshot` returns the latest
+    snapshot, `read_ns` a monotonic time, `read_cpu_ns` the CPU time of the thread that calls it.
     """
 
     def __init__(
@@ -85,11 +84,13 @@ class PageCache:
         pages: MetricPages,
         *,
         read_ns: Callable[[], int] = time.monotonic_ns,
+        read_cpu_ns: Callable[[], int] = time.thread_time_ns,
         pages_max: int = PAGES_MAX,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._pages = pages
         self._read_ns = read_ns
+        self._read_cpu_ns = read_cpu_ns
         self._pages_max = pages_max
         #: When each page was requested last, in that order.
         self._requested_ns: dict[Key, int] = {}
@@ -109,32 +110,32 @@ class PageCache:
         key = page, text_format
         self._note_request(key)
         rendered = self._rendered.get(key)
-        if rendered is None or (rendered.is_small and not rendered.is_of(self._read_snapshot())):
+        if rendered is None or (not rendered.is_slow and not rendered.is_of(self._read_snapshot())):
             with self._rendering:
                 rendered = self._rendered.get(key)  # another request may have rendered it meanwhile
                 if rendered is None or not rendered.is_of(self._read_snapshot()):
                     rendered = self._render(key)
-        if not rendered.is_small:
+        if rendered.is_slow:
             self._start()
         return rendered.compressed
 
     def note_snapshot(self) -> None:
-        """Note that there is a new snapshot: large pages are rendered from it."""
+        """Note that there is a new snapshot: slow pages are rendered from it."""
         with self._changed:
             self._has_new_snapshot = True
             self._changed.notify()
 
     def render_outdated(self) -> None:
-        """Render the large pages that are requested now and then, those first that take least time; drop the others."""
+        """Render the slow pages that are requested now and then, those first that take least time; drop the others."""
         now_ns = self._read_ns()
         with self._changed:
             wanted = {key for key, requested_ns in self._requested_ns.items() if now_ns - requested_ns <= WANTED_NS}
             for key in self._rendered.keys() - wanted:
                 del self._rendered[key]
-            large = {key: rendered for key, rendered in self._rendered.items() if not rendered.is_small}
-        for key in sorted(large, key=lambda key: large[key].took_ns):
+            slow = {key: rendered for key, rendered in self._rendered.items() if rendered.is_slow}
+        for key in sorted(slow, key=lambda key: slow[key].took_ns):
             with self._rendering:
-                if not large[key].is_of(self._read_snapshot()):
+                if not slow[key].is_of(self._read_snapshot()):
                     self._render_ahead(key)
 
     def close(self) -> None:
@@ -168,11 +169,10 @@ class PageCache:
 
     def _render(self, key: Key) -> _Rendered:
         """Render the page from the latest snapshot, and keep it. Call it with `_rendering` held."""
-        snapshot, began_ns = self._read_snapshot(), self._read_ns()
-        compressed, text_bytes = _compress(self._pages.render(snapshot, *key))
-        ranks = sum(snapshot.sizes.values()) if key[0].path == METRICS_PATH else 0
-        is_small = text_bytes <= SMALL_BYTES_MAX and ranks <= SMALL_RANKS_MAX
-        rendered = _Rendered(compressed, weakref.ref(snapshot), is_small, self._read_ns() - began_ns)
+        snapshot, began_ns = self._read_snapshot(), self._read_cpu_ns()
+        compressed = _compress(self._pages.render(snapshot, *key))
+        took_ns = self._read_cpu_ns() - began_ns
+        rendered = _Rendered(compressed, weakref.ref(snapshot), took_ns, is_slow=took_ns >= SLOW_NS[key[0].path])
         with self._changed:
             if key in self._requested_ns:
                 self._rendered[key] = rendered
@@ -194,9 +194,9 @@ class PageCache:
                 self._changed.wait_for(lambda: self._is_closed, pause_s)
                 if self._is_closed:
                     return
-            began_ns, began_cpu_ns = self._read_ns(), time.thread_time_ns()
+            began_ns, began_cpu_ns = self._read_ns(), self._read_cpu_ns()
             self.render_outdated()
-            self._limiter.record(began_ns, time.thread_time_ns() - began_cpu_ns)
+            self._limiter.record(began_ns, self._read_cpu_ns() - began_cpu_ns)
 
 
 def decompress(compressed: bytes) -> bytes:
@@ -204,15 +204,12 @@ def decompress(compressed: bytes) -> bytes:
     return _load_library().decompress(compressed)
 
 
-def _compress(pieces: Iterable[bytes]) -> tuple[bytes, int]:
-    """Return the pieces as one gzip member, and their length together."""
+def _compress(pieces: Iterable[bytes]) -> bytes:
+    """Return the pieces as one gzip member."""
     compressor = _load_library().begin()
-    found, text_bytes = [], 0
-    for piece in pieces:
-        text_bytes += len(piece)
-        found.append(compressor.compress(piece))
+    found = [compressor.compress(piece) for piece in pieces]
     found.append(compressor.flush())
-    return b"".join(found), text_bytes
+    return b"".join(found)
 
 
 @functools.cache

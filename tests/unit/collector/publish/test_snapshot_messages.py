@@ -1,12 +1,20 @@
 """Snapshots as messages: what the publisher decodes is what the service has, and what has not changed is not sent."""
 
 import pickle
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import pytest
 
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
-from rankscope.collector.publish.snapshot_messages import RunMessage, SnapshotDecoder, SnapshotEncoder, SnapshotMessage
+from rankscope.collector.publish.snapshot_messages import (
+    BLOCK_RANKS,
+    SnapshotDecoder,
+    SnapshotEncoder,
+    SnapshotMessage,
+    encode_blocks,
+)
 from rankscope.collector.runs.snapshot import CollectorCounts, Snapshot
 from tests.unit.collector.runs.run_stories import Story
 
@@ -25,14 +33,27 @@ def snapshot_of(story: Story) -> Snapshot:
     )
 
 
-def send(encoder: SnapshotEncoder, snapshot: Snapshot) -> SnapshotMessage:
-    """Return the message as the publisher gets it."""
+class Sent(NamedTuple):
+    """A message and the blocks that follow it, as the publisher gets them."""
+
+    message: SnapshotMessage
+    blocks: list[bytes]
+
+    def decode(self, decoder: SnapshotDecoder, http_refused: Mapping[str, int] | None = None) -> Snapshot:
+        """Return what the publisher reads, which is all of it."""
+        blocks = iter(self.blocks)
+        found = decoder.decode(self.message, lambda: next(blocks), http_refused or {})
+        assert next(blocks, None) is None
+        return found
+
+
+def send(encoder: SnapshotEncoder, snapshot: Snapshot) -> Sent:
     message: SnapshotMessage = pickle.loads(pickle.dumps(encoder.encode(snapshot, lambda _run: SLICES)))  # noqa: S301
-    return message
+    return Sent(message, list(encode_blocks(snapshot)))
 
 
-def changed_parts(message: SnapshotMessage) -> set[str]:
-    (run,) = message.runs
+def changed_parts(sent: Sent) -> set[str]:
+    (run,) = sent.message.runs
     return set(run.changed)
 
 
@@ -46,7 +67,7 @@ def test_decoded_snapshot_equals_the_sent_one() -> None:
     story = slow_story()
     sent = snapshot_of(story)
     decoder = SnapshotDecoder()
-    got = decoder.decode(send(SnapshotEncoder(), sent), {"busy": 3})
+    got = send(SnapshotEncoder(), sent).decode(decoder, {"busy": 3})
     assert got.runs == sent.runs
     assert got.runs[0].open_findings
     assert got.runs[0].ranks[2].slowdown_ratio == pytest.approx(1.57, abs=0.01)
@@ -60,7 +81,7 @@ def test_decoded_snapshot_equals_the_sent_one() -> None:
 
 def test_decoded_heat_map_equals_the_sent_one() -> None:
     sent = snapshot_of(slow_story())
-    got = SnapshotDecoder().decode(send(SnapshotEncoder(), sent), {})
+    got = send(SnapshotEncoder(), sent).decode(SnapshotDecoder())
     ours, theirs = sent.steps["story"], got.steps["story"]
     assert theirs.steps.tolist() == ours.steps.tolist()
     assert theirs.excess.tobytes() == ours.excess.tobytes()
@@ -71,10 +92,10 @@ def test_unchanged_parts_are_sent_once_and_stay_known() -> None:
     story, encoder, decoder = slow_story(), SnapshotEncoder(), SnapshotDecoder()
     first = send(encoder, snapshot_of(story))
     assert changed_parts(first) == {"medians", "collectives", "heat_map", "time_slices"}
-    decoder.decode(first, {})
+    first.decode(decoder)
     again = send(encoder, snapshot_of(story))
     assert changed_parts(again) == set()
-    sent, got = snapshot_of(story), decoder.decode(again, {})
+    sent, got = snapshot_of(story), again.decode(decoder)
     assert got.runs == sent.runs
     assert got.steps.keys() == {"story"}
 
@@ -94,12 +115,12 @@ def test_another_publisher_is_sent_everything() -> None:
 
 def test_forgotten_run_is_sent_whole_when_it_comes_back() -> None:
     story, encoder, decoder = slow_story(), SnapshotEncoder(), SnapshotDecoder()
-    decoder.decode(send(encoder, snapshot_of(story)), {})
-    decoder.decode(send(encoder, Snapshot(wall_s=6.0, version="0.1.0")), {})
+    send(encoder, snapshot_of(story)).decode(decoder)
+    send(encoder, Snapshot(wall_s=6.0, version="0.1.0")).decode(decoder)
     assert decoder.find_time_slices("story") == ()
     again = send(encoder, snapshot_of(story))
     assert len(changed_parts(again)) == 4
-    assert decoder.decode(again, {}).runs == snapshot_of(story).runs
+    assert again.decode(decoder).runs == snapshot_of(story).runs
 
 
 def test_built_run_is_refused() -> None:
@@ -108,9 +129,8 @@ def test_built_run_is_refused() -> None:
         SnapshotEncoder().encode(built, lambda _run: ())
 
 
-def test_message_of_many_ranks_is_small() -> None:
-    """About 1.5 KB a rank as reported by an agent; this story's reports say less."""
-    story = Story(64).join().train(3)
-    (run,) = send(SnapshotEncoder(), snapshot_of(story)).runs
-    assert isinstance(run, RunMessage)
-    assert len(run.ranks) < 64 * 1500
+def test_ranks_are_sent_in_blocks() -> None:
+    story = Story(BLOCK_RANKS + 2).join().train(1)
+    sent = send(SnapshotEncoder(), snapshot_of(story))
+    assert [len(msgspec.msgpack.decode(block)) for block in sent.blocks] == [BLOCK_RANKS, 2]
+    assert len(sent.decode(SnapshotDecoder()).runs[0].ranks) == BLOCK_RANKS + 2

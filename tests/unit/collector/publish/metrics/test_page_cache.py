@@ -1,4 +1,4 @@
-"""When a page of metrics is rendered: small ones by requests, large ones before. The clock is the test's."""
+"""When a page of metrics is rendered: fast ones by requests, slow ones before. The clock is the test's."""
 
 import gc
 import threading
@@ -7,26 +7,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.collector.publish.metrics.page_cache import WANTED_NS, PageCache
+from rankscope.collector.publish.metrics.page_cache import SLOW_NS, WANTED_NS
+from rankscope.collector.publish.metrics.pages import Page
 from rankscope.collector.runs.snapshot import Snapshot
-from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, CountedPages, World
+from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, World
 
 DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world of large pages without the render thread: the test renders ahead."""
-    world = World(is_large=True)
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A world of slow pages without the render thread: the test renders ahead."""
+    world = World(is_slow=True)
     monkeypatch.setattr(world.cache, "_start", lambda: None)
     yield world
     world.cache.close()
 
 
-# -- small pages ------------------------------------------------------------------------------------------------------
+# -- fast pages ------------------------------------------------------------------------------------------------------
 
 
-def test_a_small_page_shows_the_latest_snapshot() -> None:
+def test_a_fast_page_shows_the_latest_snapshot() -> None:
     world = World()
     for number in range(3):
         assert world.request() == number
@@ -42,7 +43,7 @@ def test_a_page_is_rendered_once_for_a_snapshot_in_each_format() -> None:
     assert world.rendered == [(METRICS, CLASSIC), (METRICS, OPENMETRICS), (RANKS, CLASSIC)]
 
 
-def test_a_small_page_is_not_rendered_ahead() -> None:
+def test_a_fast_page_is_not_rendered_ahead() -> None:
     world = World()
     world.request()
     world.tick()
@@ -50,81 +51,82 @@ def test_a_small_page_is_not_rendered_ahead() -> None:
     assert len(world.rendered) == 1
 
 
-def test_no_thread_starts_for_small_pages() -> None:
+def test_no_thread_starts_for_fast_pages() -> None:
     world = World()
     world.request()
     assert world.cache._thread is None
 
 
-# -- large pages ------------------------------------------------------------------------------------------------------
+# -- slow pages ------------------------------------------------------------------------------------------------------
 
 
-def test_no_request_waits_for_a_large_page_that_was_rendered_once(large: World) -> None:
-    assert large.request() == 0
-    large.tick()
-    assert large.request() == 0
-    assert len(large.rendered) == 1
+def test_no_request_waits_for_a_slow_page_that_was_rendered_once(slow: World) -> None:
+    assert slow.request() == 0
+    slow.tick()
+    assert slow.request() == 0
+    assert len(slow.rendered) == 1
 
 
-def test_a_large_page_is_rendered_ahead_from_each_snapshot(large: World) -> None:
-    large.request()
+def test_a_slow_page_is_rendered_ahead_from_each_snapshot(slow: World) -> None:
+    slow.request()
     for number in range(1, 4):
-        large.tick()
-        large.cache.render_outdated()
-        large.cache.render_outdated()  # from the same snapshot: nothing to do
-        assert large.request() == number
-    assert len(large.rendered) == 4
+        slow.tick()
+        slow.cache.render_outdated()
+        slow.cache.render_outdated()  # from the same snapshot: nothing to do
+        assert slow.request() == number
+    assert len(slow.rendered) == 4
 
 
-def test_the_page_that_takes_least_time_is_rendered_first(large: World) -> None:
-    large.took_ns = {METRICS: 2, RANKS: 1}
-    for page in (METRICS, RANKS):
-        large.request(page)
-    large.tick()
-    large.rendered.clear()
-    large.cache.render_outdated()
-    assert large.rendered == [(RANKS, CLASSIC), (METRICS, CLASSIC)]
+def test_the_page_that_takes_least_time_is_rendered_first(slow: World) -> None:
+    slow.takes_ns += 1
+    slow.request(METRICS)
+    slow.takes_ns -= 1
+    slow.request(RANKS)
+    slow.tick()
+    slow.rendered.clear()
+    slow.cache.render_outdated()
+    assert slow.rendered == [(RANKS, CLASSIC), (METRICS, CLASSIC)]
 
 
-def test_a_large_page_that_nobody_requests_any_more_is_dropped(large: World) -> None:
-    large.request()
-    large.now_ns += WANTED_NS
-    large.tick()
-    large.cache.render_outdated()
-    assert len(large.rendered) == 2
-    large.now_ns += 1
-    large.tick()
-    large.cache.render_outdated()
-    assert len(large.rendered) == 2
-    assert large.request() == 2  # and is rendered by the next request
+def test_a_slow_page_that_nobody_requests_any_more_is_dropped(slow: World) -> None:
+    slow.request()
+    slow.now_ns += WANTED_NS
+    slow.tick()
+    slow.cache.render_outdated()
+    assert len(slow.rendered) == 2
+    slow.now_ns += 1
+    slow.tick()
+    slow.cache.render_outdated()
+    assert len(slow.rendered) == 2
+    assert slow.request() == 2  # and is rendered by the next request
 
 
-def test_a_large_page_that_became_small_is_rendered_by_requests(large: World) -> None:
-    large.request()
-    large.padding = 0
-    large.tick()
-    large.cache.render_outdated()
-    large.tick()
-    assert large.request() == 2
+def test_a_slow_page_that_became_fast_is_rendered_by_requests(slow: World) -> None:
+    slow.request()
+    slow.takes_ns = 0
+    slow.tick()
+    slow.cache.render_outdated()
+    slow.tick()
+    assert slow.request() == 2
 
 
 def test_a_page_that_cannot_be_rendered_ahead_is_dropped_and_counted(
-    large: World, caplog: pytest.LogCaptureFixture
+    slow: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large.request()
-    large.is_broken = True
-    large.tick()
-    large.cache.render_outdated()
-    assert large.cache.errors_contained == 1
+    slow.request()
+    slow.is_broken = True
+    slow.tick()
+    slow.cache.render_outdated()
+    assert slow.cache.errors_contained == 1
     assert "a page of metrics could not be rendered" in caplog.text
     with pytest.raises(ZeroDivisionError):
-        large.request()
-    large.is_broken = False
-    assert large.request() == 1
+        slow.request()
+    slow.is_broken = False
+    assert slow.request() == 1
 
 
 def test_the_render_thread_renders_after_a_new_snapshot() -> None:
-    world, is_rendered = World(is_large=True), threading.Event()
+    world, is_rendered = World(is_slow=True), threading.Event()
     world.request()
     world.meanwhile = is_rendered.set
     world.tick()
@@ -170,8 +172,8 @@ def test_requests_at_the_same_time_render_a_page_once() -> None:
 
 
 def test_a_rendered_page_does_not_keep_its_snapshot() -> None:
-    """Of 16,384 ranks a snapshot is 0.1 GB, and a large page may be some snapshots old."""
-    world = World(is_large=True)
+    """Of 16,384 ranks a snapshot is 0.1 GB, and a slow page may be some snapshots old."""
+    world = World(is_slow=True)
     world.request()
     former: weakref.ref[Snapshot] = weakref.ref(world.snapshot)
     world.tick()
@@ -180,10 +182,11 @@ def test_a_rendered_page_does_not_keep_its_snapshot() -> None:
     assert former() is None
 
 
-def test_a_page_of_many_ranks_is_large_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    monkeypatch.setattr(Snapshot, "sizes", {"a": 2049})
-    cache = PageCache(lambda: world.snapshot, CountedPages(world))
-    cache.find(METRICS, CLASSIC)
-    cache.close()
-    assert cache._thread is not None
+@pytest.mark.parametrize("page", [METRICS, RANKS])
+def test_a_page_is_slow_from_its_limit_of_cpu_time_on(page: Page) -> None:
+    for takes_ns, is_slow in ((SLOW_NS[page.path] - 1, False), (SLOW_NS[page.path], True)):
+        world = World()
+        world.takes_ns = takes_ns
+        world.request(page)
+        world.cache.close()
+        assert (world.cache._thread is not None) == is_slow

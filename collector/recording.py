@@ -1,0 +1,136 @@
+"""Keep the runs in the store over the store's failures: open a recorder as soon as that is possible, replace one whose
+file was lost, and choose the snapshot that is published.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.incidents.journal import Journal
+from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.runs import Runs
+from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.storage.run_recorder import Recorder, StoreCounts, UnwrittenState
+from rankscope.collector.storage.run_store import KeptRun
+from rankscope.measure.errors import UnavailableError
+
+LOG = logging.getLogger("rankscope.collector")
+
+STORE: Final = "history_store"
+"""Label of a store that cannot be opened, in the counts of errors."""
+
+
+class Recording:
+    """The recorder of the configured store, while there is one. `restore` is called with each run that the previous
+    collector kept, `on_written` after each write, by the recorder's thread.
+    """
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        journal: Journal,
+        faults: FaultLog,
+        *,
+        restore: Callable[[KeptRun, Clocks], object],
+        on_written: Callable[[], object],
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._faults = faults
+        self._restore = restore
+        self._on_written = on_written
+        self._logged_error = ""
+        self._unwritten: UnwrittenState | None = None
+        self._recorder: Recorder | None = None
+
+    def open(self, runs: Runs, clocks: Clocks) -> None:
+        """Open a recorder where there is none and the store can be used; the first one restores the runs of the
+        previous collector, but for those that have begun anew meanwhile.
+        """
+        if self._recorder is not None:
+            return
+        recorder = self._make_recorder()
+        if recorder is None:
+            return
+        if self._unwritten is not None:  # the runs in memory are the present ones
+            recorder.resume(self._unwritten)
+        else:
+            known = runs.names
+            for kept in (kept for kept in recorder.load() if read_run_name(kept.run.run) not in known):
+                self._restore(kept, clocks)
+        recorder.start()
+        self._recorder = recorder
+        self._unwritten = None
+
+    def _make_recorder(self) -> Recorder | None:
+        database = self._journal.database
+        if database is None:
+            return None
+        try:
+            return Recorder(database, self._config, self._faults.count, self._on_written)
+        except UnavailableError as error:
+            self._faults.count(STORE)
+            if str(error) != self._logged_error:
+                self._logged_error = str(error)
+                LOG.error("%s Until then runs and their history are kept in memory.", error)  # noqa: TRY400 - expected
+            return None
+
+    def replace_lost(self, wall_s: float) -> None:
+        """Replace a store whose file is gone or damaged; the next recorder writes everything in memory."""
+        lost = None if self._recorder is None else self._recorder.lost
+        if self._recorder is None or lost is None:
+            return
+        self._unwritten, self._recorder = self._recorder.abandon(), None
+        self._journal.replace_store(lost, wall_s)
+
+    def record(self, runs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
+        """Hand the changes of all runs to the recorder; `snapshot` has the same state."""
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.tick(runs, snapshot, clocks, is_last=is_last)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("history", "runs could not be handed to the store; continuing")
+
+    def forget(self, run_id: str) -> None:
+        """Forget a run; its history stays."""
+        if self._recorder is not None:
+            self._recorder.forget(run_id)
+        elif self._unwritten is not None:
+            self._unwritten.batch.forget(run_id)
+
+    def shut_down(self, runs: Runs, make_snapshot: Callable[[], Snapshot], clocks: Clocks) -> None:
+        """Write everything once more, and end."""
+        self.replace_lost(clocks.wall_s)
+        if self._unwritten is not None:
+            self.open(runs, clocks)
+        if self._recorder is not None:
+            self.record(runs, make_snapshot(), clocks, is_last=True)
+            self._recorder.shut_down()
+
+    # -- any thread ---------------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> StoreCounts | None:
+        """Size of the store and dropped rows; None while there is no recorder."""
+        recorder = self._recorder
+        return None if recorder is None else recorder.counts
+
+    def choose_exported(self, present: Snapshot) -> Snapshot:
+        """Return the snapshot to publish: one whose counters are in the store, where there is one."""
+        exporter = self._recorder or self._unwritten or self._recorder  # `open` may set one after the first was read
+        return present if exporter is None else exporter.choose_exported(present)
+
+    def find_problem(self) -> str | None:
+        """Return why nothing is written; None when it is, or no store is set."""
+        recorder = self._recorder  # the loop may replace it meanwhile
+        problem = self._journal.problem or (None if recorder is None else recorder.problem)
+        return None if problem is None else f"nothing is written to the store, and all is kept in memory: {problem}"
+
+    def find_degradation(self) -> str | None:
+        """Return what is wrong with the store while reports are still received, or what it has lost."""
+        return self.find_problem() or self._journal.store_note

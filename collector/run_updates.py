@@ -1,0 +1,308 @@
+"""Apply events, ticks and findings to the runs, and carry out what follows from them.
+
+    batch -> events -> run.apply -> effects: incidents, log lines, messages to ranks
+    tick  -> run.tick, run.view -> detect -> run.apply -> effects
+
+A bug in the state of one run is contained to that run: it is counted and logged, and the other runs continue.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.cpu_share import CpuShareLimiter
+from rankscope.collector.detect.detectors import build_detectors, detect
+from rankscope.collector.detect.view import Detected
+from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.incidents.journal import Journal
+from rankscope.collector.ingest.admission import ProcessCounts
+from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange
+from rankscope.collector.ingest.processes import is_gone
+from rankscope.collector.ingest.receive_thread import ReceiveThread
+from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.events import (
+    AskClock,
+    CloseFinding,
+    CollectorAway,
+    EndSeen,
+    GoodbyeAdmitted,
+    OpenFinding,
+    PeerEvent,
+    ProcessGone,
+    RankJoined,
+    ReportAdmitted,
+    RunEffect,
+    RunEvent,
+    UpdateFinding,
+    find_boot_id,
+)
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.run import RunState
+from rankscope.collector.runs.runs import Runs
+from rankscope.collector.runs.saved_runs import restore_run
+from rankscope.collector.storage.run_store import KeptRun
+from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.machine import read_machine_id
+from rankscope.measure.units import NS_PER_S, ns_to_s, s_to_ns
+
+LOG = logging.getLogger("rankscope.collector")
+
+ABSENCE_NS_MIN: Final = NS_PER_S
+"""A tick that is late by this much counts as an absence of the collector: a busy one is late by far less, and the
+shortest silence that can be set for a rank is twice as long."""
+DETECTION_CPU_SHARE: Final = 0.05
+"""Of a core: 16,384 ranks have a detection pass every other second, smaller runs one at every tick."""
+STEPS_IN_BATCH_MAX: Final = 1
+"""Steps matched after a batch of reports. Those of a profiler window are complete at once, and a step of 16,384 ranks
+takes 60 ms."""
+
+
+class RunUpdates:
+    """All runs, and the only writer of their state. `on_forget` is called with the id of a run that is forgotten."""
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        clock: Clock,
+        *,
+        exchange: Exchange,
+        receive_thread: ReceiveThread,
+        journal: Journal,
+        faults: FaultLog,
+        on_forget: Callable[[str], object],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._exchange = exchange
+        self._receive_thread = receive_thread
+        self._journal = journal
+        self._faults = faults
+        self._on_forget = on_forget
+        self._detectors = build_detectors(config)
+        self._detection_limiter = CpuShareLimiter(DETECTION_CPU_SHARE, s_to_ns(config.tick_s))
+        self._machine_id = read_machine_id()
+        self._over: frozenset[str] = frozenset()
+        self._without_run: OrderedDict[str, None] = OrderedDict()
+        """Boot ids of rank processes whose Hello could not be handled, until one is."""
+        self.runs = Runs(config)
+        self.evicted = 0
+        """Runs that were forgotten."""
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def process_batch(self, batch: EventBatch) -> None:
+        """Handle the events of a batch, and return it to the receive thread with the rank processes that have no run.
+
+        A rank process has to be known before anything of it counts: where its Hello could not be handled, or its run
+        does not exist, nothing of it is acknowledged, and it is asked for its Hello. An event of a known rank process
+        that cannot be handled is lost, counted, and acknowledged: sent again it would fail each time.
+        """
+        try:
+            self._handle_events(batch)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("batch", "a batch could not be processed; asking its ranks to send their reports again")
+            boot_ids = {find_boot_id(event) for _, event in batch.events}
+            batch.without_run |= boot_ids
+            batch.hello_wanted |= boot_ids
+        self._exchange.answer(batch)
+
+    def _handle_events(self, batch: EventBatch) -> None:
+        touched: dict[str, RunState] = {}
+        for name, event in batch.events:
+            boot_id = find_boot_id(event)
+            run = self._handle_event(name, boot_id, event)
+            if run is None:
+                batch.without_run.add(boot_id)
+                if isinstance(event, RankJoined) or boot_id not in self._without_run:
+                    batch.hello_wanted.add(boot_id)
+            else:
+                touched[run.run] = run
+        for run in touched.values():
+            self.flush(run, STEPS_IN_BATCH_MAX)
+
+    def _handle_event(self, name: str, boot_id: str, event: PeerEvent) -> RunState | None:
+        """Return the run that has the event now; None where no run knows the rank process."""
+        run = self.runs.find(name, event)
+        if isinstance(event, RankJoined):
+            self._without_run.pop(boot_id, None)
+            run = run or self._begin_run(event.hello.identity)
+            if run is None or not self._apply(run, event):
+                self._without_run[boot_id] = None
+                if len(self._without_run) > self._config.ranks_max:
+                    self._without_run.popitem(last=False)
+                return None
+        elif run is not None and boot_id not in self._without_run:
+            self._apply(run, event)
+        _log_event(name if run is None else run.run, event)
+        return None if boot_id in self._without_run else run
+
+    def _begin_run(self, identity: RankIdentity) -> RunState | None:
+        """Begin a run, the latest of its name; return None where that failed."""
+        try:
+            run = self.runs.begin(identity.run, ns_to_s(self._clock.wall_ns()))
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "could not be started; asking its ranks for a Hello again", run=identity.run)
+            return None
+        self._receive_thread.begin_run(identity)
+        return run
+
+    # -- the tick ---------------------------------------------------------------------------------------------------
+
+    def note_absence(self, late_ns: int) -> None:
+        """Report a tick that is far too late to every run: the collector was stopped, or its clock has jumped."""
+        if late_ns >= ABSENCE_NS_MIN:
+            for run in self.runs:
+                self._apply(run, CollectorAway(late_ns, self._clock.monotonic_ns()))
+
+    def tick(self, now_ns: int, wall_s: float) -> None:
+        """Bring every run up to date, run detection where it is due, and forget runs that are over for long."""
+        for former in self.runs.find_excess_runs():
+            self._forget(former)
+        detects, began_ns = self._detection_limiter.is_due(now_ns), time.thread_time_ns()
+        for run in list(self.runs):
+            self._check_local_processes(run)
+            self._tick_run(run, now_ns, wall_s)
+            if detects:
+                self._detect(run, now_ns)
+            if not run.has_live_ranks and now_ns - run.last_change_collector_ns > s_to_ns(self._config.run_kept_s):
+                self._forget(run)
+        over = self.runs.over_ids
+        for run_id in over - self._over:
+            self._receive_thread.end_run(read_run_name(run_id))
+        self._over = over
+        if detects:
+            self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
+
+    def _tick_run(self, run: RunState, now_ns: int, wall_s: float) -> None:
+        try:
+            effects = run.tick(now_ns, wall_s)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "its tick failed; continuing", run=run.run)
+            return
+        self._carry_out_all(run, effects)
+
+    def _detect(self, run: RunState, now_ns: int) -> None:
+        """Run detection over a view of the run, and apply what was found."""
+        try:
+            view = run.view(now_ns)
+            found = None if view is None else detect(view, self._detectors)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "detection failed; continuing", run=run.run)
+            return
+        if found is not None:
+            self._apply(run, found)
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def _apply(self, run: RunState, change: RunEvent | Detected) -> bool:
+        """Apply an event or findings to a run and carry out the effects; return whether the run has applied it."""
+        try:
+            effects = run.apply(change)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", f"{type(change).__name__} could not be handled; continuing", run=run.run)
+            return False
+        self._carry_out_all(run, effects)
+        return True
+
+    def _carry_out_all(self, run: RunState, effects: Iterable[RunEffect]) -> None:
+        for effect in effects:
+            try:
+                self._carry_out(effect)
+            except Exception:  # noqa: BLE001 - the fault log has it
+                self._faults.note("effect", f"{type(effect).__name__} could not be carried out", run=run.run)
+
+    def _carry_out(self, effect: RunEffect) -> None:
+        match effect:
+            case AskClock(boot_id):
+                self._exchange.answer(AskForClock(boot_id))
+            case OpenFinding(run, finding):
+                LOG.warning("run %r: %s", run, finding.sentence)
+                self._journal.open(run, finding, ns_to_s(self._clock.wall_ns()))
+            case UpdateFinding(run, finding):
+                LOG.warning("run %r: finding %d is now: %s", run, finding.number, finding.sentence)
+                self._journal.update(run, finding, ns_to_s(self._clock.wall_ns()))
+            case CloseFinding(run, finding, reason, merged_into):
+                LOG.warning(
+                    "run %r: finding %d, %s of %s, is closed: %s",
+                    run, finding.number, finding.kind, finding.subject, reason,
+                )  # fmt: skip
+                self._journal.close(run, finding, reason, ns_to_s(self._clock.wall_ns()), merged_into)
+
+    def flush(self, run: RunState, steps_max: int | None = None) -> None:
+        """Process the reports of a run that wait, and match at most `steps_max` steps; None: all."""
+        try:
+            run.flush_reports(steps_max=steps_max)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._faults.note("run_state", "steps could not be processed; the run continues", run=run.run)
+
+    def _check_local_processes(self, run: RunState) -> None:
+        """Report to a run which of its rank processes on this machine no longer run."""
+        attempt = run.attempt
+        for identity in attempt.find_live(self._machine_id) if attempt is not None and self._machine_id else ():
+            if is_gone(identity.pid):
+                self._apply(run, ProcessGone(identity.boot_id, self._clock.monotonic_ns()))
+
+    # -- runs that come and go --------------------------------------------------------------------------------------
+
+    def restore(self, kept: KeptRun, clocks: Clocks) -> None:
+        """Restore a run from the store. One that cannot be restored starts afresh with its ranks' next messages: no
+        file may keep a collector from starting.
+        """
+        try:
+            ranks = [rank for rank in kept.ranks if self._restore_process(rank)]
+            run = restore_run(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
+            self.runs.put(run)
+            if ranks:
+                self._receive_thread.begin_run(ranks[0].hello.identity)
+        except Exception:  # noqa: BLE001 - the fault log has it
+            self._forget_processes(read_run_name(kept.run.run), [rank.hello.identity.boot_id for rank in kept.ranks])
+            self._faults.note("history_run", "cannot be restored from the store; starting it afresh", run=kept.run.run)
+
+    def _restore_process(self, rank: SavedRank) -> bool:
+        counts = ProcessCounts(
+            first_sequence=rank.first_sequence,
+            last_sequence=rank.last_sequence,
+            admitted=rank.admitted,
+            missing=rank.missing,
+            duplicates=rank.duplicates,
+            gaps=0,
+        )
+        return self._receive_thread.restore(rank.hello.identity, counts)
+
+    def _forget(self, run: RunState) -> None:
+        self.runs.remove(run)
+        self._forget_processes(run.name, frozenset(run.processes))
+        self._on_forget(run.run)
+        self.evicted += 1
+        LOG.debug("run %r was removed: none of its ranks reported for %.0f s", run.run, self._config.run_kept_s)
+
+    def _forget_processes(self, name: str, boot_ids: Iterable[str]) -> None:
+        """Admit nothing more from the rank processes of a run that was removed."""
+        if name in self.runs.names:
+            self._receive_thread.forget_processes(boot_ids)
+        else:
+            self._receive_thread.forget(name)
+
+
+def _log_event(run: str, event: RunEvent) -> None:
+    """Log joins and ends, for `serve -v`."""
+    if isinstance(event, ReportAdmitted) or not LOG.isEnabledFor(logging.DEBUG):
+        return
+    match event:
+        case RankJoined(hello):
+            who = hello.identity
+            LOG.debug(
+                "run %r: Hello of rank %d of %d on node %s, restart %d, process %d",
+                run, who.rank, who.world_size, who.node, who.restart_count, who.pid,
+            )  # fmt: skip
+        case GoodbyeAdmitted(boot_id, goodbye):
+            LOG.debug(
+                "run %r: the rank process with boot id %s ended: %s %s", run, boot_id, goodbye.reason, goodbye.detail
+            )
+        case EndSeen(_, seen):
+            LOG.debug("run %r: the sidecar saw rank %d end: %s %s", run, seen.identity.rank, seen.reason, seen.detail)
