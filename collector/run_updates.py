@@ -20,7 +20,6 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.ingest.admission import ProcessCounts
 from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange
-from rankscope.collector.ingest.processes import is_gone
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -48,6 +47,7 @@ from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.machine import read_machine_id
+from rankscope.measure.proc_stat import is_gone
 from rankscope.measure.units import NS_PER_S, ns_to_s, s_to_ns
 
 LOG = logging.getLogger("rankscope.collector")

@@ -1,6 +1,8 @@
-"""Read Linux's `stat` file of a process or a thread: proc(5)."""
+"""Read Linux's `stat` file of a process or a thread, proc(5), and check whether a process still runs."""
 
 import contextlib
+import os
+from pathlib import Path
 from typing import Final, NamedTuple
 
 _STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS, _EXIT_STATUS = 0, 11, 12, 19, 49
@@ -48,3 +50,26 @@ def parse_stat(text: str) -> ProcessStat | None:
     )
     cpu_ticks = None if user is None or system is None else user + system
     return ProcessStat(head.partition("(")[2], fields[_STATE], cpu_ticks, start, status)
+
+
+PROC = Path("/proc")
+
+
+def is_gone(pid: int, proc: Path = PROC) -> bool:
+    """Return whether the process no longer runs; a zombie that waits for its parent counts as gone.
+
+    Only meaningful for a process of this machine and process namespace.
+    """
+    stat = read_stat(f"{proc}/{pid}")
+    return not _is_known(pid) if stat is None else stat.has_ended
+
+
+def _is_known(pid: int) -> bool:
+    """Return whether the kernel knows the process. /proc may hide those of other users (mount option `hidepid`)."""
+    try:
+        os.kill(pid, 0)  # signal 0 does nothing
+    except PermissionError:
+        pass  # it is another user's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

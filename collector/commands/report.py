@@ -9,8 +9,7 @@ import msgspec
 from rankscope.collector.client import add_url, fetch, find_collector
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
-from rankscope.collector.reports.run_sections import TOP
-from rankscope.collector.reports.run_text import render_text
+from rankscope.collector.reports.run_sections import TOP, render_text
 from rankscope.collector.storage.parquet_export import write_parquet
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.measure.errors import SettingError

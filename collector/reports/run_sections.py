@@ -19,6 +19,7 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     text_cell,
 )
+from rankscope.collector.reports.trace_text import WIDTH, render_section
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import (
     describe_end,
@@ -200,3 +201,9 @@ def _cost(rank_seconds: float | None) -> Cell:
 
 def _hours(rank_seconds: float | None) -> Cell:
     return amount(rank_seconds, 3_600, 2)
+
+
+def render_text(report: RunReport, top: int, width: int = WIDTH) -> str:
+    """Return the headline and every table, at most `top` rows of each, in lines of `width` columns."""
+    sections = ("\n".join(render_section(section, width)) for section in build_sections(report, top))
+    return "\n\n".join([headline(report), *sections])

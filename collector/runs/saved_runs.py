@@ -6,7 +6,8 @@ the report of a run that is over. Times are seconds since 1970: the next collect
 on another machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -56,7 +57,7 @@ class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunToSave(NamedTuple):
-    """Parts of a run that are saved. Of its ranks only those are that have changed: `save_rank` returns their form."""
+    """Parts of a run that are saved. Of its ranks only those are that have changed."""
 
     run: SavedRun
     story: SavedStory
@@ -64,9 +65,11 @@ class RunToSave(NamedTuple):
     medians: RankMedians
     collectives: CollectiveSums
 
-    def save_rank(self, number: int, clocks: Clocks) -> SavedRank:
-        """Return what is saved of a rank."""
-        return self.ranks[number].save(clocks, self.medians.step_ns_median(number))
+    def save_rank(self, number: int, clocks: Clocks) -> Callable[[], SavedRank]:
+        """Return what builds the saved form of a rank. It is built when it is written: as objects the totals of a rank
+        are 5 KB, and all ranks may wait.
+        """
+        return partial(self.ranks[number].save, clocks, self.medians.step_ns_median(number))
 
 
 def collect_finished_steps(run: RunState, wall_s: float) -> list[StepAggregate]:

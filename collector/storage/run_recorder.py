@@ -21,7 +21,6 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, collect_finished_steps, save_run
 from rankscope.collector.runs.snapshot import Snapshot
@@ -31,7 +30,7 @@ from rankscope.collector.storage.database import DamagedStoreError, Database, Re
 from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.rank_intervals import RankIntervals
 from rankscope.collector.storage.run_store import HistoryStore, KeptRun
-from rankscope.collector.storage.write_batch import WriteBatch
+from rankscope.collector.storage.write_batch import RankToWrite, WriteBatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
@@ -78,7 +77,7 @@ class _Changes(NamedTuple):
 
     saved: SavedRun
     story: SavedStory
-    ranks: Mapping[tuple[str, int], tuple[int, SavedRank]]
+    ranks: Mapping[tuple[str, int], tuple[int, RankToWrite]]
     collectives: CollectiveSums
     known: Mapping[tuple[str, int], _Saved]
     steps: Sequence[StepAggregate]

@@ -17,11 +17,11 @@ from rankscope.collector.runs.saved_runs import SavedRun, SavedStory
 from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.storage.database import Database, explaining, transaction
 from rankscope.collector.storage.rank_intervals import RankInterval, pack
-from rankscope.collector.storage.write_batch import WriteBatch
+from rankscope.collector.storage.write_batch import RankToWrite, WriteBatch
 
 T = TypeVar("T")
 
-_RankEntry = tuple[tuple[str, int], tuple[int, SavedRank]]
+_RankEntry = tuple[tuple[str, int], tuple[int, RankToWrite]]
 """An entry of `WriteBatch.ranks`: run and rank, attempt and saved rank."""
 
 PRUNE_ROWS_MAX: Final = 5_000
@@ -257,8 +257,11 @@ def load_run(connection: sqlite3.Connection, row: Sequence[Any], unreadable: lis
 
 def _make_rows(ranks: Iterator[_RankEntry]) -> list[_RankRow]:
     """Return the rows of the next ranks, at most RANKS_PER_STATEMENT; none when there are no more."""
-    some = itertools.islice(ranks, RANKS_PER_STATEMENT)
-    return [_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()) for (run, rank), (attempt, saved) in some]
+    rows = []
+    for (run, rank), (attempt, entry) in itertools.islice(ranks, RANKS_PER_STATEMENT):
+        saved = entry if isinstance(entry, SavedRank) else entry()
+        rows.append(_RankRow(run, rank, attempt, msgspec.json.encode(saved).decode()))
+    return rows
 
 
 def _try_unpack(body: bytes | None, unreadable: list[str]) -> SavedCounts | None:

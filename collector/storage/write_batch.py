@@ -4,6 +4,7 @@ Newer states replace older ones, rows of the history accumulate, and both are bo
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from rankscope.collector.runs.rank import SavedRank
@@ -23,6 +24,9 @@ FORGOTTEN_RUNS_MAX: Final = 1_000
 RANKS_WAITING_MAX: Final = 65_536
 """Ranks of all runs, about 130 MB; beyond it those of forgotten runs are dropped. Known runs have `ranks_max`."""
 
+RankToWrite = SavedRank | Callable[[], SavedRank]
+"""A saved rank, or what builds it."""
+
 
 class WriteBatch:
     """Changes since the last write. For one thread at a time."""
@@ -32,7 +36,7 @@ class WriteBatch:
         self._intervals_max = intervals_max
         self.runs: dict[str, SavedRun] = {}
         self.stories: dict[str, SavedStory] = {}
-        self.ranks: dict[tuple[str, int], tuple[int, SavedRank]] = {}
+        self.ranks: dict[tuple[str, int], tuple[int, RankToWrite]] = {}
         """By run and rank: the attempt, and the saved rank."""
         self.collectives: dict[str, CollectiveSums] = {}
         """By run: the collectives of all ranks in its present attempt."""

@@ -57,7 +57,7 @@ def save(story: Story) -> Kept:
     saved = save_run(story.run, clocks)
     assert saved is not None
     encode = msgspec.json.encode
-    lives = [encode(saved.save_rank(rank, clocks)) for rank in saved.ranks]
+    lives = [encode(saved.save_rank(rank, clocks)()) for rank in saved.ranks]
     return Kept(encode(saved.run), encode(saved.story), tuple(lives), saved.collectives.pack(), read_counters(story))
 
 

@@ -14,8 +14,7 @@ from rankscope.collector.incidents.incident import begin, resolve
 from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
-from rankscope.collector.reports.run_sections import merge_points
-from rankscope.collector.reports.run_text import render_text
+from rankscope.collector.reports.run_sections import merge_points, render_text
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run

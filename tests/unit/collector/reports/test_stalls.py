@@ -1,7 +1,6 @@
 """The sentence for a stalled rank."""
 
-from rankscope.collector.reports.stalls import describe_stall
-from rankscope.collector.reports.status_text import render_run
+from rankscope.collector.reports.status_text import describe_stall, render_run
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive

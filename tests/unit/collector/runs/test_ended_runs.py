@@ -103,7 +103,7 @@ def test_next_collector_knows_the_end_that_was_kept() -> None:
     saved = save_run(story.run, clocks)
     assert saved is not None
     before = saved.run.end
-    lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
+    lives = [saved.save_rank(rank, clocks)() for rank in saved.ranks]
     run = restore_run(CollectorConfig(), saved.run, saved.story, lives, clocks)
     tick_run(run, story.now_ns + S, 1.0)
     after = run.ending.end

@@ -137,7 +137,7 @@ def restart_collector(launches: Launches, away_s: float, *, keep_lives: bool = T
     for run in launches.runs:
         saved = save_run(run, clocks)
         assert saved is not None
-        lives = [saved.save_rank(rank, clocks) for rank in saved.ranks] if keep_lives else []
+        lives = [saved.save_rank(rank, clocks)() for rank in saved.ranks] if keep_lives else []
         restored.put(restore_run(launches.config, saved.run, saved.story, lives, later))
     launches.runs = restored
 
@@ -336,7 +336,7 @@ def test_restored_run_rejects_a_start_long_after_it() -> None:
     clocks = Clocks(launches.now_ns, BEGIN_WALL_S)
     saved = save_run(run, clocks)
     assert saved is not None
-    lives = [saved.save_rank(rank, clocks) for rank in saved.ranks]
+    lives = [saved.save_rank(rank, clocks)() for rank in saved.ranks]
     later = Launches(restart_within_s=60)
     later.now_s = 7_200
     later.runs.put(restore_run(later.config, saved.run, saved.story, lives, Clocks(later.now_ns, BEGIN_WALL_S + 7_200)))

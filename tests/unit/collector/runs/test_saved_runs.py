@@ -37,7 +37,8 @@ def kill(story: Story, away_s: float = AWAY_S) -> Story:
     run = msgspec.json.decode(msgspec.json.encode(saved.run), type=SavedRun)
     told = msgspec.json.decode(msgspec.json.encode(saved.story), type=SavedStory)
     lives = [
-        msgspec.json.decode(msgspec.json.encode(saved.save_rank(rank, clocks)), type=SavedRank) for rank in saved.ranks
+        msgspec.json.decode(msgspec.json.encode(saved.save_rank(rank, clocks)()), type=SavedRank)
+        for rank in saved.ranks
     ]
     collectives = unpack_counts(saved.collectives.pack())
     story.now_ns += round(away_s * S)

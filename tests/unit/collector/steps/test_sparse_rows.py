@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.step_table import SparseRows
 
 NAN = float("nan")
 

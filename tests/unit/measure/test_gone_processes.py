@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.collector.ingest.processes import is_gone
+from rankscope.measure.proc_stat import is_gone
 
 WAIT_S_MAX = 60.0
 NO_PID = 2**22 + 1
