@@ -95,7 +95,9 @@ class PageCache:
         #: When each page was requested last, in that order.
         self._requested_ns: dict[Key, int] = {}
         self._rendered: dict[Key, _Rendered] = {}
-        #: Held while a page is rendered: MetricPages renders one at a time.
+        #: What the render thread uses: a renderer renders one page at a time, and no request waits for a slow page.
+        self._pages_ahead = pages.copy()
+        #: Held while a page is rendered for a request.
         self._rendering = threading.Lock()
         self._limiter = CpuShareLimiter(CPU_SHARE, 0)
         self._changed = threading.Condition()
@@ -114,7 +116,7 @@ class PageCache:
             with self._rendering:
                 rendered = self._rendered.get(key)  # another request may have rendered it meanwhile
                 if rendered is None or not rendered.is_of(self._read_snapshot()):
-                    rendered = self._render(key)
+                    rendered = self._render(key, self._pages)
         if rendered.is_slow:
             self._start()
         return rendered.compressed
@@ -134,9 +136,8 @@ class PageCache:
                 del self._rendered[key]
             slow = {key: rendered for key, rendered in self._rendered.items() if rendered.is_slow}
         for key in sorted(slow, key=lambda key: slow[key].took_ns):
-            with self._rendering:
-                if not slow[key].is_of(self._read_snapshot()):
-                    self._render_ahead(key)
+            if not slow[key].is_of(self._read_snapshot()):
+                self._render_ahead(key)
 
     def close(self) -> None:
         """End the render thread, after the page that it is rendering."""
@@ -160,17 +161,17 @@ class PageCache:
         gets the error and no outdated numbers.
         """
         try:
-            self._render(key)
+            self._render(key, self._pages_ahead)
         except Exception:  # noqa: BLE001 - it is noted
             self.errors_contained += 1
             self._faults.note("pages", "a page of metrics could not be rendered")
             with self._changed:
                 self._rendered.pop(key, None)
 
-    def _render(self, key: Key) -> _Rendered:
-        """Render the page from the latest snapshot, and keep it. Call it with `_rendering` held."""
+    def _render(self, key: Key, pages: MetricPages) -> _Rendered:
+        """Render the page from the latest snapshot, and keep it."""
         snapshot, began_ns = self._read_snapshot(), self._read_cpu_ns()
-        compressed = _compress(self._pages.render(snapshot, *key))
+        compressed = _compress(pages.render(snapshot, *key))
         took_ns = self._read_cpu_ns() - began_ns
         rendered = _Rendered(compressed, weakref.ref(snapshot), took_ns, is_slow=took_ns >= SLOW_NS[key[0].path])
         with self._changed:

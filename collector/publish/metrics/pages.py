@@ -204,6 +204,10 @@ class MetricPages:
         self._metrics_ranks_max = metrics_ranks_max
         self._texts = _Texts()
 
+    def copy(self) -> "MetricPages":
+        """Return another renderer with the same limits, for another thread."""
+        return MetricPages(series_max=self._series_max, metrics_ranks_max=self._metrics_ranks_max)
+
     def render(self, snapshot: Snapshot, page: Page, text_format: TextFormat) -> Iterator[bytes]:
         """Yield the page, a family at a time, in the order of the catalogue. Of several runs of one name it has the
         latest.

@@ -19,6 +19,10 @@ class CountedPages(MetricPages):
         super().__init__()
         self._world = world
 
+    def copy(self) -> "CountedPages":
+        """Return one that counts in the same world."""
+        return CountedPages(self._world)
+
     def render(self, snapshot: Snapshot, page: Page, text_format: TextFormat) -> Iterator[bytes]:
         """Log the page, and yield the number of the snapshot."""
         world = self._world
