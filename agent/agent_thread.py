@@ -31,12 +31,11 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
-from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.device_timers import DeviceTimers, find_cuda
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.ring import Ring
-from rankscope.agent.steps.step_run import LazyRecords, Steps
+from rankscope.agent.steps.step_boundaries import StepBoundaries
 from rankscope.agent.steps.stepless import SteplessNotice
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from rankscope.agent.watchdog import Watchdog
@@ -73,7 +72,7 @@ COUNTS_MAX = 8
 class Probes(NamedTuple):
     """The sources of measurements that the training thread fills."""
 
-    steps: Ring[Steps]
+    steps: Ring[StepRecord]
     raw_windows: Ring[RawWindow]
     windows: WindowScheduler | None
     plan: WindowPlan
@@ -84,7 +83,7 @@ class Probes(NamedTuple):
     device_timers: DeviceTimers | None = None
     read_steps_made: Callable[[], int] = lambda: 0
     """Returns the number of records that the training thread has made; each goes to `device_timers` or `steps`."""
-    clocked_steps: CpuTimeSampling = CpuTimeSampling()
+    boundaries: StepBoundaries = StepBoundaries()
 
 
 class AgentThread:
@@ -355,7 +354,7 @@ class AgentThread:
         windows = self._reduce_all(self._probes.raw_windows.drain())
         if self._reduction is not None:
             windows += self._collect(self._reduction.finish if last else self._reduction.collect)
-        steps = list(LazyRecords(self._probes.steps.drain()))
+        steps = self._probes.steps.drain()
         cost = self._cost.govern(now_ns)
         self._learn(steps)
         observed = self._watchdog.observe(now_ns, steps)
@@ -449,7 +448,7 @@ class AgentThread:
         if len(self._step_times_ns) >= STEPS_MIN:
             step_ns = _median_ns(self._step_times_ns)
             self._probes.plan.learn_step(step_ns)
-            self._probes.clocked_steps.learn_step(step_ns)
+            self._probes.boundaries.learn_step(step_ns)
             if self._probes.device_timers is not None:
                 self._probes.device_timers.plan.learn_step(step_ns)
 

@@ -36,15 +36,13 @@ from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
 from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
-from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.event_buffer import PART as STEP_HOOKS
 from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.agent.steps.inline_steps import InlineSteps, NextBoundary
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.ring import Ring
-from rankscope.agent.steps.step_run import StepRun, Steps
+from rankscope.agent.steps.step_boundaries import NextBoundary, StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import Throughput, ThroughputMeter, describe_throughput
 from rankscope.agent.steps.torch_hooks import TorchHooks, torch_version
@@ -77,7 +75,7 @@ class Session:
         self.identity = read_identity(environment, config.run, config.node)
         self._guard = Guard(config.error_budget, self._on_part_off)
         self._throughput = ThroughputMeter(config.warmup_steps)
-        self._steps: Ring[Steps] = Ring(config.ring_steps_max)
+        self._steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         self._raw_windows: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         self._captures = GraphCaptures(is_current_stream_capturing)
         self._progress = GroupProgress(self.identity.world_size, self._captures, environment)
@@ -92,9 +90,7 @@ class Session:
         self._windows = self._make_windows()
         timers = self._device_timers = self._make_device_timers()
         self._read_event_ns = monotonic_ns if timers is None else timers.read_event_ns
-        self._inline_steps = InlineSteps(
-            CpuTimeSampling(), [part for part in (self._windows, timers) if part is not None]
-        )
+        self._boundaries = StepBoundaries([part for part in (self._windows, timers) if part is not None])
         self._timer = self._make_timer()
         self._hooks = TorchHooks(
             self._timer,
@@ -119,7 +115,7 @@ class Session:
             self._captures,
             timers,
             lambda: self._steps_made,
-            self._inline_steps.cpu_sampling,
+            self._boundaries,
         )
         self._reporter = AgentThread(
             config, self.identity, self._guard, probes, clock=self._clock, make_hello=self._make_hello
@@ -138,7 +134,6 @@ class Session:
             self._on_record,
             self._on_boundary,
             self._on_pause,
-            on_run=self._on_run if timers is None else None,
             on_charge=None if timers is None else timers.on_charge,
             phases_max=self._config.phases_max,
             read_clock_ns=self._read_event_ns,
@@ -383,14 +378,7 @@ class Session:
         else:
             self._device_timers.on_record(record)
         if self._windows is not None:
-            self._windows.on_steps(record)
-
-    def _on_run(self, run: StepRun) -> None:
-        self._steps_made += len(run)
-        self._throughput.add(run)
-        self._steps.append(run, len(run))
-        if self._windows is not None:
-            self._windows.on_steps(run)
+            self._windows.on_step(record)
 
     def _observe_device(self) -> None:
         if not self._guard.is_off(DEVICE):
@@ -401,7 +389,7 @@ class Session:
 
     def _find_boundary(self, step: int) -> NextBoundary:
         self._observe_device()
-        return self._inline_steps.next_boundary(step)
+        return self._boundaries.next_boundary(step)
 
     def _read_other_cost_ns(self) -> int:
         """Return the CPU time of windows and device times so far, which they measure themselves."""

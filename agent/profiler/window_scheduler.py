@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.window_plan import WindowPlan
-from rankscope.agent.steps.step_run import LazyRecords, Steps, count_steps
 from rankscope.measure.records import StepRecord
 
 PART = "windows"
@@ -117,8 +116,7 @@ class WindowScheduler:
         self._on_device = False
         self._is_first_of_device = False
         self._thread = get_ident()
-        self._steps: list[Steps] = []
-        self._step_count = 0
+        self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
         self._resident_before_bytes: int | None = None
         self._begin_cost_ns = 0
@@ -132,11 +130,10 @@ class WindowScheduler:
         """CPU time of beginning and ending full windows so far; the rest is that of light ones."""
         self.light_spent_ns = 0
 
-    def on_steps(self, steps: Steps) -> None:
-        """Add a finished step, or consecutive ones; called before `on_boundary`."""
+    def on_step(self, record: StepRecord) -> None:
+        """Add a finished step; called before `on_boundary`."""
         if self._running is not None:
-            self._steps.append(steps)
-            self._step_count += count_steps(steps)
+            self._steps.append(record)
 
     def on_boundary(self, step: int) -> None:
         """Begin or end a window at the begin of this step, if that is due."""
@@ -230,7 +227,7 @@ class WindowScheduler:
         """
         if self._running:
             wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
-            return self._step_count >= wanted
+            return len(self._steps) >= wanted
         return self._running is False and not self._plan.is_light(step)
 
     def _begin(self, *, full: bool) -> None:
@@ -249,7 +246,7 @@ class WindowScheduler:
             on_device = full and self._profiler.sees_device
             is_first = full and self._profiler.is_first_of_device
             self._profiler.start(full=full)
-            self._running, self._thread, self._steps, self._step_count = full, get_ident(), [], 0
+            self._running, self._thread, self._steps = full, get_ident(), []
             self._on_device, self._is_first_of_device = on_device, is_first
             self._is_idle.clear()
         self._enqueued_before = enqueued
@@ -268,7 +265,7 @@ class WindowScheduler:
         before = self._enqueued_before
         window = RawWindow(
             full,
-            LazyRecords(self._steps),
+            self._steps,
             result,
             offset_ns,
             before,

@@ -3,18 +3,25 @@
 An event is three entries in a list. Each Python call of ours costs microseconds during training, since torch has
 evicted our code from the caches; processed together with others an event costs a fifth of that. Only the boundary at
 which a profiler window begins or ends cannot be deferred. So the buffer knows how many more optimizer steps must end
-before such a boundary can come, and until then the training thread only writes:
+before such a boundary can come (`step_boundaries.py`), and until then the training thread only writes:
 
     training thread    write write write write ... write | inline: process all, the last event is now | write ...
     agent thread       before each report: process what is there, also while training hangs
 
 Profiler windows can start only at a step boundary processed inline, on the training thread. At boundaries where only
-the CPU clock is wanted, it is read and written as an event of its own, just before the one that begins the step;
-processing is then left to the agent thread, too.
+the CPU clock is wanted, it is read and written with the event that begins the step; processing is then left to the
+agent thread, too.
+
+What the hooks cost
+-------------------
+Writing an event costs 0.3 us in a bare loop and several times that during training, where torch has evicted our code
+from the caches. The cost differs between machines and loops, so a constant would be wrong: some events time themselves.
+Processing events takes longer; the thread's CPU clock is read before and after it.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import main_thread
@@ -22,24 +29,77 @@ from time import monotonic_ns, thread_time_ns
 from typing import Any, Final
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.hook_cost import HookCostMeter
-from rankscope.agent.steps.inline_steps import NextBoundary
-from rankscope.agent.steps.simple_steps import HookEvents, SimpleStepMatcher
+from rankscope.agent.steps.step_boundaries import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 
 PART: Final = "step_hooks"
 FIELDS: Final = 3
-"""Entries of an event: the StepTimer's method, the host ns, the method's further arguments."""
+"""Entries of an event: the method that handles it, mostly of the StepTimer, the host ns, its further arguments."""
 BUFFERED_EVENTS_MAX: Final = 4096
 """Events kept in the buffer: 4 s of steps of 6 ms. Beyond it, as in a loop that never steps an optimizer, the training
 thread processes them."""
 BATCH_EVENTS: Final = 512
-"""Events that the agent thread processes at a time, in 0.2 ms: the training thread may wait for it meanwhile."""
+"""Events that the agent thread processes at a time, in 0.4 ms: the training thread may wait for it meanwhile."""
 CLOCK_READ_NS_MAX: Final = 200_000
 """The longest time that is counted for reading the clock: a thread that takes longer has lost its core."""
 LOCK_WAIT_S_MAX: Final = 0.005
 """The longest time that the training thread waits for the agent thread. After it the boundary is deferred, so no window
 begins there."""
+
+TIMED_EVENTS_MAX: Final = 64
+WRITE_NS_MAX: Final = 20_000
+"""Longer writes are not counted: the thread lost its core during them."""
+WRITE_COST_FACTOR: Final = 3
+"""A write sees only a part of its cost: neither the call before it reads the clock, nor that torch finds its own code
+out of the caches afterwards. Loops with and without hooks differ by 2.6 times the timed writes
+(`tests/benchmarks/moments.py`)."""
+PROCESSING_COST_FACTOR: Final = 2
+"""Processing events, or reading the clock, costs torch once more the time it takes: 1.2 to 2.1 times the measured time,
+by the same comparison."""
+EVENT_NS_ASSUMED: Final = 4_000
+"""The cost of an event before the first was timed."""
+
+
+class HookCostMeter:
+    """Estimate the cost of all hook events from a few timed ones, and add the time of processing them.
+
+    The training thread records; one other thread reads `spent_ns`.
+
+    >>> meter = HookCostMeter()
+    >>> meter.spent_ns(10) == 10 * EVENT_NS_ASSUMED
+    True
+    >>> meter.record_write(500)
+    >>> meter.record_processing(30_000)
+    >>> meter.spent_ns(20) - meter.spent_ns(20), meter.event_ns
+    (0, 1500)
+    """
+
+    def __init__(self) -> None:
+        self._timed_ns: deque[int] = deque(maxlen=TIMED_EVENTS_MAX)
+        self._counted = 0
+        self._written_ns = 0
+        self._processed_ns = 0
+
+    def record_write(self, took_ns: int) -> None:
+        """Record the time of writing one event."""
+        if took_ns <= WRITE_NS_MAX:
+            self._timed_ns.append(took_ns)
+
+    def record_processing(self, took_ns: int) -> None:
+        """Record the time of processing events, or of reading the CPU clock, on the training thread."""
+        self._processed_ns += PROCESSING_COST_FACTOR * max(0, took_ns)
+
+    def spent_ns(self, events: int) -> int:
+        """Return the cost of all `events` so far. New ones are counted at the present mean, and keep that cost."""
+        self._written_ns += max(0, events - self._counted) * self.event_ns
+        self._counted = max(events, self._counted)
+        return self._written_ns + self._processed_ns
+
+    @property
+    def event_ns(self) -> int:
+        """The mean cost of writing one of the last events."""
+        timed_ns = list(self._timed_ns)
+        return WRITE_COST_FACTOR * sum(timed_ns) // len(timed_ns) if timed_ns else EVENT_NS_ASSUMED
 
 
 class HookEventBuffer:
@@ -71,8 +131,6 @@ class HookEventBuffer:
         self._lock = threading.RLock()  # a signal handler of the script may fetch a batch right inside
         self._processed = 0
         self._meter = HookCostMeter()
-        self.events = HookEvents.of(timer)
-        self._simple_steps = SimpleStepMatcher(timer, self.events)
         self._boundary_step = 0
         self._boundary_runs_inline = True
         self.entries: list[Any] = []
@@ -105,15 +163,13 @@ class HookEventBuffer:
         if not self._timer.ends_at_batch:
             self.flush_inline()
 
-    def on_boundary_fetch(self, now_ns: int, arguments: tuple[object, ...]) -> None:
-        """Handle the `data_begin` event, with these arguments, at which the boundary may come."""
-        event = self.events.data_begin
+    def on_boundary_fetch(self, now_ns: int) -> None:
+        """Handle the request of a batch, with gradients on, at which the boundary may come."""
         if self._boundary_runs_inline:
-            self.entries.extend((event, now_ns, arguments))
+            self.entries.extend((self._timer.data_begin, now_ns, (True,)))
             self.flush_inline()
             return
-        clock = self._read_cpu_ns(), self._boundary_step
-        self.entries.extend((self.events.clock_read, now_ns, clock, event, now_ns, arguments))
+        self.entries.extend((self._begin_measured_step, now_ns, (self._read_cpu_ns(), self._boundary_step)))
         self._plan_next_boundary()
         self._meter.record_processing(min(monotonic_ns() - now_ns, CLOCK_READ_NS_MAX))
 
@@ -173,30 +229,21 @@ class HookEventBuffer:
         batch = entries[: FIELDS * count]
         del entries[: FIELDS * count]
         self._processed += count
-        deferred_count = count - 1 if inline else count
+        deferred = batch[:-FIELDS] if inline else batch
         self._timer.is_inline = False
         try:
-            self._replay(batch, deferred_count)
+            for event, now_ns, arguments in zip(*(deferred[field::FIELDS] for field in range(FIELDS)), strict=True):
+                self._dispatch(event, now_ns, arguments)
         finally:
             self._timer.is_inline = True
         if inline and count:
             self._dispatch(*batch[-FIELDS:])
 
-    def _replay(self, batch: list[Any], count: int) -> None:
-        events, times_ns, arguments = (batch[field::FIELDS] for field in range(FIELDS))
-        data_begin, clock_read, match = self.events.data_begin, self.events.clock_read, self._simple_steps.match
-        at, boundary_step = 0, None
-        while at < count:
-            event = events[at]
-            self._dispatch(event, times_ns[at], arguments[at])
-            at += 1
-            if event is clock_read:
-                boundary_step = arguments[at - 1][1]
-            elif event is data_begin:
-                if boundary_step is not None and boundary_step != self._timer.step:
-                    self._flush_every_event()  # the loop has changed, and the planned boundary is wrong
-                boundary_step = None
-                at += match(events, times_ns, arguments, at, count)
+    def _begin_measured_step(self, now_ns: int, cpu_ns: int, step: int) -> None:
+        """Replay the request of a batch at which the CPU clock was read, since `step` was planned to begin there."""
+        self._timer.data_begin(now_ns, True, cpu_ns)  # noqa: FBT003 - as the hooks write it
+        if self._timer.step != step:
+            self._flush_every_event()  # the loop has changed, and the planned boundary is wrong
 
     def _dispatch(self, event: Callable[..., None], now_ns: int, arguments: tuple[object, ...]) -> None:
         if not self._guard.is_off(PART):

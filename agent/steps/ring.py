@@ -10,42 +10,38 @@ class Ring(Generic[T]):
     """A bounded buffer: one thread appends, another drains. When it is full the oldest entry is overwritten and
     counted.
 
-    An entry may hold several steps; all counts are of steps. deque's append and popleft are atomic in CPython, so the
-    training thread takes no lock.
+    deque's append and popleft are atomic in CPython, so the training thread takes no lock.
     """
 
     def __init__(self, entries_max: int) -> None:
-        self._entries: deque[tuple[int, T]] = deque()
+        self._entries: deque[T] = deque()
         self._entries_max = entries_max
-        self._drained = 0
         self.appended = 0
-        """Steps appended so far."""
+        """Entries appended so far."""
         self.overwritten = 0
-        """Steps overwritten so far."""
+        """Entries overwritten so far."""
 
     def __len__(self) -> int:
-        """Return how many steps are not drained yet."""
-        return max(0, self.appended - self.overwritten - self._drained)
+        """Return how many entries are not drained yet."""
+        return len(self._entries)
 
-    def append(self, entry: T, steps: int = 1) -> None:
-        """Add an entry with this number of steps, in place of the oldest when the ring is full."""
-        self.appended += steps
-        self._entries.append((steps, entry))
-        while len(self) > self._entries_max:
+    def append(self, entry: T) -> None:
+        """Add an entry, in place of the oldest when the ring is full."""
+        self.appended += 1
+        self._entries.append(entry)
+        while len(self._entries) > self._entries_max:
             try:
-                lost, _ = self._entries.popleft()
+                self._entries.popleft()
             except IndexError:  # the other thread has just drained it
                 return
-            self.overwritten += lost
+            self.overwritten += 1
 
     def drain(self) -> list[T]:
         """Remove and return all present entries, oldest first."""
         drained = []
         for _ in range(len(self._entries)):
             try:
-                steps, entry = self._entries.popleft()
-            except IndexError:
+                drained.append(self._entries.popleft())
+            except IndexError:  # the other thread has just overwritten it
                 break
-            self._drained += steps
-            drained.append(entry)
         return drained

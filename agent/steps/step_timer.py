@@ -39,7 +39,6 @@ from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
 from rankscope.agent.steps.batch_size import NONE_DECLARED, UNKNOWN, BatchSize, DeclaredFields, add_sizes
-from rankscope.agent.steps.step_run import StepRun, emit_each
 from rankscope.measure.records import PHASES, StepRecord
 from rankscope.measure.text import to_unicode
 
@@ -98,10 +97,10 @@ EVALUATION = "evaluation"
 class StepTimer:
     """Turn hook events into StepRecords. One thread calls it; its methods take the time of the event in host ns.
 
-    `on_record` gets every finished step in order, numbered from 0; simple ones go to `on_run` together, if it is given.
-    `on_boundary` is called with the number of a step when it begins: profiler windows are started and stopped there.
-    `on_pause` is called when an evaluation begins: what was started at a boundary must not last through it. `on_charge`
-    is called with the time up to which time was charged to a step, and the phase.
+    `on_record` gets every finished step in order, numbered from 0. `on_boundary` is called with the number of a step
+    when it begins: profiler windows are started and stopped there. `on_pause` is called when an evaluation begins: what
+    was started at a boundary must not last through it. `on_charge` is called with the time up to which time was charged
+    to a step, and the phase.
 
     While `is_inline` is False events are deferred ones: no clock is read, and `on_boundary` is not called.
     """
@@ -112,7 +111,6 @@ class StepTimer:
         on_boundary: Callable[[int], None] = lambda _step: None,
         on_pause: Callable[[], None] = lambda: None,
         *,
-        on_run: Callable[[StepRun], None] | None = None,
         on_charge: Callable[[int, str], None] | None = None,
         phases_max: int = 16,
         read_clock_ns: Callable[[], int] = monotonic_ns,
@@ -121,7 +119,6 @@ class StepTimer:
         self._on_record = on_record
         self._on_boundary = on_boundary
         self._on_pause = on_pause
-        self._on_run = on_run or emit_each(on_record)
         self._on_charge = on_charge
         self._phases_max = phases_max
         self._read_clock_ns = read_clock_ns
@@ -133,7 +130,6 @@ class StepTimer:
         self._mark_ns = 0
         self._stepped = False
         self._stepped_cpu_ns: int | None = None
-        self._fetch_cpu_ns: int | None = None
         self._ends_at_batch = False
         self._cycle: frozenset[int] = frozenset()
         self._phase_names: set[str] = set(PHASES)
@@ -180,35 +176,18 @@ class StepTimer:
         """Whether each step, as far as is known, has one optimizer step and ends where the next batch is requested."""
         return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._is_explicit)
 
-    @property
-    def simple_step_optimizer(self) -> int | None:
-        """The optimizer whose simple steps may follow, right after a step has begun with a fetch; None when each event
-        must be processed on its own.
-        """
-        step = self._open
-        is_fresh = step is not None and step == OpenStep(step.start_ns, step.start_cpu_ns)
-        is_simple = (self._data_depth, self._backward_depth, self._optimizer_depth) == (1, 0, 0) and not (
-            self._held or self._user_phases or self._on_charge or self._is_explicit or self._evaluates_within_step
-        )
-        is_known = is_fresh and is_simple and self._fetches_training and len(self._cycle) == 1
-        return next(iter(self._cycle)) if is_known else None
-
-    def add_simple_steps(self, run: StepRun) -> None:
-        """Add the steps that follow, numbered on; at the end of the last the next batch was requested."""
-        self._ends_at_batch = True
-        self._next_step += len(run)
-        self._on_run(run)
-        self._begin(run.end_host_ns, None)
-
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def clock_read(self, _now_ns: int, cpu_ns: int, _step: int) -> None:
-        """Handle the CPU time of the thread at the next `data_begin`."""
-        self._fetch_cpu_ns = cpu_ns
-
-    def data_begin(self, now_ns: int, training: bool = True) -> None:  # noqa: FBT001, FBT002 - events are kept with their arguments as a row
-        """Handle the request of a batch. `training` is False while gradients are off."""
-        cpu_ns, self._fetch_cpu_ns, self._data_depth = self._fetch_cpu_ns, None, self._data_depth + 1
+    def data_begin(
+        self,
+        now_ns: int,
+        training: bool = True,  # noqa: FBT001, FBT002 - events are kept with their arguments as a row
+        cpu_ns: int | None = None,
+    ) -> None:
+        """Handle the request of a batch. `training` is False while gradients are off; `cpu_ns` is the CPU time of the
+        thread (ns), if it was read.
+        """
+        self._data_depth += 1
         if self._data_depth > 1:
             return
         self._fetches_training = training

@@ -16,7 +16,7 @@ from itertools import islice
 
 import msgspec
 
-from rankscope.agent.steps.step_run import LazyRecords, Steps, count_steps
+from rankscope.measure.records import StepRecord
 from rankscope.measure.units import format_duration, ns_to_s, s_to_ns
 
 RANGE_STEPS_MAX = 1000
@@ -55,8 +55,7 @@ class ThroughputMeter:
 
     def __init__(self, warmup_steps: int) -> None:
         self._warmup_steps = warmup_steps
-        self._pending: list[Steps] = []
-        self._pending_steps = 0
+        self._pending: list[StepRecord] = []
         self._run = _Sums()
         self._latest: deque[_Row] = deque(maxlen=RANGE_STEPS_MAX)
 
@@ -65,11 +64,10 @@ class ThroughputMeter:
         """The number of first steps that are left out."""
         return self._warmup_steps
 
-    def add(self, steps: Steps) -> None:
-        """Add a finished step, or consecutive ones."""
-        self._pending.append(steps)
-        self._pending_steps += count_steps(steps)
-        if self._pending_steps >= PENDING_MAX:
+    def add(self, record: StepRecord) -> None:
+        """Add a finished step."""
+        self._pending.append(record)
+        if len(self._pending) >= PENDING_MAX:
             self._add_up()
 
     def find(self, last_steps: int | None = None) -> Throughput | None:
@@ -82,10 +80,10 @@ class ThroughputMeter:
         return sums.to_throughput()
 
     def _add_up(self) -> None:
-        pending, self._pending, self._pending_steps = self._pending, [], 0
+        pending, self._pending = self._pending, []
         rows = [
             (record.duration_ns, record.phases_ns["data"], record.samples, record.tokens)
-            for record in LazyRecords(pending)
+            for record in pending
             if record.step >= self._warmup_steps
         ]
         self._run.add(rows)

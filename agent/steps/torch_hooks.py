@@ -139,7 +139,7 @@ class TorchHooks:
         is_in_autograd = make_in_autograd_check()
         buffer, read_event_ns = self.buffer, self._read_event_ns
         write = buffer.entries.extend
-        optimizer_begin, optimizer_end = buffer.events.optimizer_begin, buffer.events.optimizer_end
+        optimizer_begin, optimizer_end = self._timer.optimizer_begin, self._timer.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
             if buffer.in_backward:
@@ -168,7 +168,7 @@ class TorchHooks:
     def _wrap_backward(self, original: Hook) -> Hook:
         buffer, read_event_ns = self.buffer, self._read_event_ns
         entries, write = buffer.entries, buffer.entries.extend
-        backward_begin, backward_end = buffer.events.backward_begin, buffer.events.backward_end
+        backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -191,9 +191,9 @@ class TorchHooks:
 
     def _end_step_of_backward(self, now_ns: int) -> None:
         """Write the optimizer step of the hooks inside the backward that ended at `now_ns`."""
-        buffer, events = self.buffer, self.buffer.events
+        buffer, timer = self.buffer, self._timer
         buffer.stepped_in_backward, buffer.thread_is_confirmed = False, True
-        buffer.entries.extend((events.optimizer_begin, now_ns, IN_BACKWARD, events.optimizer_end, now_ns, NO_ARGUMENTS))
+        buffer.entries.extend((timer.optimizer_begin, now_ns, IN_BACKWARD, timer.optimizer_end, now_ns, NO_ARGUMENTS))
         buffer.optimizer_steps_until_flush -= 1
         if buffer.optimizer_steps_until_flush <= 0:
             buffer.on_last_optimizer_end(monotonic_ns())
@@ -203,7 +203,7 @@ class TorchHooks:
 
         buffer, read_event_ns = self.buffer, self._read_event_ns
         entries, write = buffer.entries, buffer.entries.extend
-        data_begin, data_end = buffer.events.data_begin, buffer.events.data_end
+        data_begin, data_end = self._timer.data_begin, self._timer.data_end
         read_size, is_grad_enabled = BatchReader(torch).read, torch.is_grad_enabled
 
         @functools.wraps(original)
@@ -214,7 +214,7 @@ class TorchHooks:
                 write((data_begin, read_event_ns(), GRADIENTS_OFF))
                 buffer.flush_inline()
             elif buffer.optimizer_steps_until_flush <= 0:
-                buffer.on_boundary_fetch(read_event_ns(), GRADIENTS_ON)
+                buffer.on_boundary_fetch(read_event_ns())
             else:
                 write((data_begin, read_event_ns(), GRADIENTS_ON))
                 if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:

@@ -4,7 +4,7 @@
 
 Blocks of a few steps with hooks and without take turns within one training, drawn by lot which of the two comes first,
 so that both meet the same machine. The hooks feed a real state machine, whose records go nowhere, as steps of 10 ms are
-seen (the CPU time of every 64th is measured, `agent/steps/cpu_time_sampling.py`) and as long ones are, of which all
+seen (the CPU time of every 64th is measured, `agent/steps/step_boundaries.py`) and as long ones are, of which all
 are. What was written down is gone through between the blocks, as the agent thread does in a job, and is not counted
 here.
 
@@ -30,10 +30,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.cpu_time_sampling import CpuTimeSampling
-from rankscope.agent.steps.event_buffer import HookEventBuffer
-from rankscope.agent.steps.hook_cost import PROCESSING_COST_FACTOR, WRITE_COST_FACTOR
-from rankscope.agent.steps.inline_steps import NextBoundary
+from rankscope.agent.steps.event_buffer import PROCESSING_COST_FACTOR, WRITE_COST_FACTOR, HookEventBuffer
+from rankscope.agent.steps.step_boundaries import StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.torch_hooks import TorchHooks
 from tests.benchmarks.machine import RESULTS, describe_run
@@ -131,14 +129,11 @@ class Switch:
 
 def make_hooks(step_ns: int) -> TorchHooks:
     """Hooks that feed a real state machine, whose records go nowhere, as in a job with steps of that length."""
-    sampling = CpuTimeSampling()
-    sampling.learn_step(step_ns)
-
-    def find_boundary(step: int) -> NextBoundary:
-        return NextBoundary(sampling.find_next(step), runs_inline=False)
-
-    timer, guard = StepTimer(lambda _record: None, on_run=lambda _run: None), Guard(error_budget=1)
-    return TorchHooks(timer, guard, lambda _begins: None, buffer=HookEventBuffer(timer, guard, find_boundary))
+    boundaries = StepBoundaries()
+    boundaries.learn_step(step_ns)
+    timer, guard = StepTimer(lambda _record: None), Guard(error_budget=1)
+    buffer = HookEventBuffer(timer, guard, boundaries.next_boundary)
+    return TorchHooks(timer, guard, lambda _begins: None, buffer=buffer)
 
 
 def measure(training: Training, pairs: int, step_ns: int) -> Costs:
@@ -196,7 +191,7 @@ def render(head: str, results: dict[str, Costs]) -> str:
         lines.append(f"| {name} | {found.step_us:.0f} | {spread} |")
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     meter = (
-        "The last column is what `agent/steps/hook_cost.py` made of the moments that timed themselves, "
+        "The last column is what `agent/steps/event_buffer.py` made of the moments that timed themselves, "
         f"{WRITE_COST_FACTOR} times what they saw, and of going through them, {PROCESSING_COST_FACTOR} times what "
         "that took."
     )

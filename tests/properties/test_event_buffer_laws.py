@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize
 from rankscope.agent.steps.event_buffer import HookEventBuffer
-from rankscope.agent.steps.simple_steps import HookEvents
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
@@ -64,7 +63,7 @@ def replay_singly(events: EventList) -> Watched:
 
 
 def replay_in_batches(events: EventList, lengths: list[int], clocked: Collection[int] = ()) -> Watched:
-    """Replay in batches of these lengths; the clock is read right before some of the events."""
+    """Replay in batches of these lengths; the clock is read at some of the events."""
     watched = Watched()
     buffer = HookEventBuffer(watched.timer, Guard(1))
     times_ns = itertools.count()
@@ -73,9 +72,8 @@ def replay_in_batches(events: EventList, lengths: list[int], clocked: Collection
         length = next(lengths_in_turn)
         batch, events = events[:length], events[length:]
         for (name, arguments), now_ns in zip(batch, times_ns, strict=False):
-            if now_ns in clocked and name == "data_begin":
-                buffer.entries.extend((buffer.events.clock_read, now_ns * now_ns, (now_ns, 0)))
-            buffer.entries.extend((buffer.events[HookEvents._fields.index(name)], now_ns * now_ns, arguments))
+            read = (now_ns,) if now_ns in clocked and name == "data_begin" else ()
+            buffer.entries.extend((getattr(watched.timer, name), now_ns * now_ns, (*arguments, *read)))
         buffer.flush_deferred()
     watched.timer.finish()
     return watched

@@ -104,7 +104,7 @@ class Training:
         for _ in range(steps):
             record = StepRecord(step=self.step, start_host_ns=self.step, duration_ns=1, phases_ns={})
             self.step += 1
-            self.windows.on_steps(record)
+            self.windows.on_step(record)
             self.windows.on_boundary(self.step)
         return self
 

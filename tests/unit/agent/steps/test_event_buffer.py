@@ -8,8 +8,18 @@ import pytest
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN
-from rankscope.agent.steps.event_buffer import BATCH_EVENTS, PART, HookEventBuffer
-from rankscope.agent.steps.inline_steps import NextBoundary
+from rankscope.agent.steps.event_buffer import (
+    BATCH_EVENTS,
+    EVENT_NS_ASSUMED,
+    PART,
+    PROCESSING_COST_FACTOR,
+    TIMED_EVENTS_MAX,
+    WRITE_COST_FACTOR,
+    WRITE_NS_MAX,
+    HookCostMeter,
+    HookEventBuffer,
+)
+from rankscope.agent.steps.step_boundaries import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
@@ -58,20 +68,20 @@ class Loop:
 
     def ask(self) -> "Loop":
         if self.buffer.optimizer_steps_until_flush > 0:
-            return self.write(self.buffer.events.data_begin, True)
+            return self.write(self.timer.data_begin, True)
         self.now_ns += 10
-        self.buffer.on_boundary_fetch(self.now_ns, (True,))
+        self.buffer.on_boundary_fetch(self.now_ns)
         return self
 
     def train(self) -> "Loop":
-        self.write(self.buffer.events.data_end, True, 1, UNKNOWN)
+        self.write(self.timer.data_end, True, 1, UNKNOWN)
         return self.backward().optimize(1)
 
     def backward(self) -> "Loop":
-        return self.write(self.buffer.events.backward_begin).write(self.buffer.events.backward_end)
+        return self.write(self.timer.backward_begin).write(self.timer.backward_end)
 
     def optimize(self, optimizer: int) -> "Loop":
-        self.write(self.buffer.events.optimizer_begin, optimizer).write(self.buffer.events.optimizer_end)
+        self.write(self.timer.optimizer_begin, optimizer).write(self.timer.optimizer_end)
         self.buffer.optimizer_steps_until_flush -= 1
         if self.buffer.optimizer_steps_until_flush <= 0:
             self.buffer.on_last_optimizer_end(self.now_ns)
@@ -145,7 +155,7 @@ def test_clock_is_read_at_whole_steps_after_a_new_optimizer() -> None:
 
 def test_events_are_flushed_at_the_batch_after_a_loader_ended() -> None:
     loop = Loop(clock_every_fourth).steps(6).ask()
-    loop.write(loop.buffer.events.data_end, False, 1).buffer.on_loader_exhausted()
+    loop.write(loop.timer.data_end, False, 1).buffer.on_loader_exhausted()
     loop.ask()
     assert [record.step for record in loop.records] == list(range(6))
 
@@ -168,7 +178,7 @@ def test_agent_thread_releases_the_lock_between_batches() -> None:
 
     loop.buffer._may_defer = may_defer
     on_another_thread(loop.buffer)
-    assert len(batches) == 4, "three times 512 events of six a step, and the reads of the clock"
+    assert len(batches) == 3, "512 events each, of six a step"
     assert loop.buffer.entries == []
 
 
@@ -272,3 +282,44 @@ def test_forked_child_does_not_wait_for_the_lock(steps: int) -> None:
         assert loop.buffer.entries == []
     done.set()
     thread.join(DEADLINE_S)
+
+
+def test_a_constant_is_assumed_before_the_first_timed_event() -> None:
+    assert HookCostMeter().spent_ns(10) == 10 * EVENT_NS_ASSUMED
+
+
+def test_event_costs_a_multiple_of_its_timed_write() -> None:
+    meter = HookCostMeter()
+    meter.record_write(300)
+    meter.record_write(500)
+    assert meter.spent_ns(10) == 10 * WRITE_COST_FACTOR * 400
+
+
+def test_processing_costs_a_multiple_of_its_time() -> None:
+    meter = HookCostMeter()
+    meter.record_processing(50_000)
+    meter.record_processing(30_000)
+    assert meter.spent_ns(0) == PROCESSING_COST_FACTOR * 80_000
+
+
+def test_spent_time_stays_when_events_become_cheaper() -> None:
+    meter = HookCostMeter()
+    meter.record_write(400)
+    before_ns = meter.spent_ns(10)
+    for _ in range(TIMED_EVENTS_MAX):
+        meter.record_write(100)
+    assert meter.spent_ns(15) - before_ns == 5 * WRITE_COST_FACTOR * 100
+
+
+def test_write_during_which_the_core_was_lost_is_ignored() -> None:
+    meter = HookCostMeter()
+    meter.record_write(400)
+    meter.record_write(WRITE_NS_MAX + 1)
+    assert meter.event_ns == WRITE_COST_FACTOR * 400
+
+
+def test_spent_time_never_decreases() -> None:
+    meter = HookCostMeter()
+    before_ns = meter.spent_ns(10)
+    assert meter.spent_ns(4) == before_ns
+    assert meter.spent_ns(10) == before_ns

@@ -57,14 +57,3 @@ def test_nothing_is_lost_uncounted_while_a_second_thread_drains() -> None:
 
     assert len(drained) + ring.overwritten == appended
     assert drained == sorted(set(drained)), "an entry came twice or out of order"
-
-
-def test_entry_of_several_steps_is_counted_and_overwritten_whole() -> None:
-    ring: Ring[str] = Ring(10)
-    ring.append("four", 4)
-    ring.append("six", 6)
-    assert (len(ring), ring.overwritten) == (10, 0)
-    ring.append("one")
-    assert (len(ring), ring.overwritten, ring.appended) == (7, 4, 11)
-    assert ring.drain() == ["six", "one"]
-    assert (len(ring), ring.overwritten) == (0, 4)

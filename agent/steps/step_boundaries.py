@@ -1,0 +1,86 @@
+"""Find the next step boundary at which the training thread has more to do than to write an event.
+
+Two things can only be done there and then: a profiler window, or the timing of a step on the device, begins or ends,
+and the CPU clock of the thread is read, at the begin and at the end of the steps whose CPU time is measured.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from rankscope.agent.steps.step_intervals import nearest_power
+from rankscope.measure.units import NS_PER_MS
+
+CPU_TIME_INTERVAL_NS: Final = 800 * NS_PER_MS
+"""The clock is read twice per interval; a read takes 20 to 40 us during training, so this is 0.01 % of the time. Steps
+of half this length and more are all measured."""
+CPU_TIME_INTERVAL_STEPS_MAX: Final = 64
+"""Even of the shortest steps one in 64 has its CPU time, which shows why a rank is slow."""
+
+
+class NextBoundary(NamedTuple):
+    """A step at whose begin the training thread has something to do.
+
+    `runs_inline`: all events are processed there, and parts of the agent act. Otherwise only the CPU clock is read.
+    """
+
+    step: int
+    runs_inline: bool
+
+
+class InlinePart(Protocol):
+    """A part of the agent that acts at step boundaries, on the training thread."""
+
+    def find_next(self, step: int) -> int:
+        """Return the first step after this one at whose begin the part may act."""
+        ...
+
+
+class StepBoundaries:
+    """The boundaries of all inline parts and of the CPU clock together. Pure.
+
+    The CPU time of one step in 2^n is measured. Ranks with the same step time have the same n; otherwise the measured
+    steps of the larger n are among those of the smaller. The measured steps shift by one every
+    CPU_TIME_INTERVAL_STEPS_MAX steps, so that a rank that is slow in every fourth step is not always measured in the
+    other three.
+
+    >>> boundaries = StepBoundaries()
+    >>> boundaries.next_boundary(7)
+    NextBoundary(step=8, runs_inline=False)
+    >>> boundaries.learn_step(60_000_000)
+    >>> boundaries.cpu_time_interval_steps, [boundaries.next_boundary(step).step for step in (15, 16, 17, 48)]
+    (16, [16, 17, 32, 49])
+    >>> boundaries.next_boundary(49).step
+    79
+    """
+
+    def __init__(self, parts: Sequence[InlinePart] = ()) -> None:
+        self._parts = parts
+        self.cpu_time_interval_steps = 1
+
+    def learn_step(self, step_ns: int) -> None:
+        """Set the present step time."""
+        wanted = min(CPU_TIME_INTERVAL_STEPS_MAX, CPU_TIME_INTERVAL_NS / max(1, step_ns))
+        self.cpu_time_interval_steps = nearest_power(wanted, self.cpu_time_interval_steps)
+
+    def next_boundary(self, step: int) -> NextBoundary:
+        """Return the first boundary after this step."""
+        clock_step = self._find_clock_step(step)
+        part_steps = [part.find_next(step) for part in self._parts]
+        found = min(clock_step, *part_steps) if part_steps else clock_step
+        return NextBoundary(found, runs_inline=found in part_steps)
+
+    def measures_cpu_time(self, step: int) -> bool:
+        """Return whether the clock is read at the begin and at the end of this step."""
+        return (step + step // CPU_TIME_INTERVAL_STEPS_MAX) % self.cpu_time_interval_steps == 0
+
+    def _find_clock_step(self, step: int) -> int:
+        """Return the first step after this one at whose begin the clock is read."""
+        if self.measures_cpu_time(step):
+            return step + 1
+        found = self._find_measured(step + 1)
+        block_end = ((step + 1) // CPU_TIME_INTERVAL_STEPS_MAX + 1) * CPU_TIME_INTERVAL_STEPS_MAX
+        return found if found < block_end else self._find_measured(block_end)
+
+    def _find_measured(self, step: int) -> int:
+        """Return the first measured step from this one on, as if its block of steps did not end."""
+        return step + -(step + step // CPU_TIME_INTERVAL_STEPS_MAX) % self.cpu_time_interval_steps
