@@ -50,7 +50,7 @@ def step(*, samples: int | None = None, tokens: int | None = None) -> None:
     from rankscope.agent import launch  # noqa: PLC0415
 
     if launch.session is not None:
-        launch.session.end_step(samples, tokens)
+        launch.session.calls.end_step(samples, tokens)
 
 
 def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
@@ -62,7 +62,7 @@ def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
     from rankscope.agent import launch  # noqa: PLC0415
 
     if launch.session is not None:
-        launch.session.set_batch_size(samples, tokens)
+        launch.session.calls.set_batch_size(samples, tokens)
 
 
 def throughput(last_steps: int | None = None) -> "Throughput | None":
@@ -72,7 +72,7 @@ def throughput(last_steps: int | None = None) -> "Throughput | None":
     """
     from rankscope.agent import launch  # noqa: PLC0415
 
-    return None if launch.session is None else launch.session.find_throughput(last_steps)
+    return None if launch.session is None else launch.session.calls.find_throughput(last_steps)
 
 
 def stop() -> None:
@@ -98,7 +98,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
         from rankscope.agent import launch  # noqa: PLC0415
 
         if launch.session is not None:
-            launch.session.begin_phase(self._name)
+            launch.session.calls.begin_phase(self._name)
         return self
 
     def __exit__(
@@ -108,7 +108,7 @@ class phase:  # noqa: N801 - a context manager used like a keyword, as contextli
         from rankscope.agent import launch  # noqa: PLC0415
 
         if launch.session is not None:
-            launch.session.end_phase()
+            launch.session.calls.end_phase()
 
 
 class evaluation:  # noqa: N801 - as phase
@@ -122,7 +122,7 @@ class evaluation:  # noqa: N801 - as phase
         from rankscope.agent import launch  # noqa: PLC0415
 
         if launch.session is not None:
-            launch.session.begin_evaluation()
+            launch.session.calls.begin_evaluation()
         return self
 
     def __exit__(
@@ -132,4 +132,4 @@ class evaluation:  # noqa: N801 - as phase
         from rankscope.agent import launch  # noqa: PLC0415
 
         if launch.session is not None:
-            launch.session.end_evaluation()
+            launch.session.calls.end_evaluation()

@@ -41,12 +41,15 @@ class TimeSpent(Protocol):
         ...
 
 
-class ChildProcesses(Protocol):
-    """A part that uses CPU time in child processes."""
+class ReductionCost(Protocol):
+    """The CPU time of reducing windows so far: on the agent thread by kind, and in child processes."""
+
+    full_reduced_ns: int
+    light_reduced_ns: int
 
     @property
     def child_cpu_ns(self) -> int:
-        """CPU time so far."""
+        """CPU time of the child processes."""
         ...
 
 
@@ -69,7 +72,7 @@ class AgentOverhead:
         hooks: TimeSpent,
         windows: WindowsCost | None,
         timers: TimeSpent | None,
-        children: ChildProcesses,
+        reduction: ReductionCost,
         started_ns: int,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
@@ -78,9 +81,8 @@ class AgentOverhead:
         self._timers = timers
         self._plan = plan
         self._samples = samples
-        self._children = children
+        self._reduction = reduction
         self._started_ns = started_ns
-        self._reduced_ns = {True: 0, False: 0}
         self.reports_less_often = False
         """True if reports are to be sent less often."""
 
@@ -88,10 +90,6 @@ class AgentOverhead:
         """Return the share of the time since the start that was spent in this process."""
         own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
         return own_ns / max(1, now_ns - self._started_ns)
-
-    def note_reduction(self, cost_ns: int, *, full: bool) -> None:
-        """Add the CPU time of analyzing a window on the agent thread."""
-        self._reduced_ns[full] += cost_ns
 
     def govern(self, now_ns: int) -> AgentCost:
         """Decide which parts run from now on, and return what was spent. Call it on the agent thread."""
@@ -102,7 +100,7 @@ class AgentOverhead:
         self.reports_less_often = FREQUENT_REPORTS in allowance.dropped
         dropped = allowance.dropped | self._plan.dropped
         return AgentCost(
-            part_ns={**spent_ns, WINDOW_CHILDREN: self._children.child_cpu_ns},
+            part_ns={**spent_ns, WINDOW_CHILDREN: self._reduction.child_cpu_ns},
             dropped={part: part in dropped for part, *_ in self._governor.order},
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
@@ -110,14 +108,15 @@ class AgentOverhead:
         )
 
     def _spent_ns(self) -> Mapping[str, int]:
+        full_ns, light_ns = self._reduction.full_reduced_ns, self._reduction.light_reduced_ns
         windows = self._windows
         counts = self._samples.counts
         samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
-            LIGHT_WINDOWS: self._reduced_ns[False] + (windows.light_spent_ns if windows is not None else 0),
-            FULL_WINDOWS: self._reduced_ns[True] + (windows.full_spent_ns if windows is not None else 0),
-            AGENT_THREAD: max(0, time.thread_time_ns() - sum(self._reduced_ns.values()) - sum(samples_ns.values())),
+            LIGHT_WINDOWS: light_ns + (windows.light_spent_ns if windows is not None else 0),
+            FULL_WINDOWS: full_ns + (windows.full_spent_ns if windows is not None else 0),
+            AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - sum(samples_ns.values())),
             **samples_ns,
         }

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.identity import drop_rank_variables
-from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
+from rankscope.agent.shutdown.torch_threads import TorchCallGate
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity

@@ -72,12 +72,12 @@ def main(directory: str | None) -> None:
             _run_script(script)
     except SystemExit as error:
         if session is not None:
-            session.note_exit(error.code)
+            session.script_exit.note_exit(error.code)
         raise
     except BaseException as error:
         # The script may have replaced sys.excepthook.
         if session is not None:
-            session.note_error(error)
+            session.script_exit.note_error(error)
         raise
 
 
@@ -172,11 +172,11 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
             if not launch_config.is_usable:
                 return False
             from rankscope.agent.session import Session  # noqa: PLC0415
-            from rankscope.agent.shutdown.spawn_exit import stop_with_process  # noqa: PLC0415
+            from rankscope.agent.shutdown.script_exit import stop_with_process  # noqa: PLC0415
 
         session = Session.start(launch_config.config, environment)
         if session is not None:
-            stop_with_process(session)
+            stop_with_process(session.script_exit, session.stop)
     except RankscopeError as error:
         log_once_per_node(f"not started: {error} Training continues without it.", environment)
     except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training

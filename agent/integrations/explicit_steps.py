@@ -27,7 +27,7 @@ class ExplicitSteps:
         """Switch to explicit steps, before the first one."""
         if not self._training and launch.session is not None:
             self._training = True
-            launch.session.use_explicit_steps()
+            launch.session.calls.use_explicit_steps()
 
     def end_step(self) -> None:
         """End a step, after its optimizer step."""
@@ -63,5 +63,5 @@ class ExplicitSteps:
         self.end_evaluation()
         self.end_saving()
         if self._training and launch.session is not None:
-            launch.session.resume_auto_steps()
+            launch.session.calls.resume_auto_steps()
         self._training = False

@@ -1,12 +1,16 @@
-"""Builds a Report from the records of an interval. Pure: no clock, no thread, no socket."""
+"""Builds the messages of a rank: Hello, a Report of each interval, Goodbye. Pure: no thread, no socket."""
 
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from rankscope.measure import __version__
 from rankscope.measure.bounds import NAME_LENGTH_MAX
-from rankscope.measure.messages import Goodbye, Report
+from rankscope.measure.clock import Clock
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -158,6 +162,22 @@ class ReportBuilder:
     def _next_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
+
+
+def build_hello(
+    identity: RankIdentity, first_sequence: int, clock: Clock, *, report_interval_ns: int, torch_version: str
+) -> Hello:
+    """Build the introduction of a rank process whose next report has this number."""
+    return Hello(
+        identity=identity,
+        first_sequence=first_sequence,
+        host_ns=clock.monotonic_ns(),
+        wall_ns=clock.wall_ns(),
+        report_interval_ns=report_interval_ns,
+        agent_version=__version__,
+        python_version=platform.python_version(),
+        torch_version=torch_version,
+    )
 
 
 def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
+from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 
 FIRST_STEPS = 3
 SCHEDULED_STEPS = 24

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
-from rankscope.agent.shutdown.gloo_drain import drain_gloo_threads
+from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 
 WIDTH = 64
 BATCH = 4

@@ -32,7 +32,9 @@ class Agent:
     hooks: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     windows: Any = field(default_factory=lambda: SimpleNamespace(full_spent_ns=0, light_spent_ns=0))
     timers: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
-    children: Any = field(default_factory=lambda: SimpleNamespace(child_cpu_ns=0))
+    reduction: Any = field(
+        default_factory=lambda: SimpleNamespace(full_reduced_ns=0, light_reduced_ns=0, child_cpu_ns=0)
+    )
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
     )
@@ -52,7 +54,7 @@ class Agent:
             hooks=self.hooks,
             windows=self.windows,
             timers=self.timers,
-            children=self.children,
+            reduction=self.reduction,
             started_ns=0,
         )
 
@@ -70,8 +72,8 @@ def test_each_part_has_its_own_time() -> None:
     agent.timers.spent_ns = 2 * NS_PER_MS
     agent.windows.full_spent_ns = 4 * NS_PER_MS
     agent.windows.light_spent_ns = NS_PER_MS
-    agent.cost.note_reduction(20 * NS_PER_MS, full=True)
-    agent.cost.note_reduction(3 * NS_PER_MS, full=False)
+    agent.reduction.full_reduced_ns = 20 * NS_PER_MS
+    agent.reduction.light_reduced_ns = 3 * NS_PER_MS
     part_ns = agent.cost.govern(NS_PER_S).part_ns
     assert part_ns[STEP_HOOKS] == 7 * NS_PER_MS
     assert part_ns[DEVICE_TIMES] == 2 * NS_PER_MS
@@ -84,7 +86,7 @@ def test_each_part_has_its_own_time() -> None:
 def test_child_cpu_time_is_reported_but_not_governed() -> None:
     agent = Agent()
     # So long that what the thread of the tests has spent, which stands for the agent's, is within the budget.
-    agent.children.child_cpu_ns = elapsed_ns = 1_000_000 * NS_PER_S
+    agent.reduction.child_cpu_ns = elapsed_ns = 1_000_000 * NS_PER_S
     cost = agent.cost.govern(elapsed_ns)
     assert cost.part_ns[WINDOW_CHILDREN] == elapsed_ns
     assert not any(cost.dropped.values())

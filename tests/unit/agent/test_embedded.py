@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.agent.embedded import Rendezvous, _read_line
 from rankscope.agent.identity import read_identity
-from rankscope.agent.shutdown.torch_call_gate import TorchCallGate
+from rankscope.agent.shutdown.torch_threads import TorchCallGate
 
 LONG_S = 60.0
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}

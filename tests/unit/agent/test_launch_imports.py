@@ -45,7 +45,7 @@ def test_no_standard_modules_are_imported_after_the_start() -> None:
     """By then the script's folder is searched first, and may have a module of the same name."""
     script = (
         "import importlib, pkgutil, sys, torch, rankscope.agent, rankscope.measure, rankscope.uplink;"
-        "import rankscope.agent.shutdown.spawn_exit, rankscope.agent.session; before = set(sys.modules);"
+        "import rankscope.agent.shutdown.script_exit, rankscope.agent.session; before = set(sys.modules);"
         "packages = (rankscope.agent, rankscope.measure, rankscope.uplink);"
         "names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.')];"
         "[importlib.import_module(name) for name in names if '__main__' not in name and 'integrations' not in name];"

@@ -47,7 +47,7 @@ for find in (TorchProfiler.find, find_older_profiler):
     })
 recorded = GroupProgress(1).read_enqueued()
 print(json.dumps([*described, list(recorded.values()), list(ProcessGroups(1).count_on_host().values())]), flush=True)
-os._exit(0)  # without waiting for gloo's threads (agent/shutdown/gloo_drain.py)
+os._exit(0)  # without waiting for gloo's threads (agent/shutdown/torch_threads.py)
 """
 
 

@@ -1,0 +1,126 @@
+"""Turns the finished windows of a rank into collectives and breakdowns, on its agent thread, and learns their cost.
+
+Between windows the flight recorder may add the collectives of a device (`timed_collectives.py`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
+from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
+from rankscope.agent.profiler.timed_collectives import TimedCollectives
+from rankscope.agent.profiler.window_scheduler import PART, RawWindow
+from rankscope.agent.profiler.windows import ProfilerWindows
+from rankscope.measure.clock import Clock
+from rankscope.measure.records import StepRecord
+
+if TYPE_CHECKING:
+    from rankscope.agent.profiler.window_reduction import WindowReduction
+
+
+class WindowResults:
+    """The results of one rank's windows. An unreadable window is counted, and loses no steps."""
+
+    def __init__(self, windows: ProfilerWindows, guard: Guard, clock: Clock, *, events_max: int) -> None:
+        self._windows = windows
+        self._guard = guard
+        self._clock = clock
+        self._events_max = events_max
+        self._timed = TimedCollectives(
+            windows.progress.read_timed_entries,
+            windows.progress.find_groups,
+            monotonic_ns=clock.monotonic_ns,
+            thread_cpu_ns=time.thread_time_ns,
+        )
+        self._heap_relief = MallocTrim(find_malloc_trim())
+        self._reduction: WindowReduction | None = None
+        """None before the first window."""
+        self.full_reduced_ns = 0
+        """CPU time of reducing full windows on the agent thread so far; the rest is that of light ones."""
+        self.light_reduced_ns = 0
+
+    @property
+    def child_cpu_ns(self) -> int:
+        """CPU time of the processes that reduce windows."""
+        return 0 if self._reduction is None else self._reduction.child_cpu_ns
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """The windows, steps and collectives not used, by reason."""
+        skipped = dict(self._windows.skipped)
+        if self._reduction is not None:
+            skipped.update(self._reduction.skipped)
+        if self._timed.unplaced:
+            skipped["timed_unplaced"] = self._timed.unplaced
+        return skipped
+
+    def collect(self, steps: Sequence[StepRecord], *, last: bool) -> list[ReducedWindow]:
+        """Return the results since the last call. `steps` have ended since then; before the last report all results
+        are waited for.
+        """
+        results = self._reduce_all(self._windows.finished.drain())
+        if self._reduction is not None:
+            results += self._guarded(self._reduction.finish if last else self._reduction.collect)
+        if self._windows.progress.times_collectives:
+            wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+            results += self._guarded(lambda: self._timed.add_steps(steps, wall_minus_host_ns))
+        return results
+
+    def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:
+        if not windows:
+            return []
+        resident_bytes, full = windows[-1].resident_before_bytes, windows[-1].full
+        reduced = []
+        while windows:  # each is released with its Kineto data before the next
+            reduced.append(self._reduce(windows.pop(0)))
+        begin_ns = time.thread_time_ns()
+        self._heap_relief.after_window(resident_bytes)
+        self._add_cost(time.thread_time_ns() - begin_ns, full=full)
+        return reduced
+
+    def _reduce(self, window: RawWindow) -> ReducedWindow:
+        if self._reduction is None:
+            self._reduction = self._begin_reduction()  # imports are not charged to the first window
+        reduction = self._reduction
+        begin_ns = time.thread_time_ns()
+        too_large_before = reduction.windows_too_large
+        try:
+            return reduction.reduce(window)
+        except Exception as error:  # noqa: BLE001 - an unreadable window must not lose steps
+            self._guard.record(PART, error)
+            return EMPTY_WINDOW
+        finally:
+            if reduction.windows_too_large > too_large_before:
+                self._windows.plan.learn_too_large(full=window.full)
+            self._learn_cost(window, time.thread_time_ns() - begin_ns, reduction.light_events_a_step)
+
+    def _begin_reduction(self) -> "WindowReduction":
+        # Imported with the first window, on the agent thread: it takes 20 to 40 ms and some MiB.
+        from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
+        from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
+
+        source = GroupSource(self._windows.progress.find_groups, self._windows.progress.read_entries)
+        return WindowReduction(source, ReductionProcesses(), events_max=self._events_max)
+
+    def _learn_cost(self, window: RawWindow, reduction_ns: int, light_events_a_step: float | None) -> None:
+        self._add_cost(reduction_ns, full=window.full)
+        cost_ns = reduction_ns + window.training_cost_ns
+        if window.full:
+            self._windows.plan.learn_full(cost_ns)
+        else:
+            self._windows.plan.learn_light(cost_ns, len(window.steps), light_events_a_step)
+
+    def _add_cost(self, cost_ns: int, *, full: bool) -> None:
+        if full:
+            self.full_reduced_ns += cost_ns
+        else:
+            self.light_reduced_ns += cost_ns
+
+    def _guarded(self, read: Callable[[], list[ReducedWindow]]) -> list[ReducedWindow]:
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(PART, error)
+            return []

@@ -1,0 +1,147 @@
+"""The reports of one rank on their way to the collector: held until acknowledged, spilled, sent, and logged about.
+
+Until a collector is found, reports wait in the bounded resend buffer.
+"""
+
+import os
+import random
+from collections.abc import Callable
+
+from rankscope.agent.collector_address import CollectorAddress
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import log_line
+from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
+from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.spill import Spill
+from rankscope.measure.clock import Clock
+from rankscope.measure.codec import encode
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.reconnect import draw_first_delay_ns
+from rankscope.uplink.resend_buffer import ResendBuffer
+
+SPILL = "spill"
+DEMANDS = "collector_demands"
+"""Name in the losses of requests that the collector made too often and that were ignored."""
+
+
+class Outbox:
+    """The outbox of one rank, used on its agent thread; `connect` and `wake` may be called from others.
+
+    `make_hello` returns the Hello of this rank process, given its first sequence number; `introduce` the one to send
+    now, and is called at each connection.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: RankIdentity,
+        clock: Clock,
+        *,
+        make_hello: Callable[[int], Hello],
+        introduce: Callable[[int], Hello],
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._spill: Spill | None = None
+        if config.spill_dir:
+            self._spill = Spill(
+                config.spill_dir, identity.boot_id, lambda: encode(make_hello(1)), config.spill_bytes_max
+            )
+        self.buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
+        spread = random.Random(identity.boot_id)  # noqa: S311 - spreads connects, no secret
+        self._delivery = Delivery(self.buffer, spread)
+        self._sender = Sender(self._delivery, clock, identity.boot_id, introduce)
+        self._address: CollectorAddress | None = None
+        self._open_due_ns = 0
+        self._notices: CollectorNotices | None = None
+        self._is_refusal_logged = self._is_spill_logged = False
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """The number of failures by name: of the spill, and of requests ignored."""
+        counts = {SPILL: 0 if self._spill is None else self._spill.failures, DEMANDS: self._sender.demands_ignored}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def spill_folder(self) -> str:
+        """The folder of the spilled reports; empty if there is none yet."""
+        return "" if self._spill is None else self._spill.folder
+
+    def connect(self, address: CollectorAddress, *, is_configured: bool) -> None:
+        """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
+        if is_configured and self._identity.rank == 0:
+            self._notices = CollectorNotices(self._identity.run, address.endpoint, self._clock.monotonic_ns())
+        chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
+        self._open_due_ns = self._clock.monotonic_ns() + draw_first_delay_ns(self._identity.world_size, chance)
+        self._address = address
+        self.wake()
+
+    def wake(self) -> None:
+        """Make the present or next `exchange` return. Callable from any thread at any time."""
+        self._sender.wake()
+
+    def push(self, message: Report | Goodbye, *, step_count: int) -> None:
+        """Queue a numbered message. Raise ValueError if a number is missing before it."""
+        self._sender.push(message.sequence, encode(message), step_count)
+
+    def exchange(self, until_host_ns: int) -> None:
+        """Connect when that is due, and send and receive until that time or until `wake` is called, at least once."""
+        self._open(at_once=False)
+        self._sender.exchange(until_host_ns if self._address is None else min(until_host_ns, self._open_due_ns))
+
+    def drain(self, deadline_host_ns: int) -> bool:
+        """Exchange until everything is acknowledged; return whether that was reached in time."""
+        self._open(at_once=True)
+        return self._sender.drain(deadline_host_ns)
+
+    def close(self) -> None:
+        """Close the connection and the spill."""
+        self._sender.close()
+        if self._spill is not None:
+            self._spill.close()
+
+    def log_changes(self) -> None:
+        """Log what is new: a refusal, whether the collector is reached, the first failure of the spill."""
+        self._log_refusal()
+        if self._notices is not None:
+            is_refused = self._sender.refused is not None
+            text = self._update_notices(self._notices, is_connected=self._sender.connected, is_refused=is_refused)
+            if text is not None:
+                log_line(text)
+        if self._spill is not None and self._spill.failures and not self._is_spill_logged:
+            self._is_spill_logged = True
+            log_line(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
+
+    def log_summary(self) -> None:
+        """Log how many reports were delivered, also to a collector that was never reached."""
+        self._log_refusal()
+        if self._notices is not None:
+            self._update_notices(self._notices, is_connected=self._delivery.ever_welcomed, is_refused=False)
+            unacknowledged = len(self.buffer) + self.buffer.reports_dropped
+            spill_dir = "" if self._spill is None or self._spill.failures else self._config.spill_dir
+            log_line(self._notices.summarize(Delivered(self.buffer.last_sequence, unacknowledged, spill_dir)))
+
+    def _open(self, *, at_once: bool) -> None:
+        if self._address is not None and (at_once or self._clock.monotonic_ns() >= self._open_due_ns):
+            address, self._address = self._address, None
+            self._sender.open(address.endpoint, address.keys)
+
+    def _log_refusal(self) -> None:
+        refusal = self._sender.refused
+        if refusal is not None and not self._is_refusal_logged:
+            self._is_refusal_logged = True
+            who = f"rank {self._identity.rank} ({refusal.reason})"
+            text = f"the collector refuses {who}: {refusal.detail} Training continues without it."
+            log_once_per_node(text, os.environ, topic=f"refused: {refusal.reason}")
+
+    def _update_notices(self, notices: CollectorNotices, *, is_connected: bool, is_refused: bool) -> str | None:
+        return notices.update(
+            self._clock.monotonic_ns(),
+            is_connected=is_connected,
+            is_refused=is_refused,
+            metrics_url=self._sender.metrics_url,
+        )

@@ -1,0 +1,85 @@
+"""The samplers of one rank: of its process, its GPU and torch's allocator."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import Guard
+from rankscope.agent.sample.host import GcMeter, HostSampler
+from rankscope.agent.sample.loop import SampleLoop
+from rankscope.agent.sample.nvml import NvmlSampler
+from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
+from rankscope.agent.sample.torch_memory import TorchMemorySampler
+from rankscope.agent.steps.device_timers import find_cuda
+from rankscope.measure.clock import Clock
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample
+from rankscope.measure.units import s_to_ns
+
+if TYPE_CHECKING:
+    from rankscope.agent.sample.amd import AmdSampler
+
+
+class RankSamples:
+    """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes`."""
+
+    def __init__(self, config: AgentConfig, clock: Clock, guard: Guard, device: TrainingDevice) -> None:
+        self._gc_meter = GcMeter()
+        self._host = HostSampler(clock, self._gc_meter)
+        self._devices = _make_device_sampler(clock, device)
+        samplers: dict[str, Callable[[], Any]] = {"host": self._host.sample}
+        if config.gpu:
+            samplers["gpu"] = self._devices.sample
+        cuda = find_cuda()
+        if cuda is not None:
+            samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
+        # A slow sampler is no news for the user: not logged.
+        self.loop: SampleLoop[Any] = SampleLoop(
+            samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
+        )
+
+    @property
+    def host(self) -> HostSample | None:
+        """The last sample of the process."""
+        return self.loop.latest.get("host")
+
+    @property
+    def devices(self) -> tuple[DeviceSample, ...]:
+        """The last sample of the GPU; empty if there is none."""
+        return self.loop.latest.get("gpu") or ()
+
+    @property
+    def allocator(self) -> AllocatorSample | None:
+        """The last sample of torch's allocator."""
+        return self.loop.latest.get("torch_memory")
+
+    def find_resident_bytes(self) -> int | None:
+        """Return the resident memory of this process, None if it cannot be read. For the training thread."""
+        return self._host.find_resident_bytes()
+
+    def start(self) -> None:
+        """Begin to measure pauses of the garbage collector."""
+        self._gc_meter.install()
+
+    def run(self, now_ns: int, *, last: bool) -> None:
+        """Run the samplers that are due; before the last report all, so that it has the final state."""
+        if last:
+            self.loop.run_all(now_ns)
+        elif self.loop.due(now_ns):
+            self.loop.run(now_ns)
+
+    def stop(self) -> None:
+        """Stop to measure pauses of the garbage collector."""
+        self._gc_meter.remove()
+
+    def close(self) -> None:
+        """Close the files and libraries of the samplers."""
+        self._devices.close()
+        self._host.close()
+
+
+def _make_device_sampler(clock: Clock, device: TrainingDevice) -> "NvmlSampler | AmdSampler":
+    if not is_built_for_amd():
+        return NvmlSampler(clock, device.uuid)
+    from rankscope.agent.sample.amd import AmdSampler  # noqa: PLC0415 - only for AMD GPUs, to keep the start short
+
+    return AmdSampler(clock, device.seen)

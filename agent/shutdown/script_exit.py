@@ -1,0 +1,72 @@
+"""Finds out how the script ends: from SystemExit, an uncaught exception, or the finalizers of multiprocessing.
+
+A process started by multiprocessing, as with torch.multiprocessing.spawn, calls no sys.excepthook, and a forked one no
+atexit; both run multiprocessing's finalizers while the final exception is being raised.
+"""
+
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from rankscope.agent.capture.stacks import find_raised_line
+from rankscope.agent.guard import describe
+from rankscope.agent.report.builder import ScriptEnd
+
+DETAIL_LENGTH_MAX = 512
+BEFORE_CHILDREN = 100
+"""Priority of a finalizer that runs before those without priority, and before child processes are joined."""
+
+
+class ScriptExit:
+    """The end of the script in this process, as far as it is known: `end`, by default that it has finished."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._previous_excepthook = sys.excepthook
+        self.end = ScriptEnd("finished")
+
+    def install(self) -> None:
+        """Record uncaught exceptions from now on."""
+        sys.excepthook = self._note_uncaught
+
+    def remove(self) -> None:
+        """Restore the previous sys.excepthook, unless the script has replaced it."""
+        if sys.excepthook == self._note_uncaught:
+            sys.excepthook = self._previous_excepthook
+
+    def note_exit(self, code: object) -> None:
+        """Record that the script ended by SystemExit; None and 0 mean success, text means 1, as for the interpreter."""
+        status = code if isinstance(code, int) else int(code is not None)
+        self.end = ScriptEnd("failed" if status else "finished", "SystemExit" if status else "", status)
+
+    def note_error(self, error: BaseException) -> None:
+        """Record that the script ended by an uncaught exception. Do nothing in a forked child."""
+        if os.getpid() == self._pid:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self.end = ScriptEnd(reason, describe(error)[:DETAIL_LENGTH_MAX], 1, find_raised_line(error))
+
+    def _note_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self.note_error(error)
+        self._previous_excepthook(kind, error, trace)
+
+
+def stop_with_process(script_exit: ScriptExit, stop: Callable[[], None]) -> None:
+    """Call `stop` when this process ends, if multiprocessing has started it, with the end recorded before."""
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, _stop, args=(script_exit, stop), exitpriority=BEFORE_CHILDREN)
+
+
+def _stop(script_exit: ScriptExit, stop: Callable[[], None]) -> None:
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        # torch's spawn passes the exception to the parent and exits with 1.
+        if error.code and error.__context__ is not None:
+            script_exit.note_error(error.__context__)
+        else:
+            script_exit.note_exit(error.code)
+    elif error is not None:
+        script_exit.note_error(error)
+    stop()

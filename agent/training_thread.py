@@ -1,0 +1,205 @@
+"""ASSEMBLY: builds and connects what runs on the training thread.
+
+    TorchHooks -> HookEventBuffer -> StepTimer -> DeviceTimers (where there is a GPU) -> ring of step records
+    at boundaries ProfilerWindows -> ring of finished windows
+
+The agent thread drains the two rings. Nothing here raises into the script or waits for the network.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
+from rankscope.agent.profiler.windows import ProfilerWindows
+from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.steps import event_buffer
+from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.ring import Ring
+from rankscope.agent.steps.step_boundaries import NextBoundary, StepBoundaries
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.throughput import ThroughputMeter
+from rankscope.agent.steps.torch_hooks import TorchHooks
+from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import StepRecord
+
+DEVICE = "device"
+DEVICE_TIMES_SHARE = 0.2
+"""Budget of device times as a share of `overhead_ratio_max`, in addition to it: 0.1 % of training by default."""
+COUNTS_MAX = 8
+"""Attempts at a consistent count of step records, which fails while the training thread moves one between places."""
+
+
+class TrainingThread:
+    """What runs on the training thread of one process.
+
+    `find_resident_bytes` returns the resident memory of the process, None if it cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        identity: RankIdentity,
+        environment: Mapping[str, str],
+        guard: Guard,
+        device: TrainingDevice,
+        *,
+        find_resident_bytes: Callable[[], int | None],
+    ) -> None:
+        self._config = config
+        self._guard = guard
+        self._device = device
+        self._records_made = 0
+        self.is_measured = False
+        """Whether the hooks are installed, in this process."""
+        self.throughput = ThroughputMeter(config.warmup_steps)
+        self.steps: Ring[StepRecord] = Ring(config.ring_steps_max)
+        """The finished step records, for the agent thread."""
+        self.captures = GraphCaptures(is_current_stream_capturing)
+        self.windows = ProfilerWindows(
+            config, identity, environment, guard, self.captures, find_resident_bytes=find_resident_bytes
+        )
+        self.device_timers = self._make_device_timers()
+        """None if torch has no GPU, or device times are switched off."""
+        self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
+        inline_parts = (self.windows.scheduler, self.device_timers)
+        self._boundaries = StepBoundaries([part for part in inline_parts if part is not None])
+        self.timer = self._make_timer()
+        self.hooks = TorchHooks(
+            self.timer,
+            guard,
+            self.windows.on_user_profiler,
+            self.windows.ranges,
+            device_timers=self.device_timers,
+            captures=self.captures,
+            buffer=self._make_event_buffer(),
+        )
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self.hooks.install()
+        self.is_measured = True
+
+    def stop(self) -> None:
+        """Finish the last step, and stop to measure."""
+        self.is_measured = False
+        self.hooks.remove()
+        try:
+            self.hooks.catch_up()
+            self.timer.finish()
+        except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
+            self._guard.record("stop", error)
+        self._end_measurements()
+
+    def stop_in_child(self) -> None:
+        """Stop to measure in a forked child, which has neither the threads nor the sockets."""
+        self.is_measured = False
+        with contextlib.suppress(Exception):
+            self.hooks.buffer.reset_lock()
+            self.hooks.remove()
+
+    def on_part_off(self, part: str) -> None:
+        """End running measurements: without hook events no boundary would end them or flush waiting records."""
+        if part == event_buffer.PART:
+            self._end_measurements()
+
+    # -- for the agent thread -----------------------------------------------------------------------------------------
+
+    def count_events(self) -> int | None:
+        """Return the number of hook events so far; None when the hooks are switched off."""
+        return None if self._guard.is_off(event_buffer.PART) else self.hooks.event_count
+
+    def learn_step_time(self, step_ns: int) -> None:
+        """Set the present step time, from which it follows how often steps are measured more closely."""
+        self.windows.plan.learn_step(step_ns)
+        self._boundaries.learn_step(step_ns)
+        if self.device_timers is not None:
+            self.device_timers.plan.learn_step(step_ns)
+
+    def count_records(self, reported: int) -> tuple[int, int, int]:
+        """Return consistent counts of records made, overwritten and buffered: made = reported + the other two."""
+        made = overwritten = buffered = 0
+        for _ in range(COUNTS_MAX):
+            made, overwritten = self._records_made, self.steps.overwritten
+            buffered = len(self.steps) + (0 if self.device_timers is None else self.device_timers.records_waiting)
+            if made == reported + overwritten + buffered:
+                break
+            time.sleep(0)  # let the training thread run first
+        return made, overwritten, buffered
+
+    # -- step records -------------------------------------------------------------------------------------------------
+
+    def _make_timer(self) -> StepTimer:
+        timers = self.device_timers
+        return StepTimer(
+            self._on_record,
+            self._on_boundary,
+            self._on_pause,
+            on_charge=None if timers is None else timers.on_charge,
+            phases_max=self._config.phases_max,
+            read_clock_ns=self.read_event_ns,
+        )
+
+    def _make_event_buffer(self) -> event_buffer.HookEventBuffer:
+        timers = self.device_timers
+        return event_buffer.HookEventBuffer(
+            self.timer,
+            self._guard,
+            self._find_boundary,
+            self._read_other_cost_ns,
+            lambda: timers is None or timers.is_idle,
+        )
+
+    def _make_device_timers(self) -> DeviceTimers | None:
+        """Return None without any cost if torch has no GPU or device times are switched off."""
+        cuda = find_cuda() if self._config.device_times else None
+        if cuda is None:
+            return None
+        share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
+        plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
+        return DeviceTimers(cuda, plan, self._guard, self.steps.append, captures=self.captures)
+
+    def _on_record(self, record: StepRecord) -> None:
+        self._records_made += 1
+        self.throughput.add(record)
+        if self.device_timers is None:
+            self.steps.append(record)
+        else:
+            self.device_timers.on_record(record)
+        self.windows.on_step(record)
+
+    # -- step boundaries ----------------------------------------------------------------------------------------------
+
+    def _find_boundary(self, step: int) -> NextBoundary:
+        self._observe_device()
+        return self._boundaries.next_boundary(step)
+
+    def _observe_device(self) -> None:
+        if not self._guard.is_off(DEVICE):
+            try:
+                self._device.observe()
+            except Exception as error:  # noqa: BLE001 - an unknown GPU must not lose steps
+                self._guard.record(DEVICE, error)
+
+    def _read_other_cost_ns(self) -> int:
+        """Return the CPU time of windows and device times so far, which they measure themselves."""
+        timers_ns = 0 if self.device_timers is None else self.device_timers.spent_ns
+        return self.windows.spent_ns + timers_ns
+
+    def _on_boundary(self, step: int) -> None:
+        if self.device_timers is not None:
+            self.device_timers.on_boundary(step)
+        self.windows.on_boundary(step)
+
+    def _on_pause(self) -> None:
+        if self.device_timers is not None:
+            self.device_timers.on_pause()
+        self.windows.close()
+
+    def _end_measurements(self) -> None:
+        if self.device_timers is not None:
+            self.device_timers.close()
+        self.windows.close()

@@ -1,0 +1,87 @@
+"""What the calls of `rankscope.agent` do to the measurement of this process. None of them raises."""
+
+from collections.abc import Callable
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
+from rankscope.agent.steps.throughput import Throughput
+from rankscope.agent.training_thread import TrainingThread
+
+PART = "user_calls"
+BATCH_SIZES = "batch_sizes"
+
+
+class UserCalls:
+    """The calls of one process, on its training thread. They do nothing while it is not measured."""
+
+    def __init__(self, training: TrainingThread, guard: Guard) -> None:
+        self._training = training
+        self._timer = training.timer
+        self._guard = guard
+        self._evaluations = 0
+
+    def end_step(self, samples: int | None, tokens: int | None) -> None:
+        """Implement `rankscope.agent.step()`."""
+        self._call(self._timer.end_step, self._to_size(samples, tokens))
+
+    def set_batch_size(self, samples: int | None, tokens: int | None) -> None:
+        """Implement `rankscope.agent.batch()`. Ignored in an evaluation, and while gradients are off."""
+        if self._training.hooks.gradients_are_on() and not self._evaluations:
+            self._call(self._timer.set_batch_size, self._to_size(samples, tokens))
+
+    def begin_evaluation(self) -> None:
+        """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""
+        self._evaluations += 1
+        if self._evaluations == 1 and self._training.is_measured:
+            self._call(self._timer.evaluation_begin)
+            self._training.hooks.pause()
+
+    def end_evaluation(self) -> None:
+        """End `with rankscope.agent.evaluation():`."""
+        if not self._evaluations:  # it began before the agent was started
+            return
+        self._evaluations -= 1
+        if not self._evaluations and self._training.is_measured:
+            self._training.hooks.resume()
+            self._call(self._timer.evaluation_end)
+
+    def use_explicit_steps(self) -> None:
+        """End steps only at `end_step`, as a framework's callback calls it, until `resume_auto_steps`."""
+        self._call(self._timer.begin_explicit_steps)
+
+    def resume_auto_steps(self) -> None:
+        """Detect steps again, after the framework's training has ended."""
+        self._call(self._timer.end_explicit_steps)
+
+    def find_throughput(self, last_steps: int | None) -> Throughput | None:
+        """Implement `rankscope.agent.throughput()`."""
+        try:
+            self._training.hooks.catch_up()
+            return self._training.throughput.find(last_steps)
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+            self._guard.record(PART, error)
+            return None
+
+    def begin_phase(self, name: str) -> None:
+        """Begin `with rankscope.agent.phase(name):`."""
+        self._call(self._timer.phase_begin, name)
+
+    def end_phase(self) -> None:
+        """End `with rankscope.agent.phase(name):`."""
+        self._call(self._timer.phase_end)
+
+    def _to_size(self, samples: object, tokens: object) -> BatchSize:
+        try:
+            return to_size(samples, tokens)
+        except Exception as error:  # noqa: BLE001 - objects of the user may fail in any way
+            self._guard.record(BATCH_SIZES, error)
+            return UNKNOWN
+
+    def _call(self, event: Callable[..., None], *arguments: object) -> None:
+        if self._guard.is_off(PART) or not self._training.is_measured:
+            return
+        try:
+            with self._training.hooks.buffer.flushed():
+                event(self._training.read_event_ns(), *arguments)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(PART, error)

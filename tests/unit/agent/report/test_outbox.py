@@ -1,0 +1,76 @@
+"""Tests of the outbox of a rank without a collector."""
+
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.collector_address import CollectorAddress
+from rankscope.agent.config import AgentConfig
+from rankscope.agent.report import outbox as module
+from rankscope.agent.report.builder import Interval, ReportBuilder, build_hello
+from rankscope.agent.report.outbox import SPILL, Outbox
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.messages import Hello
+from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
+
+CLOCK = SystemClock()
+
+
+def hello_of(first_sequence: int) -> Hello:
+    return build_hello(identity_of(0, 1), first_sequence, CLOCK, report_interval_ns=1, torch_version="2.9")
+
+
+def outbox_of(config: AgentConfig) -> Outbox:
+    return Outbox(config, identity_of(0, 1), CLOCK, make_hello=hello_of, introduce=hello_of)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(module, "log_line", lines.append)
+    return lines
+
+
+def test_reports_are_held_until_there_is_a_collector(logged: list[str]) -> None:
+    outbox, builder = outbox_of(AgentConfig()), ReportBuilder()
+    for _ in range(2):
+        outbox.push(builder.build(Interval(), 0), step_count=3)
+    outbox.exchange(0)
+    outbox.log_changes()
+    assert (len(outbox.buffer), outbox.buffer.last_sequence) == (2, 2)
+    assert not outbox.drain(CLOCK.monotonic_ns())
+    outbox.log_summary()
+    outbox.close()
+    assert logged == [], "only a configured collector is logged about"
+    assert (outbox.spill_folder, outbox.errors) == ("", {})
+
+
+def test_unreached_configured_collector_is_in_the_summary(logged: list[str]) -> None:
+    outbox = outbox_of(AgentConfig())
+    outbox.connect(CollectorAddress("tcp://127.0.0.1:9"), is_configured=True)
+    outbox.push(ReportBuilder().build(Interval(), 0), step_count=0)
+    outbox.log_summary()
+    outbox.close()
+    assert len(logged) == 1
+    assert "tcp://127.0.0.1:9 never accepted rank 0; none of its 1 reports was delivered" in logged[0]
+
+
+def test_failing_spill_is_logged_once_and_counted(tmp_path: Path, logged: list[str]) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    outbox, builder = outbox_of(AgentConfig(spill_dir=str(occupied / "spill"))), ReportBuilder()
+    for _ in range(2):
+        outbox.push(builder.build(Interval(), 0), step_count=0)
+        outbox.log_changes()
+    assert outbox.errors[SPILL] >= 1
+    assert len(outbox.buffer) == 2
+    assert [line.startswith("reports cannot be written to spill_dir") for line in logged] == [True]
+    outbox.close()
+
+
+def test_spilled_reports_have_a_folder(tmp_path: Path) -> None:
+    outbox = outbox_of(AgentConfig(spill_dir=str(tmp_path)))
+    outbox.push(ReportBuilder().build(Interval(), 0), step_count=0)
+    assert outbox.spill_folder.startswith(str(tmp_path))
+    outbox.close()
