@@ -47,6 +47,49 @@ class _LightCost(NamedTuple):
     step_ns: float
 
 
+class WindowCosts:
+    """The expected cost of the next window of each kind. After a costly one it falls by a quarter with each window.
+
+    >>> costs = WindowCosts()
+    >>> costs.learn_light(3_000_000, 4, events_a_step=100.0)
+    >>> costs.expect_light_ns(4), costs.light_steps_max
+    (3000000, 4)
+    """
+
+    def __init__(self) -> None:
+        self.full_ns = FULL_COST_ASSUMED_NS
+        self._is_full_known = False
+        self._light: _LightCost | None = None
+        self._light_events_a_step = 0.0
+
+    def learn_full(self, cost_ns: int) -> None:
+        """Record the cost of a full window, of all threads together."""
+        self.full_ns = max(cost_ns, self.full_ns * 3 // 4) if self._is_full_known else cost_ns
+        self._is_full_known = True
+
+    def learn_light(self, cost_ns: int, steps: int, events_a_step: float | None) -> None:
+        """Record the cost of a light window of `steps`, of all threads together, and its events per step."""
+        if events_a_step is not None:
+            self._light_events_a_step = max(events_a_step, self._light_events_a_step * 3 / 4)
+        fixed_ns = min(cost_ns, LIGHT_COST_ASSUMED_NS)
+        per_step_ns = (cost_ns - fixed_ns) / max(1, steps)
+        before = self._light or _LightCost(0.0, 0.0)
+        self._light = _LightCost(max(fixed_ns, before.fixed_ns * 3 / 4), max(per_step_ns, before.step_ns * 3 / 4))
+
+    def expect_light_ns(self, steps: int) -> int:
+        """Return the expected cost of a light window of this length."""
+        if self._light is None:
+            return LIGHT_COST_ASSUMED_NS
+        return round(self._light.fixed_ns + steps * self._light.step_ns)
+
+    @property
+    def light_steps_max(self) -> int:
+        """The largest power of two of steps with at most LIGHT_EVENTS_MAX events."""
+        if not self._light_events_a_step:
+            return UNKNOWN_STEPS
+        return 1 << max(0, int(LIGHT_EVENTS_MAX / self._light_events_a_step).bit_length() - 1)
+
+
 class WindowPlan:
     """Decide which step begins which window. Pure: step numbers and times in, decisions out."""
 
@@ -64,10 +107,8 @@ class WindowPlan:
         self._full_window_interval_ns = full_window_interval_ns
         self._allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
         self._step_ns: int | None = None
-        self._full_cost_ns: int | None = None
-        self._light_cost: _LightCost | None = None
+        self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
-        self._light_events_a_step = 0.0
         self._full_is_too_rare = False
         self.full_window_steps = full_window_steps
         """How many steps the next full window spans; 0 when even one step has too many events to be read."""
@@ -91,17 +132,12 @@ class WindowPlan:
 
     def learn_full(self, cost_ns: int) -> None:
         """Record the cost of a full window, of all threads together."""
-        self._full_cost_ns = max(cost_ns, (self._full_cost_ns or 0) * 3 // 4)
+        self._costs.learn_full(cost_ns)
         self._set_intervals()
 
     def learn_light(self, cost_ns: int, steps: int, events_a_step: float | None) -> None:
         """Record the cost of a light window of `steps`, of all threads together, and its events per step."""
-        if events_a_step is not None:
-            self._light_events_a_step = max(events_a_step, self._light_events_a_step * 3 / 4)
-        fixed_ns = min(cost_ns, LIGHT_COST_ASSUMED_NS)
-        per_step_ns = (cost_ns - fixed_ns) / max(1, steps)
-        before = self._light_cost or _LightCost(0.0, 0.0)
-        self._light_cost = _LightCost(max(fixed_ns, before.fixed_ns * 3 / 4), max(per_step_ns, before.step_ns * 3 / 4))
+        self._costs.learn_light(cost_ns, steps, events_a_step)
         self._set_intervals()
 
     def learn_too_large(self, *, full: bool) -> None:
@@ -119,9 +155,8 @@ class WindowPlan:
     def _set_light(self, step_ns: int) -> None:
         wanted = self._collective_window_ns / step_ns
         self._light_steps_timed = nearest_power(wanted, self._light_steps_timed)
-        self.light_window_steps = min(self._light_steps_timed, self._light_steps_max)
-        share = 1.0 if FULL_WINDOWS in self._allowance.dropped else 0.5
-        affordable_ns = _affordable_interval_ns(self._expected_light_ns, share * self._allowance.windows_ratio)
+        self.light_window_steps = min(self._light_steps_timed, self._costs.light_steps_max)
+        affordable_ns = _affordable_interval_ns(self._expected_light_ns, _share_beside(FULL_WINDOWS, self._allowance))
         affordable = affordable_ns / step_ns
         if affordable <= self.light_window_steps:
             self.light_interval_steps = self.light_window_steps
@@ -131,7 +166,7 @@ class WindowPlan:
 
     def _set_full(self, step_ns: int) -> None:
         wanted = max(self._full_window_interval_ns / step_ns, 2 * self.full_window_steps)
-        affordable_ns = _affordable_interval_ns(self._expected_full_ns, self._full_ratio)
+        affordable_ns = _affordable_interval_ns(self._costs.full_ns, _share_beside(LIGHT_WINDOWS, self._allowance))
         self._full_is_too_rare = affordable_ns > INTERVAL_NS_MAX
         self.full_interval_steps = nearest_power(max(wanted, affordable_ns / step_ns), self.full_interval_steps)
         self.full_stretch_ratio = max(1.0, self.full_interval_steps / power_at_least(wanted))
@@ -166,7 +201,7 @@ class WindowPlan:
         since = step - self._warmup_steps
         if since < 0 or not self._is_full_step(since) or FULL_WINDOWS in self.dropped:
             return False
-        return self._is_affordable(self._expected_full_ns) and (since == 0 or self._are_all_affordable(since))
+        return self._is_affordable(self._costs.full_ns) and (since == 0 or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""
@@ -181,28 +216,10 @@ class WindowPlan:
         return since & (self.light_interval_steps - 1) < self.light_window_steps
 
     @property
-    def _expected_full_ns(self) -> int:
-        return FULL_COST_ASSUMED_NS if self._full_cost_ns is None else self._full_cost_ns
-
-    @property
     def _expected_light_ns(self) -> int:
         """The expected cost of the next light window, by its length."""
-        if self._light_cost is None:
-            return LIGHT_COST_ASSUMED_NS
         is_unknown = self.light_window_steps == UNKNOWN_STEPS
-        steps = LIGHT_FIRST_INTERVAL_STEPS if is_unknown else self.light_window_steps
-        return round(self._light_cost.fixed_ns + steps * self._light_cost.step_ns)
-
-    @property
-    def _light_steps_max(self) -> int:
-        """The largest power of two of steps with at most LIGHT_EVENTS_MAX events."""
-        if not self._light_events_a_step:
-            return UNKNOWN_STEPS
-        return 1 << max(0, int(LIGHT_EVENTS_MAX / self._light_events_a_step).bit_length() - 1)
-
-    @property
-    def _full_ratio(self) -> float:
-        return (1.0 if LIGHT_WINDOWS in self._allowance.dropped else 0.5) * self._allowance.windows_ratio
+        return self._costs.expect_light_ns(LIGHT_FIRST_INTERVAL_STEPS if is_unknown else self.light_window_steps)
 
     @property
     def _light_is_allowed(self) -> bool:
@@ -227,7 +244,13 @@ class WindowPlan:
         interval = self.full_interval_steps
         early = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
         count = 1 + early + since // interval
-        return count * self._expected_full_ns <= self._full_ratio * (self._allowance.elapsed_ns + HEAD_START_NS)
+        share = _share_beside(LIGHT_WINDOWS, self._allowance)
+        return count * self._costs.full_ns <= share * (self._allowance.elapsed_ns + HEAD_START_NS)
+
+
+def _share_beside(other_kind: str, allowance: Allowance) -> float:
+    """Return the share of the time that windows of one kind may cost: half of that of all, unless the other is off."""
+    return (1.0 if other_kind in allowance.dropped else 0.5) * allowance.windows_ratio
 
 
 def _affordable_interval_ns(cost_ns: int, ratio: float) -> float:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankscope.agent import agent_thread
+from rankscope.agent.report import outbox
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Message, Report
 
@@ -21,7 +21,7 @@ def encode_or_fail(message: Message) -> bytes:
     return encode(message)
 
 
-vars(agent_thread)["encode"] = encode_or_fail
+vars(outbox)["encode"] = encode_or_fail
 dist.init_process_group("gloo")
 model = torch.nn.Linear(16, 16)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
