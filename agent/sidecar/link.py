@@ -7,17 +7,12 @@ here affect only the sidecar.
 import contextlib
 import faulthandler
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from rankscope.agent.guard import find_last_error, is_debugging
-from rankscope.agent.identity import drop_rank_variables
-from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.private_folder import PRIVATE_FILE, choose_private
 from rankscope.agent.sidecar.beacon import (
     AGENT_ENDED,
@@ -31,25 +26,19 @@ from rankscope.agent.sidecar.beacon import (
 )
 from rankscope.agent.sidecar.directory import (
     ATTEMPTS,
-    acquire_lock,
     find_places,
     folder_name,
     open_folder,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
-from rankscope.agent.sidecar.faults import read_faults
+from rankscope.agent.sidecar.start import SidecarStarter, raise_faults
 from rankscope.agent.sidecar.worker_server import open_server
-from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.units import NS_PER_S
 
-START_S_MAX: Final = 60.0
-STARTS_MAX: Final = 3
-"""Starts of the sidecar by each rank, in case it is killed."""
 CHECK_NS: Final = 30 * NS_PER_S
 """Interval at which a rank checks that the sidecar holds its lock, and reads the sidecar's errors."""
-STDERR_BYTES_MAX: Final = 64 * 1024
 
 
 class SidecarLink:
@@ -75,7 +64,7 @@ class SidecarLink:
         self._is_descriptor_written = False
         self._beacon: Beacon | None = None
         self._heartbeat = Heartbeat(0)
-        self._starts = 0
+        self._starter = SidecarStarter()
         self._checked_ns = 0
 
     def open(self, now_ns: int) -> None:
@@ -90,7 +79,7 @@ class SidecarLink:
             self._beacon = beacon
             self._is_descriptor_written = False  # it may have been updated meanwhile
             self._write_descriptor()
-        self._start_if_needed()
+        self._starter.start_if_needed(self.folder)
         if self._crash_stacks:
             self._catch_crashes()
         self._open_server()
@@ -114,9 +103,7 @@ class SidecarLink:
             self._write_descriptor()
         if heartbeat.written_host_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = heartbeat.written_host_ns
-            faults = read_faults(self.folder)
-            self._start_if_needed()
-            _raise_faults(faults)
+            self._starter.check(self.folder)
 
     def stop_heartbeat(self) -> None:
         """Mark that no heartbeat follows, although the rank continues. Raise OSError."""
@@ -135,7 +122,7 @@ class SidecarLink:
                     beacon.write_heartbeat(self._heartbeat._replace(state=state, exit_code=exit_code))
                 finally:
                     beacon.close()
-                _raise_faults(read_faults(self.folder))
+                raise_faults(self.folder)
 
     def _write_descriptor(self) -> None:
         """Write the descriptor unless that has been done since its last change. Raise OSError."""
@@ -186,54 +173,8 @@ class SidecarLink:
         else:
             self.update(socket_path=path, why_no_socket="")
 
-    def _start_if_needed(self) -> None:
-        lock = acquire_lock(self.folder)
-        if lock is None:
-            return
-        try:
-            if self._starts < STARTS_MAX:
-                self._starts += 1
-                _start(self.folder, lock)
-        finally:
-            os.close(lock)  # the sidecar has its own copy
-
 
 def _remove_if_empty(folder: str) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(folder)
         os.rmdir(os.path.dirname(folder))
-
-
-def _raise_faults(faults: str) -> None:
-    """Raise the sidecar's errors as UnavailableError, so that the watchdog counts and logs them."""
-    if faults:
-        raise UnavailableError(f"the sidecar of this node had an error: {faults}")
-
-
-def _start(folder: str, lock: int) -> None:
-    """Start the sidecar; return once it has detached from this process. Raise UnavailableError."""
-    # The sidecar must not inherit the launcher's pipes or the training's sockets, whose closing is an event for peers.
-    # It inherits stderr only for debugging.
-    with open_nameless("rankscope-sidecar-start") as stderr:
-        code = _start_and_wait(folder, lock, None if is_debugging() else stderr.fileno())
-        if code:
-            stderr.seek(0)
-            why = find_last_error(stderr.read(STDERR_BYTES_MAX).decode(errors="replace"))
-            raise UnavailableError(f"the sidecar did not start (exit code {code}{f', {why}' if why else ''})")
-
-
-def _start_and_wait(folder: str, lock: int, stderr: int | None) -> int:
-    child = subprocess.Popen(  # noqa: S603 - the agent's own program
-        build_child_command(sys.executable, "rankscope.agent.sidecar", folder, str(lock)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        pass_fds=(lock,),
-        start_new_session=True,
-        env=drop_rank_variables(os.environ),
-    )
-    try:
-        return child.wait(START_S_MAX)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()

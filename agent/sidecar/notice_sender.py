@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
 from rankscope.measure.key_files import ClientKeys
@@ -22,6 +23,10 @@ Notice = RankEnded | RankUnresponsive
 
 ATTEMPTS: Final = 6
 RESEND_NS: Final = 700 * NS_PER_MS
+RUN_NS: Final = 50 * NS_PER_MS
+"""Interval of `run_once` while notices are pending."""
+GIVE_UP_NS: Final = ATTEMPTS * RESEND_NS + NS_PER_S
+"""Time after which every notice is delivered or dropped."""
 NOTICES_MAX: Final = 256
 """Largest number of notices kept for one collector. Above it the oldest is dropped and counted."""
 RECEIVES_MAX: Final = 64
@@ -106,6 +111,39 @@ class NoticeSender:
                 self._pending = deque(one for one in self._pending if one.notice.sequence != message.through)
 
 
+class NoticeSenders:
+    """The senders of notices, by collector. `make` returns that of an endpoint."""
+
+    def __init__(self, make: Callable[[str], NoticeSender]) -> None:
+        self._make = make
+        self._senders: dict[str, NoticeSender] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all notices were delivered or dropped."""
+        return all(sender.is_idle for sender in self._senders.values())
+
+    def enqueue(self, descriptor: Descriptor, notice: Notice) -> None:
+        """Send a notice about a rank to its collector; drop it if the rank never had one."""
+        endpoint = descriptor.endpoint
+        if not endpoint:
+            return
+        if endpoint not in self._senders:
+            self._senders[endpoint] = self._make(endpoint)
+            self._senders[endpoint].keys = descriptor.keys
+        self._senders[endpoint].enqueue(notice)
+
+    def run_once(self, now_ns: int) -> None:
+        """Send and receive what is due, without waiting."""
+        for sender in self._senders.values():
+            sender.run_once(now_ns)
+
+    def close(self) -> None:
+        """Close all senders."""
+        for sender in self._senders.values():
+            sender.close()
+
+
 def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
     import zmq  # noqa: PLC0415
 
@@ -120,9 +158,3 @@ def _open_dealer(endpoint: str, keys: ClientKeys | None) -> Any:
     set_keys(dealer, keys)
     dealer.connect(endpoint)
     return dealer
-
-
-RUN_NS: Final = 50 * NS_PER_MS
-"""Interval of `run_once` while notices are pending."""
-GIVE_UP_NS: Final = ATTEMPTS * RESEND_NS + NS_PER_S
-"""Time after which every notice is delivered or dropped."""

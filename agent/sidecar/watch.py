@@ -14,27 +14,21 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
-from rankscope.agent.capture.stacks import find_torch_folder
+from rankscope.agent.capture.stacks import CAUGHT, find_torch_folder, parse_crash
 from rankscope.agent.sidecar import beacon
-from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
-from rankscope.agent.sidecar.crash_text import CAUGHT, parse_crash
 from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
-from rankscope.agent.sidecar.kernel_view import read_threads
-from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, Notice, NoticeSender
+from rankscope.agent.sidecar.frozen_rank import inspect_frozen
+from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, NoticeSender, NoticeSenders
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
-from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock
-from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.messages import RankEnded
 from rankscope.measure.stalls import PendingCollective, find_deadline
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -43,8 +37,6 @@ RANKS_MAX: Final = 256
 """Largest number of ranks watched on one node."""
 REPEAT_NS: Final = 10 * NS_PER_S
 """Interval of inspecting a rank that stays frozen: below the collector's `rank_silent_s`."""
-ASK_S: Final = 1.0
-"""Timeout of a worker server; dumping a full flight recorder takes 0.2 s."""
 PAUSE_NS_MIN: Final = 5 * NS_PER_S
 """Gap between passes from which the sidecar itself counts as suspended, perhaps with the ranks, which then get time for
 a heartbeat."""
@@ -57,7 +49,7 @@ FIRST_BEACON_NS: Final = 60 * NS_PER_S
 class _Watched:
     """A running rank. `inspected_ns` is the time of the last inspection in the present freeze."""
 
-    descriptor: Descriptor
+    descriptor: beacon.Descriptor
     pidfd: int | None
     ooms: OomKills
     inspected_ns: int | None = None
@@ -67,31 +59,6 @@ class _Watched:
     @property
     def pid(self) -> int:
         return self.descriptor.identity.pid
-
-
-@dataclass
-class _NoticeSenders:
-    """The senders of notices, by collector."""
-
-    make: Callable[[str], NoticeSender]
-    senders: dict[str, NoticeSender] = field(default_factory=dict)
-
-    def enqueue(self, descriptor: Descriptor, notice: Notice) -> None:
-        endpoint = descriptor.endpoint
-        if not endpoint:
-            return
-        if endpoint not in self.senders:
-            self.senders[endpoint] = self.make(endpoint)
-            self.senders[endpoint].keys = descriptor.keys
-        self.senders[endpoint].enqueue(notice)
-
-    def run_once(self, now_ns: int) -> None:
-        for sender in self.senders.values():
-            sender.run_once(now_ns)
-
-    @property
-    def is_idle(self) -> bool:
-        return all(sender.is_idle for sender in self.senders.values())
 
 
 class Watch:
@@ -112,7 +79,7 @@ class Watch:
         self._clock = clock
         self._proc = proc
         self._mounts = mounts
-        self._notices = _NoticeSenders(make_sender)
+        self._notices = NoticeSenders(make_sender)
         self._orphans = orphans or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
@@ -193,7 +160,7 @@ class Watch:
         if rank.pidfd is not None:
             self._poll.unregister(rank.pidfd)
             os.close(rank.pidfd)
-        heartbeat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
+        heartbeat = beacon.read_heartbeat(self._folder, name) or beacon.Heartbeat(0)
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
@@ -203,10 +170,16 @@ class Watch:
             absent = {} if status is not None else {"exit_code": "its parent reaped it before it could be read"}
             if damage:
                 absent["spill"] = damage[:200]
-            end = self._describe_end(rank, heartbeat, status, crash)
-            self._notices.enqueue(rank.descriptor, msgspec.structs.replace(end, absent=absent))
+            self._notices.enqueue(rank.descriptor, self._describe_end(rank, heartbeat, status, crash, absent))
 
-    def _describe_end(self, rank: _Watched, heartbeat: Heartbeat, status: ExitStatus | None, crash: str) -> RankEnded:
+    def _describe_end(
+        self,
+        rank: _Watched,
+        heartbeat: beacon.Heartbeat,
+        status: ExitStatus | None,
+        crash: str,
+        absent: Mapping[str, str],
+    ) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
         number = None if status is None else status.signal
         deadlines_ns = (heartbeat.deadline_host_ns, rank.deadline_ns)
@@ -232,6 +205,7 @@ class Watch:
             last_step=heartbeat.last_step,
             pending=rank.pending,
             stacks=parse_crash(crash, find_torch_folder()) if status is None or number in CAUGHT else (),
+            absent=dict(absent),
         )
 
     # -- frozen -------------------------------------------------------------------------------------------------------
@@ -247,54 +221,24 @@ class Watch:
         return rank.inspected_ns is None or now_ns - rank.inspected_ns >= REPEAT_NS
 
     def _inspect_frozen(self, name: str, rank: _Watched) -> None:
-        descriptor = rank.descriptor
-        heartbeat = beacon.read_heartbeat(self._folder, name) or Heartbeat(0)
-        view = read_threads(rank.pid, self._proc)
-        absent: dict[str, str] = {}
-        dumps = []
-        waits: dict[str, int] = {}
-        if descriptor.socket_path:
-            dumps = ask_dumps(descriptor.socket_path, ASK_S, absent)
-            waits = ask_waits(descriptor.socket_path, ASK_S) if dumps else {}
-        else:
-            absent["pending"] = f"torch's worker server does not run in the rank: {descriptor.why_no_socket}"
-        labels = self._find_labels(descriptor, find_names(dumps))
-        if dumps:
-            rank.pending = find_pending(dumps, labels, self._clock.wall_ns()).collectives
-        rank.inspected_ns = self._clock.monotonic_ns()
-        rank.deadline_ns = find_deadline(rank.pending, rank.inspected_ns) if dumps else rank.deadline_ns
-        notice = RankUnresponsive(
-            sequence=1,
-            identity=descriptor.identity,
-            host_ns=rank.inspected_ns,
-            since_host_ns=heartbeat.written_host_ns,
-            last_step=heartbeat.last_step,
-            state=view.state,
-            threads=view.threads,
-            threads_left_out=view.left_out,
-            progress=to_statuses(dumps, labels),
-            pending=rank.pending if dumps else (),
-            waits=waits,
-            absent=absent,
-        )
-        self._notices.enqueue(descriptor, notice)
-
-    @staticmethod
-    def _find_labels(descriptor: Descriptor, names: dict[int, str]) -> dict[int, str]:
-        known = descriptor.group_labels
-        return {number: known[name] for number, name in names.items() if name in known}
+        heartbeat = beacon.read_heartbeat(self._folder, name) or beacon.Heartbeat(0)
+        notice, are_dumps_read = inspect_frozen(rank.descriptor, heartbeat, self._clock, self._proc)
+        rank.inspected_ns = notice.host_ns
+        if are_dumps_read:  # else what was pending at the last inspection is still so
+            rank.pending = notice.pending
+            rank.deadline_ns = find_deadline(rank.pending, rank.inspected_ns)
+        self._notices.enqueue(rank.descriptor, notice)
 
     def close(self) -> None:
         """Close all senders and process handles."""
         self._orphans.close()
-        for sender in self._notices.senders.values():
-            sender.close()
+        self._notices.close()
         for rank in self._watched.values():
             if rank.pidfd is not None:
                 with contextlib.suppress(OSError):
                     os.close(rank.pidfd)
 
 
-def _matches_goodbye(status: ExitStatus, heartbeat: Heartbeat) -> bool:
+def _matches_goodbye(status: ExitStatus, heartbeat: beacon.Heartbeat) -> bool:
     """Return whether the process ended with the exit code of its goodbye, which is absent for a completed script."""
     return status.signal is None and status.exit_code == (heartbeat.exit_code or 0)

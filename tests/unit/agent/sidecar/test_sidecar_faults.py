@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.agent.sidecar.directory import LOCK, open_folder, remove_folder
 from rankscope.agent.sidecar.faults import FAULTS, FAULTS_MAX, SidecarFaults, read_faults
-from rankscope.agent.sidecar.link import _start
+from rankscope.agent.sidecar.start import _start
 from rankscope.measure.errors import UnavailableError
 from tests.integration.serving import wait_for
 

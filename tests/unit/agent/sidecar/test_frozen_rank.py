@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from rankscope.agent.sidecar.kernel_view import THREADS_MAX, read_threads
+from rankscope.agent.sidecar.frozen_rank import THREADS_MAX, read_threads
 
 PID = 4711
 HERTZ = os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Reads from /proc where each thread of a frozen process is blocked.
+"""Describes where a frozen rank is blocked: its threads from /proc, its collectives from torch's worker server.
 
 The kernel function (wchan) and the system call number may be hidden from this user: then they are None, and the state
 and CPU time remain. A rank process has hundreds of sleeping threads; the main thread comes first, then those that run
@@ -9,6 +9,11 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
+from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
+from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
+from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
+from rankscope.measure.clock import Clock
+from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.proc_stat import read_stat
 from rankscope.measure.stalls import KernelThread
 from rankscope.measure.units import NS_PER_S
@@ -16,6 +21,8 @@ from rankscope.measure.units import NS_PER_S
 THREADS_MAX: Final = 32
 LISTED_MAX: Final = 2048
 """Largest number of threads read of one process."""
+ASK_S: Final = 1.0
+"""Timeout of a worker server; dumping a full flight recorder takes 0.2 s."""
 _NOTHING: Final = frozenset({"", "0"})
 
 
@@ -25,6 +32,38 @@ class KernelView(NamedTuple):
     state: str
     threads: tuple[KernelThread, ...]
     left_out: int
+
+
+def inspect_frozen(
+    descriptor: Descriptor, heartbeat: Heartbeat, clock: Clock, proc: str = "/proc"
+) -> tuple[RankUnresponsive, bool]:
+    """Return the notice about a frozen rank, and whether its flight recorders were read. It may take seconds."""
+    view = read_threads(descriptor.identity.pid, proc)
+    absent: dict[str, str] = {}
+    dumps = []
+    waits: dict[str, int] = {}
+    if descriptor.socket_path:
+        dumps = ask_dumps(descriptor.socket_path, ASK_S, absent)
+        waits = ask_waits(descriptor.socket_path, ASK_S) if dumps else {}
+    else:
+        absent["pending"] = f"torch's worker server does not run in the rank: {descriptor.why_no_socket}"
+    known = descriptor.group_labels
+    labels = {number: known[name] for number, name in find_names(dumps).items() if name in known}
+    notice = RankUnresponsive(
+        sequence=1,
+        identity=descriptor.identity,
+        host_ns=clock.monotonic_ns(),
+        since_host_ns=heartbeat.written_host_ns,
+        last_step=heartbeat.last_step,
+        state=view.state,
+        threads=view.threads,
+        threads_left_out=view.left_out,
+        progress=to_statuses(dumps, labels),
+        pending=find_pending(dumps, labels, clock.wall_ns()).collectives if dumps else (),
+        waits=waits,
+        absent=absent,
+    )
+    return notice, bool(dumps)
 
 
 def read_threads(pid: int, proc: str = "/proc") -> KernelView:

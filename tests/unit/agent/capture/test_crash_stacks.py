@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX
-from rankscope.agent.sidecar.crash_text import parse_crash
+from rankscope.agent.capture.stacks import FRAMES_MAX, OUR_FILES, THREADS_MAX, parse_crash
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 SCRIPT = """
