@@ -20,9 +20,6 @@ IMPORTERS_MIN: Final = 2
 
 TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
 MANY_METHODS: Final = {
-    "agent/agent_thread.py AgentThread": TO_DIVIDE,
-    "agent/profiler/window_plan.py WindowPlan": TO_DIVIDE,
-    "agent/session.py Session": TO_DIVIDE,
     "agent/steps/device_timers.py DeviceTimers": TO_DIVIDE,
     "agent/steps/step_timer.py StepTimer": TO_DIVIDE,
     "agent/steps/torch_hooks.py TorchHooks": TO_DIVIDE,
@@ -40,10 +37,6 @@ MANY_METHODS: Final = {
 ASSEMBLES: Final = "assembles its program: to import the parts is what it is for"
 COMMAND: Final = "a command reaches into every room that it needs; nothing imports it"
 MANY_IMPORTS: Final = {
-    "agent/agent_thread.py": TO_DIVIDE,
-    "agent/session.py": ASSEMBLES,
-    "agent/sidecar/link.py": TO_DIVIDE,
-    "agent/sidecar/watch.py": ASSEMBLES,
     "collector/commands/main.py": COMMAND,
     "collector/commands/serve.py": COMMAND,
     "collector/commands/status.py": COMMAND,
@@ -59,9 +52,6 @@ MANY_IMPORTS: Final = {
 
 ONE_COMMAND: Final = "one file a command, so that it is found by its name"
 SMALL: Final = {
-    "agent/shutdown/gloo_drain.py": "one way in which a process ends without harm, found by its name",
-    "agent/shutdown/spawn_exit.py": "one way in which a process ends without harm, found by its name",
-    "agent/sidecar/crash_text.py": "pure, apart from the sidecar's processes and sockets",
     "agent/steps/stepless.py": "to be folded with the step timer",
     "collector/commands/demo.py": ONE_COMMAND,
     "collector/commands/keys.py": ONE_COMMAND,
