@@ -24,7 +24,7 @@ from rankscope.collector.ingest.exchange import Exchange
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
-from rankscope.collector.publish.http_listener import HttpListener, listen_http
+from rankscope.collector.publish.http_listener import PORT_WAIT_S, HttpListener, listen_http
 from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
 from rankscope.collector.publish.snapshot_messages import Health
 from rankscope.collector.publisher import PublisherThread
@@ -85,7 +85,9 @@ class Service:
         self._last_tick_ns = clock.monotonic_ns()
         self._snapshot = Snapshot(wall_s=self._wall_s(), version=__version__)
         self._journal = Journal(config, self._wall_s(), self._faults.count)
-        self._listener = self._listen(config.http_listen)
+        # A publisher that is a process has the port for a moment longer than the collector before this one.
+        wait_s = 0.0 if start_publisher is PublisherThread else PORT_WAIT_S
+        self._listener = self._listen(config.http_listen, wait_s)
         self._metrics_url = f"{self._listener.url(is_secure=http.tls is not None)}/metrics"
         self._receive_thread.metrics_url = self._metrics_url
         self._link = PublisherLink(
@@ -110,9 +112,9 @@ class Service:
         self._snapshot = self._build_snapshot()
         self._link.start()
 
-    def _listen(self, address: str) -> HttpListener:
+    def _listen(self, address: str, wait_s: float) -> HttpListener:
         try:
-            return listen_http(address)
+            return listen_http(address, wait_s)
         except Exception:
             self._receiver.close()
             self._exchange.close()

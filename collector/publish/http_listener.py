@@ -28,9 +28,9 @@ class HttpListener(NamedTuple):
         return f"http{'s' if is_secure else ''}://{host}:{self.socket.getsockname()[1]}"
 
 
-def listen_http(address: str) -> HttpListener:
+def listen_http(address: str, wait_s: float = 0.0) -> HttpListener:
     """Listen at `address`, `HOST:PORT`; port 0 is a free one. Raises SettingError for what is no address,
-    UnavailableError where nothing can listen.
+    UnavailableError where nothing can listen; a port that is in use is waited for up to `wait_s`.
     """
     problem = find_address_problem(address, listening=True)
     if problem is not None:
@@ -41,7 +41,7 @@ def listen_http(address: str) -> HttpListener:
     try:
         # Not SO_REUSEPORT: two collectors on one port would each get half of the scrapes.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(listening, ("" if host == "*" else host.strip("[]"), int(port.replace("*", "0"))))
+        _bind(listening, ("" if host == "*" else host.strip("[]"), int(port.replace("*", "0"))), wait_s)
         listening.listen(CONNECTIONS_WAITING_MAX)
     except OSError as error:
         listening.close()
@@ -52,9 +52,8 @@ def listen_http(address: str) -> HttpListener:
     return HttpListener(listening, host)
 
 
-def _bind(listening: socket.socket, address: tuple[str, int]) -> None:
-    """Bind, and wait up to PORT_WAIT_S for a port that is in use."""
-    end_s = time.monotonic() + PORT_WAIT_S
+def _bind(listening: socket.socket, address: tuple[str, int], wait_s: float) -> None:
+    end_s = time.monotonic() + wait_s
     while True:
         try:
             listening.bind(address)
