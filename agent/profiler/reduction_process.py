@@ -214,7 +214,8 @@ class ReductionProcesses:
         if self.failed["reduction_failed"] == 1:
             if child_errors and is_debugging():
                 log_line(f"the process that breaks windows down wrote:\n{child_errors.rstrip()}")
-            log_line(f"a profiler window could not be broken down ({why}); training is not affected, this is counted")
+            lost = "training is not affected, and lost windows are counted"
+            log_line(f"a profiler window could not be broken down ({why}); {lost}")
 
     def _count(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1

@@ -128,6 +128,37 @@ class _Timing(msgspec.Struct):
         return sorted(self.costs_ns)[(len(self.costs_ns) - 1) // 2] * len(self.costs_ns)
 
 
+class _EventPool:
+    """CUDA events by device, at most `events_max` in all: making one costs more than recording it."""
+
+    def __init__(self, cuda: Any, events_max: int) -> None:
+        self._cuda = cuda
+        self._events_max = events_max
+        self._events_made = 0
+        self._free: dict[int, list[Any]] = {}
+
+    def record(self, stream: Any) -> Any:
+        """Record and return an event in the stream; None when the pool is empty."""
+        free = self._free.setdefault(stream.device_index, [])  # an event belongs to the device it was used on
+        if free:
+            event = free.pop()
+        elif self._events_made < self._events_max:
+            self._events_made += 1
+            event = self._cuda.Event(enable_timing=True)
+        else:
+            return None
+        event.record(stream)
+        return event
+
+    def release(self, timing: _Timing) -> None:
+        """Return the events of a step to the pool, also those not complete yet: recording them anew resets them."""
+        if timing.stream is not None:
+            free = self._free.setdefault(timing.stream.device_index, [])
+            free.extend(timing.events.values())
+            if timing.start is not None:
+                free.append(timing.start)
+
+
 class DeviceTimers:
     """Time steps on the device, on the training thread. `on_record` gets every record passed in, in order.
 
@@ -155,10 +186,8 @@ class DeviceTimers:
         self._on_record = on_record
         self._captures = captures or GraphCaptures(cuda.is_current_stream_capturing)
         self._read_clock_ns = read_clock_ns
-        self._events_max = events_max
+        self._pool = _EventPool(cuda, events_max)
         self._records_waiting_max = records_waiting_max
-        self._events_made = 0
-        self._free: dict[int, list[Any]] = {}
         self._timing: _Timing | None = None
         self._waiting: deque[tuple[StepRecord, _Timing | None]] = deque()
         self._queried_ns = 0
@@ -210,7 +239,7 @@ class DeviceTimers:
         """Discard the step that had begun: an evaluation begins."""
         timing, self._timing = self._timing, None
         if timing is not None:
-            self._release(timing)
+            self._pool.release(timing)
 
     def on_record(self, record: StepRecord) -> None:
         """Pass the record of a finished step on, or hold it back for its device times or behind such a record."""
@@ -244,7 +273,8 @@ class DeviceTimers:
             timing.skip = CAPTURE
         else:
             timing.stream = self._cuda.current_stream()
-            timing.start = self._record(timing)
+            timing.start = self._pool.record(timing.stream)
+            timing.skip = POOL_EMPTY if timing.start is None else None
         timing.costs_ns.append(self._read_clock_ns() - begin_ns)
         self._timing = timing
 
@@ -254,8 +284,10 @@ class DeviceTimers:
         try:
             timing.skip = self._find_obstacle(timing)
             if timing.skip is None:
-                event = self._record(timing)
-                if event is not None:
+                event = self._pool.record(timing.stream)
+                if event is None:
+                    timing.skip = POOL_EMPTY
+                else:
                     timing.events[now_ns] = event
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
@@ -269,20 +301,6 @@ class DeviceTimers:
         if self._cuda.current_stream() != timing.stream:
             return STREAM_CHANGED  # times of two streams are not comparable
         return None
-
-    def _record(self, timing: _Timing) -> Any:
-        """Record and return an event in the step's stream; None when the pool is empty."""
-        free = self._free.setdefault(timing.stream.device_index, [])  # an event belongs to the device it was used on
-        if free:
-            event = free.pop()
-        elif self._events_made < self._events_max:
-            self._events_made += 1
-            event = self._cuda.Event(enable_timing=True)
-        else:
-            timing.skip = POOL_EMPTY
-            return None
-        event.record(timing.stream)
-        return event
 
     def _finish_timing(self, timing: _Timing, record: StepRecord) -> _Timing | None:
         """Return the timing of the finished step, cut to its end; None when the step is skipped."""
@@ -335,7 +353,7 @@ class DeviceTimers:
             until_ns = round(timing.start.elapsed_time(timing.events[charged_ns]) * NS_PER_MS)
             phases_ns[phase] = phases_ns.get(phase, 0) + until_ns - at_ns
             at_ns = until_ns
-        self._release(timing)
+        self._pool.release(timing)
         self.plan.learn_cost(timing.marks_cost_ns + self._read_clock_ns() - begin_ns)
         return msgspec.structs.replace(record, device_phases_ns=phases_ns)
 
@@ -348,15 +366,7 @@ class DeviceTimers:
 
     def _skip(self, timing: _Timing, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        self._release(timing)
-
-    def _release(self, timing: _Timing) -> None:
-        """Return its events to the pool, also those not complete yet: recording them anew resets them."""
-        if timing.stream is not None:
-            free = self._free.setdefault(timing.stream.device_index, [])
-            free.extend(timing.events.values())
-            if timing.start is not None:
-                free.append(timing.start)
+        self._pool.release(timing)
 
     def _fail(self, error: Exception) -> None:
         self._guard.record(PART, error)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.agent.steps.patches import Patch
+
 NO_SESSION = 0
 
 
@@ -27,6 +29,22 @@ class OpenRanges:
         self._deferred_exits: deque[Callable[[], Any]] = deque()
         self._begin_watching: Callable[[], None] = lambda: None
         self._end_watching: Callable[[], None] = lambda: None
+
+    def watch(self, record_function: Any) -> Callable[[], None]:
+        """Wrap this class while a session is on; return what ends that."""
+        enter = Patch(record_function, "__enter__", self.wrap_enter)
+        leave = Patch(record_function, "__exit__", self.wrap_exit)
+
+        def begin() -> None:
+            enter.apply()
+            leave.apply()
+
+        def end() -> None:
+            enter.revert()
+            leave.revert()
+
+        self.watch_sessions(begin, end)
+        return end
 
     def watch_sessions(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         """Call `begin`, which installs the wrappers, when a session begins, and `end`, which removes them, when it

@@ -91,7 +91,7 @@ class TorchHooks:
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
             self._watch_user_profiler(torch)
-            self._watch_ranges(torch)
+            self._undo.append(self._ranges.watch(torch.autograd.profiler.record_function))
             self._watch_captures(torch)
         except BaseException:
             self.remove()
@@ -281,22 +281,6 @@ class TorchHooks:
             (self._ranges.on_session_begin if begins else self._ranges.on_session_end)()
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
-
-    def _watch_ranges(self, torch: Any) -> None:
-        record_function = torch.autograd.profiler.record_function
-        enter = Patch(record_function, "__enter__", self._ranges.wrap_enter)
-        leave = Patch(record_function, "__exit__", self._ranges.wrap_exit)
-
-        def begin() -> None:
-            enter.apply()
-            leave.apply()
-
-        def end() -> None:
-            enter.revert()
-            leave.revert()
-
-        self._ranges.watch_sessions(begin, end)
-        self._undo.append(end)
 
     def _watch_captures(self, torch: Any) -> None:
         by_any_device = getattr(getattr(torch, "accelerator", None), "Graph", None)  # torch 2.13 and newer

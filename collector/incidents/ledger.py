@@ -11,7 +11,7 @@ So there is one incident for each root cause, however often its finding flaps. A
 incidents of the store have no finding: each waits to be found again (`Rules.restart_grace_s`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -269,19 +269,10 @@ class Ledger:
         for resolved_wall_s, number in sorted(resolved, reverse=True):
             if now_wall_s - resolved_wall_s > self._rules.reopen_s:
                 return None
-            origin = self._find_origin(self._incidents[number])
+            origin = _find_origin(self._incidents, self._incidents[number])
             if origin is not None and now_wall_s - (origin.resolved_wall_s or now_wall_s) <= self._rules.reopen_s:
                 return origin
         return None
-
-    def _find_origin(self, incident: Incident) -> Incident | None:
-        """Return the incident that this one was finally merged into, itself if none; None when that is forgotten."""
-        seen = {incident.id}
-        found: Incident | None = incident
-        while found is not None and found.merged_into is not None and found.merged_into not in seen:
-            seen.add(found.merged_into)
-            found = self._incidents.get(found.merged_into)
-        return found
 
     def _begin(self, run: str, finding: Finding, now_wall_s: float) -> None:
         if not self._make_room(1):
@@ -348,6 +339,16 @@ class Ledger:
 
 def _current_findings(run: RunFindings) -> tuple[Finding, ...]:
     return (*run.open_findings, run.failure) if run.failure is not None else tuple(run.open_findings)
+
+
+def _find_origin(incidents: Mapping[int, Incident], incident: Incident) -> Incident | None:
+    """Return the incident that this one was finally merged into, itself if none; None when that is forgotten."""
+    seen = {incident.id}
+    found: Incident | None = incident
+    while found is not None and found.merged_into is not None and found.merged_into not in seen:
+        seen.add(found.merged_into)
+        found = incidents.get(found.merged_into)
+    return found
 
 
 def _add(*amounts: float | None) -> float | None:

@@ -241,12 +241,12 @@ class Receiver:
     def _decode(self, routed: RoutedMessage) -> Message | None:
         if not routed.connection.spend(self._pass, routed.size_bytes):
             self._router.cut(routed, OVER_BUDGET)
-        reason = routed.connection.cut_reason or (FORGED_ADDRESS if self._is_forged(routed.name) else "")
+        reason = routed.connection.cut_reason or (FORGED_ADDRESS if _is_forged(routed.name) else "")
         if reason:
             self._refuse(routed, reason)
             return None
         try:
-            return self._decode_frame(routed.name, self._find_frame(routed))
+            return self._decode_frame(routed.name, _find_frame(routed, self._message_bytes_max))
         except DecodeError as error:
             self._refuse(routed, error.reason.value)
             return None
@@ -270,20 +270,6 @@ class Receiver:
                 self.send(peer, Refused(reason=error.reason.value, detail=f"the collector answers: {error}"))
             raise
 
-    def _is_forged(self, peer: bytes) -> bool:
-        """Return whether a peer uses the address of a rank behind a relay as its routing id. libzmq prevents this, but
-        another implementation of its protocol could do it, and answers to it would go to that rank.
-        """
-        return split_address(peer) is not None
-
-    def _find_frame(self, routed: RoutedMessage) -> bytes:
-        if routed.parts != 1:
-            raise DecodeError(DecodeReason.BAD_BODY, f"{routed.parts} parts; a frame is one")
-        if len(routed.body) > self._message_bytes_max:
-            detail = f"{len(routed.body)} bytes, the limit is {self._message_bytes_max}"
-            raise DecodeError(DecodeReason.TOO_LARGE, detail)
-        return routed.body
-
     def _note_refused_connection(self, reason: str, address: str, key: str) -> None:
         _count(self.connections_refused, reason)
         self._refusals.append(Refusal(reason, address, key))
@@ -291,3 +277,19 @@ class Receiver:
 
 def _count(counts: dict[str, int], reason: str) -> None:
     counts[reason] = counts.get(reason, 0) + 1
+
+
+def _is_forged(peer: bytes) -> bool:
+    """Return whether a peer uses the address of a rank behind a relay as its routing id. libzmq prevents this, but
+    another implementation of its protocol could do it, and answers to it would go to that rank.
+    """
+    return split_address(peer) is not None
+
+
+def _find_frame(routed: RoutedMessage, bytes_max: int) -> bytes:
+    """Return the frame of a message. Raises DecodeError for several parts, and for more than `bytes_max` bytes."""
+    if routed.parts != 1:
+        raise DecodeError(DecodeReason.BAD_BODY, f"{routed.parts} parts; a frame is one")
+    if len(routed.body) > bytes_max:
+        raise DecodeError(DecodeReason.TOO_LARGE, f"{len(routed.body)} bytes, the limit is {bytes_max}")
+    return routed.body

@@ -155,7 +155,7 @@ def render(head: str, found: dict[Job, list[Stretch]]) -> str:
             r = ratios_of(stretches, what)
             lines.append(
                 f"| {job.ranks} | {step_ms:.1f} ms | {job.windows} | {way} | {r.median:.4f} | "
-                f"{r.low:.4f} to {r.high:.4f} | {r.smallest:.3f} | {r.largest:.3f} | {len(stretches) // 2} |"
+                f"{r.interval} | {r.smallest:.3f} | {r.largest:.3f} | {len(stretches) // 2} |"
             )
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     return "\n\n".join(["# What the agent costs a step, within one job", head, explanation, "\n".join(lines)]) + "\n"

@@ -43,6 +43,8 @@ SLOWER_MAX = 8.0
 """A run may take this many times as long as the steps are meant to."""
 END_S_MAX = 60.0
 COLLECTOR_START_S_MAX = 60.0
+INTERVAL_ROUNDS_MIN = 6
+"""The median of fewer values lies outside of all of them with more than 5 % probability: 2 * 0.5**5 is 6 %."""
 RESAMPLES = 10_000
 
 SCRIPT = Path(__file__).with_name("training.py")
@@ -87,13 +89,20 @@ class Job(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """A quotient of two arms over all rounds; `low` and `high` bound the median with 95 % confidence."""
+    """A quotient of two arms over all rounds; `low` and `high` bound the median with 95 % confidence, None for fewer
+    than INTERVAL_ROUNDS_MIN rounds, which have no such bounds.
+    """
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     smallest: float
     largest: float
+
+    @property
+    def interval(self) -> str:
+        """The bounds for a table."""
+        return "none" if self.low is None or self.high is None else f"{self.low:.4f} to {self.high:.4f}"
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -205,15 +214,18 @@ def measure(job: Job, pairs: int, seconds: float) -> list[Round]:
 def compare(ratios: Sequence[float]) -> Ratios:
     """The median of the ratios with a bootstrap interval: the middle 95 % of the medians of resampled rounds.
 
-    >>> compare([1.0, 1.0, 1.0])
+    >>> compare([1.0] * 6)
     Ratios(median=1.0, low=1.0, high=1.0, smallest=1.0, largest=1.0)
+    >>> compare([1.0]).interval
+    'none'
     """
     chance = random.Random(0)
     medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    has_interval = len(ratios) >= INTERVAL_ROUNDS_MIN
     return Ratios(
         median=statistics.median(ratios),
-        low=medians[int(0.025 * RESAMPLES)],
-        high=medians[int(0.975 * RESAMPLES)],
+        low=medians[int(0.025 * RESAMPLES)] if has_interval else None,
+        high=medians[int(0.975 * RESAMPLES)] if has_interval else None,
         smallest=min(ratios),
         largest=max(ratios),
     )
@@ -302,9 +314,7 @@ def render_summary(rounds: Sequence[Round]) -> str:
     for arm in list(ARMS)[1:]:
         for way, what in WAYS.items():
             found = compare(ratios_of(rounds, arm, what))
-            numbers = (
-                f"{found.median:.4f} | {found.low:.4f} to {found.high:.4f} | {found.smallest:.4f} | {found.largest:.4f}"
-            )
+            numbers = f"{found.median:.4f} | {found.interval} | {found.smallest:.4f} | {found.largest:.4f}"
             lines.append(f"| {arm} | {way} | {numbers} |")
     return "\n".join(lines)
 

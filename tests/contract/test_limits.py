@@ -20,14 +20,10 @@ IMPORTERS_MIN: Final = 2
 
 TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
 MANY_METHODS: Final = {
-    "agent/steps/device_timers.py DeviceTimers": TO_DIVIDE,
     "agent/steps/step_timer.py StepTimer": TO_DIVIDE,
-    "agent/steps/torch_hooks.py TorchHooks": TO_DIVIDE,
     "collector/detect/hangs/detector.py _HangJudge": TO_DIVIDE,
-    "collector/incidents/ledger.py Ledger": TO_DIVIDE,
     "collector/ingest/admission.py Admission": TO_DIVIDE,
     "collector/ingest/receive_thread.py ReceiveThread": TO_DIVIDE,
-    "collector/ingest/receiver.py Receiver": TO_DIVIDE,
     "collector/steps/step_table.py StepTable": TO_DIVIDE,
     "collector/storage/run_recorder.py Recorder": TO_DIVIDE,
     "measure/rank_view.py RankView": TO_DIVIDE,

@@ -153,7 +153,7 @@ def test_first_failed_child_is_reported_with_its_line(capsys: pytest.CaptureFixt
     assert line.startswith(
         "rankscope: a profiler window could not be broken down (json.decoder.JSONDecodeError: Expecting"
     )
-    assert re.search(r", at /.*/json/decoder\.py:\d+\); training is not affected, this is counted$", line)
+    assert re.search(r", at /.*/json/decoder\.py:\d+\); training is not affected, and lost windows are counted$", line)
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:
