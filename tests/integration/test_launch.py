@@ -52,9 +52,11 @@ def check_parts(window: WindowBreakdown) -> None:
 
 
 def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
-    plain = run(torchrun(2, "small_ddp.py"))
+    # Steps of 3 ms alone would end before the first report, and more windows would wait for it than may.
+    job = ("small_ddp.py", "--pause-s", "0.02")
+    plain = run(torchrun(2, *job))
     with listening() as collector:
-        watched = watch(collector, torchrun(2, *AGENT, "small_ddp.py"))
+        watched = watch(collector, torchrun(2, *AGENT, *job))
     assert (plain.exit_code, watched.exit_code) == (0, 0)
     assert find_losses(watched) == find_losses(plain)
     assert len(find_losses(watched)) == 4 * 10

@@ -6,6 +6,7 @@ Rank 0 prints each loss with all its digits, so that two runs can be compared bi
 
 import argparse
 import contextlib
+import time
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps of an epoch")
     parser.add_argument("--accumulate", type=int, default=1, help="backwards of a step")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="after each batch")
     parser.add_argument("--evaluate", action="store_true", help="after each epoch")
     parser.add_argument("--workers", nargs="*", default=[], help="how the loader of each epoch starts its worker")
     return parser.parse_args()
@@ -61,6 +63,7 @@ class Training:
         for number, batch in enumerate(self.load(workers), start=1):
             with record_function("a batch"):
                 self.learn(batch, steps=number % self.options.accumulate == 0)
+            time.sleep(self.options.pause_s)
 
     def learn(self, batch: torch.Tensor, *, steps: bool) -> None:
         with contextlib.nullcontext() if steps else self.model.no_sync():
