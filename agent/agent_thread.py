@@ -14,7 +14,7 @@ from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.outbox import Outbox
 from rankscope.agent.sample.rank_samples import RankSamples
-from rankscope.agent.steps.stepless import SteplessNotice
+from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
 from rankscope.measure.clock import Clock

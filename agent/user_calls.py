@@ -16,24 +16,24 @@ class UserCalls:
 
     def __init__(self, training: TrainingThread, guard: Guard) -> None:
         self._training = training
-        self._timer = training.timer
+        self._steps = training.timer.user
         self._guard = guard
         self._evaluations = 0
 
     def end_step(self, samples: int | None, tokens: int | None) -> None:
         """Implement `rankscope.agent.step()`."""
-        self._call(self._timer.end_step, self._to_size(samples, tokens))
+        self._call(self._steps.end_step, self._to_size(samples, tokens))
 
     def set_batch_size(self, samples: int | None, tokens: int | None) -> None:
         """Implement `rankscope.agent.batch()`. Ignored in an evaluation, and while gradients are off."""
         if self._training.hooks.gradients_are_on() and not self._evaluations:
-            self._call(self._timer.set_batch_size, self._to_size(samples, tokens))
+            self._call(self._steps.set_batch_size, self._to_size(samples, tokens))
 
     def begin_evaluation(self) -> None:
         """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""
         self._evaluations += 1
         if self._evaluations == 1 and self._training.is_measured:
-            self._call(self._timer.evaluation_begin)
+            self._call(self._steps.begin_evaluation)
             self._training.hooks.pause()
 
     def end_evaluation(self) -> None:
@@ -43,15 +43,15 @@ class UserCalls:
         self._evaluations -= 1
         if not self._evaluations and self._training.is_measured:
             self._training.hooks.resume()
-            self._call(self._timer.evaluation_end)
+            self._call(self._steps.end_evaluation)
 
     def use_explicit_steps(self) -> None:
         """End steps only at `end_step`, as a framework's callback calls it, until `resume_auto_steps`."""
-        self._call(self._timer.begin_explicit_steps)
+        self._call(self._steps.begin_explicit_steps)
 
     def resume_auto_steps(self) -> None:
         """Detect steps again, after the framework's training has ended."""
-        self._call(self._timer.end_explicit_steps)
+        self._call(self._steps.end_explicit_steps)
 
     def find_throughput(self, last_steps: int | None) -> Throughput | None:
         """Implement `rankscope.agent.throughput()`."""
@@ -64,11 +64,11 @@ class UserCalls:
 
     def begin_phase(self, name: str) -> None:
         """Begin `with rankscope.agent.phase(name):`."""
-        self._call(self._timer.phase_begin, name)
+        self._call(self._steps.begin_phase, name)
 
     def end_phase(self) -> None:
         """End `with rankscope.agent.phase(name):`."""
-        self._call(self._timer.phase_end)
+        self._call(self._steps.end_phase)
 
     def _to_size(self, samples: object, tokens: object) -> BatchSize:
         try:

@@ -230,12 +230,12 @@ class HookEventBuffer:
         del entries[: FIELDS * count]
         self._processed += count
         deferred = batch[:-FIELDS] if inline else batch
-        self._timer.is_inline = False
+        self._timer.recorder.is_inline = False
         try:
             for event, now_ns, arguments in zip(*(deferred[field::FIELDS] for field in range(FIELDS)), strict=True):
                 self._dispatch(event, now_ns, arguments)
         finally:
-            self._timer.is_inline = True
+            self._timer.recorder.is_inline = True
         if inline and count:
             self._dispatch(*batch[-FIELDS:])
 

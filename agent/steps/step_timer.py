@@ -35,63 +35,12 @@ event than the step before has no CPU time; nor has one that began or ended at a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import monotonic_ns, thread_time_ns
 
-from rankscope.agent.steps.batch_size import NONE_DECLARED, UNKNOWN, BatchSize, DeclaredFields, add_sizes
-from rankscope.measure.records import PHASES, StepRecord
-from rankscope.measure.text import to_unicode
-
-
-@dataclass(slots=True, repr=False)
-class OpenStep:
-    """A step in progress."""
-
-    start_ns: int
-    start_cpu_ns: int | None
-    phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
-    batches: int = 0
-    backwards: int = 0
-    optimizers: set[int] = field(default_factory=set)
-    loaders: set[int] = field(default_factory=set)
-    loader_exhausted: bool = False
-    read: BatchSize | None = None
-    declared: BatchSize | None = None
-    declared_fields: DeclaredFields = NONE_DECLARED
-
-    def find_cpu_ns(self, end_cpu_ns: int | None) -> int | None:
-        """Return its CPU time (ns), given the CPU clock at its end; None: not known."""
-        if self.start_cpu_ns is None or end_cpu_ns is None:
-            return None
-        return max(0, end_cpu_ns - self.start_cpu_ns)
-
-    def join(self, later: "OpenStep") -> None:
-        """Add what was assumed to be the next step."""
-        for name, duration_ns in later.phases_ns.items():
-            self.phases_ns[name] = self.phases_ns.get(name, 0) + duration_ns
-        self.batches += later.batches
-        self.backwards += later.backwards
-        self.optimizers |= later.optimizers
-        self.loaders |= later.loaders
-        self.read = add_sizes(self.read, later.read)
-        self.declared = add_sizes(self.declared, later.declared)
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class HeldStep:
-    """A step that may have ended: the next optimizer step decides."""
-
-    step: OpenStep
-    end_ns: int
-    end_cpu_ns: int | None
-
-
-DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
-
-PHASE_LENGTH_MAX = 128
-"""Length to which names of phases are cut: they become labels of series. A report has room for four times as many."""
-EVALUATION = "evaluation"
-"""The phase of an evaluation that the user marks within a step."""
+from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, add_sizes
+from rankscope.agent.steps.step_recorder import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, StepRecorder
+from rankscope.agent.steps.user_steps import UserSteps
+from rankscope.measure.records import StepRecord
 
 
 class StepTimer:
@@ -102,7 +51,7 @@ class StepTimer:
     was started at a boundary must not last through it. `on_charge` is called with the time up to which time was charged
     to a step, and the phase.
 
-    While `is_inline` is False events are deferred ones: no clock is read, and `on_boundary` is not called.
+    `recorder` has the steps, `user` is what the user's calls do to them.
     """
 
     def __init__(
@@ -116,65 +65,53 @@ class StepTimer:
         read_clock_ns: Callable[[], int] = monotonic_ns,
         read_cpu_ns: Callable[[], int] = thread_time_ns,
     ) -> None:
-        self._on_record = on_record
-        self._on_boundary = on_boundary
-        self._on_pause = on_pause
-        self._on_charge = on_charge
-        self._phases_max = phases_max
-        self._read_clock_ns = read_clock_ns
-        self._read_cpu_clock_ns = read_cpu_ns
-        self.is_inline = True
-        self._next_step = 0
-        self._open: OpenStep | None = None
-        self._held: HeldStep | None = None
-        self._mark_ns = 0
-        self._stepped = False
-        self._stepped_cpu_ns: int | None = None
+        self.recorder = StepRecorder(
+            on_record,
+            on_boundary,
+            on_pause,
+            on_charge,
+            phases_max=phases_max,
+            read_clock_ns=read_clock_ns,
+            read_cpu_ns=read_cpu_ns,
+        )
+        self.user = UserSteps(self.recorder)
         self._ends_at_batch = False
-        self._cycle: frozenset[int] = frozenset()
-        self._phase_names: set[str] = set(PHASES)
-        self._user_phases: list[str] = []
         self._data_depth = 0
         self._backward_depth = 0
         self._optimizer_depth = 0
         self._optimizer = 0
-        self._evaluating = False
-        self._evaluates_within_step = False
-        self._is_outside_steps = False
-        self._is_explicit = False
         self._fetches_training = True
-        self._declared_fields = NONE_DECLARED
-        self._declared_ahead: BatchSize | None = None
-        self._has_ends = False
-        self._backwards_without_end = 0
+        self._backwards = 0
 
     @property
     def backwards_without_end(self) -> int:
         """The number of backwards in a loop that has not ended a step; 0 once it has."""
-        return 0 if self._has_ends else self._backwards_without_end
+        return 0 if self.recorder.has_ends else self._backwards
 
     @property
     def step(self) -> int:
         """The number of the first step that has no record yet."""
-        return self._next_step
+        return self.recorder.next_step
 
     @property
     def ends_at_batch(self) -> bool:
         """Whether the steps of this loop end where a batch is requested, not at the end of an optimizer step."""
         return self._ends_at_batch
 
+    @property
+    def has_simple_cycle(self) -> bool:
+        """Whether each step, as far as is known, has one optimizer step and ends where the next batch is requested."""
+        steps = self.recorder
+        return self._ends_at_batch and len(steps.cycle) == 1 and not (steps.held or steps.is_explicit)
+
     def count_optimizer_steps_until(self, step: int) -> int:
         """Return how many more optimizer steps must end, or calls of `end_step` come, before that step can begin; 0
         when it may begin at the next event.
         """
-        if self._open is None or self._held is not None:
+        steps = self.recorder
+        if steps.open is None or steps.held is not None:
             return 0
-        return max(0, step - self._next_step - self._stepped)
-
-    @property
-    def has_simple_cycle(self) -> bool:
-        """Whether each step, as far as is known, has one optimizer step and ends where the next batch is requested."""
-        return self._ends_at_batch and len(self._cycle) == 1 and not (self._held or self._is_explicit)
+        return max(0, step - steps.next_step - steps.open.has_stepped)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -190,19 +127,20 @@ class StepTimer:
         self._data_depth += 1
         if self._data_depth > 1:
             return
+        steps = self.recorder
         self._fetches_training = training
         if self._has_evaluated():
-            self._leave_training(now_ns)
+            steps.leave_training(now_ns)
         if not training and self._enter_evaluation(now_ns):
             return
-        resumes = self._evaluating and self._open is None
-        self._evaluating = False
-        self._charge(now_ns, OTHER)
-        if training and self._may_end():
-            self._cross_boundary(self._read_cpu_ns() if cpu_ns is None else cpu_ns, at_batch=True)
-        self._ensure_open(now_ns)
-        if resumes and self._open is not None:
-            self._run_boundary()
+        resumes = steps.evaluating and steps.open is None
+        steps.evaluating = False
+        steps.charge(now_ns, OTHER)
+        if training and steps.may_end:
+            self._cross_boundary(steps.read_cpu_ns() if cpu_ns is None else cpu_ns, at_batch=True)
+        steps.ensure_open(now_ns)
+        if resumes and steps.open is not None:
+            steps.run_boundary()
 
     def data_end(
         self,
@@ -215,36 +153,39 @@ class StepTimer:
         self._data_depth = max(0, self._data_depth - 1)
         if self._data_depth:
             return
-        self._charge(now_ns, DATA, inside=True)
-        if self._open is None or (self._is_explicit and not self._fetches_training):
+        self.recorder.charge(now_ns, DATA, inside=True)
+        step = self.recorder.open
+        if step is None or (self.recorder.is_explicit and not self._fetches_training):
             return
         if got_batch:
-            self._open.batches += 1
-            self._open.loaders.add(loader)
-            self._open.read = add_sizes(self._open.read, size)
-        elif self._open.loaders == {loader}:
-            self._open.loader_exhausted = True
+            step.batches += 1
+            step.loaders.add(loader)
+            step.read = add_sizes(step.read, size)
+        elif step.loaders == {loader}:
+            step.loader_exhausted = True
 
     def backward_begin(self, now_ns: int) -> None:
         """Handle the begin of loss.backward()."""
         self._backward_depth += 1
         if self._backward_depth > 1:
             return
+        steps = self.recorder
         # After an evaluation training may resume without a loader: its forward began at the last event.
-        self._ensure_open(self._mark_ns if self._evaluating else now_ns)
-        self._evaluating = False
-        if self._may_end():
-            self._cross_boundary(self._stepped_cpu_ns, at_batch=False)
-        self._charge(now_ns, FORWARD)
+        steps.ensure_open(steps.mark_ns if steps.evaluating else now_ns)
+        steps.evaluating = False
+        if steps.may_end and steps.open is not None:
+            self._cross_boundary(steps.open.stepped_cpu_ns, at_batch=False)
+        steps.charge(now_ns, FORWARD)
 
     def backward_end(self, now_ns: int) -> None:
         """Handle the end of loss.backward(), by a return or an error."""
         self._backward_depth = max(0, self._backward_depth - 1)
-        if self._backward_depth or self._open is None:
+        step = self.recorder.open
+        if self._backward_depth or step is None:
             return
-        self._charge(now_ns, BACKWARD, inside=True)
-        self._open.backwards += 1
-        self._backwards_without_end += 1
+        self.recorder.charge(now_ns, BACKWARD, inside=True)
+        step.backwards += 1
+        self._backwards += 1
 
     def optimizer_begin(self, now_ns: int, optimizer: int) -> None:
         """Handle the begin of optimizer.step(); `optimizer` identifies the optimizer."""
@@ -252,119 +193,41 @@ class StepTimer:
         if self._optimizer_depth > 1:
             return
         self._optimizer = optimizer
-        self._evaluating = False
-        self._ensure_open(now_ns)
-        self._charge(now_ns, OTHER)
+        self.recorder.evaluating = False
+        self.recorder.ensure_open(now_ns)
+        self.recorder.charge(now_ns, OTHER)
         self._resolve_held()
 
     def optimizer_end(self, now_ns: int) -> None:
         """Handle the end of optimizer.step(), by a return or an error."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
-        step = self._open
+        steps = self.recorder
+        step = steps.open
         if self._optimizer_depth or step is None:
             return
-        self._charge(now_ns, OPTIMIZER, inside=True)
-        if step.batches == 0 and step.backwards == 0:
+        steps.charge(now_ns, OPTIMIZER, inside=True)
+        if not step.has_work:
             return  # a later optimizer of the burst that ended the step before
         step.optimizers.add(self._optimizer)
-        self._stepped = self._has_ends = True
-        ends_here = step.batches == 0 and self._cycle_is_complete() and not self._is_explicit
-        self._stepped_cpu_ns = self._read_cpu_ns() if ends_here or not self._ends_at_batch else None
+        step.has_stepped = steps.has_ends = True
+        ends_here = step.batches == 0 and steps.cycle_is_complete and not steps.is_explicit
+        step.stepped_cpu_ns = steps.read_cpu_ns() if ends_here or not self._ends_at_batch else None
         if ends_here:
-            self._close_step(self._stepped_cpu_ns)
-
-    def end_step(self, now_ns: int, size: BatchSize = UNKNOWN) -> None:
-        """End the step by a call of the user, who may declare its size. From now on only such calls end steps."""
-        self._is_explicit, self._evaluating, self._has_ends = True, False, True
-        self._rejoin_held()
-        self._ensure_open(now_ns)
-        self._charge(now_ns, OTHER)
-        if self._open is not None and size != UNKNOWN:
-            self._declared_fields = self._declared_fields.including(size)
-            self._open.declared = size.or_else(self._open.declared or UNKNOWN)
-        self._close_step(self._read_cpu_ns())
-
-    def set_batch_size(self, _now_ns: int, size: BatchSize) -> None:
-        """Add the size of a batch as the user declares it. From now on only declared sizes count.
-
-        In a loop without a data loader the call comes before the step it belongs to is known to have begun.
-        """
-        self._declared_fields = self._declared_fields.including(size)
-        if self._open is None or (self._may_end() and not self._open.batches):
-            self._declared_ahead = add_sizes(self._declared_ahead, size)
-        else:
-            self._open.declared = add_sizes(self._open.declared, size)
-
-    def evaluation_begin(self, now_ns: int) -> None:
-        """Begin an evaluation that the user marks. No events come until its end; within a step it is a phase of it."""
-        step = self._open
-        self._evaluates_within_step = (
-            step is not None and bool(step.batches or step.backwards) and (self._is_explicit or not self._stepped)
-        )
-        if self._evaluates_within_step:
-            self.phase_begin(now_ns, EVALUATION)
-            self._on_pause()
-        else:
-            self._leave_training(now_ns)
-            self._is_outside_steps = True
-
-    def evaluation_end(self, now_ns: int) -> None:
-        """End the evaluation."""
-        if self._evaluates_within_step:
-            self._evaluates_within_step = False
-            self.phase_end(now_ns)
-        elif self._is_outside_steps:
-            self._is_outside_steps = False
-            self._resume(now_ns)
-
-    def begin_explicit_steps(self, now_ns: int) -> None:
-        """End steps only by calls of `end_step` from now on, by a framework. The open step ends, and none begins."""
-        self._leave_training(now_ns)
-        self._evaluating = False
-        self._is_explicit = self._has_ends = True
-
-    def end_explicit_steps(self, now_ns: int) -> None:
-        """Find the ends of steps by events again. The time since the framework's last step belongs to no step."""
-        self._leave_training(now_ns)
-        self._is_explicit = False
-
-    def phase_begin(self, now_ns: int, name: str) -> None:
-        """Begin a phase of the user's. Beyond `phases_max` names, time is charged to `other`."""
-        self._ensure_open(now_ns)
-        self._charge(now_ns, OTHER)
-        name = to_unicode(name[:PHASE_LENGTH_MAX])
-        if name not in self._phase_names and len(self._phase_names) >= len(PHASES) + self._phases_max:
-            name = OTHER
-        self._phase_names.add(name)
-        self._user_phases.append(name)
-
-    def phase_end(self, now_ns: int) -> None:
-        """End the user's phase."""
-        if self._user_phases:
-            self._charge(now_ns, OTHER)
-            self._user_phases.pop()
+            steps.close_step(step.stepped_cpu_ns)
 
     def finish(self) -> None:
         """End the last step at its last event; one without an optimizer step is dropped."""
-        self._publish_held()
-        if self._open is not None and self._stepped and not self._is_explicit:
-            self._publish(self._open, self._mark_ns, self._stepped_cpu_ns)
-        self._open = None
+        self.recorder.finish()
 
     # -- where a step ends --------------------------------------------------------------------------------------------
 
-    def _may_end(self) -> bool:
-        return self._stepped and self._open is not None and not self._is_explicit
-
-    def _cycle_is_complete(self) -> bool:
-        return self._open is not None and bool(self._cycle) and self._open.optimizers >= self._cycle
-
     def _enter_evaluation(self, now_ns: int) -> bool:
         """Return whether this batch belongs to an evaluation between steps; then begin it."""
-        is_within_step = self._open is not None and not self._stepped and (self._open.backwards or self._open.batches)
-        if self._is_explicit or is_within_step:
+        step = self.recorder.open
+        is_within_step = step is not None and not step.has_stepped and step.has_work
+        if self.recorder.is_explicit or is_within_step:
             return False
-        self._leave_training(now_ns)
+        self.recorder.leave_training(now_ns)
         return True
 
     def _has_evaluated(self) -> bool:
@@ -374,32 +237,13 @@ class StepTimer:
         False while that loader's batches may still be trained on: one that is prefetched, or an epoch that was fetched
         as a whole.
         """
-        step = self._open
+        step = self.recorder.open
         return (
             step is not None
             and step.loader_exhausted
-            and not (step.backwards or self._stepped or self._is_explicit)
+            and not (step.backwards or step.has_stepped or self.recorder.is_explicit)
             and not (self._backward_depth or self._optimizer_depth)
         )
-
-    def _leave_training(self, now_ns: int) -> None:
-        """Charge the time to no step from now on, until training resumes."""
-        self._charge(now_ns, OTHER)
-        self._publish_held()
-        if self._may_end() and self._open is not None:
-            self._publish(self._open, now_ns, self._read_cpu_ns())
-        self._open = None
-        if not self._evaluating:
-            self._evaluating = True
-            self._on_pause()
-
-    def _resume(self, now_ns: int) -> None:
-        """Resume training. Where steps are found by events, the next of them begins the step."""
-        self._mark_ns = now_ns
-        if self._is_explicit:
-            self._evaluating = False
-            self._ensure_open(now_ns)
-            self._run_boundary()
 
     def _cross_boundary(self, end_cpu_ns: int | None, *, at_batch: bool) -> None:
         """End the step at the last event charged, or hold it back while the cycle of optimizers may continue.
@@ -407,87 +251,17 @@ class StepTimer:
         A backward never ends it at once: it may belong to the second optimizer of a cycle that grows.
         """
         self._ends_at_batch = at_batch
-        if at_batch and self._cycle_is_complete():
-            self._close_step(end_cpu_ns)
-        elif self._open is not None:
-            self._held = HeldStep(self._open, self._mark_ns, end_cpu_ns)
-            self._begin(self._mark_ns, end_cpu_ns)
-            if self._optimizer_depth:
-                self._resolve_held()
+        if at_batch and self.recorder.cycle_is_complete:
+            self.recorder.close_step(end_cpu_ns)
+            return
+        self.recorder.hold_step(end_cpu_ns)
+        if self._optimizer_depth:
+            self._resolve_held()
 
     def _resolve_held(self) -> None:
         """Decide by the optimizer that steps now whether the held step had ended."""
-        if self._held is not None and self._optimizer in self._held.step.optimizers:
-            self._publish_held()
+        held = self.recorder.held
+        if held is not None and self._optimizer in held.step.optimizers:
+            self.recorder.publish_held()
         else:
-            self._rejoin_held()
-
-    def _rejoin_held(self) -> None:
-        """Join the held step, which had not ended, with what has come since."""
-        held, self._held = self._held, None
-        if held is not None and self._open is not None:
-            held.step.join(self._open)
-            self._open = held.step
-
-    def _close_step(self, end_cpu_ns: int | None) -> None:
-        """End the step at the last event charged, and begin the next."""
-        if self._open is None:
-            return
-        self._publish(self._open, self._mark_ns, end_cpu_ns)
-        self._begin(self._mark_ns, end_cpu_ns)
-        self._run_boundary()
-
-    def _run_boundary(self) -> None:
-        """Call `on_boundary` for the step that begins; the time that takes is charged to it."""
-        if self.is_inline:
-            self._on_boundary(self._next_step)
-            self._charge(self._read_clock_ns(), OTHER)
-
-    def _read_cpu_ns(self) -> int | None:
-        return self._read_cpu_clock_ns() if self.is_inline else None
-
-    def _begin(self, start_ns: int, start_cpu_ns: int | None) -> None:
-        self._open = OpenStep(
-            start_ns, start_cpu_ns, declared=self._declared_ahead, declared_fields=self._declared_fields
-        )
-        self._declared_ahead = None
-        self._mark_ns = start_ns
-        self._stepped = False
-
-    def _ensure_open(self, now_ns: int) -> None:
-        if self._open is None and not self._is_outside_steps:
-            self._begin(now_ns, self._read_cpu_ns())
-
-    def _publish_held(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._publish(held.step, held.end_ns, held.end_cpu_ns)
-
-    def _publish(self, step: OpenStep, end_ns: int, end_cpu_ns: int | None) -> None:
-        if step.optimizers:
-            self._cycle = frozenset(step.optimizers)
-        size = step.declared_fields.choose(step.read, step.declared)
-        record = StepRecord(
-            step=self._next_step,
-            start_host_ns=step.start_ns,
-            duration_ns=end_ns - step.start_ns,
-            phases_ns=step.phases_ns,
-            cpu_ns=step.find_cpu_ns(end_cpu_ns),
-            batches=step.batches,
-            backwards=step.backwards,
-            samples=size.samples,
-            tokens=size.tokens,
-        )
-        self._next_step += 1
-        self._on_record(record)
-
-    def _charge(self, now_ns: int, name: str, *, inside: bool = False) -> None:
-        """Charge the time since the last event to a phase. A gap inside a phase of the user's belongs to that one."""
-        if self._open is not None:
-            if self._user_phases and not inside:
-                name = self._user_phases[-1]
-            phases_ns = self._open.phases_ns
-            phases_ns[name] = phases_ns.get(name, 0) + now_ns - self._mark_ns
-            if self._on_charge is not None:
-                self._on_charge(now_ns, name)
-        self._mark_ns = now_ns
+            self.recorder.rejoin_held()

@@ -20,7 +20,6 @@ IMPORTERS_MIN: Final = 2
 
 TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
 MANY_METHODS: Final = {
-    "agent/steps/step_timer.py StepTimer": TO_DIVIDE,
     "collector/detect/hangs/detector.py _HangJudge": TO_DIVIDE,
     "collector/ingest/admission.py Admission": TO_DIVIDE,
     "collector/ingest/receive_thread.py ReceiveThread": TO_DIVIDE,
@@ -48,7 +47,6 @@ MANY_IMPORTS: Final = {
 
 ONE_COMMAND: Final = "one file a command, so that it is found by its name"
 SMALL: Final = {
-    "agent/steps/stepless.py": "to be folded with the step timer",
     "collector/commands/demo.py": ONE_COMMAND,
     "collector/commands/keys.py": ONE_COMMAND,
     "collector/commands/merge.py": ONE_COMMAND,

@@ -169,8 +169,8 @@ class DeviceTimersSuite:
         def capture() -> None:
             with gpu.other_stream(), loop.capturing():
                 gpu.work(NS_PER_MS)
-                loop.timer.phase_begin(loop.now_ns(), "captured")
-                loop.timer.phase_end(loop.now_ns())
+                loop.timer.user.begin_phase(loop.now_ns(), "captured")
+                loop.timer.user.end_phase(loop.now_ns())
 
         loop.step(forward=capture)
         loop.step()
@@ -194,8 +194,8 @@ class DeviceTimersSuite:
 
         def train_on_the_side() -> None:
             with gpu.other_stream():
-                loop.timer.phase_begin(loop.now_ns(), "beside")
-                loop.timer.phase_end(loop.now_ns())
+                loop.timer.user.begin_phase(loop.now_ns(), "beside")
+                loop.timer.user.end_phase(loop.now_ns())
 
         loop.step(forward=train_on_the_side)
         loop.step()

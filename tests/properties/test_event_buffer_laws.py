@@ -55,7 +55,7 @@ class Watched:
 
 def replay_singly(events: EventList) -> Watched:
     watched = Watched()
-    watched.timer.is_inline = False
+    watched.timer.recorder.is_inline = False
     for now_ns, (name, arguments) in enumerate(events):
         getattr(watched.timer, name)(now_ns * now_ns, *arguments)
     watched.timer.finish()

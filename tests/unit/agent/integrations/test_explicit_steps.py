@@ -3,7 +3,8 @@
 import pytest
 
 from rankscope.agent.steps.batch_size import BatchSize
-from rankscope.agent.steps.step_timer import EVALUATION, StepTimer
+from rankscope.agent.steps.step_timer import StepTimer
+from rankscope.agent.steps.user_steps import EVALUATION
 from rankscope.measure.records import StepRecord
 
 
@@ -48,17 +49,17 @@ class Loop:
         return self
 
     def say(self, samples: int | None = None, tokens: int | None = None) -> "Loop":
-        self.timer.set_batch_size(self.now_ns, BatchSize(samples, tokens))
+        self.timer.user.set_batch_size(self.now_ns, BatchSize(samples, tokens))
         return self
 
     def evaluate(self, ticks: int = 5_000) -> "Loop":
-        self.timer.evaluation_begin(self.now_ns)
+        self.timer.user.begin_evaluation(self.now_ns)
         self.now_ns += ticks
-        self.timer.evaluation_end(self.now_ns)
+        self.timer.user.end_evaluation(self.now_ns)
         return self
 
     def end_step(self, samples: int | None = None, tokens: int | None = None) -> "Loop":
-        self.timer.end_step(self.now_ns, BatchSize(samples, tokens))
+        self.timer.user.end_step(self.now_ns, BatchSize(samples, tokens))
         return self
 
     def finish(self) -> list[StepRecord]:
@@ -161,10 +162,10 @@ def test_first_explicit_step_ends_all_since_the_last_detected() -> None:
 
 def test_switching_to_explicit_steps_counts_no_step_twice() -> None:
     loop = Loop().fetch().train()
-    loop.timer.begin_explicit_steps(loop.wait(7).now_ns)
+    loop.timer.user.begin_explicit_steps(loop.wait(7).now_ns)
     for _ in range(3):
         loop.fetch().train().wait(5).end_step()
-    loop.timer.end_explicit_steps(loop.wait(900).now_ns)
+    loop.timer.user.end_explicit_steps(loop.wait(900).now_ns)
     loop.fetch().train().fetch().train()
     records = loop.finish()
     assert [record.step for record in records] == list(range(1 + 3 + 2))
@@ -173,7 +174,7 @@ def test_switching_to_explicit_steps_counts_no_step_twice() -> None:
 
 def test_prefetched_batch_without_gradients_is_not_counted() -> None:
     loop = Loop()
-    loop.timer.begin_explicit_steps(loop.now_ns)
+    loop.timer.user.begin_explicit_steps(loop.now_ns)
     loop.fetch(BatchSize(8)).train().end_step()
     loop.fetch(BatchSize(99), training=False).evaluate().fetch(BatchSize(8)).train().end_step()
     assert [(record.batches, record.samples, EVALUATION in record.phases_ns) for record in loop.finish()] == [

@@ -228,7 +228,7 @@ def test_training_proceeds_while_another_thread_holds_the_lock() -> None:
 def test_timer_can_be_called_directly_once_flushed() -> None:
     loop = Loop().steps(7)
     with loop.buffer.flushed():
-        loop.timer.phase_begin(loop.now_ns + 10, "checkpoint")
+        loop.timer.user.begin_phase(loop.now_ns + 10, "checkpoint")
     assert [record.step for record in loop.records] == list(range(6))
     assert loop.buffer.entries == []
 

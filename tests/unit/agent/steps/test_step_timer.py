@@ -1,8 +1,11 @@
 """StepTimer: steps and phases from hook events, on a virtual clock of one tick per nanosecond."""
 
+import operator
+
 import pytest
 
-from rankscope.agent.steps.step_timer import PHASE_LENGTH_MAX, StepTimer
+from rankscope.agent.steps.step_recorder import PHASE_LENGTH_MAX
+from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
 
@@ -280,9 +283,9 @@ def test_nested_backward_of_a_checkpoint_is_counted_once() -> None:
 def test_users_own_phase_takes_its_time_from_the_gaps_only() -> None:
     loop = simple_step(Loop())
     loop.data(10)
-    loop.timer.phase_begin(loop.now_ns, "augment")
+    loop.timer.user.begin_phase(loop.now_ns, "augment")
     loop.wait(40).data(5).wait(3)
-    loop.timer.phase_end(loop.now_ns)
+    loop.timer.user.end_phase(loop.now_ns)
     loop.wait(100).backward(200).optimizer(30)
     records = simple_step(loop).finish()
     assert records[1].phases_ns["augment"] == 43
@@ -292,26 +295,26 @@ def test_users_own_phase_takes_its_time_from_the_gaps_only() -> None:
 def test_too_many_phase_names_end_in_other() -> None:
     loop = simple_step(Loop(phases_max=1))
     for name in ("first", "second"):
-        loop.timer.phase_begin(loop.now_ns, name)
+        loop.timer.user.begin_phase(loop.now_ns, name)
         loop.wait(40)
-        loop.timer.phase_end(loop.now_ns)
+        loop.timer.user.end_phase(loop.now_ns)
     phases_ns = simple_step(loop).finish()[0].phases_ns
     assert (phases_ns["first"], "second" in phases_ns, phases_ns["other"]) == (40, False, 40 + 5 + 7)
 
 
 def test_phase_name_is_cut_to_the_length_of_a_label() -> None:
     loop = Loop()
-    loop.timer.phase_begin(loop.now_ns, "x" * (PHASE_LENGTH_MAX + 1))
+    loop.timer.user.begin_phase(loop.now_ns, "x" * (PHASE_LENGTH_MAX + 1))
     loop.wait(40)
-    loop.timer.phase_end(loop.now_ns)
+    loop.timer.user.end_phase(loop.now_ns)
     assert simple_step(loop).finish()[0].phases_ns["x" * PHASE_LENGTH_MAX] == 40
 
 
 def test_phase_name_that_is_not_unicode_can_be_sent() -> None:
     loop = Loop()
-    loop.timer.phase_begin(loop.now_ns, "loss \udcff")
+    loop.timer.user.begin_phase(loop.now_ns, "loss \udcff")
     loop.wait(40)
-    loop.timer.phase_end(loop.now_ns)
+    loop.timer.user.end_phase(loop.now_ns)
     assert simple_step(loop).finish()[0].phases_ns["loss ?"] == 40
 
 
@@ -319,7 +322,7 @@ def test_user_may_end_steps_explicitly() -> None:
     loop = Loop()
     for _ in range(3):
         simple_step(simple_step(loop))
-        loop.timer.end_step(loop.now_ns)
+        loop.timer.user.end_step(loop.now_ns)
     records = loop.finish()
     assert [record.batches for record in records[-2:]] == [2, 2]
 
@@ -338,7 +341,7 @@ def test_backwards_are_counted_until_something_ends_a_step() -> None:
 def test_explicit_steps_have_no_backwards_without_end() -> None:
     loop = Loop()
     loop.backward()
-    loop.timer.end_step(loop.now_ns)
+    loop.timer.user.end_step(loop.now_ns)
     loop.backward()
     assert loop.timer.backwards_without_end == 0
 
@@ -361,19 +364,21 @@ def void(_value: object) -> None:
     """Drop a value where a callable must return None."""
 
 
-@pytest.mark.parametrize("event", ["data_end", "backward_end", "optimizer_end", "phase_end", "finish"])
+@pytest.mark.parametrize(
+    "event", ["data_end", "backward_end", "optimizer_end", "user.end_phase", "user.end_evaluation", "finish"]
+)
 def test_an_end_without_its_begin_does_no_harm(event: str) -> None:
     loop = Loop()
     arguments = () if event == "finish" else (loop.now_ns,)
-    getattr(loop.timer, event)(*arguments)
+    operator.attrgetter(event)(loop.timer)(*arguments)
     simple_step(simple_step(loop))
     assert len(loop.finish()) == 2
 
 
 def test_evaluation_after_an_explicit_step_pauses_the_next() -> None:
     loop = Loop().data(training=False)
-    loop.timer.end_step(loop.wait(5).now_ns)
-    loop.timer.evaluation_begin(loop.wait(5).now_ns)
-    loop.timer.evaluation_end(loop.wait(5).now_ns)
+    loop.timer.user.end_step(loop.wait(5).now_ns)
+    loop.timer.user.begin_evaluation(loop.wait(5).now_ns)
+    loop.timer.user.end_evaluation(loop.wait(5).now_ns)
     assert loop.boundaries == [1, 1]
     assert loop.pauses_ns == [1_000, 1_020]  # the fetch, and the evaluation: the boundary between them is undone

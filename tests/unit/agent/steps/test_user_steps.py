@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rankscope.agent.steps.stepless import BACKWARDS_CERTAIN, BACKWARDS_MIN, PATIENCE_NS, SteplessNotice
+from rankscope.agent.steps.user_steps import BACKWARDS_CERTAIN, BACKWARDS_MIN, PATIENCE_NS, SteplessNotice
 from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 
 CURE = (
