@@ -107,6 +107,120 @@ class DeliveryState(Enum):
     CLOSED = "closed"
 
 
+class HelloSchedule:
+    """When a Hello is due, and which answers belong to those that were sent.
+
+    Pauses double with each unanswered Hello, and are a random 50 to 100 % of the nominal one.
+    """
+
+    def __init__(self, settings: DeliverySettings, chance: random.Random) -> None:
+        self._settings = settings
+        self._chance = chance
+        self._pause_ns = settings.hello_interval_ns
+        self._count = 0
+        #: Times by number of those that were sent after every frame; at most HELLOS_KEPT.
+        self._times_ns: dict[int, int] = {}
+        #: When the next one is due.
+        self.due_ns = 0
+        #: When the transport accepted the last one; None before any.
+        self.sent_ns: int | None = None
+
+    def send(self, first_sequence: int, now_ns: int) -> SendHello:
+        """Return the Hello to send now."""
+        self.sent_ns = now_ns
+        self.due_ns = now_ns + self._draw_pause_ns()
+        self._pause_ns = min(2 * self._pause_ns, self._settings.hello_interval_ns_max)
+        self._count += 1
+        self._times_ns[self._count] = now_ns
+        if len(self._times_ns) > HELLOS_KEPT:
+            del self._times_ns[next(iter(self._times_ns))]
+        return SendHello(first_sequence, self._count)
+
+    def send_soon(self, now_ns: int) -> None:
+        """Make one due now, or HELLO_GAP_NS_MIN after the last, with short pauses after it."""
+        self._pause_ns = self._settings.hello_interval_ns
+        self.due_ns = now_ns if self.sent_ns is None else max(now_ns, self.sent_ns + HELLO_GAP_NS_MIN)
+
+    def send_late(self) -> None:
+        """Make the next one due the longest pause after the last."""
+        self._pause_ns = self._settings.hello_interval_ns_max
+        self.due_ns = (self.sent_ns or 0) + self._draw_pause_ns()
+
+    def find_sent_ns(self, number: int) -> int | None:
+        """Return when the Hello of this number was sent, None if frames have been sent since."""
+        return self._times_ns.get(number)
+
+    def on_frames_sent(self) -> None:
+        """Record that frames follow the Hellos so far: answers to these do not cover them."""
+        self._times_ns.clear()
+
+    def _draw_pause_ns(self) -> int:
+        return round(self._pause_ns * (0.5 + 0.5 * self._chance.random()))
+
+
+class FramesInFlight:
+    """Which of the frames in `buffer` are sent and not acknowledged. `sent_through` is as in `Delivery`."""
+
+    def __init__(self, buffer: ResendBuffer, sent_through: int) -> None:
+        self._buffer = buffer
+        #: The next frame to send; all before it have been sent since the last going back.
+        self.next_sequence = buffer.first_sequence
+        #: The highest number sent before the last going back.
+        self._sent_through_before = sent_through
+        #: Frames up to here are acknowledged, or dropped and announced in a Hello.
+        self.settled_through = 0
+        #: When an acknowledgement came that covered a frame, or the first of the frames in flight was sent.
+        self.advanced_ns = 0
+        #: Number of frames to be sent again.
+        self.resends = 0
+
+    @property
+    def count(self) -> int:
+        """The number of frames in flight.
+
+        Counted from the settled number and not from the oldest frame held: the collector waits for a frame that was
+        dropped in flight.
+        """
+        return self.next_sequence - 1 - self.settled_through
+
+    @property
+    def has_dropped_unsent(self) -> bool:
+        """Whether the buffer has dropped frames that were not sent."""
+        return self.next_sequence < self._buffer.first_sequence
+
+    def send(self, count_max: int, now_ns: int) -> list[SendFrame]:
+        """Return the next frames to send, so many that at most `count_max` are in flight."""
+        is_first = self.count == 0
+        held = self._buffer.frames_from(self.next_sequence, count_max - self.count)
+        if held:
+            self.next_sequence = held[-1].sequence + 1
+            if is_first:
+                self.advanced_ns = now_ns
+        return [SendFrame(each.sequence, each.frame) for each in held]
+
+    def go_back(self, now_ns: int) -> None:
+        """Send again from the oldest frame held."""
+        first_sequence = self._buffer.first_sequence
+        self.resends += max(0, self.next_sequence - first_sequence)
+        self._sent_through_before = max(self._sent_through_before, self.next_sequence - 1)
+        self.settled_through = first_sequence - 1
+        self.next_sequence = first_sequence
+        self.advanced_ns = now_ns
+
+    def settle(self, through: int, now_ns: int) -> bool:
+        """Release the frames up to `through`; return False, and change nothing, if that was never sent.
+
+        A Hello skips frames that were dropped unsent, so a Welcome may contain their numbers.
+        """
+        if through > max(self._sent_through_before, self.next_sequence - 1, self._buffer.first_sequence - 1):
+            return False
+        self.settled_through = through
+        self._buffer.acknowledge(through)
+        self.next_sequence = max(self.next_sequence, through + 1)
+        self.advanced_ns = now_ns
+        return True
+
+
 class Delivery:
     """The state machine of delivery for the frames in `buffer`.
 
@@ -128,26 +242,18 @@ class Delivery:
         self.refusal: Refusal | None = None
         """The last refusal, until a Welcome."""
         self.ever_welcomed = False
-        self.resends = 0
-        """Number of frames to be sent again."""
+        self.blocked = False
+        """True if the transport is full: events return nothing until `on_writable`."""
         self.stale_acks = 0
         """Number of acknowledgements without a new number."""
         self.impossible_acks = 0
         """Number of acknowledgements, including those in a Welcome, of frames that were never sent; they are ignored.
         """
-        self._chance = chance
         self._settings = settings or DeliverySettings()
+        self._hellos = HelloSchedule(self._settings, chance)
+        self._frames = FramesInFlight(buffer, sent_through)
         self._state = DeliveryState.UNCONNECTED
-        self._blocked = False
-        self._next_sequence = buffer.first_sequence
-        self._sent_through_before = sent_through  # the highest number sent before the last going back
-        self._settled_through = 0  # acknowledged, or dropped and announced in a Hello
-        self._advanced_ns = 0
-        self._hello_pause_ns = self._settings.hello_interval_ns
-        self._hello_due_ns = 0
-        self._hello_sent_ns: int | None = None
-        self._hellos = 0
-        self._hello_times_ns: dict[int, int] = {}  # of those that were sent after every frame, by their number
+        #: How long the collector took to answer, added to the allowed silence until nothing is in flight.
         self._slowness_ns = 0
         self._resend_after_ns = self._settings.resend_after_ns
 
@@ -157,14 +263,14 @@ class Delivery:
         return self._state
 
     @property
-    def has_sent_hello(self) -> bool:
-        """True if the transport has accepted a Hello, which requires a connection."""
-        return self._hello_sent_ns is not None
+    def resends(self) -> int:
+        """Number of frames to be sent again."""
+        return self._frames.resends
 
     @property
-    def blocked(self) -> bool:
-        """True if the transport is full: events return nothing until `on_writable`."""
-        return self._blocked
+    def has_sent_hello(self) -> bool:
+        """True if the transport has accepted a Hello, which requires a connection."""
+        return self._hellos.sent_ns is not None
 
     @property
     def everything_acknowledged(self) -> bool:
@@ -174,22 +280,24 @@ class Delivery:
     @property
     def next_wake_ns(self) -> int | None:
         """Time at which `on_tick` is due; None if only another event can change anything."""
-        if self._blocked or self._has_ended():
+        if self.blocked or self._has_ended():
             return None
         if self._state is DeliveryState.UNCONNECTED:
-            return self._hello_due_ns
-        return self._silent_from_ns() if self._in_flight() else None
+            return self._hellos.due_ns
+        return self._silent_from_ns() if self._frames.count else None
 
     def on_tick(self, now_ns: int) -> list[Send]:
         """Process passing time and pushed frames."""
-        if self._blocked:
+        if self.blocked:
             return []
-        if self._state is DeliveryState.WELCOMED and (self._is_silent(now_ns) or self._has_dropped_unsent()):
-            self._fall_back(now_ns)
         if self._state is DeliveryState.WELCOMED:
-            return self._give_frames(now_ns)
-        if self._state is DeliveryState.UNCONNECTED and now_ns >= self._hello_due_ns:
-            return [self._give_hello(now_ns)]
+            is_silent = self._frames.count and now_ns >= self._silent_from_ns()
+            if is_silent or self._frames.has_dropped_unsent:
+                self._fall_back(now_ns)
+        if self._state is DeliveryState.WELCOMED:
+            return self._send_frames(now_ns)
+        if self._state is DeliveryState.UNCONNECTED and now_ns >= self._hellos.due_ns:
+            return [self._hellos.send(self.buffer.first_sequence, now_ns)]
         return []
 
     def on_welcome(self, admitted_through: int, now_ns: int, hello_number: int = 0) -> list[Send]:
@@ -199,27 +307,26 @@ class Delivery:
         """
         if self._has_ended():
             return []
-        if admitted_through > self._settled_through:
-            self._release(admitted_through, now_ns)
+        if admitted_through > self._frames.settled_through:
+            self._settle(admitted_through, now_ns)
         sends: list[Send] = []
-        is_of_now = hello_number == 0 or hello_number in self._hello_times_ns
-        if self._state is DeliveryState.UNCONNECTED and is_of_now:
+        asked_ns = now_ns if hello_number == 0 else self._hellos.find_sent_ns(hello_number)
+        if self._state is DeliveryState.UNCONNECTED and asked_ns is not None:
             self._state = DeliveryState.WELCOMED
             self.ever_welcomed = True
             self.refusal = None
-            self._go_back(now_ns)
-            asked_ns = self._hello_times_ns.get(hello_number, now_ns)
+            self._frames.go_back(now_ns)
             self._slowness_ns = min(now_ns - asked_ns, self._settings.hello_interval_ns_max)
-            if self.buffer.first_sequence > admitted_through + 1 and not self._blocked:
+            if self.buffer.first_sequence > admitted_through + 1 and not self.blocked:
                 # Frames were dropped since the Hello that this answers. The frames follow the new Hello at once, since
                 # a full buffer may drop another one before each Welcome.
-                sends.append(self._give_hello(now_ns))
+                sends.append(self._hellos.send(self.buffer.first_sequence, now_ns))
         return sends + self.on_tick(now_ns)
 
     def on_ack(self, through: int, now_ns: int) -> list[Send]:
         """Process an acknowledgement of every frame up to and including `through`."""
-        if through > self._settled_through:
-            self._release(through, now_ns)
+        if through > self._frames.settled_through:
+            self._settle(through, now_ns)
         else:
             self.stale_acks += 1
         return self.on_tick(now_ns)
@@ -240,23 +347,22 @@ class Delivery:
             self._state = DeliveryState.REFUSED
             return []
         self._state = DeliveryState.UNCONNECTED
-        self._hello_pause_ns = self._settings.hello_interval_ns_max
-        self._hello_due_ns = (self._hello_sent_ns or 0) + self._draw_pause_ns()
+        self._hellos.send_late()
         return []
 
     def on_blocked(self, unsent: Sequence[Send]) -> None:
         """Process that the transport did not accept `unsent`, the rest of what the last event returned."""
-        self._blocked = True
+        self.blocked = True
         for send in unsent:
             if isinstance(send, SendFrame):
-                self._next_sequence = min(self._next_sequence, send.sequence)
+                self._frames.next_sequence = min(self._frames.next_sequence, send.sequence)
             else:
                 self._state = DeliveryState.UNCONNECTED
-                self._hello_sent_ns = None
+                self._hellos.sent_ns = None
 
     def on_writable(self, now_ns: int) -> list[Send]:
         """Process that the transport accepts messages again, possibly on a connection to a new collector."""
-        self._blocked = False
+        self.blocked = False
         if self._state is DeliveryState.UNCONNECTED:
             self._fall_back(now_ns)
         return self.on_tick(now_ns)
@@ -272,67 +378,21 @@ class Delivery:
     def _has_ended(self) -> bool:
         return self._state in {DeliveryState.REFUSED, DeliveryState.CLOSED}
 
-    def _in_flight(self) -> int:
-        # Counted from the settled number and not from the oldest frame held: the collector waits for a frame that was
-        # dropped in flight.
-        return self._next_sequence - 1 - self._settled_through
-
-    def _is_silent(self, now_ns: int) -> bool:
-        return self._in_flight() > 0 and now_ns >= self._silent_from_ns()
-
     def _silent_from_ns(self) -> int:
-        return self._advanced_ns + self._resend_after_ns + self._slowness_ns
-
-    def _has_dropped_unsent(self) -> bool:
-        return self._next_sequence < self.buffer.first_sequence
+        return self._frames.advanced_ns + self._resend_after_ns + self._slowness_ns
 
     def _fall_back(self, now_ns: int) -> None:
         self._state = DeliveryState.UNCONNECTED
-        self._hello_pause_ns = self._settings.hello_interval_ns
-        self._hello_due_ns = now_ns
-        if self._hello_sent_ns is not None:
-            self._hello_due_ns = max(now_ns, self._hello_sent_ns + HELLO_GAP_NS_MIN)
+        self._hellos.send_soon(now_ns)
 
-    def _go_back(self, now_ns: int) -> None:
-        first_sequence = self.buffer.first_sequence
-        self.resends += max(0, self._next_sequence - first_sequence)
-        self._sent_through_before = max(self._sent_through_before, self._next_sequence - 1)
-        self._settled_through = first_sequence - 1
-        self._next_sequence = first_sequence
-        self._advanced_ns = now_ns
-
-    def _release(self, through: int, now_ns: int) -> None:
-        # A Hello skips frames that were dropped unsent, so a Welcome may contain their numbers.
-        believable = max(self._sent_through_before, self._next_sequence - 1, self.buffer.first_sequence - 1)
-        if through > believable:
+    def _settle(self, through: int, now_ns: int) -> None:
+        if not self._frames.settle(through, now_ns):
             self.impossible_acks += 1
-            return
-        self._settled_through = through
-        self.buffer.acknowledge(through)
-        self._next_sequence = max(self._next_sequence, through + 1)
-        self._advanced_ns = now_ns
-        if not self._in_flight():
+        elif not self._frames.count:
             self._slowness_ns = 0
 
-    def _give_hello(self, now_ns: int) -> SendHello:
-        self._hello_sent_ns = now_ns
-        self._hello_due_ns = now_ns + self._draw_pause_ns()
-        self._hello_pause_ns = min(2 * self._hello_pause_ns, self._settings.hello_interval_ns_max)
-        self._hellos += 1
-        self._hello_times_ns[self._hellos] = now_ns
-        if len(self._hello_times_ns) > HELLOS_KEPT:
-            del self._hello_times_ns[next(iter(self._hello_times_ns))]
-        return SendHello(self.buffer.first_sequence, self._hellos)
-
-    def _draw_pause_ns(self) -> int:
-        return round(self._hello_pause_ns * (0.5 + 0.5 * self._chance.random()))
-
-    def _give_frames(self, now_ns: int) -> list[Send]:
-        in_flight = self._in_flight()
-        held = self.buffer.frames_from(self._next_sequence, self._settings.in_flight_max - in_flight)
-        if held:
-            self._next_sequence = held[-1].sequence + 1
-            self._hello_times_ns.clear()
-            if in_flight == 0:
-                self._advanced_ns = now_ns
-        return [SendFrame(each.sequence, each.frame) for each in held]
+    def _send_frames(self, now_ns: int) -> list[Send]:
+        frames = self._frames.send(self._settings.in_flight_max, now_ns)
+        if frames:
+            self._hellos.on_frames_sent()
+        return [*frames]

@@ -26,7 +26,6 @@ MANY_METHODS: Final = {
     "collector/steps/step_table.py StepTable": TO_DIVIDE,
     "collector/storage/run_recorder.py Recorder": TO_DIVIDE,
     "measure/rank_view.py RankView": TO_DIVIDE,
-    "uplink/delivery.py Delivery": TO_DIVIDE,
 }
 
 ASSEMBLES: Final = "assembles its program: to import the parts is what it is for"

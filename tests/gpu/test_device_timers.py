@@ -150,7 +150,7 @@ def test_device_step_is_the_wall_time_of_a_busy_device(watched: Watched) -> None
     for _ in range(STEPS):
         training.step()
     torch.cuda.synchronize()
-    begin_ns, first = time.monotonic_ns(), watched.timer._next_step
+    begin_ns, first = time.monotonic_ns(), watched.timer.recorder.next_step
     for _ in range(STEPS):
         training.step()
     torch.cuda.synchronize()
