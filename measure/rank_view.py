@@ -48,12 +48,79 @@ class Work:
         return len(self.row)
 
 
+class HostRanges:
+    """The ranges of a trace that are on the host, as rows of its events: operators, steps, those of backends."""
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        self._trace = trace
+        self._events = trace.events
+
+    def nest_rows(self, rows: Ints) -> Nesting:
+        """Nest these rows; the result's indices count within them."""
+        events = self._events
+        return nest(events.thread[rows], events.start_ns[rows], events.end_ns[rows])
+
+    @cached_property
+    def operator_rows(self) -> Ints:
+        """Return the rows of operators on the host, without the steps' own ranges, which old traces list among them."""
+        rows = self._trace.rows(Category.CPU_OP)
+        return rows[~np.isin(rows, self.step_rows)]
+
+    @cached_property
+    def step_rows(self) -> Ints:
+        """The ranges of the profiler's steps on the host."""
+        rows = self._trace.rows(Category.ANNOTATION, Category.CPU_OP)
+        return rows[self._trace.names_like(lambda name: STEP_NAME.match(name) is not None)[self._events.name[rows]]]
+
+    @cached_property
+    def operators(self) -> Nesting:
+        """Return the nesting of the operators; its indices are those of `operator_rows`."""
+        return self.nest_rows(self.operator_rows)
+
+    @cached_property
+    def backend_rows(self) -> Ints:
+        """The rows of the ranges of communication backends on the host."""
+        rows = self._trace.rows(Category.ANNOTATION, Category.CPU_OP)
+        return rows[self._trace.names_like(communication.is_backend_range)[self._events.name[rows]]]
+
+    @cached_property
+    def backend_ranges(self) -> Nesting:
+        """The same with who encloses whom; indices into `backend_rows`."""
+        return self.nest_rows(self.backend_rows)
+
+    @cached_property
+    def communication_rows(self) -> Ints:
+        """Ranges of backends that communicate on the CPU."""
+        is_host = self._trace.names_like(lambda name: name.startswith(communication.HOST_PREFIXES))
+        return self.backend_rows[is_host[self._events.name[self.backend_rows]]]
+
+    @cached_property
+    def compute_rows(self) -> Ints:
+        """Return the operators on threads that run the model.
+
+        Excluded are a backend's own threads, where its ranges are, and operators that only enqueue work for a backend.
+        Point-to-point ranges are on the thread that called.
+        """
+        is_call = self._trace.names_like(
+            lambda name: communication.find_operation(name) in communication.POINT_TO_POINT_OPS
+        )
+        ranges = self.communication_rows
+        workers = np.unique(self._events.thread[ranges[~is_call[self._events.name[ranges]]]])
+        enqueues = self._trace.names_like(
+            lambda name: name.startswith((communication.ENQUEUE_PREFIX, *communication.RANGE_PREFIXES))
+        )
+        rows = self.operator_rows
+        selected = ~np.isin(self._events.thread[rows], workers) & ~enqueues[self._events.name[rows]]
+        return rows[selected]
+
+
 class RankView:
     """A trace and what is derived from it, lazily."""
 
     def __init__(self, trace: KinetoTrace, steps: tuple[int | None, int | None] | None = None) -> None:
         self.trace = trace
         self.events = trace.events
+        self.host = HostRanges(trace)
         self._first_step, self._end_step = steps or (None, None)
 
     # -- the device ---------------------------------------------------------------------------------------------------
@@ -105,8 +172,8 @@ class RankView:
         """Return the start of each unit of compute, ascending: kernels, or without a device the outermost operators."""
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
-        top = self.operator_rows[self.operators.depth == 0]
-        selected: Ints = np.intersect1d(top, self.cpu_compute_rows, assume_unique=True)
+        top = self.host.operator_rows[self.host.operators.depth == 0]
+        selected: Ints = np.intersect1d(top, self.host.compute_rows, assume_unique=True)
         return self.events.start_ns[selected]
 
     def _match(self, rows: Ints, wanted: Ints, keys: Ints) -> Ints:
@@ -128,45 +195,12 @@ class RankView:
         found = np.full(len(self.work), NONE, dtype=np.int64)
         kernels = np.flatnonzero(self.work.is_communication & (self.launch != NONE))
         call = self.launch[kernels]
-        inside = self.backend_ranges.find_innermost(self.events.thread[call], self.events.start_ns[call])
+        inside = self.host.backend_ranges.find_innermost(self.events.thread[call], self.events.start_ns[call])
         known = inside != OUTSIDE
-        found[kernels[known]] = self.backend_rows[inside[known]]
+        found[kernels[known]] = self.host.backend_rows[inside[known]]
         return found
 
-    @cached_property
-    def backend_rows(self) -> Ints:
-        """The rows of the ranges of communication backends on the host."""
-        rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
-        return rows[self.trace.names_like(communication.is_backend_range)[self.events.name[rows]]]
-
-    @cached_property
-    def backend_ranges(self) -> Nesting:
-        """The same with who encloses whom; indices into `backend_rows`."""
-        return self.nest_rows(self.backend_rows)
-
     # -- the host -----------------------------------------------------------------------------------------------------
-
-    def nest_rows(self, rows: Ints) -> Nesting:
-        """Nest these rows; the result's indices count within them."""
-        events = self.events
-        return nest(events.thread[rows], events.start_ns[rows], events.end_ns[rows])
-
-    @cached_property
-    def operator_rows(self) -> Ints:
-        """Return the rows of operators on the host, without the steps' own ranges, which old traces list among them."""
-        rows = self.trace.rows(Category.CPU_OP)
-        return rows[~np.isin(rows, self.step_rows)]
-
-    @cached_property
-    def step_rows(self) -> Ints:
-        """The ranges of the profiler's steps on the host."""
-        rows = self.trace.rows(Category.ANNOTATION, Category.CPU_OP)
-        return rows[self.trace.names_like(lambda name: STEP_NAME.match(name) is not None)[self.events.name[rows]]]
-
-    @cached_property
-    def operators(self) -> Nesting:
-        """Return the nesting of the operators; its indices are those of `operator_rows`."""
-        return self.nest_rows(self.operator_rows)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -175,7 +209,7 @@ class RankView:
         """
         numbers = {code: int(m.group(1)) for code, name in enumerate(self.trace.names) if (m := STEP_NAME.match(name))}
         first: dict[int, tuple[int, int]] = {}
-        for row in self.step_rows.tolist():
+        for row in self.host.step_rows.tolist():
             number = numbers[int(self.events.name[row])]
             first.setdefault(number, (int(self.events.start_ns[row]), int(self.events.end_ns[row])))
         found = sorted((start, end, number) for number, (start, end) in first.items())
@@ -198,14 +232,14 @@ class RankView:
         """Raw intervals of computing: kernels, or, without a device, operators on the threads that run the model."""
         if self.has_device:
             return self._of_work(self.work.is_kernel & ~self.work.is_communication)
-        return self.intervals_of(self.cpu_compute_rows)
+        return self.intervals_of(self.host.compute_rows)
 
     @cached_property
     def communication(self) -> Intervals:
         """Raw intervals of communicating: kernels, or, without a device, the ranges of a backend on the CPU."""
         if self.has_device:
             return self._of_work(self.work.is_communication)
-        return self.intervals_of(self.cpu_communication_rows)
+        return self.intervals_of(self.host.communication_rows)
 
     @cached_property
     def copies(self) -> Intervals:
@@ -220,31 +254,6 @@ class RankView:
 
     def _of_work(self, mask: Bools) -> Intervals:
         return np.stack([self.work.start_ns[mask], self.work.end_ns[mask]], axis=1)
-
-    @cached_property
-    def cpu_communication_rows(self) -> Ints:
-        """Ranges of backends that communicate on the CPU."""
-        is_host = self.trace.names_like(lambda name: name.startswith(communication.HOST_PREFIXES))
-        return self.backend_rows[is_host[self.events.name[self.backend_rows]]]
-
-    @cached_property
-    def cpu_compute_rows(self) -> Ints:
-        """Return the operators on threads that run the model.
-
-        Excluded are a backend's own threads, where its ranges are, and operators that only enqueue work for a backend.
-        Point-to-point ranges are on the thread that called.
-        """
-        is_call = self.trace.names_like(
-            lambda name: communication.find_operation(name) in communication.POINT_TO_POINT_OPS
-        )
-        ranges = self.cpu_communication_rows
-        workers = np.unique(self.events.thread[ranges[~is_call[self.events.name[ranges]]]])
-        enqueues = self.trace.names_like(
-            lambda name: name.startswith((communication.ENQUEUE_PREFIX, *communication.RANGE_PREFIXES))
-        )
-        rows = self.operator_rows
-        selected = ~np.isin(self.events.thread[rows], workers) & ~enqueues[self.events.name[rows]]
-        return rows[selected]
 
     @cached_property
     def bounds_ns(self) -> tuple[int, int] | None:

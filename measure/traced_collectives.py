@@ -30,7 +30,7 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
 
 def find_communication_rows(view: RankView) -> Ints:
     """Return the rows of what communicates, by start: kernels on a device, ranges of the backend on a CPU."""
-    return view.work.row[view.work.is_communication] if view.has_device else view.cpu_communication_rows
+    return view.work.row[view.work.is_communication] if view.has_device else view.host.communication_rows
 
 
 def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | None = None) -> list[Collective]:

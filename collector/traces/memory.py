@@ -59,10 +59,10 @@ def _held_at(times_ns: Ints, held: Ints, time_ns: int) -> int:
 
 def _sum_operators(view: RankView, memory: MemoryEvents, mine: Ints) -> list[MemoryRow]:
     """Return for each innermost operator the bytes that it allocated, and those of them that it did not free."""
-    inside = view.operators.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
+    inside = view.host.operators.find_innermost(memory.thread[mine].astype(np.int32), memory.time_ns[mine])
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, size in zip(inside.tolist(), memory.bytes[mine].tolist(), strict=True):
-        name = OUTSIDE_OPERATORS if place == OUTSIDE else view.trace.name(int(view.operator_rows[place]))
+        name = OUTSIDE_OPERATORS if place == OUTSIDE else view.trace.name(int(view.host.operator_rows[place]))
         row = found[name]
         row[0] += size > 0
         row[1] += max(size, 0)

@@ -219,15 +219,15 @@ def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
     """Return the device time of copies within the device by copy operators, the host time of the outermost of these,
     and the name of the one with the most.
     """
-    rows, parent = view.operator_rows, view.operators.parent
+    rows, parent = view.host.operator_rows, view.host.operators.parent
     is_copy = view.trace.names_like(lambda name: name in COPY_OPERATORS)[view.events.name[rows]]
     outermost = np.full(len(rows), OUTSIDE, dtype=np.int64)
-    for depth in range(int(view.operators.depth.max()) + 1 if len(rows) else 0):
-        level = np.flatnonzero(view.operators.depth == depth)
+    for depth in range(int(view.host.operators.depth.max()) + 1 if len(rows) else 0):
+        level = np.flatnonzero(view.host.operators.depth == depth)
         above = np.where(parent[level] != OUTSIDE, outermost[parent[level]], OUTSIDE)
         outermost[level] = np.where(above != OUTSIDE, above, np.where(is_copy[level], level, OUTSIDE))
     tops = np.flatnonzero(outermost == np.arange(len(rows)))
-    computing = np.isin(rows[tops], view.cpu_compute_rows)
+    computing = np.isin(rows[tops], view.host.compute_rows)
     host_ns = np.zeros(len(rows), dtype=np.int64)
     host_ns[tops[computing]] = view.events.duration_ns[rows[tops[computing]]]
     device_ns = _device_time_under(view, outermost) if view.has_device else None
@@ -248,7 +248,7 @@ def _device_time_under(view: RankView, outermost: Ints) -> Ints:
     on_device = view.trace.names_like(lambda name: name.startswith(("Memcpy DtoD", "CopyDeviceToDevice")))
     stays = np.flatnonzero((work.is_kernel | on_device[work.name]) & ~work.is_communication & (view.launch != NONE))
     call = view.launch[stays]
-    inside = view.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+    inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
     found = np.zeros(len(outermost), dtype=np.int64)
     stays, inside = stays[inside != OUTSIDE], inside[inside != OUTSIDE]
     top = outermost[inside]

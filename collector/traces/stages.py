@@ -64,10 +64,10 @@ def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
     is_loader = view.trace.names_like(DATA_LOADER.match)[events.name[host]]
     is_range = events.category[host] == Category.ANNOTATION
-    is_operator = (np.isin(host, view.operator_rows) | is_range) & ~is_loader & ~np.isin(host, view.step_rows)
+    is_operator = (np.isin(host, view.host.operator_rows) | is_range) & ~is_loader & ~np.isin(host, view.host.step_rows)
     return [
         *(intervals.union(raw[category == kind]) for kind in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)),
-        intervals.union(view.intervals_of(view.backend_rows)),
+        intervals.union(view.intervals_of(view.host.backend_rows)),
         intervals.union(view.intervals_of(view.trace.rows(*LAUNCHES))),
         intervals.union(view.intervals_of(host[is_loader])),
         intervals.union(view.intervals_of(host[is_operator])),
@@ -113,7 +113,7 @@ def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     loader, optimizer, engine = of(DATA_LOADER.match), of(_OPTIMIZER.match), of(_BACKWARD.search)
     between = intervals.union(np.concatenate([loader, optimizer]))
     backward = _bridge(engine, between)
-    rows = view.operator_rows if view.has_device else view.cpu_compute_rows
+    rows = view.host.operator_rows if view.has_device else view.host.compute_rows
     return {
         "data_loader": loader,
         "optimizer": optimizer,

@@ -145,7 +145,7 @@ def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
 
 def sum_operators(view: RankView) -> list[OperatorRow]:
     """Return all operators by name, sorted by device self time, then by host self time."""
-    rows, nesting, events = view.operator_rows, view.operators, view.events
+    rows, nesting, events = view.host.operator_rows, view.host.operators, view.events
     device_self = _device_ns_within(view, nesting_rows=len(rows))
     device_total = nesting.sum_up(device_self)
     host_self = nesting.self_ns()
@@ -170,7 +170,7 @@ def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
     if view.has_device:
         launched = np.flatnonzero(view.launch != NONE)
         call = view.launch[launched]
-        inside = view.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+        inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
         known = inside != OUTSIDE
         length = (view.work.end_ns - view.work.start_ns)[launched]
         np.add.at(own, inside[known], length[known])
@@ -223,15 +223,15 @@ def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
 
 def _operators_around(view: RankView, rows: Ints) -> list[int]:
     """Return for each row the outermost operator in HOST_VALUE_OPERATORS around it, else the innermost operator."""
-    inside = view.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
+    inside = view.host.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
     found = []
     for place in inside.tolist():
         best, above = place, place
         while above != OUTSIDE:
-            if view.trace.name(int(view.operator_rows[above])) in HOST_VALUE_OPERATORS:
+            if view.trace.name(int(view.host.operator_rows[above])) in HOST_VALUE_OPERATORS:
                 best = above
-            above = int(view.operators.parent[above])
-        found.append(int(view.operator_rows[best]) if best != OUTSIDE else NONE)
+            above = int(view.host.operators.parent[above])
+        found.append(int(view.host.operator_rows[best]) if best != OUTSIDE else NONE)
     return found
 
 
@@ -249,7 +249,7 @@ def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[s
     frames = view.trace.rows(Category.PYTHON)
     if not len(frames):
         return [_script_line(view.trace.stacks.get(operator, "").split(";")) for operator in operators]
-    nesting = view.nest_rows(frames)
+    nesting = view.host.nest_rows(frames)
     threads, starts = _python_threads(view, rows, frames)
     found = []
     for place in nesting.find_innermost(threads, starts).tolist():

@@ -25,7 +25,6 @@ MANY_METHODS: Final = {
     "collector/ingest/receive_thread.py ReceiveThread": TO_DIVIDE,
     "collector/steps/step_table.py StepTable": TO_DIVIDE,
     "collector/storage/run_recorder.py Recorder": TO_DIVIDE,
-    "measure/rank_view.py RankView": TO_DIVIDE,
 }
 
 ASSEMBLES: Final = "assembles its program: to import the parts is what it is for"
