@@ -118,10 +118,7 @@ class Admission:
         self._ranks_max = ranks_max
         self._runs: dict[str, RankIdentity] = {}  # with the identity that its world size is from
         self._run_keys: dict[str, str] = {}
-        self._processes: dict[str, _RankProcess] = {}
-        self._processes_by_peer: dict[bytes, _RankProcess] = {}
-        self._latest_processes: dict[tuple[str, int], _RankProcess] = {}
-        self._superseded: dict[str, _RankProcess] = {}  # those that are not the latest of their rank, the oldest first
+        self._processes = _RankProcesses()
         self.refused: dict[str, int] = {}
         """Hellos refused, by reason, and messages and notices in the name of another sender's rank."""
         self.unknown_processes = 0
@@ -130,7 +127,7 @@ class Admission:
     def hello(self, peer: bytes, hello: Hello, key: str = "") -> Welcome | Refused:
         """Admit a rank process, or one that is known again, and give up the messages it can no longer send."""
         identity = hello.identity
-        process = self._processes.get(identity.boot_id)
+        process = self._processes.by_boot_id.get(identity.boot_id)
         refusal = _find_contradiction(identity, process) or self._find_theft(peer, identity, process, key)
         if refusal is None and process is None:
             refusal = self._make_room(identity, orphaned=hello.left_behind)
@@ -141,7 +138,7 @@ class Admission:
             process.key = self._run_keys[identity.run] = key
         if process is None:
             process = self._begin_process(peer, identity, hello.first_sequence, key, orphaned=hello.left_behind)
-        self._bind(peer, process)
+        self._processes.bind(process, peer)
         process.apply_hello(hello)
         return Welcome(admitted_through=process.last_sequence, hello_number=hello.hello_number)
 
@@ -168,7 +165,7 @@ class Admission:
 
     def run_of(self, peer: bytes, key: str) -> str:
         """Return the run of the rank with this routing id and key; empty where there is none."""
-        process = self._processes_by_peer.get(peer)
+        process = self._processes.by_peer.get(peer)
         return "" if process is None or process.key != key else process.identity.run
 
     def knows(self, identity: RankIdentity, key: str = "") -> bool:
@@ -176,7 +173,7 @@ class Admission:
 
         Any other is counted as `unknown_processes`. A sidecar has the key of its ranks.
         """
-        process = self._processes.get(identity.boot_id)
+        process = self._processes.by_boot_id.get(identity.boot_id)
         if process is None or process.identity != identity:
             self.unknown_processes += 1
             return False
@@ -189,19 +186,19 @@ class Admission:
         """Return how far apart the reports of this peer are; 0 for one that is not known or delivers orphaned
         reports.
         """
-        process = self._processes_by_peer.get(peer)
+        process = self._processes.by_peer.get(peer)
         return 0 if process is None else process.report_interval_ns
 
     def peer_of(self, boot_id: str) -> bytes | None:
         """Return the peer of a rank process; None where it is not known or has not sent a Hello since it was
         restored.
         """
-        process = self._processes.get(boot_id)
+        process = self._processes.by_boot_id.get(boot_id)
         return None if process is None or process.peer == NO_OWNER else process.peer
 
     def counts(self, boot_id: str) -> ProcessCounts | None:
         """Return the counts of a rank process; None when it is not known."""
-        process = self._processes.get(boot_id)
+        process = self._processes.by_boot_id.get(boot_id)
         return None if process is None else process.counts()
 
     def world_size(self, run: str) -> int | None:
@@ -227,18 +224,18 @@ class Admission:
         """Forget the runs of this name and all their rank processes, whose peers are unknown from then on."""
         self._runs.pop(run, None)
         self._run_keys.pop(run, None)
-        for process in [process for process in self._processes.values() if process.identity.run == run]:
-            self._drop(process)
+        for process in self._processes.of_run(run):
+            self._processes.drop(process)
 
     def forget_peer(self, boot_id: str) -> None:
         """Forget one rank process. Its run stays known until `forget`."""
-        process = self._processes.get(boot_id)
+        process = self._processes.by_boot_id.get(boot_id)
         if process is not None:
-            self._drop(process)
+            self._processes.drop(process)
 
     def _find_process(self, peer: bytes, key: str) -> "_RankProcess | None":
         """Return the rank process of a peer. Another key means that another client has replaced its connection."""
-        process = self._processes_by_peer.get(peer)
+        process = self._processes.by_peer.get(peer)
         if process is not None and process.key != key:
             self._count_refused(REFUSED_IDENTITY_TAKEN)
             return None
@@ -276,12 +273,13 @@ class Admission:
             others = sum(one.world_size for run, one in self._runs.items() if run != identity.run)
             if others + identity.world_size > self._ranks_max:
                 return _refuse_world(identity, others, self._ranks_max)
-        if len(self._processes) >= self._ranks_max + (ORPHANED_MAX if orphaned else 0):
-            earlier = None if orphaned else self._latest_processes.get((identity.run, identity.rank))
-            spare = earlier or next(iter(self._superseded.values()), None)
+        count = len(self._processes.by_boot_id)
+        if count >= self._ranks_max + (ORPHANED_MAX if orphaned else 0):
+            earlier = None if orphaned else self._processes.latest.get((identity.run, identity.rank))
+            spare = earlier or next(iter(self._processes.superseded.values()), None)
             if spare is None:
-                return _refuse_full("ranks", len(self._processes), self._ranks_max)
-            self._drop(spare)
+                return _refuse_full("ranks", count, self._ranks_max)
+            self._processes.drop(spare)
         return None
 
     def _count_refused(self, reason: str) -> None:
@@ -291,35 +289,63 @@ class Admission:
         self, peer: bytes, identity: RankIdentity, first_sequence: int, key: str, *, orphaned: bool
     ) -> "_RankProcess":
         process = _RankProcess(peer, identity, first_sequence, key)
-        self._processes[identity.boot_id] = process
         newest = self._runs.get(identity.run)
-        if orphaned and newest is not None:
-            self._superseded[identity.boot_id] = process
+        is_superseded = orphaned and newest is not None
+        self._processes.add(process, is_latest=not is_superseded)
+        if is_superseded:
             return process
-        earlier = self._latest_processes.get((identity.run, identity.rank))
-        if earlier is not None:
-            self._superseded[earlier.identity.boot_id] = earlier
-        self._latest_processes[identity.run, identity.rank] = process
         if newest is None or identity.restart_count >= newest.restart_count:
             self._runs[identity.run] = identity
         if peer != NO_OWNER:
             self._run_keys[identity.run] = key
         return process
 
-    def _bind(self, peer: bytes, process: "_RankProcess") -> None:
-        if self._processes_by_peer.get(process.peer) is process:
-            del self._processes_by_peer[process.peer]
-        process.peer = peer
-        self._processes_by_peer[peer] = process
 
-    def _drop(self, process: "_RankProcess") -> None:
+class _RankProcesses:
+    """The rank processes that are known, found by boot id, peer or rank."""
+
+    def __init__(self) -> None:
+        #: All of them.
+        self.by_boot_id: dict[str, _RankProcess] = {}
+        #: Those whose peer is known.
+        self.by_peer: dict[bytes, _RankProcess] = {}
+        #: The latest of each run and rank; every other one is superseded.
+        self.latest: dict[tuple[str, int], _RankProcess] = {}
+        #: By boot id, the oldest first.
+        self.superseded: dict[str, _RankProcess] = {}
+
+    def of_run(self, run: str) -> list["_RankProcess"]:
+        """Return those of all runs of this name."""
+        return [process for process in self.by_boot_id.values() if process.identity.run == run]
+
+    def add(self, process: "_RankProcess", *, is_latest: bool) -> None:
+        """Add one; the latest of its rank supersedes the one before."""
+        identity = process.identity
+        self.by_boot_id[identity.boot_id] = process
+        if not is_latest:
+            self.superseded[identity.boot_id] = process
+            return
+        earlier = self.latest.get((identity.run, identity.rank))
+        if earlier is not None:
+            self.superseded[earlier.identity.boot_id] = earlier
+        self.latest[identity.run, identity.rank] = process
+
+    def bind(self, process: "_RankProcess", peer: bytes) -> None:
+        """Set its peer, which the one before is no longer."""
+        if self.by_peer.get(process.peer) is process:
+            del self.by_peer[process.peer]
+        process.peer = peer
+        self.by_peer[peer] = process
+
+    def drop(self, process: "_RankProcess") -> None:
+        """Forget one."""
         key = (process.identity.run, process.identity.rank)
-        del self._processes[process.identity.boot_id]
-        self._superseded.pop(process.identity.boot_id, None)
-        if self._latest_processes.get(key) is process:
-            del self._latest_processes[key]
-        if self._processes_by_peer.get(process.peer) is process:
-            del self._processes_by_peer[process.peer]
+        del self.by_boot_id[process.identity.boot_id]
+        self.superseded.pop(process.identity.boot_id, None)
+        if self.latest.get(key) is process:
+            del self.latest[key]
+        if self.by_peer.get(process.peer) is process:
+            del self.by_peer[process.peer]
 
 
 class _RankProcess:
