@@ -20,7 +20,7 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.ingest.admission import ProcessCounts
 from rankscope.collector.ingest.exchange import AskForClock, EventBatch, Exchange
-from rankscope.collector.ingest.receive_thread import ReceiveThread
+from rankscope.collector.ingest.message_admission import MessageAdmission
 from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
@@ -71,7 +71,7 @@ class RunUpdates:
         clock: Clock,
         *,
         exchange: Exchange,
-        receive_thread: ReceiveThread,
+        admission: MessageAdmission,
         journal: Journal,
         faults: FaultLog,
         on_forget: Callable[[str], object],
@@ -79,7 +79,7 @@ class RunUpdates:
         self._config = config
         self._clock = clock
         self._exchange = exchange
-        self._receive_thread = receive_thread
+        self._admission = admission
         self._journal = journal
         self._faults = faults
         self._on_forget = on_forget
@@ -148,7 +148,7 @@ class RunUpdates:
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("run_state", "could not be started; asking its ranks for a Hello again", run=identity.run)
             return None
-        self._receive_thread.begin_run(identity)
+        self._admission.begin_run(identity)
         return run
 
     # -- the tick ---------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class RunUpdates:
                 self._forget(run)
         over = self.runs.over_ids
         for run_id in over - self._over:
-            self._receive_thread.end_run(read_run_name(run_id))
+            self._admission.end_run(read_run_name(run_id))
         self._over = over
         if detects:
             self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
@@ -258,7 +258,7 @@ class RunUpdates:
             run = restore_run(self._config, kept.run, kept.story, ranks, clocks, collectives=kept.collectives)
             self.runs.put(run)
             if ranks:
-                self._receive_thread.begin_run(ranks[0].hello.identity)
+                self._admission.begin_run(ranks[0].hello.identity)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._forget_processes(read_run_name(kept.run.run), [rank.hello.identity.boot_id for rank in kept.ranks])
             self._faults.note("history_run", "cannot be restored from the store; starting it afresh", run=kept.run.run)
@@ -272,7 +272,7 @@ class RunUpdates:
             duplicates=rank.duplicates,
             gaps=0,
         )
-        return self._receive_thread.restore(rank.hello.identity, counts)
+        return self._admission.restore(rank.hello.identity, counts)
 
     def _forget(self, run: RunState) -> None:
         self.runs.remove(run)
@@ -284,9 +284,9 @@ class RunUpdates:
     def _forget_processes(self, name: str, boot_ids: Iterable[str]) -> None:
         """Admit nothing more from the rank processes of a run that was removed."""
         if name in self.runs.names:
-            self._receive_thread.forget_processes(boot_ids)
+            self._admission.forget_processes(boot_ids)
         else:
-            self._receive_thread.forget(name)
+            self._admission.forget(name)
 
 
 def _log_event(run: str, event: RunEvent) -> None:

@@ -89,7 +89,7 @@ class Service:
         wait_s = 0.0 if start_publisher is PublisherThread else PORT_WAIT_S
         self._listener = self._listen(config.http_listen, wait_s)
         self._metrics_url = f"{self._listener.url(is_secure=http.tls is not None)}/metrics"
-        self._receive_thread.metrics_url = self._metrics_url
+        self._receive_thread.messages.metrics_url = self._metrics_url
         self._link = PublisherLink(
             lambda connection: start_publisher(connection, config, self._listener),
             Sources(
@@ -105,8 +105,8 @@ class Service:
         )
         self._updates = RunUpdates(
             config, clock,
-            exchange=self._exchange, receive_thread=self._receive_thread, journal=self._journal, faults=self._faults,
-            on_forget=self._recording.forget,
+            exchange=self._exchange, admission=self._receive_thread.messages, journal=self._journal,
+            faults=self._faults, on_forget=self._recording.forget,
         )  # fmt: skip
         self._recording.open(self._updates.runs, self._clocks())
         self._snapshot = self._build_snapshot()

@@ -21,8 +21,6 @@ IMPORTERS_MIN: Final = 2
 TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
 MANY_METHODS: Final = {
     "collector/detect/hangs/detector.py _HangJudge": TO_DIVIDE,
-    "collector/ingest/admission.py Admission": TO_DIVIDE,
-    "collector/ingest/receive_thread.py ReceiveThread": TO_DIVIDE,
     "collector/steps/step_table.py StepTable": TO_DIVIDE,
     "collector/storage/run_recorder.py Recorder": TO_DIVIDE,
 }
@@ -34,7 +32,6 @@ MANY_IMPORTS: Final = {
     "collector/commands/serve.py": COMMAND,
     "collector/commands/status.py": COMMAND,
     "collector/demo/run.py": COMMAND,
-    "collector/ingest/receive_thread.py": TO_DIVIDE,
     "collector/publish/http_server.py": TO_DIVIDE,
     "collector/publisher.py": ASSEMBLES,
     "collector/relay/service.py": ASSEMBLES,

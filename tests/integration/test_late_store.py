@@ -50,7 +50,7 @@ class Direct:
         self._receive(Received(hello.identity.boot_id.encode(), hello))
 
     def _receive(self, received: Received) -> None:
-        self._service._updates.process_batch(self._service._receive_thread.admit([received]))
+        self._service._updates.process_batch(self._service._receive_thread.messages.admit([received]))
 
 
 @contextlib.contextmanager

@@ -96,7 +96,9 @@ def begin_and_finish(service: Service, boot_id: str, key: str) -> None:
     )
     hello = Hello(identity=identity, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=1)
     messages: tuple[Message, ...] = (hello, Goodbye(sequence=1, reason="finished"))
-    batch = service._receive_thread.admit([Received(boot_id.encode(), message, key=key) for message in messages])
+    batch = service._receive_thread.messages.admit(
+        [Received(boot_id.encode(), message, key=key) for message in messages]
+    )
     service._updates.process_batch(batch)
 
 

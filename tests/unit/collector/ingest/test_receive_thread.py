@@ -156,7 +156,7 @@ def test_only_acknowledgements_of_reports_wait_for_more(world: World) -> None:
 
 def test_welcome_has_the_hello_number_and_what_is_admitted(world: World) -> None:
     peer, first = hello(0)
-    world.thread.metrics_url = "http://here/metrics"
+    world.thread.messages.metrics_url = "http://here/metrics"
     world.receive((peer, msgspec.structs.replace(first, hello_number=1)), report(0, 1))
     world.receive((peer, msgspec.structs.replace(first, hello_number=2)))
     assert world.receiver.drain_sent() == [
