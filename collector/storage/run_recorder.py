@@ -10,11 +10,10 @@ is EXPORT_LAG_S_MAX old is replaced by the present one: frozen numbers would be 
 """
 
 import contextlib
-import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
@@ -22,15 +21,13 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
-from rankscope.collector.runs.saved_runs import SavedRun, SavedStory, collect_finished_steps, save_run
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.steps.collective_totals import CollectiveSums
-from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import DamagedStoreError, Database, RefusedRowError
 from rankscope.collector.storage.file_watch import StoreLoss
 from rankscope.collector.storage.rank_intervals import RankIntervals
+from rankscope.collector.storage.run_changes import Changes, RunChanges
 from rankscope.collector.storage.run_store import HistoryStore, KeptRun
-from rankscope.collector.storage.write_batch import RankToWrite, WriteBatch
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
@@ -42,11 +39,6 @@ PRUNE_S: Final = 30.0
 """Time between two deletions of rows that are too old or too many."""
 EXPORT_LAG_S_MAX: Final = 10.0
 """Shorter than the usual scrape interval of 15 s, and longer than a write of many ranks."""
-REFRESH_S: Final = 30.0
-"""Age at which the totals of a rank are saved again, where neither its counters nor the collectives of its run have
-changed."""
-REFRESHED_MAX: Final = 512
-"""Most ranks of a run whose totals are refreshed in one tick, the oldest first: /metrics waits for the write."""
 CHECK_S: Final = 60.0
 """Time between two checks of the file's content, each 0.2 s at most (storage/database.py)."""
 END_S_MAX: Final = 10.0
@@ -62,25 +54,6 @@ class StoreCounts(NamedTuple):
 
     bytes_used: int
     rows_dropped: int
-
-
-class _Saved(NamedTuple):
-    """Counters of a rank when it was saved, and how many steps of its run had counted collectives then."""
-
-    counters: tuple[object, ...]
-    at_wall_s: float
-    steps: int
-
-
-class _Changes(NamedTuple):
-    """Changes of one run: its state, story, ranks and history. `known` is in the store once they are written."""
-
-    saved: SavedRun
-    story: SavedStory
-    ranks: Mapping[tuple[str, int], tuple[int, RankToWrite]]
-    collectives: CollectiveSums
-    known: Mapping[tuple[str, int], _Saved]
-    steps: Sequence[StepAggregate]
 
 
 class UnwrittenState(NamedTuple):
@@ -119,10 +92,7 @@ class Recorder:
         self._count = count
         self._on_written = on_written
         self._intervals = RankIntervals(config.history_interval_s)
-        self._saved: dict[tuple[str, int], _Saved] = {}
-        self._stories: dict[str, SavedStory] = {}
-        self._collectives: dict[str, tuple[int, int]] = {}
-        """By run: the attempt whose collectives were queued last, and how many steps were counted then."""
+        self._changes = RunChanges()
         self._changed = threading.Condition()
         self._pending = WriteBatch()
         self._has_pending = self._is_ending = False
@@ -171,15 +141,15 @@ class Recorder:
 
     def tick(self, runs: Iterable[RunState], snapshot: Snapshot, clocks: Clocks, *, is_last: bool = False) -> None:
         """Queue the changes of all runs. `snapshot` has the same state as `runs`."""
-        found: list[_Changes] = []
+        found: list[Changes] = []
         for run in runs:
             with self._containing(run.run):
-                changes = self._find_changes(run, clocks, is_last=is_last)
+                changes = self._changes.find(run, clocks, is_last=is_last)
                 if changes is not None:
                     found.append(changes)
         with self._changed:
             for changes in found:
-                self._put(changes)
+                self._changes.put(changes, self._pending)
             self._pending.snapshot = snapshot
             self._has_pending = True
             self._changed.notify()
@@ -187,7 +157,7 @@ class Recorder:
         # Intervals of all ranks take long, and /metrics waits for the write: they are queued for the next one.
         for changes in found:
             with self._containing(changes.saved.run):
-                self._queue_interval(changes.saved, snapshot, clocks, is_last=is_last or changes.saved.is_over)
+                self._queue_interval(changes, snapshot, clocks, is_last=is_last or changes.saved.is_over)
         for _ in range(failures - self._failures_counted):
             self._count(STORE)
         self._failures_counted = failures
@@ -201,8 +171,8 @@ class Recorder:
             self._count(RUN)
             self._faults.note(RUN, "could not be handed to the store; continuing with the other runs", run=run)
 
-    def _queue_interval(self, saved: SavedRun, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
-        run, attempt = saved.run, saved.attempt
+    def _queue_interval(self, changes: Changes, snapshot: Snapshot, clocks: Clocks, *, is_last: bool) -> None:
+        run, attempt = changes.saved.run, changes.saved.attempt
         # Checked first, since a summary of all ranks is expensive.
         if not self._intervals.is_due(run, attempt, clocks.wall_s, is_last=is_last):
             return
@@ -211,52 +181,12 @@ class Recorder:
             with self._changed:
                 self._pending.add_interval(run, interval)
 
-    def _find_changes(self, state: RunState, clocks: Clocks, *, is_last: bool) -> _Changes | None:
-        run, steps = state.run, collect_finished_steps(state, clocks.wall_s)
-        to_save = save_run(state, clocks)
-        if to_save is None:
-            return None
-        saved_ranks, known, old = {}, {}, []
-        ranks, collectives = to_save.ranks, to_save.collectives
-        changed = []
-        for number, rank in ranks.items():
-            before = self._saved.get((run, number))
-            if is_last or before is None or before.counters != rank.counters:
-                changed.append(number)
-            elif before.steps != collectives.steps or self._is_old(before, clocks.wall_s):
-                old.append((before.at_wall_s, number))
-        changed += [number for _, number in heapq.nsmallest(REFRESHED_MAX, old)]
-        for number in changed:
-            saved_ranks[run, number] = to_save.run.attempt, to_save.save_rank(number, clocks)
-            known[run, number] = _Saved(ranks[number].counters, clocks.wall_s, collectives.steps)
-        return _Changes(to_save.run, to_save.story, saved_ranks, collectives, known, steps)
-
-    def _put(self, changes: _Changes) -> None:
-        """Add changes to the pending batch, whose lock is held."""
-        pending, run = self._pending, changes.saved.run
-        pending.put_run(changes.saved)
-        if self._stories.get(run) != changes.story:
-            pending.stories[run] = self._stories[run] = changes.story
-        counted = changes.saved.attempt, changes.collectives.steps
-        if self._collectives.get(run) != counted:
-            pending.collectives[run], self._collectives[run] = changes.collectives, counted
-        pending.ranks.update(changes.ranks)
-        self._saved.update(changes.known)
-        for step in changes.steps:
-            pending.add_step(run, step)
-
-    def _is_old(self, saved: _Saved, wall_s: float) -> bool:
-        # A wall clock that was set back must not delay it.
-        return not 0.0 <= wall_s - saved.at_wall_s < REFRESH_S
-
     def forget(self, run: str) -> None:
         """Forget a run that the collector has forgotten; its history stays."""
         with self._changed:
             self._pending.forget(run)
         self._intervals.forget(run)
-        self._stories.pop(run, None)
-        self._collectives.pop(run, None)
-        self._saved = {key: saved for key, saved in self._saved.items() if key[0] != run}
+        self._changes.forget(run)
 
     def shut_down(self) -> None:
         """Write the pending changes once, and end. Runs stay known, and the next collector restores them."""

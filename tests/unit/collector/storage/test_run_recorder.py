@@ -15,7 +15,7 @@ from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.storage import run_recorder as recorder_module
+from rankscope.collector.storage import run_changes
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
@@ -161,13 +161,13 @@ def test_rank_is_written_on_change_or_with_old_totals(path: Path) -> None:
         story.say_goodbye(1)
         loop.tick(story.tick(1.0))
         assert list(loop.recorder._pending.ranks) == [("story", 1)]
-        loop.tick(story.tick(recorder_module.REFRESH_S))
+        loop.tick(story.tick(run_changes.REFRESH_S))
         assert len(loop.recorder._pending.ranks) == 2
 
 
 def test_ranks_with_old_totals_are_written_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "REFRESH_S", 1.0)  # before a rank counts as silent
-    ranks = recorder_module.REFRESHED_MAX + 3
+    monkeypatch.setattr(run_changes, "REFRESH_S", 1.0)  # before a rank counts as silent
+    ranks = run_changes.REFRESHED_MAX + 3
     story = Story(ranks).join().train(1)
     with looping(path, start=False) as loop:
         loop.tick(story)
@@ -178,12 +178,12 @@ def test_ranks_with_old_totals_are_written_in_parts(path: Path, monkeypatch: pyt
             waiting.clear()
             loop.tick(story.tick(pause_s))
             written.append(sorted(rank for _, rank in waiting))
-    first = list(range(recorder_module.REFRESHED_MAX))
+    first = list(range(run_changes.REFRESHED_MAX))
     assert written == [first, list(range(len(first), ranks)), []]
 
 
 def test_oldest_totals_are_written_with_new_collectives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "REFRESHED_MAX", 2)
+    monkeypatch.setattr(run_changes, "REFRESHED_MAX", 2)
     story = Story(3).join().train(20)
     with looping(path, start=False) as loop:
         loop.tick(story)
