@@ -20,7 +20,6 @@ IMPORTERS_MIN: Final = 2
 
 TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
 MANY_METHODS: Final = {
-    "collector/detect/hangs/detector.py _HangJudge": TO_DIVIDE,
     "collector/steps/step_table.py StepTable": TO_DIVIDE,
 }
 

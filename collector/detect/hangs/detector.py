@@ -47,7 +47,7 @@ class Hangs:
         """Return the present hang, if there is one. Once ranks end because of it, the open finding is kept."""
         known = next((finding for finding in explained if finding.kind == HANG), None)
         judge = _HangJudge(view, known)
-        if known is not None and judge.is_shutting_down:
+        if known is not None and judge.times.is_shutting_down:
             return ()
         hang = judge.find_hang()
         if isinstance(hang, Abstain):
@@ -57,30 +57,26 @@ class Hangs:
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether no rank is stalled any more, or another hang proves to be its origin."""
         judge = _HangJudge(view, finding)
-        if not judge.stalled:
+        if not judge.times.stalled:
             return True
-        if judge.is_shutting_down:
+        if judge.times.is_shutting_down:
             return False
         hang = judge.find_hang()
         return isinstance(hang, Hang) and not describe_hang(view, judge.graph, hang, finding).is_about_the_same(finding)
 
 
-class _HangJudge:
-    """The rules, applied to one view. `known` is the open finding about this hang."""
+class _StallTimes:
+    """When the stall began, and which ranks ended before it, with it or because of it. `known` is the open finding."""
 
     def __init__(self, view: RunView, known: Finding | None) -> None:
         self._hang_states = view.hang_states
         self._known = known
-        self._group = None if known is None else known.group
         self._now_collector_ns = view.now_collector_ns
         self.stalled = {rank: one for rank, one in sorted(view.hang_states.items()) if one.is_stalled_now}
         began = [began_ns for one in self.stalled.values() if (began_ns := self._find_begin(one)) is not None]
         limits = [one.stall.limit_ns for one in self.stalled.values() if one.stall is not None]
         self._began_collector_ns = min(began, default=None)
         self._limit_ns = max(limits, default=None)
-        self.graph = find_stuck(view.hang_states, view.groups, self._is_cause_gone)
-
-    # -- when -----------------------------------------------------------------------------------------------------
 
     def _find_begin(self, one: RankHangState) -> int | None:
         if one.since_collector_ns is not None:
@@ -93,19 +89,19 @@ class _HangJudge:
             return None
         return one.ended_collector_ns - self._began_collector_ns
 
-    def _has_ended_late(self, one: RankHangState) -> bool:
+    def has_ended_late(self, one: RankHangState) -> bool:
         """Return whether it ended after the stall had lasted its limit: then it ended because of the hang."""
         late_ns = self._find_lateness(one)
         return late_ns is not None and self._limit_ns is not None and late_ns > self._limit_ns
 
-    def _has_ended_long_before(self, one: RankHangState) -> bool:
+    def has_ended_long_before(self, one: RankHangState) -> bool:
         """Return whether the others continued for long without it."""
         late_ns = self._find_lateness(one)
         return late_ns is not None and self._limit_ns is not None and late_ns < -self._limit_ns
 
-    def _is_cause_gone(self, one: RankHangState) -> bool:
+    def is_cause_gone(self, one: RankHangState) -> bool:
         """Return whether a rank is gone, and not because of the hang; a silent one may prove gone at any time."""
-        return one.is_gone and (not self._has_ended_late(one) or self._was_silent(one))
+        return one.is_gone and (not self.has_ended_late(one) or self._was_silent(one))
 
     def _was_silent(self, one: RankHangState) -> bool:
         known = self._known
@@ -119,15 +115,25 @@ class _HangJudge:
     def is_shutting_down(self) -> bool:
         """Return whether ranks have ended since the stall began, by timeouts, a launcher or a person."""
         return any(
-            one.ended not in {None, SILENT} and self._has_ended_late(one) and not self._was_silent(one)
+            one.ended not in {None, SILENT} and self.has_ended_late(one) and not self._was_silent(one)
             for one in self._hang_states.values()
         )
+
+
+class _HangJudge:
+    """The rules, applied to one view. `known` is the open finding about this hang."""
+
+    def __init__(self, view: RunView, known: Finding | None) -> None:
+        self._hang_states = view.hang_states
+        self._group = None if known is None else known.group
+        self.times = _StallTimes(view, known)
+        self.graph = find_stuck(view.hang_states, view.groups, self.times.is_cause_gone)
 
     # -- the verdict --------------------------------------------------------------------------------------------------
 
     def find_hang(self) -> Verdict:
         """Return the first cause that holds; None while no rank is stalled."""
-        if not self.stalled:
+        if not self.times.stalled:
             return None
         rules: tuple[Callable[[], Verdict], ...] = (
             self._find_dead,
@@ -160,9 +166,11 @@ class _HangJudge:
         failed = {
             rank: one
             for rank, one in self._hang_states.items()
-            if one.failed_collector_ns is not None and self._is_cause_gone(one) and not self._has_ended_long_before(one)
+            if one.failed_collector_ns is not None
+            and self.times.is_cause_gone(one)
+            and not self.times.has_ended_long_before(one)
         }
-        return self._name("dead_rank", find_first_dead(failed) if failed else self._roots(self._is_cause_gone))
+        return self._name("dead_rank", find_first_dead(failed) if failed else self._roots(self.times.is_cause_gone))
 
     def _find_missing(self) -> Hang | None:
         return self._name("missing_rank", self._roots(self._is_surely_missing))

@@ -15,7 +15,7 @@ from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import restore_run
 from rankscope.collector.runs.snapshot import Snapshot
-from rankscope.collector.storage import run_changes
+from rankscope.collector.storage import run_changes, run_recorder
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.collector.storage.run_recorder import EXPORT_LAG_S_MAX, Recorder
@@ -314,7 +314,7 @@ def test_a_wall_clock_that_was_set_back_does_not_hold_metrics(path: Path) -> Non
 def test_full_disk_is_logged_once_and_then_all_is_written(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(run_recorder, "RETRY_S", 0.05)
     story = Story(2).join().train(20)
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
@@ -340,13 +340,13 @@ def test_refused_row_costs_its_batch_and_nothing_later(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, value: int
 ) -> None:
     """One is larger than an integer of SQLite, the other breaks a constraint; neither is damage of the file."""
-    monkeypatch.setattr(recorder_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(run_recorder, "RETRY_S", 0.05)
     story = Story(2).join().train(20)
     with looping(path) as loop:
         loop.wait_until_kept(loop.tick(story))
         with loop.recorder._changed:
             loop.recorder._pending.add_step("story", msgspec.structs.replace(step_of(20), longest_ns=value))
-        loop.tick_until(story, lambda: loop.counted == [recorder_module.STORE])
+        loop.tick_until(story, lambda: loop.counted == [run_recorder.STORE])
         loop.wait_until_kept(loop.tick_until(story, lambda: loop.recorder.problem is None))
         loop.wait_until_kept(loop.tick(story.train(5)))
         assert (loop.recorder.counts.rows_dropped, loop.recorder.lost) == (1, None)
