@@ -24,7 +24,7 @@ from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, find_signatures
 from rankscope.measure.records import PHASE_PREFIX, Collectives
-from rankscope.measure.table import MISSING, Block, Table, stack_tables
+from rankscope.measure.table import MISSING, Block
 from rankscope.measure.units import NS_PER_S
 
 
@@ -55,6 +55,17 @@ class WindowDistance:
         """Return the number of steps since the last measured one, or since the first step where none was measured."""
         since = self._last_measured if self._last_measured is not None else self._first_step
         return 0 if since is None else latest_step - since
+
+    def is_measured(self, latest_step: int, steps_kept: int, step_ns: Floats) -> bool:
+        """Return whether waiting is measured, as far as is known; `step_ns` are the durations of the last steps."""
+        behind = self.steps_behind(latest_step)
+        if not self.is_watched:
+            return behind < STAND_IN_STEPS
+        if behind <= max(steps_kept, 2 * self.longest):
+            return True
+        last_ns = step_ns[-STAND_IN_STEPS:]
+        last_ns = last_ns[~np.isnan(last_ns)]
+        return not len(last_ns) or behind * float(np.median(last_ns)) <= STAND_IN_NS
 
 
 WHOLE_CELLS_MAX = 2**20
@@ -112,6 +123,52 @@ class SparseRows:
         return found
 
 
+class StepColumns:
+    """What the step records of `world_size` ranks hold, by slot: shape (slots, ranks), NaN where not known."""
+
+    def __init__(self, slots: int, world_size: int, cell: npt.DTypeLike) -> None:
+        self._world_size = world_size
+        #: Type of all cells that are kept; readers get 64 bits.
+        self._cell = cell
+        #: Step in each slot, shape (slots,); -1 in a free one.
+        self.steps = np.full(slots, -1, dtype=np.int64)
+        #: Columns of every step record, in ns or tokens.
+        self.records = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
+        #: `{phase: column}` in ns; at most PHASES_MAX.
+        self.phases_ns: dict[str, Floats] = {}
+
+    def find(self, name: str) -> Floats | None:
+        """Return the array of a column of a table of steps, which begins with its first phase; None where not kept."""
+        if name in self.records:
+            return self.records[name]
+        if not name.startswith(PHASE_PREFIX):
+            return None
+        phase = name.removeprefix(PHASE_PREFIX)
+        if phase not in self.phases_ns:
+            if len(self.phases_ns) >= PHASES_MAX:
+                return None
+            self.phases_ns[phase] = self._empty()
+        return self.phases_ns[phase]
+
+    @property
+    def all(self) -> list[Floats]:
+        """All columns."""
+        return [*self.records.values(), *self.phases_ns.values()]
+
+    def slots_from(self, step: int) -> Ints:
+        """Return the slots of the steps from `step` on, in order."""
+        slots = np.flatnonzero(self.steps >= step)
+        return slots[np.argsort(self.steps[slots])]
+
+    def _empty(self) -> Floats:
+        """Return an empty column. The cells of a large run have 32 bits; readers convert to 64. Rows never written use
+        no memory.
+        """
+        found = np.empty((len(self.steps), self._world_size), dtype=self._cell)
+        found[self.steps >= 0] = np.nan
+        return found
+
+
 class StepTable:
     """The last `steps_kept` steps of `world_size` ranks, and earlier ones as needed to have `measured_min` measured
     steps.
@@ -122,13 +179,11 @@ class StepTable:
         self._kept = steps_kept
         self._measured_min = measured_min
         self._world_size = world_size
-        #: Type of all cells that are kept; readers get 64 bits.
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
         slots = steps_kept + measured_min
-        #: Step in each slot, shape (slots,); -1 in a free one. Step s of the ring is in slot s % `_kept`.
-        self._steps = np.full(slots, -1, dtype=np.int64)
-        #: Columns of every step record, each of shape (slots, ranks) in ns or tokens, NaN where not known.
-        self._columns = {name: self._empty() for name in ("duration_ns", "cpu_ns", "tokens")}
+        self._columns = StepColumns(slots, world_size, self._cell)
+        #: Step in each slot, the array of the columns. Step s of the ring is in slot s % `_kept`.
+        self._steps = self._columns.steps
         #: Exposed waiting of each rank in the matched steps, in ns.
         self._wait_ns = SparseRows(world_size, self._cell)
         #: Transfers of each process group in the matched steps.
@@ -137,8 +192,6 @@ class StepTable:
         self._wait_caused_ns: SparseRows | None = None
         #: Attributions so far, which choose the next step.
         self._attributions = 0
-        #: `{phase: column}` as in `_columns`; at most PHASES_MAX.
-        self._phases_ns: dict[str, Floats] = {}
         #: Collectives of steps of the ring that are not matched yet, by step.
         self._pending: dict[int, list[CollectiveBlock]] = {}
         #: Whether all collectives of a step of a rank have come, shape (`_kept`, ranks).
@@ -159,14 +212,6 @@ class StepTable:
         self.latest_step = -1
         self._distance = WindowDistance()
 
-    def _empty(self) -> Floats:
-        """Return an empty column. The cells of a large run have 32 bits; readers convert to 64. Rows never written use
-        no memory.
-        """
-        found = np.empty((len(self._steps), self._world_size), dtype=self._cell)
-        found[self._steps >= 0] = np.nan
-        return found
-
     # -- filling ------------------------------------------------------------------------------------------------------
 
     def set_group_size(self, label: str, size: int) -> None:
@@ -176,10 +221,6 @@ class StepTable:
     def set_place(self, rank: int, label: str, place: int) -> None:
         """Set the index of a rank within a process group, from 0."""
         self._places[rank, label] = place
-
-    def add_steps(self, rank: int, table: Table) -> int:
-        """Store a rank's steps; return how many came too late for the ring."""
-        return sum(int(self.add_steps_of(np.array([rank]), block).sum()) for _, block in stack_tables([table]))
 
     def add_steps_of(self, ranks: Ints, block: Block) -> Ints:
         """Store the steps of these ranks, one table of the block each, as if they came in that order; return how many
@@ -191,29 +232,11 @@ class StepTable:
         rows = self._make_room(steps, np.flatnonzero(~late))
         slots, columns = steps[rows] % self._kept, np.repeat(ranks, block.values.shape[2])[rows]
         for name in block.names if len(rows) else ():
-            values = self._values_of(name)
+            values = self._columns.find(name)
             if values is not None:
                 found = block.column(name).reshape(-1)[rows]
                 values[slots, columns] = np.where(found == MISSING, np.nan, found)
         return np.asarray(late.reshape(len(ranks), block.values.shape[2]).sum(axis=1))
-
-    def _values_of(self, name: str) -> Floats | None:
-        """Return the array of a column of a table of steps; None for a column that is not kept."""
-        if name in self._columns:
-            return self._columns[name]
-        if not name.startswith(PHASE_PREFIX):
-            return None
-        phase = name.removeprefix(PHASE_PREFIX)
-        if phase not in self._phases_ns:
-            if len(self._phases_ns) >= PHASES_MAX:
-                return None
-            self._phases_ns[phase] = self._empty()
-        return self._phases_ns[phase]
-
-    def add_collectives(self, rank: int, collectives: Collectives) -> None:
-        """Keep a rank's collectives until those of all ranks have come."""
-        for _, block in stack_tables([collectives.table]):
-            self.add_collectives_of([rank], [collectives], block)
 
     def add_collectives_of(self, ranks: Sequence[int], reported: Sequence[Collectives], block: Block) -> None:
         """Keep the collectives of several ranks, whose tables are the block. They are split by step; ranks that report
@@ -251,14 +274,10 @@ class StepTable:
             block = CollectiveBlock(numbers, groups, ops, *(column[:, begin:end] for column in columns))
             self._pending.setdefault(int(steps[begin - offset]), []).append(block)
 
-    def mark_complete(self, rank: int, first_step: int, last_step: int) -> None:
-        """Record that all collectives of these steps of that rank have come. Steps of which this is true for all ranks
-        can be matched.
-        """
-        self.mark_complete_of(np.array([rank]), first_step, last_step)
-
     def mark_complete_of(self, ranks: Ints, first_step: int, last_step: int) -> None:
-        """Record the same for several ranks, each given once."""
+        """Record that all collectives of these steps of these ranks, each given once, have come. Steps of which this is
+        true for all ranks can be matched.
+        """
         self._distance.is_watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
@@ -309,12 +328,11 @@ class StepTable:
         exposed_ns = np.zeros(self._world_size)
         exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
-        groups = GroupFacts(self._group_sizes, self._world_size, self._find_place)
+        groups = GroupFacts(
+            self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
+        )
         self.signatures = find_signatures(waits.rows, waits.kinds.kinds, groups, self.signatures)
         return waits.kinds
-
-    def _find_place(self, rank: int, group: str) -> int:
-        return self._places.get((rank, group), -1)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Advance the ring to the last of the steps of `rows`, and return the rows whose step is in it."""
@@ -332,7 +350,7 @@ class StepTable:
             self._steps[slots] = new
             self._covered[slots] = False
             self._covered_count[slots] = 0
-            for values in self._whole_columns:
+            for values in self._columns.all:
                 values[slots] = np.nan
         return rows
 
@@ -353,7 +371,7 @@ class StepTable:
         leaving = leaving[np.isin(leaving, chosen)]
         to = self._kept + np.flatnonzero(self._steps[self._kept :] < 0)[: len(leaving)]
         self._steps[to] = self._steps[leaving]
-        for values in self._whole_columns:
+        for values in self._columns.all:
             values[to] = values[leaving]
         for rows in self._sparse_columns:
             rows.move(leaving, to)
@@ -362,10 +380,6 @@ class StepTable:
         self._steps[slots] = -1
         for rows in self._sparse_columns:
             rows.clear(slots)
-
-    @property
-    def _whole_columns(self) -> list[Floats]:
-        return [*self._columns.values(), *self._phases_ns.values()]
 
     @property
     def _sparse_columns(self) -> list[SparseRows | TransferRing]:
@@ -393,7 +407,7 @@ class StepTable:
         require(all(step > self.latest_step - self._kept for step in self._pending), "collectives of a step that left")
         complete = [self._covered_count[step % self._kept] == self._world_size for step in self._complete]
         require(all(complete), "a step counts as complete without all ranks")
-        require(len(self._phases_ns) <= PHASES_MAX, "too many phases")
+        require(len(self._columns.phases_ns) <= PHASES_MAX, "too many phases")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -401,69 +415,48 @@ class StepTable:
         """Return the steps of these ranks in order, without the first `skip_steps` of the run (start-up is no
         slowness).
         """
-        slots = self._slots_from(skip_steps)
+        slots = self._columns.slots_from(skip_steps)
         columns = np.array(ranks, dtype=np.int64)
-        step_ns = _read(self._columns["duration_ns"], slots, columns)
-        phases_ns = {name: _Cells(values, slots, columns) for name, values in self._phases_ns.items()}
-        measured = self._is_measured(step_ns)
+        step_ns = _read(self._columns.records["duration_ns"], slots, columns)
+        phases_ns = {name: _Cells(values, slots, columns) for name, values in self._columns.phases_ns.items()}
+        measured = self._distance.is_measured(self.latest_step, self._kept, step_ns)
         computing_ns = None if measured else sum_computing(phases_ns)
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
-            self_ns=self._measured_self_ns(step_ns, slots, columns) if computing_ns is None else computing_ns,
-            cpu_ns=_Cells(self._columns["cpu_ns"], slots, columns),
+            self_ns=_subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+            if computing_ns is None
+            else computing_ns,
+            cpu_ns=_Cells(self._columns.records["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
             self_is_measured=measured,
-            tokens=_Cells(self._columns["tokens"], slots, columns),
+            tokens=_Cells(self._columns.records["tokens"], slots, columns),
             wait_caused_ns=caused_ns,
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
         )
 
-    def _is_measured(self, step_ns: Floats) -> bool:
-        """Return whether waiting is measured, as far as is known; `step_ns` are the durations of the last steps."""
-        behind = self._distance.steps_behind(self.latest_step)
-        if not self._distance.is_watched:
-            return behind < STAND_IN_STEPS
-        if behind <= max(self._kept, 2 * self._distance.longest):
-            return True
-        last_ns = step_ns[-STAND_IN_STEPS:]
-        last_ns = last_ns[~np.isnan(last_ns)]
-        return not len(last_ns) or behind * float(np.median(last_ns)) <= STAND_IN_NS
-
-    def _measured_self_ns(self, step_ns: Floats, slots: Ints, columns: Ints) -> Floats:
-        """Return the steps without their waiting, NaN where that is not known."""
-        self_ns = np.full_like(step_ns, np.nan)
-        for place, wait_ns in self._wait_ns.items(slots):
-            self_ns[place] = step_ns[place] - wait_ns[columns]
-        return self_ns
-
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
         """Return the transfers of each process group in the steps of `series`."""
-        return self._transfers.read(self._slots_from(skip_steps))
+        return self._transfers.read(self._columns.slots_from(skip_steps))
 
     def read_finished(self, after_step: int, *, patience: int) -> tuple[Ints, Floats, Mapping[str, Cells]]:
         """Return the steps after `after_step` that every rank has reported, in order: their numbers, shape (n,), and
         the durations and phases of all ranks, shape (n, world size) in ns. Ends before the first step that lacks a
         rank, unless it is `patience` steps behind the latest: then it is included, NaN where a rank is lacking.
         """
-        slots = self._slots_from(after_step + 1)
+        slots = self._columns.slots_from(after_step + 1)
         all_ranks = np.arange(self._world_size)
-        durations_ns = _read(self._columns["duration_ns"], slots, all_ranks)
+        durations_ns = _read(self._columns.records["duration_ns"], slots, all_ranks)
         waiting = np.isnan(durations_ns).any(axis=1) & (self._steps[slots] > self.latest_step - patience)
         count = int(np.argmax(waiting)) if waiting.any() else len(slots)
         slots = slots[:count]
         return (
             self._steps[slots],
             durations_ns[:count],
-            {name: _Cells(values, slots, all_ranks) for name, values in self._phases_ns.items()},
+            {name: _Cells(values, slots, all_ranks) for name, values in self._columns.phases_ns.items()},
         )
-
-    def _slots_from(self, step: int) -> Ints:
-        """Return the slots of the steps from `step` on, in order."""
-        slots = np.flatnonzero(self._steps >= step)
-        return slots[np.argsort(self._steps[slots])]
 
 
 class _Cells:
@@ -481,6 +474,14 @@ class _Cells:
         if isinstance(rows, slice) or isinstance(columns, slice):
             return _read(self._values, self._slots[rows], self._columns[columns])
         return self._values[self._slots[rows], self._columns[columns]].astype(np.float64)
+
+
+def _subtract_waits(step_ns: Floats, waits: Sequence[tuple[int, Floats]], columns: Ints) -> Floats:
+    """Return the steps without their waiting, NaN where that is not known."""
+    self_ns = np.full_like(step_ns, np.nan)
+    for place, wait_ns in waits:
+        self_ns[place] = step_ns[place] - wait_ns[columns]
+    return self_ns
 
 
 def _read(values: Floats, slots: Ints, columns: Ints) -> Floats:

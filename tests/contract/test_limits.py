@@ -18,10 +18,7 @@ IMPORTS_MAX: Final = 20
 SMALL_LINES: Final = 60
 IMPORTERS_MIN: Final = 2
 
-TO_DIVIDE: Final = "has two ideas or more, and is to be divided"
-MANY_METHODS: Final = {
-    "collector/steps/step_table.py StepTable": TO_DIVIDE,
-}
+MANY_METHODS: Final[Mapping[str, str]] = {}
 
 ASSEMBLES: Final = "assembles its program: to import the parts is what it is for"
 COMMAND: Final = "a command reaches into every room that it needs; nothing imports it"

@@ -9,6 +9,7 @@ from rankscope.collector.steps.step_series import StepSeries
 from rankscope.collector.steps.step_table import STAND_IN_NS, STAND_IN_STEPS, StepTable, WindowDistance
 from rankscope.measure.records import steps_to_table
 from rankscope.measure.units import NS_PER_MS
+from tests.unit.collector.steps.one_rank import add_steps, mark_complete
 from tests.unit.collector.steps.test_step_table import GROUP, STEP_NS, reduce_all, step_of
 
 RANKS = (0, 1)
@@ -27,7 +28,7 @@ def window_of(measured_min: int, kept: int = KEPT) -> StepTable:
 def make(window: StepTable, *steps: int, duration_ns: int = STEP_NS) -> None:
     for rank in RANKS:
         records = [step_of(step, duration_ns - rank, cpu_ns=step, phases_ns=PHASES_NS) for step in steps]
-        window.add_steps(rank, steps_to_table(records))
+        add_steps(window, rank, steps_to_table(records))
 
 
 def measure(window: StepTable, *steps: int) -> None:
@@ -35,7 +36,7 @@ def measure(window: StepTable, *steps: int) -> None:
     for step in steps:
         for rank in RANKS:
             reduce_all(window, rank, 1 + WAITED_NS * (rank == 0), step)
-            window.mark_complete(rank, step, step)
+            mark_complete(window, rank, step, step)
     window.match_collectives()
 
 
@@ -95,7 +96,7 @@ def test_saved_ones_go_when_enough_have_been_measured_since() -> None:
 def test_steps_that_were_not_measured_of_all_leave() -> None:
     window = window_of(2)
     make(window, *range(8))
-    window.mark_complete(0, 0, 7)
+    mark_complete(window, 0, 0, 7)
     make(window, *range(8, 20))
     assert read(window).steps.tolist() == list(range(12, 20))
 
@@ -105,7 +106,7 @@ def test_phase_that_comes_later_is_not_known_of_saved_steps() -> None:
     make(window, 0)
     measure(window, 0)
     make(window, *range(1, 20))
-    window.add_steps(0, steps_to_table([step_of(20, phases_ns={"mine": 5})]))
+    add_steps(window, 0, steps_to_table([step_of(20, phases_ns={"mine": 5})]))
     mine = read(window).phases_ns["mine"][:]
     assert np.isnan(mine[:-1]).all()
     assert mine[-1, 0] == 5
@@ -182,7 +183,7 @@ def test_phases_stand_in_where_one_rank_never_has_a_window() -> None:
     window = window_of(2)
     step_ns = STAND_IN_NS // STAND_IN_STEPS
     make(window, *range(8), duration_ns=step_ns)
-    window.mark_complete(0, 4, 7)
+    mark_complete(window, 0, 4, 7)
     make(window, *range(8, STAND_IN_STEPS + 1), duration_ns=step_ns)
     assert read(window).self_is_measured
     make(window, STAND_IN_STEPS + 1, duration_ns=step_ns)

@@ -9,6 +9,7 @@ from rankscope.collector.steps import wait_attribution
 from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepTable
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
 from tests.unit.collector.steps.collective_steps import KindWaits, rows_of
+from tests.unit.collector.steps.one_rank import add_collectives, add_steps, mark_complete
 
 STEP_NS = 100
 GROUP = "default_pg"
@@ -22,7 +23,7 @@ def step_of(
 
 
 def add(window: StepTable, rank: int, *records: StepRecord) -> int:
-    return window.add_steps(rank, steps_to_table(records))
+    return add_steps(window, rank, steps_to_table(records))
 
 
 def window_of(ranks: int, steps: int = 0, kept: int = 8) -> StepTable:
@@ -42,11 +43,11 @@ def reduce_all(window: StepTable, rank: int, duration_ns: int, *steps: int, size
         )
         for step in steps
     ]
-    window.add_collectives(rank, collectives_to_table(records))
+    add_collectives(window, rank, collectives_to_table(records))
 
 
 def cover(window: StepTable, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
-    window.mark_complete(rank, first_step, last_step)
+    mark_complete(window, rank, first_step, last_step)
     return [kind for step in window.match_collectives() for kind in rows_of(step)]
 
 
@@ -237,7 +238,7 @@ def test_order_of_the_calls_makes_no_other_signature() -> None:
             CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=0)
             for start_ns, op in enumerate(order)
         ]
-        window.add_collectives(rank, collectives_to_table(records))
+        add_collectives(window, rank, collectives_to_table(records))
         cover(window, rank, 0, 0)
     assert window.signatures[0] == window.signatures[1]
 
@@ -247,7 +248,7 @@ def hand_over(window: StepTable, rank: int, first: str, second: str) -> None:
         CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=1, sequence=1, bytes=8)
         for start_ns, op in enumerate((first, second))
     ]
-    window.add_collectives(rank, collectives_to_table(records[::-1]))  # not in the order in which they begin
+    add_collectives(window, rank, collectives_to_table(records[::-1]))  # not in the order in which they begin
     cover(window, rank, 0, 0)
 
 
@@ -335,7 +336,7 @@ def test_without_phases_nothing_stands_in() -> None:
     window.set_group_size(GROUP, 1)
     table = steps_to_table([step_of(0), step_of(STAND_IN_STEPS)])
     columns = tuple(name for name in table.names if not name.startswith("phase:"))
-    window.add_steps(0, type(table)(columns, 2, table.data[: 2 * 8 * len(columns)]))
+    add_steps(window, 0, type(table)(columns, 2, table.data[: 2 * 8 * len(columns)]))
     assert not window.series((0,), skip_steps=0).self_is_measured
     assert np.isnan(window.series((0,), skip_steps=0).self_ns).all()
 
