@@ -138,7 +138,7 @@ class StepColumns:
         self.phases_ns: dict[str, Floats] = {}
 
     def find(self, name: str) -> Floats | None:
-        """Return the array of a column of a table of steps, which begins with its first phase; None where not kept."""
+        """Return the column of this name in tables of steps, None if it is not kept. That of a new phase is added."""
         if name in self.records:
             return self.records[name]
         if not name.startswith(PHASE_PREFIX):
@@ -420,15 +420,15 @@ class StepTable:
         step_ns = _read(self._columns.records["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._columns.phases_ns.items()}
         measured = self._distance.is_measured(self.latest_step, self._kept, step_ns)
-        computing_ns = None if measured else sum_computing(phases_ns)
+        self_ns = None if measured else sum_computing(phases_ns)
+        if self_ns is None:
+            self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
             ranks=ranks,
             step_ns=step_ns,
-            self_ns=_subtract_waits(step_ns, self._wait_ns.items(slots), columns)
-            if computing_ns is None
-            else computing_ns,
+            self_ns=self_ns,
             cpu_ns=_Cells(self._columns.records["cpu_ns"], slots, columns),
             phases_ns=phases_ns,
             self_is_measured=measured,
