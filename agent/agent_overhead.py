@@ -1,8 +1,8 @@
 """Measures the CPU time of the agent by part, and applies the governor's decision to windows, samplers and reports.
 
 The times are those of agent threads, and of the training thread while it ran agent code, added up as if all of them
-delayed training: an upper bound, since the agent thread mostly has a free core. Not included are ZeroMQ's I/O thread
-and the slowdown of operators that a full window records, about 1 us each. The processes that analyze full windows run
+delayed training: an upper bound, since the agent thread mostly has a free core. The slowdown of operators that a window
+records is estimated from their number. Not included is ZeroMQ's I/O thread. The processes that analyze full windows run
 at low priority: their CPU time is reported but not governed.
 """
 
@@ -42,10 +42,14 @@ class TimeSpent(Protocol):
 
 
 class ReductionCost(Protocol):
-    """The CPU time of reducing windows so far: on the agent thread by kind, and in child processes."""
+    """The CPU time of reducing windows so far: on the agent thread by kind, and in child processes; and the estimated
+    slowdown of the steps that they recorded.
+    """
 
     full_reduced_ns: int
     light_reduced_ns: int
+    full_recording_ns: int
+    light_recording_ns: int
 
     @property
     def child_cpu_ns(self) -> int:
@@ -109,14 +113,15 @@ class AgentOverhead:
 
     def _spent_ns(self) -> Mapping[str, int]:
         full_ns, light_ns = self._reduction.full_reduced_ns, self._reduction.light_reduced_ns
+        full_recording_ns, light_recording_ns = self._reduction.full_recording_ns, self._reduction.light_recording_ns
         windows = self._windows
         counts = self._samples.counts
         samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
-            LIGHT_WINDOWS: light_ns + (windows.light_spent_ns if windows is not None else 0),
-            FULL_WINDOWS: full_ns + (windows.full_spent_ns if windows is not None else 0),
+            LIGHT_WINDOWS: light_ns + light_recording_ns + (windows.light_spent_ns if windows is not None else 0),
+            FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
             AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - sum(samples_ns.values())),
             **samples_ns,
         }

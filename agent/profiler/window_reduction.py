@@ -74,6 +74,8 @@ class WindowReduction:
         self._known_groups: dict[str, GroupInfo] = {}
         self._host_collectives: dict[int, list[CollectiveRecord] | None] = {}
         self._skipped: dict[str, int] = {}
+        self.events_recorded = 0
+        """The activities of all windows so far, of any kind."""
         self.light_events_a_step: float | None = None
         """The activities per step in the last light window, of any kind; None before the first."""
 
@@ -97,6 +99,7 @@ class WindowReduction:
         if not window.steps:
             return EMPTY_WINDOW
         found = window.result.trace_activities()
+        self.events_recorded += len(found)
         if not window.full:
             self.light_events_a_step = len(found) / len(window.steps)
         if len(found) > self._events_max:

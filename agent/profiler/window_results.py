@@ -16,6 +16,11 @@ from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import StepRecord
 
+RECORDED_EVENT_NS = 1_000
+"""Estimated time of the training thread for each activity that a window records, beside the window's begin and end.
+Measured by blocks of steps within a profiler session and without (`tests/benchmarks/results/moments.md`).
+"""
+
 if TYPE_CHECKING:
     from rankscope.agent.profiler.window_reduction import WindowReduction
 
@@ -40,6 +45,9 @@ class WindowResults:
         self.full_reduced_ns = 0
         """CPU time of reducing full windows on the agent thread so far; the rest is that of light ones."""
         self.light_reduced_ns = 0
+        self.full_recording_ns = 0
+        """Estimated time by which recording has slowed the steps of full windows so far, and of light ones."""
+        self.light_recording_ns = 0
 
     @property
     def child_cpu_ns(self) -> int:
@@ -85,7 +93,7 @@ class WindowResults:
             self._reduction = self._begin_reduction()  # imports are not charged to the first window
         reduction = self._reduction
         begin_ns = time.thread_time_ns()
-        too_large_before = reduction.windows_too_large
+        too_large_before, events_before = reduction.windows_too_large, reduction.events_recorded
         try:
             return reduction.reduce(window)
         except Exception as error:  # noqa: BLE001 - an unreadable window must not lose steps
@@ -94,7 +102,8 @@ class WindowResults:
         finally:
             if reduction.windows_too_large > too_large_before:
                 self._windows.plan.learn_too_large(full=window.full)
-            self._learn_cost(window, time.thread_time_ns() - begin_ns, reduction.light_events_a_step)
+            recording_ns = RECORDED_EVENT_NS * (reduction.events_recorded - events_before)
+            self._learn_cost(window, time.thread_time_ns() - begin_ns, recording_ns, reduction.light_events_a_step)
 
     def _begin_reduction(self) -> "WindowReduction":
         # Imported with the first window, on the agent thread: it takes 20 to 40 ms and some MiB.
@@ -104,12 +113,16 @@ class WindowResults:
         source = GroupSource(self._windows.progress.find_groups, self._windows.progress.read_entries)
         return WindowReduction(source, ReductionProcesses(), events_max=self._events_max)
 
-    def _learn_cost(self, window: RawWindow, reduction_ns: int, light_events_a_step: float | None) -> None:
+    def _learn_cost(
+        self, window: RawWindow, reduction_ns: int, recording_ns: int, light_events_a_step: float | None
+    ) -> None:
         self._add_cost(reduction_ns, full=window.full)
-        cost_ns = reduction_ns + window.training_cost_ns
+        cost_ns = reduction_ns + recording_ns + window.training_cost_ns
         if window.full:
+            self.full_recording_ns += recording_ns
             self._windows.plan.learn_full(cost_ns)
         else:
+            self.light_recording_ns += recording_ns
             self._windows.plan.learn_light(cost_ns, len(window.steps), light_events_a_step)
 
     def _add_cost(self, cost_ns: int, *, full: bool) -> None:

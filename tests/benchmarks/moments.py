@@ -11,6 +11,9 @@ here.
     one layer      a step takes a quarter of a millisecond
     transformer    the short model of `training.py`: what a step runs through pushes our code out of the caches
 
+A second table has what a full window costs the steps that it records, by blocks within a profiler session and without:
+its begin, its end and its reading, which the agent times, are left out.
+
 What is taken is the CPU time of the thread, which hardly depends on what else the machine does.
 """
 
@@ -30,6 +33,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS
 from rankscope.agent.steps.event_buffer import PROCESSING_COST_FACTOR, WRITE_COST_FACTOR, HookEventBuffer
 from rankscope.agent.steps.step_boundaries import StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
@@ -61,6 +66,15 @@ class Costs(NamedTuple):
     high_us: float
     metered_us: float
     step_us: float
+
+
+class Recording(NamedTuple):
+    """Per step of a full window: the events it records, and what the steps take more, in us, with its 95 %."""
+
+    events: float
+    extra_us: float
+    low_us: float
+    high_us: float
 
 
 class OneLayer:
@@ -160,6 +174,31 @@ def measure(training: Training, pairs: int, step_ns: int) -> Costs:
     return summarise(took_ns, hooks.buffer.spent_ns / (pairs * BLOCK_STEPS))
 
 
+def measure_recording(training: Training, pairs: int) -> Recording:
+    """What it costs a step to be recorded by a full window."""
+    profiler, chance = TorchProfiler.find(), random.Random(0)
+    batches: Iterator[Any] = iter(())
+    left = events = 0
+    took_ns: dict[bool, list[int]] = {True: [], False: []}
+    for _ in range(pairs):
+        if left < 2 * BLOCK_STEPS:
+            batches, left = iter(training.data), EPOCH_STEPS - SETTLE_STEPS
+            for _ in range(SETTLE_STEPS):
+                training.step(next(batches)[0])
+        left -= 2 * BLOCK_STEPS
+        for recorded in chance.sample((True, False), 2):
+            if recorded:
+                profiler.start(full=True)
+            begin_ns = thread_time_ns()
+            for _ in range(BLOCK_STEPS):
+                training.step(next(batches)[0])
+            took_ns[recorded].append(thread_time_ns() - begin_ns)
+            if recorded:
+                events += len(profiler.stop().trace_activities())
+    costs = summarise(took_ns, 0.0)
+    return Recording(events / (pairs * BLOCK_STEPS), costs.extra_us, costs.low_us, costs.high_us)
+
+
 def summarise(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:
     """Per step, with the middle 95 % of the trimmed means of resampled pairs."""
     more = [(hooked - plain) / BLOCK_STEPS for hooked, plain in zip(took_ns[True], took_ns[False], strict=True)]
@@ -180,7 +219,7 @@ def find_trimmed_mean(values: list[float]) -> float:
     return statistics.fmean(sorted(values)[out : len(values) - out])
 
 
-def render(head: str, results: dict[str, Costs]) -> str:
+def render(head: str, results: dict[str, Costs], recordings: dict[str, Recording]) -> str:
     """The result file."""
     lines = [
         "| training, seen as | step without hooks, us | us more with hooks | 95 % | by the agent's meter, us |",
@@ -189,13 +228,23 @@ def render(head: str, results: dict[str, Costs]) -> str:
     for name, found in results.items():
         spread = f"{found.extra_us:.1f} | {found.low_us:.1f} to {found.high_us:.1f} | {found.metered_us:.1f}"
         lines.append(f"| {name} | {found.step_us:.0f} | {spread} |")
+    windows = [
+        "| training | events a step | us more when recorded | 95 % | ns an event | counted by the agent, ns an event |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in recordings.items():
+        windows.append(
+            f"| {name} | {one.events:.0f} | {one.extra_us:.0f} | {one.low_us:.0f} to {one.high_us:.0f} | "
+            f"{1000 * one.extra_us / one.events:.0f} | {RECORDED_EVENT_NS} |"
+        )
     explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     meter = (
         "The last column is what `agent/steps/event_buffer.py` made of the moments that timed themselves, "
         f"{WRITE_COST_FACTOR} times what they saw, and of going through them, {PROCESSING_COST_FACTOR} times what "
         "that took."
     )
-    return "\n\n".join(["# What the hooks cost a step", head, explanation, meter, "\n".join(lines)]) + "\n"
+    tables = ["\n".join(lines), "\n".join(windows)]
+    return "\n\n".join(["# What the hooks cost a step", head, explanation, meter, *tables]) + "\n"
 
 
 def main() -> None:
@@ -217,7 +266,8 @@ def main() -> None:
         for name, training, pairs in trainings
         for kind, step_ns in (("short", SHORT_STEP_NS), ("long", LONG_STEP_NS))
     }
-    text = render(head, results)
+    recordings = {name: measure_recording(training, options.pairs // 4) for name, training, _ in trainings}
+    text = render(head, results, recordings)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(text)
     print(text)

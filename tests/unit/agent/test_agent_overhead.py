@@ -33,7 +33,9 @@ class Agent:
     windows: Any = field(default_factory=lambda: SimpleNamespace(full_spent_ns=0, light_spent_ns=0))
     timers: Any = field(default_factory=lambda: SimpleNamespace(spent_ns=0))
     reduction: Any = field(
-        default_factory=lambda: SimpleNamespace(full_reduced_ns=0, light_reduced_ns=0, child_cpu_ns=0)
+        default_factory=lambda: SimpleNamespace(
+            full_reduced_ns=0, light_reduced_ns=0, full_recording_ns=0, light_recording_ns=0, child_cpu_ns=0
+        )
     )
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
@@ -74,11 +76,13 @@ def test_each_part_has_its_own_time() -> None:
     agent.windows.light_spent_ns = NS_PER_MS
     agent.reduction.full_reduced_ns = 20 * NS_PER_MS
     agent.reduction.light_reduced_ns = 3 * NS_PER_MS
+    agent.reduction.full_recording_ns = 6 * NS_PER_MS
+    agent.reduction.light_recording_ns = NS_PER_MS // 2
     part_ns = agent.cost.govern(NS_PER_S).part_ns
     assert part_ns[STEP_HOOKS] == 7 * NS_PER_MS
     assert part_ns[DEVICE_TIMES] == 2 * NS_PER_MS
-    assert part_ns[FULL_WINDOWS] == 24 * NS_PER_MS
-    assert part_ns[LIGHT_WINDOWS] == 4 * NS_PER_MS
+    assert part_ns[FULL_WINDOWS] == 30 * NS_PER_MS
+    assert part_ns[LIGHT_WINDOWS] == 4.5 * NS_PER_MS
     windows = {FULL_WINDOWS, LIGHT_WINDOWS, WINDOW_CHILDREN}
     assert set(part_ns) == {STEP_HOOKS, DEVICE_TIMES, *windows, AGENT_THREAD, HOST_SAMPLES}
 

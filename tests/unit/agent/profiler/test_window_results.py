@@ -1,0 +1,136 @@
+"""WindowResults: what becomes of finished windows, and what they teach the plan about their cost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rankscope.agent.config import read_config
+from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
+from rankscope.agent.profiler.window_scheduler import PART, RawWindow
+from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
+from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.records import GroupInfo
+from tests.unit.agent.profiler.test_window_reduction import EVENTS_MAX, WORLD, gloo, operator, window
+from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
+
+TRAINING_COST_NS = 5_000_000
+
+
+class Rank:
+    """The windows of one rank without a profiler, whose finished ones the test makes."""
+
+    def __init__(self, groups: Callable[[], dict[str, GroupInfo]] = lambda: {"0": WORLD}) -> None:
+        config = read_config({"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"})
+        self.guard = Guard(error_budget=20)
+        self.windows = ProfilerWindows(
+            config,
+            identity_of(0, pid=1),
+            {},
+            self.guard,
+            GraphCaptures(lambda: False),
+            find_resident_bytes=lambda: None,
+        )
+        self.windows.progress.find_groups = groups  # type: ignore[method-assign]
+        self.windows.progress.read_entries = lambda: ([], {})  # type: ignore[method-assign]
+        self.full_costs_ns: list[int] = []
+        self.light_costs: list[tuple[int, int, float | None]] = []
+        self.too_large: list[bool] = []
+        plan: Any = self.windows.plan
+        plan.learn_full = self.full_costs_ns.append
+        plan.learn_light = lambda *cost: self.light_costs.append(cost)
+        plan.learn_too_large = lambda *, full: self.too_large.append(full)
+        self.results = WindowResults(self.windows, self.guard, SystemClock(), events_max=EVENTS_MAX)
+
+    def finish(self, *windows: RawWindow) -> None:
+        """End these windows on the training thread."""
+        for one in windows:
+            self.windows.finished.append(one._replace(training_cost_ns=TRAINING_COST_NS))
+
+    def collect(self) -> Sequence[Any]:
+        """Collect results on the agent thread."""
+        return self.results.collect([], last=False)
+
+
+def light(count: int = 2) -> RawWindow:
+    """A light window of two steps with so many collectives."""
+    activities = [gloo("all_reduce", 5_100 + 10 * place, 5) for place in range(count)]
+    return window(activities, {0: (1, count)})
+
+
+def assert_costs(cost_ns: int, reduced_ns: int, *, events: int) -> None:
+    """Assert that the plan has learnt all that the window has cost; its heap's relief is in `reduced_ns` only."""
+    fixed_ns = TRAINING_COST_NS + events * RECORDED_EVENT_NS
+    assert fixed_ns < cost_ns <= fixed_ns + reduced_ns
+
+
+def test_without_windows_there_are_no_results() -> None:
+    rank = Rank()
+    assert rank.collect() == []
+    assert (rank.results.skipped, rank.results.child_cpu_ns) == ({}, 0)
+
+
+def test_a_light_window_gives_its_collectives_and_teaches_its_cost() -> None:
+    rank = Rank()
+    rank.finish(light())
+    (found,) = rank.collect()
+    assert [(one.step, one.sequence) for one in found.collectives] == [(5, 1), (5, 2)]
+    ((cost_ns, steps, events_a_step),) = rank.light_costs
+    assert (steps, events_a_step) == (2, 1.0)
+    assert_costs(cost_ns, rank.results.light_reduced_ns, events=2)
+    assert rank.results.light_recording_ns == 2 * RECORDED_EVENT_NS
+    assert (rank.results.full_reduced_ns, rank.results.full_recording_ns) == (0, 0)
+
+
+def test_a_full_window_costs_what_its_operators_take_to_record() -> None:
+    rank = Rank()
+    operators = [operator("aten::mm", 5_000 + 10 * place, 5) for place in range(100)]
+    rank.finish(window(operators, {}, full=True))
+    found = [*rank.collect(), *rank.results.collect([], last=True)]
+    (cost_ns,) = rank.full_costs_ns
+    assert_costs(cost_ns, rank.results.full_reduced_ns, events=100)
+    assert rank.results.full_recording_ns == 100 * RECORDED_EVENT_NS
+    assert rank.results.light_recording_ns == 0
+    assert [one.first_step for result in found for one in result.breakdowns] == [5, 6]
+
+
+def test_a_window_that_is_too_large_shortens_the_next() -> None:
+    rank = Rank()
+    rank.finish(light(EVENTS_MAX + 1))
+    assert rank.collect()[0].collectives == []
+    assert rank.too_large == [False]
+    assert rank.results.skipped == {"events_max": 1}
+    assert rank.results.light_recording_ns == (EVENTS_MAX + 1) * RECORDED_EVENT_NS
+
+
+def test_an_unreadable_window_is_counted_and_costs_only_itself() -> None:
+    failures = [RuntimeError("torch has changed")]
+
+    def find_groups() -> dict[str, GroupInfo]:
+        if failures:
+            raise failures.pop()
+        return {"0": WORLD}
+
+    rank = Rank(find_groups)
+    rank.finish(light(), light())
+    assert [len(one.collectives) for one in rank.collect()] == [0, 2]
+    assert rank.guard.errors == {PART: 1}
+
+
+def test_windows_beyond_those_that_may_wait_are_refused() -> None:
+    rank = Rank()
+    kept = [rank.windows._keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
+    assert kept == [True] * RAW_WINDOWS_MAX + [False]
+    assert len(rank.collect()) == RAW_WINDOWS_MAX
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_windows_without_a_profiler_never_begin(full: bool) -> None:
+    rank = Rank()
+    assert rank.windows.scheduler is None
+    rank.windows.on_user_profiler(begins=full)
+    rank.windows.on_boundary(1_000)
+    rank.windows.close()
+    assert (rank.windows.spent_ns, dict(rank.windows.skipped)) == (0, {})
