@@ -1,0 +1,64 @@
+"""RankSamples: which samplers a rank has, when they run, and what is known before and without them."""
+
+import gc
+
+from rankscope.agent.config import read_config
+from rankscope.agent.guard import Guard
+from rankscope.agent.sample.rank_samples import RankSamples
+from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.units import NS_PER_S
+
+
+def make_samples(**settings: str) -> RankSamples:
+    return RankSamples(read_config(settings), SystemClock(), Guard(error_budget=3), TrainingDevice())
+
+
+def test_nothing_is_known_before_the_first_sample() -> None:
+    samples = make_samples()
+    assert (samples.host, samples.devices, samples.allocator) == (None, (), None)
+    samples.close()
+
+
+def test_the_process_is_sampled_when_due_and_at_the_end() -> None:
+    samples = make_samples(RANKSCOPE_SAMPLE_INTERVAL_S="5")
+    now_ns = SystemClock().monotonic_ns()
+    samples.run(now_ns, last=False)
+    first = samples.host
+    assert first is not None
+    samples.run(now_ns + NS_PER_S, last=False)
+    assert samples.host is first
+    samples.run(now_ns + 6 * NS_PER_S, last=False)
+    second = samples.host
+    assert second is not None
+    assert second is not first
+    samples.run(now_ns + 6 * NS_PER_S + 1, last=True)
+    assert samples.host is not second
+    samples.close()
+
+
+def test_a_gpu_that_is_not_wanted_is_not_sampled() -> None:
+    samples = make_samples(RANKSCOPE_GPU="0")
+    samples.run(0, last=True)
+    assert set(samples.loop.counts) == {"host"}
+    samples.close()
+
+
+def test_pauses_of_the_garbage_collector_are_counted_between_start_and_stop() -> None:
+    samples = make_samples()
+    callbacks = len(gc.callbacks)
+    samples.start()
+    assert len(gc.callbacks) == callbacks + 1
+    gc.collect()
+    samples.run(0, last=True)
+    samples.stop()
+    assert len(gc.callbacks) == callbacks
+    assert samples.host is not None
+    assert samples.host.gc_pause_ns > 0
+    samples.close()
+
+
+def test_resident_memory_can_be_asked_for_at_any_time() -> None:
+    samples = make_samples()
+    assert (samples.find_resident_bytes() or 0) > 2**20
+    samples.close()

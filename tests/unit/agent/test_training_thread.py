@@ -1,0 +1,173 @@
+"""TrainingThread and the user's calls on the real torch: records, counts, and that nothing of them raises."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankscope.agent.config import read_config
+from rankscope.agent.guard import Guard
+from rankscope.agent.sample.torch_device import TrainingDevice
+from rankscope.agent.steps import event_buffer
+from rankscope.agent.training_thread import TrainingThread
+from rankscope.agent.user_calls import BATCH_SIZES, PART, UserCalls
+from rankscope.measure.records import StepRecord
+from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
+
+SETTINGS = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
+BATCH = 4
+
+
+class Rank:
+    """A training thread without windows, a loop of one layer, and the user's calls."""
+
+    def __init__(self, **settings: str) -> None:
+        self.guard = Guard(error_budget=3, on_off=self._on_part_off)
+        config = read_config({**SETTINGS, **settings})
+        self.training = TrainingThread(
+            config, identity_of(0, pid=1), {}, self.guard, TrainingDevice(), find_resident_bytes=lambda: None
+        )
+        self.calls = UserCalls(self.training, self.guard)
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loader = DataLoader(TensorDataset(torch.ones(64 * BATCH, 4)), batch_size=BATCH)
+        self.batches = iter(self.loader)
+
+    def _on_part_off(self, part: str) -> None:
+        self.training.on_part_off(part)
+
+    def train(self, steps: int) -> None:
+        """Train so many steps."""
+        for _ in range(steps):
+            (rows,) = next(self.batches)
+            self.optimizer.zero_grad()
+            self.model(rows).sum().backward()
+            self.optimizer.step()
+
+    def drain(self) -> list[StepRecord]:
+        """Return the finished records, as the agent thread does."""
+        self.training.hooks.buffer.flush_deferred()
+        return self.training.steps.drain()
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    rank = Rank()
+    rank.training.start()
+    yield rank
+    rank.training.stop()
+
+
+def test_steps_become_records_and_the_last_ends_at_stop(rank: Rank) -> None:
+    rank.train(5)
+    assert [one.step for one in rank.drain()] == [0, 1, 2, 3]
+    rank.training.stop()
+    assert [(one.step, one.samples) for one in rank.drain()] == [(4, BATCH)]
+    assert rank.guard.errors == {}
+
+
+def test_counts_add_up_with_records_that_nobody_has_read() -> None:
+    rank = Rank(RANKSCOPE_RING_STEPS_MAX="64")
+    rank.training.start()
+    rank.train(3)
+    reported = len(rank.drain())
+    rank.train(2)
+    rank.training.stop()
+    assert rank.training.count_records(reported) == (5, 0, 3)
+    rank.drain()
+    assert rank.training.count_records(5) == (5, 0, 0)
+
+
+def test_nothing_is_measured_before_the_start_and_after_the_end(rank: Rank) -> None:
+    rank.training.stop()
+    before = rank.training.count_events()
+    rank.train(3)
+    rank.calls.end_step(samples=3, tokens=None)
+    rank.calls.begin_phase("checkpoint")
+    rank.calls.end_phase()
+    assert rank.drain() == []
+    assert rank.training.count_events() == before
+    assert rank.guard.errors == {}
+
+
+def test_a_step_is_cut_at_the_user_s_call_with_the_declared_size(rank: Rank) -> None:
+    for _ in range(2):
+        rank.train(3)
+        rank.calls.end_step(samples=77, tokens=700)
+    assert [(one.batches, one.samples, one.tokens) for one in rank.drain()][-1] == (3, 77, 700)
+
+
+def test_a_size_that_fails_costs_the_size_and_not_the_step(rank: Rank) -> None:
+    class Broken:
+        def __index__(self) -> int:
+            raise RuntimeError("no size")
+
+    rank.train(1)
+    rank.calls.end_step(samples=Broken(), tokens=None)  # type: ignore[arg-type]
+    assert [one.samples for one in rank.drain()] == [BATCH]
+    assert rank.guard.errors == {BATCH_SIZES: 1}
+
+
+def test_an_evaluation_within_training_belongs_to_no_step(rank: Rank) -> None:
+    rank.train(2)
+    rank.calls.begin_evaluation()
+    rank.calls.begin_evaluation()  # a nested one
+    rank.train(3)
+    rank.calls.end_evaluation()
+    rank.train(1)
+    rank.calls.end_evaluation()
+    rank.train(2)
+    rank.calls.end_evaluation()  # one too many
+    rank.training.stop()
+    assert [one.batches for one in rank.drain()] == [1, 1, 1, 1]
+
+
+def test_a_phase_of_the_user_s_is_in_the_step(rank: Rank) -> None:
+    rank.train(1)
+    rank.calls.begin_phase("checkpoint")
+    rank.calls.end_phase()
+    rank.train(1)
+    (first,) = rank.drain()
+    assert first.phases_ns["checkpoint"] > 0
+
+
+def test_a_framework_s_steps_end_at_its_calls_only(rank: Rank) -> None:
+    rank.calls.use_explicit_steps()
+    rank.train(3)
+    assert rank.drain() == []
+    rank.calls.end_step(samples=None, tokens=None)
+    assert [one.backwards for one in rank.drain()] == [3]
+    rank.calls.resume_auto_steps()
+    rank.train(2)
+    assert [one.backwards for one in rank.drain()] == [1]
+
+
+def test_throughput_counts_what_was_trained(rank: Rank) -> None:
+    rank.train(20)
+    found = rank.calls.find_throughput(last_steps=4)
+    assert found is not None
+    assert found.steps == 4
+
+
+def test_hooks_that_are_switched_off_count_no_events(rank: Rank) -> None:
+    rank.train(2)
+    assert (rank.training.count_events() or 0) > 0
+    for _ in range(4):
+        rank.guard.record(event_buffer.PART, RuntimeError("torch has changed"))
+    assert rank.training.count_events() is None
+    rank.train(2)
+    assert rank.drain() == []
+
+
+def test_calls_stop_after_too_many_errors_of_their_own(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_now_ns: int, _name: str) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(rank.training.timer.user, "begin_phase", fail)
+    for _ in range(8):
+        rank.calls.begin_phase("checkpoint")
+    assert rank.guard.errors == {PART: 3}
+    rank.train(2)
+    assert len(rank.drain()) == 1
