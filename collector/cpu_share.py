@@ -12,7 +12,7 @@ class CpuShareLimiter:
         self._due_ns: int | None = None
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether the work may be done again."""
+        """Return whether the work may be done again."""
         return self._due_ns is None or now_ns >= self._due_ns
 
     def find_wait_ns(self, now_ns: int) -> int:

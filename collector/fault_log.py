@@ -21,7 +21,8 @@ LOG = logging.getLogger("rankscope.collector")
 
 LOG_AGAIN_NS: Final = 60 * NS_PER_S
 KINDS_MAX: Final = 256
-"""Kinds that are remembered. Beyond, the one logged longest ago is forgotten, and logged again when it recurs."""
+"""Kinds that are remembered. Beyond that the one logged longest ago is forgotten, so it is logged at once when it
+recurs."""
 
 
 class _Kind(NamedTuple):

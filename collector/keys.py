@@ -34,8 +34,8 @@ ALLOWED: Final = "allowed"
 RELAYS: Final = "relays"
 """The folder in ALLOWED with the keys of relays, which may send the messages of many ranks."""
 KEYS_FOLDER: Final = 0o711
-"""Other users may open files whose names they know: the collector its folder of allowed keys, agents collector.pub.
-Secret keys are protected by the modes of their own files."""
+"""Mode of the folder: other users may open files in it whose names they know. So a collector of another user can read
+`allowed`, and agents can read collector.pub. Secret keys are protected by the modes of their own files."""
 
 SEARCHED_BY_OTHERS: Final = 0o011
 WRITTEN_BY_OTHERS: Final = 0o022

@@ -63,12 +63,12 @@ class _HeapUse(ctypes.Structure):
 
 
 class HeapTrimmer:
-    """Returns memory to the kernel that malloc holds free within its heap."""
+    """Returns to the kernel the memory that malloc holds free within its heap."""
 
     def __init__(self) -> None:
         self._resident_bytes = 0
-        """The lowest value since the last trim: memory that was free then still counts as free, though no page is
-        held."""
+        """The smallest resident memory since the last trim. malloc still counts returned pages as free, so only growth
+        beyond this shows that there is memory to return."""
 
     def trim(self) -> bool:
         """Return free memory to the kernel if there is at least FREE_BYTES_MIN; return whether it did. Takes about 18

@@ -54,7 +54,7 @@ LOG = logging.getLogger("rankscope.collector")
 TICK_AGE_S_MAX: Final = 10.0
 """A service whose last tick is older than this is not healthy."""
 DUMP_S_MAX: Final = 10.0
-"""Longest wait for the inside of a run."""
+"""Longest wait for a description of the internal state of a run (`runs/run_dump.py`)."""
 
 
 class Publisher:

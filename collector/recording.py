@@ -1,4 +1,4 @@
-"""Keep the runs in the store over the store's failures: open a recorder as soon as that is possible, replace one whose
+"""Record the runs in the store and survive its failures: open a recorder as soon as that is possible, replace one whose
 file was lost, and choose the snapshot that is published.
 """
 
@@ -49,7 +49,7 @@ class Recording:
 
     def open(self, runs: Runs, clocks: Clocks) -> None:
         """Open a recorder where there is none and the store can be used; the first one restores the runs of the
-        previous collector, but for those that have begun anew meanwhile.
+        previous collector, except those of which a new run of the same name has begun meanwhile.
         """
         if self._recorder is not None:
             return

@@ -160,7 +160,7 @@ class RunUpdates:
                 self._apply(run, CollectorAway(late_ns, self._clock.monotonic_ns()))
 
     def tick(self, now_ns: int, wall_s: float) -> None:
-        """Bring every run up to date, run detection where it is due, and forget runs that are over for long."""
+        """Bring every run up to date, run detection where it is due, and forget runs that ended long ago."""
         for former in self.runs.find_excess_runs():
             self._forget(former)
         detects, began_ns = self._detection_limiter.is_due(now_ns), time.thread_time_ns()
@@ -279,7 +279,8 @@ class RunUpdates:
         self._forget_processes(run.name, frozenset(run.processes))
         self._on_forget(run.run)
         self.evicted += 1
-        LOG.debug("run %r was removed: none of its ranks reported for %.0f s", run.run, self._config.run_kept_s)
+        text = "run %r was removed: no rank has reported for %.0f s, or enough later runs of its name are kept"
+        LOG.debug(text, run.run, self._config.run_kept_s)
 
     def _forget_processes(self, name: str, boot_ids: Iterable[str]) -> None:
         """Admit nothing more from the rank processes of a run that was removed."""

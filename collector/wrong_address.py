@@ -1,7 +1,7 @@
 """Explain why no collector answered at an address, and the cure, for each kind of failure.
 
-Where a connection was made and the answer was not HTTP, the port is probed once more: ZeroMQ is recognised by its first
-ten bytes, TLS by a handshake.
+Where something else than a collector seems to listen, the port is probed at most twice more: ZeroMQ is recognised by
+its first ten bytes, TLS by a handshake, HTTP by its answer to a request.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
 
 EVERY_STEP: Final = 0.9
-"""Share of the steps, less those in which something else took even longer."""
+"""Least share of the steps in which a group must have more work: in a few, something else may take even longer."""
 
 
 def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:

@@ -102,8 +102,8 @@ Held = TypeVar("Held", bound=HoldsFinding)
 
 
 def match_open(held: Sequence[Held], found: Finding) -> tuple[Held | None, list[Held]]:
-    """Return the open finding that `found` continues, the first that is about the same; None where it is new. And the
-    others that are about the same, which it merges into that one.
+    """Return the open finding that `found` continues, the first that is about the same (None where it is new), and the
+    others that are about the same, which are merged into that one.
     """
     same = [one for one in held if one.finding.is_about_the_same(found)]
     return (same[0] if same else None), same[1:]

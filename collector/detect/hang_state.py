@@ -27,7 +27,8 @@ COLLECTIVE_TIMEOUT: Final = "collective_timeout"
 
 
 def date_failure(reason: str, ended_collector_ns: int, *, is_only_seen: bool) -> int:
-    """Return when a failure began: DEATH_SEEN_DELAY_NS before the end of a rank that died without an exit report.
+    """Return when a failure began: at the end of the rank, or DEATH_SEEN_DELAY_NS before where the rank died without
+    reporting it. A collective's timeout is never dated back.
 
     `is_only_seen`: the sidecar saw the end, and the rank had not reported it.
 
@@ -43,11 +44,12 @@ SILENT: Final = "silent"
 MAYBE_ALIVE_ENDS: Final = frozenset({SILENT, "stopped", COLLECTIVE_TIMEOUT})
 """Ends after which a rank may still take part (it only stopped reporting), or had waited itself."""
 EXCUSED_IN_HANGS: Final = EXCUSED_ACTIVITIES | {"data"}
-"""Waiting for data is no hang either: it is a slowness with its own cause."""
+"""Activities that may take long in a healthy run. Waiting for data is one of them here: it is no hang but a slowness
+with its own cause."""
 UNRECORDED_WAITS: Final = frozenset({"collective", "process_group"})
 """Activities of a rank that may wait for others without a record of it (gloo's point to point, new groups)."""
 UNLABELLED_PREFIX: Final = "#"
-"""Begin of the name of a group without a label: it cannot be matched between ranks."""
+"""Prefix of the name of a group without a label, which cannot be matched between ranks."""
 
 
 class Wait(NamedTuple):

@@ -74,7 +74,7 @@ class RunView:
 
     @property
     def transfer_bytes(self) -> Mapping[str, Floats]:
-        """Return by group how many bytes these moved, shape (n,)."""
+        """Return by group how many bytes its matched collectives moved in each step, shape (n,)."""
         return self.transfers.size_bytes
 
     @cached_property
@@ -112,7 +112,7 @@ class RunView:
 
     @cached_property
     def longest_ns(self) -> Floats:
-        """Return the time of each step on the rank it took longest, shape (n,) in ns; NaN where none is known."""
+        """Return the longest time that each step took on any rank, shape (n,) in ns; NaN where none is known."""
         step_ns = np.fmax.reduce(self.series.step_ns, axis=1, initial=-np.inf)
         return np.where(np.isinf(step_ns), np.nan, step_ns)
 
@@ -149,7 +149,9 @@ class Detected(NamedTuple):
 
 
 class Detector(Protocol):
-    """A question about a run, answered in each detection pass. Pure: all state is in the run's open findings."""
+    """Finds problems of certain kinds in a run, once in each detection pass. Pure: all state is in the run's open
+    findings.
+    """
 
     @property
     def kinds(self) -> frozenset[str]:

@@ -75,10 +75,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One incident. Fields with the name of a finding's field have the value of its finding (documented by `Finding`).
 
     `severity` never decreases; `severity_found` is the highest of its findings. `lost_rank_seconds` is the cost of all
-    its findings together, None where none has a cost, and after a merge: the incident it was `merged_into` takes it
-    over. `run` is the name of its run, `run_id` its id (the name in a store of an early version). `findings` are their
-    numbers, which restart with each collector process. `opened_wall_s` is the first time it was opened,
-    `reopened_wall_s` the last time, if it was resolved in between.
+    its findings together; None where none has a cost, and after a merge, since the incident `merged_into` takes over
+    the cost. `run` is the name of its run, `run_id` its id (the name in a store of an early version). `findings` are
+    the numbers of its findings in the run, the latest FINDINGS_MAX; a restarted collector goes on counting where it
+    restores the run. `opened_wall_s` is the first time it was opened, `reopened_wall_s` the last time, if it was
+    resolved in between.
     """
 
     id: int

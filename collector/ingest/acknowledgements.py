@@ -1,7 +1,7 @@
 """Decide when the numbered messages of a peer are acknowledged. Pure: the time is an argument.
 
 An acknowledgement covers every message up to its number. One for each report would cost the collector half as much as
-the report itself, and wake the agent amid training once more a second. So a peer gets one for every REPORTS_MAX
+the report itself, and wake the agent once more a second during training. So a peer gets one for every REPORTS_MAX
 messages, or when the oldest of them has waited for AGE_INTERVALS of its reports or AGE_NS_MAX.
 """
 
@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from rankscope.measure.units import NS_PER_MS
 
 REPORTS_MAX: Final = 8
-"""Of the 64 messages that an agent sends ahead of their acknowledgement: a backlog never waits for one."""
+"""Messages after which an acknowledgement is sent at once. An agent may have 64 unacknowledged messages, so one with a
+backlog never has to wait."""
 
 AGE_INTERVALS: Final = 8
 AGE_NS_MAX: Final = 8_000 * NS_PER_MS
@@ -28,7 +29,7 @@ class _Waiting(NamedTuple):
 
 
 class Acknowledgements:
-    """Pending acknowledgements by peer. At `wake_ns`, `pop_due` returns something even without another `note`."""
+    """Pending acknowledgements by peer. From `wake_ns` on, `pop_due` may return some without another `note`."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, _Waiting] = {}
@@ -72,5 +73,5 @@ class Acknowledgements:
 
     @property
     def wake_ns(self) -> int | None:
-        """When an acknowledgement may be due; None while none is pending."""
+        """The next time at which a waiting acknowledgement may be due; None while none waits for its time."""
         return self._ages[0][0] if self._ages else None

@@ -169,9 +169,10 @@ class Admission:
         return "" if process is None or process.key != key else process.identity.run
 
     def knows(self, identity: RankIdentity, key: str = "") -> bool:
-        """Return whether a sidecar with this key may report about exactly this rank process: it must have sent a Hello.
+        """Return whether a sidecar with this key may report about exactly this rank process.
 
-        Any other is counted as `unknown_processes`. A sidecar has the key of its ranks.
+        A sidecar has the key of its ranks; another key is counted in `refused`. The process must be known, from a Hello
+        or restored; one that is not is counted in `unknown_processes`.
         """
         process = self._processes.by_boot_id.get(identity.boot_id)
         if process is None or process.identity != identity:

@@ -64,7 +64,7 @@ _EVENTS: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
-"""Without keys that are not allowed: zap.py reports those, with the key."""
+"""Events of the monitor that are read. Refusals of a key are not among them: zap.py reports those, with the key."""
 
 
 class Connection:
@@ -189,7 +189,9 @@ class Connections:
         return self._by_number.get(number)
 
     def register(self, number: int, file: int, now_ns: int) -> Connection:
-        """Return the connection of its first message; one without file and address if it has ended."""
+        """Give a connection the number of its first message and return it; one without file and address where it has
+        ended.
+        """
         connection = self._by_file.get(file)
         if connection is None or connection.number or number < connection.first_number:
             connection = Connection(NO_FILE, now_ns)

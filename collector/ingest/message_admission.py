@@ -1,7 +1,7 @@
 """Turn received messages into the events of runs, and admit each one once and in order. One lock, no thread.
 
-The receive thread admits messages; the state thread tells what has become of runs. Both share one Admission, whose
-lock is held while the messages of one pass are admitted.
+The receive thread admits messages; the state thread reports which runs have begun, ended or been forgotten. Both share
+one Admission, under a lock that is held while the messages of one pass are admitted.
 """
 
 import threading
@@ -43,9 +43,9 @@ from rankscope.measure.messages import (
 from rankscope.measure.units import ns_to_s
 
 FAULT: Final = "receive_thread"
-"""What a contained fault of the receive thread is counted as."""
+"""Label of a contained fault of the receive thread, in the counts of errors."""
 REPORT_FAULT: Final = "report"
-"""What a fault is counted as that costs a report which was numbered already."""
+"""Label of a fault by which a numbered report is lost, in the counts of errors."""
 
 
 class MessageAdmission:

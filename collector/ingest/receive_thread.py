@@ -4,8 +4,8 @@
     agents <-- Receiver <-- Acknowledgements <-------------- Exchange.outbox <--
 
 A detection pass over 16,384 ranks takes hundreds of milliseconds, for which no rank should have to wait: hence two
-threads, which share nothing but two queues. This one owns the sockets, the admission and the acknowledgements (calls
-from other threads are done between two batches), the other one the run state. A message is acknowledged when its batch
+threads. They share two queues and, under its lock, the admission (message_admission.py). Otherwise this thread owns the
+sockets and the acknowledgements, the other one the run state. A message is acknowledged when its batch
 has been processed by the state thread, and not before.
 
 When the state falls behind, this thread stops reading: EVENTS_WAITING_MAX events wait here, and the others where they
@@ -37,7 +37,7 @@ FULL_SLEEP_S: Final = 0.01
 """Sleep while EVENTS_WAITING_MAX events wait for the state thread."""
 
 WAIT_NS_MAX: Final = NS_PER_S
-"""Longest wait for a message. Answers to be sent end it."""
+"""Longest wait for a message. An answer that is to be sent ends the wait."""
 
 
 class ReceiveThread:

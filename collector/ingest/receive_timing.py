@@ -8,7 +8,7 @@ MESSAGES_WANTED: Final = 256
 """Messages in one receive pass: with 128 the collector needs 0.05 core more at 16,384 ranks, with 512 no less."""
 
 SLEEP_FROM_MESSAGES: Final = 4
-"""Messages that must be expected within the longest sleep for it to be worth one."""
+"""Least messages to expect within the longest sleep: with fewer the thread does not sleep."""
 
 SLEEP_NS_MIN: Final = 10 * NS_PER_MS
 SLEEP_NS_MAX: Final = 50 * NS_PER_MS

@@ -23,12 +23,12 @@ SUBJECTS_MAX: Final = 1024
 
 MEANINGS: Final[Mapping[str, str]] = {
     reasons.NO_KEYS: "an agent without keys; give the agent key_file and collector_key_file",
-    reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; give it key_file and allowed_keys too",
+    reasons.UNEXPECTED_KEYS: "an agent with keys, and this collector has none; set key_file and allowed_keys here too",
     reasons.KEY_NOT_ALLOWED: "an agent whose key is not in allowed_keys; put its .pub file there",
     reasons.WRONG_COLLECTOR_KEY: "an agent with the public key of another collector; give the agent this one's",
     reasons.BROKEN_HANDSHAKE: (
         "a peer that speaks no ZeroMQ, sent nothing, or closed before the handshake ended; this port is for agents, "
-        "browsers and Prometheus belong to the collector's http_listen"
+        "browsers and Prometheus need the address in the collector's http_listen"
     ),
     reasons.OPEN_FILES: "this process has as many files open as it may; raise the limit (ulimit -Hn)",
     reasons.SILENT: "a connection that sent no message after its handshake was cut off",

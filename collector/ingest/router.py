@@ -1,4 +1,4 @@
-"""A ZeroMQ ROUTER as the collector and the relays use it: its options, who gets in, and which connection says what.
+"""A ZeroMQ ROUTER as the collector and the relays use it: its options, who may connect, and whose each message is.
 
 libzmq reads and writes on a thread of its own, takes a message of each peer in turn, and keeps a bounded number of them
 for each. What is done with a message is up to its owner (receiver.py).
@@ -46,7 +46,7 @@ is copied out of a buffer of the connection, and takes only its own size."""
 
 UNROUTABLE: Final = "unroutable"
 FULL: Final = "full"
-"""Why a message was not sent: the peer is gone, or it does not read."""
+"""Reasons why a message was not sent. UNROUTABLE: the peer is gone. FULL: it does not read."""
 
 _KEEP_ALIVE: Final = {
     # A peer whose machine is gone leaves a connection that looks open. The kernel probes it after a minute of silence

@@ -81,7 +81,7 @@ class CollectorLink:
         return self._batch.dropped
 
     def add(self, peer: bytes, frame: bytes, key: str, *, urgent: bool) -> None:
-        """Queue a frame of a rank for this collector."""
+        """Queue a frame of a rank for this collector; drop and count it while the relay is not admitted."""
         self._batch.add(peer, frame, key, self._clock.monotonic_ns(), urgent=urgent)
         if not self.is_open:
             self._batch.drop(NO_COLLECTOR)
@@ -153,7 +153,7 @@ class CollectorLink:
     def _give_up(self) -> None:
         self._blocked_ns = None
         if self.is_open:
-            LOG.warning("collector %s stopped acknowledging; ranks buffer their reports", self.endpoint)
+            LOG.warning("collector %s has stopped reading; ranks buffer their reports", self.endpoint)
             self._delivery.on_hello_wanted(self._clock.monotonic_ns())
         self._batch.drop(NO_COLLECTOR)
 

@@ -93,7 +93,7 @@ class ReportBatcher:
 
 
 def find_end_of_steps(report: ReportFields, now_collector_ns: int) -> int:
-    """Return when the last step of a report that arrives now ended: as long ago as when the report was made."""
+    """Return when the last step of a report that arrives now ended, as if the report had been made just now."""
     if not report.steps.row_count:
         return now_collector_ns
     ends_host_ns = report.steps.column("start_host_ns") + report.steps.column("duration_ns")
@@ -253,8 +253,8 @@ class Attempt:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def excuse_absence(self, away_ns: int, now_collector_ns: int) -> None:
-        """Move the times when live ranks were last seen by the collector's own absence: what they sent meanwhile still
-        waits to be read.
+        """Shift the times at which live ranks were last seen by how long the collector itself was away: what they sent
+        meanwhile still waits to be read.
         """
         for number, rank in self.ranks.items():
             if rank.is_live:
@@ -283,7 +283,7 @@ class Attempt:
     # -- detection -----------------------------------------------------------------------------------------------------
 
     def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
-        """Return the peers of each rank, mostly the same as in the last detection pass."""
+        """Return the peers of each rank, usually the same object as in the last detection pass."""
         signatures = self.window.signatures
         if self.peer_groups is None or self.peer_groups[1] is not signatures or self.peer_groups[0] != ranks:
             self.peer_groups = (ranks, signatures, find_peer_groups(ranks, signatures))

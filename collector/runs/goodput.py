@@ -14,8 +14,8 @@ and goodput is productive / wall. A step that a restart repeats is productive ea
 process, not those of the model, so work lost since the last checkpoint is not seen. Goodput is an upper bound of the
 useful time.
 
-Time is classified once, by the next report or detection pass, and never changes after that: every part but
-`unreported`, and the split of the time in steps into `productive` and `slow`, only grows. Times are of one clock, in
+Time is classified once, by the next report or detection pass. After that every part only grows, with two exceptions:
+`unreported`, and `productive`, of which a loss that is found later is moved to `slow`. Times are of one clock, in
 ns; one that goes back is replaced by the latest one.
 """
 
@@ -47,7 +47,7 @@ class GoodputSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def goodput_ratio(self) -> float | None:
-        """Productive time over wall time, 0 to 1; None of a run that has only just begun.
+        """Productive time over wall time, 0 to 1; None for a run that has only just begun.
 
         >>> GoodputSnapshot(wall_ns=100, productive_ns=80, startup_ns=20).goodput_ratio
         0.8
@@ -101,7 +101,7 @@ class Goodput:
             self._doing = "steps"
 
     def mark_stalled(self, now_ns: int) -> None:
-        """Count the time since the last step as stalled. To be called again as long as the run is."""
+        """Count the time since the last step as stalled. Call it again and again while the run is stalled."""
         if not self._is_over:
             self._idle_ns["stalled"] += self._settle(now_ns)
             self._doing, self._owed_ns = "stalled", 0

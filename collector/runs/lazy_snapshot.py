@@ -1,7 +1,7 @@
 """Define the snapshot of a run that is built when it is read. Pure.
 
 A snapshot of 16,384 ranks takes 0.2 s to build, and few are read. So each tick only refers to the states of the ranks,
-which never change, and who reads the snapshot builds it. It can be encoded, and built in another process.
+which never change, and its reader builds it. It can be encoded, and built in another process.
 """
 
 from collections.abc import Callable, Iterator

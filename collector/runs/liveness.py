@@ -40,7 +40,7 @@ class Ending(NamedTuple):
 
 
 def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
-    """Combine the rank's goodbye and what its sidecar saw. None without both.
+    """Combine the rank's goodbye and what its sidecar saw. None where neither has come.
 
     A rank that failed has failed, also when a signal ended it in the end; one that had finished and was then ended by a
     signal did not end well.

@@ -47,8 +47,9 @@ class RankProcesses:
 
 
 def is_to_be_added(hello: Hello, attempt: Attempt | None, processes: RankProcesses) -> bool:
-    """Return whether a process is to be added. One of an attempt that is over is not: it may be slow to die. An ended
-    one whose reports come afterwards only where it replaces no rank and begins no attempt.
+    """Return whether a process is to be added. A process of an earlier attempt is not: it may be slow to exit. One that
+    has ended, and whose reports are delivered afterwards, is added only where it replaces no rank and begins no
+    attempt.
     """
     identity = hello.identity
     if identity.boot_id in processes.former:
@@ -69,10 +70,11 @@ def is_to_be_added(hello: Hello, attempt: Attempt | None, processes: RankProcess
 def begins_attempt(identity: RankIdentity, attempt: Attempt | None) -> bool:
     """Return whether a process that is to be added begins another attempt.
 
-    It does where its rank has a process already. Otherwise only counts of one node can be compared: torchrun counts a
-    restart only where a rank failed, on other nodes all ranks restart uncounted, and a launcher that was itself started
-    anew counts from 0 again. A node that was in the attempt before joins this one, whatever it has counted; one that is
-    new to the run begins another attempt if it has counted more restarts than this one.
+    It does where its rank already has a process, or where it reports another world size. Otherwise only counts of one
+    node can be compared: torchrun counts a restart only on the node where a rank failed, the ranks of other nodes
+    restart uncounted, and a launcher that was itself restarted counts from 0 again. A node that was in the attempt
+    before joins this one, whatever it has counted; a node that is new to the run begins another attempt if it has
+    counted more restarts than this one.
     """
     if attempt is None or identity.rank in attempt.ranks or identity.world_size != attempt.world_size:
         return True

@@ -190,9 +190,9 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.identity.boot_id, self.missing, self.steps.late, self.liveness.ending
 
     def is_continued_by(self, identity: RankIdentity) -> bool:
-        """Return whether that Hello is of the same process, whose agent was stopped and started again. A process of
-        another container may have the same numbers, so this one must have stopped its agent and not have been seen to
-        end.
+        """Return whether this identity is of the same process, whose agent was stopped and started again. A process in
+        another container may have the same machine and process id, so this one must have stopped its agent and not have
+        been seen to end.
         """
         mine = self.identity
         is_same = bool(identity.machine_id) and (mine.machine_id, mine.pid) == (identity.machine_id, identity.pid)

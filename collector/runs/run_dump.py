@@ -1,4 +1,4 @@
-"""Describe the inside of a run for debugging. Pure."""
+"""Describe the internal state of a run for debugging. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping

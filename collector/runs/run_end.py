@@ -5,9 +5,9 @@ for `rank_silent_s`. That is revoked when a rank joins or reports again.
 
     finished, stopped      every rank ended well
     failed, crashed, ...   as the rank that was the first to fail (`find_first_to_fail`)
-    interrupted            no rank failed by itself, and one was interrupted (Ctrl-C)
-    terminated             no rank failed by itself, and one was ended from outside (SIGTERM)
     lost                   no rank is known to have failed, and one does not report any more
+    interrupted            no rank failed by itself or is lost, and one was interrupted (Ctrl-C)
+    terminated             none of the above, and one rank was ended from outside (SIGTERM)
 """
 
 import signal

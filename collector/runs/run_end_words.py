@@ -9,7 +9,7 @@ from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
 
 DETAIL_LENGTH_MAX: Final = 160
 FAILURE: Final = "run_failure"
-"""The kind of incident that a run opens which ended badly (`incidents/ledger.py`)."""
+"""Kind of the incident of a run that ended badly (`incidents/ledger.py`)."""
 ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
 """Ends caused from outside: by a person, a scheduler, a launcher."""
 EXIT_UNKNOWN: Final = "its process was gone, and its exit status is not known"
@@ -58,7 +58,7 @@ def describe_first_to_fail(first: FirstToFail) -> str:
 
 
 def describe_lost(end: RunEnd) -> str:
-    """Return which ranks do not report any more, and since when; empty where that is none."""
+    """Return which ranks do not report any more, and since when; empty where there are none."""
     if not end.lost_ranks:
         return ""
     count = end.ranks.get("silent", len(end.lost_ranks))

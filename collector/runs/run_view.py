@@ -23,8 +23,8 @@ SKIP_STEPS: Final = 3
 def build_view(
     attempt: Attempt, now_collector_ns: int, *, held: Sequence[Finding], steps_min: int, attempts: int, is_last: bool
 ) -> RunView:
-    """Return the view of an attempt, which `attempts` others were before. `held` are the findings that the run holds;
-    `is_last`: the run is over, and hangs are closed by that.
+    """Return the view of an attempt. `attempts` is the number of attempts before it, `held` are the findings that the
+    run holds. `is_last`: the run is over, and its end closes hangs, which the view is without.
     """
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last

@@ -19,8 +19,8 @@ from rankscope.measure.messages import Hello
 from rankscope.measure.units import ns_to_s, s_to_ns
 
 FORMER_RUNS_MAX: Final = 3
-"""Enough to compare a run with those before it. A run that is restarted every 10 s must not fill every list; the store
-keeps the history of all."""
+"""Former runs of one name in memory, enough to compare a run with those before it: a run that is restarted every 10 s
+must not crowd out others in lists and metrics. The store keeps the history of all."""
 
 ENDED_ON_PURPOSE: Final = frozenset({"finished", "stopped", "interrupted"})
 """A run all of whose ranks ended so is complete, or its user stopped it: the next start is no restart of it."""

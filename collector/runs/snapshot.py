@@ -191,7 +191,7 @@ class LazyRun(Protocol):
         ...
 
     def read_totals(self) -> dict[str, Totals]:
-        """As RunSnapshot.read_totals, without building it."""
+        """Return the totals as RunSnapshot.read_totals does, without building the snapshot."""
         ...
 
     def build(self) -> RunSnapshot:

@@ -1,4 +1,4 @@
-"""Aggregate finished steps for the history: one line for all ranks together. Pure.
+"""Aggregate finished steps for the history: one row a step for all ranks together. Pure.
 
 A step is finished once every rank has reported it, or PATIENCE_STEPS later steps have come. Lines come in the order of
 the steps, each once. What the median hides is in `longest_ns` and `slowest_rank`.
@@ -13,8 +13,8 @@ import numpy as np
 from rankscope.collector.steps.step_series import Cells, Floats, Ints
 
 PATIENCE_STEPS: Final = 32
-"""Steps to wait for a rank that has not reported; a rank that is later is mostly dead. At 16,384 ranks they are 4 MB.
-"""
+"""Steps to wait for a rank that has not reported; a rank that is later has usually died. At 16,384 ranks these steps
+take 4 MB."""
 
 NS_MAX: Final = 2**63 - 1
 """The largest integer of SQLite; a reported time may exceed it once rounded as a float."""

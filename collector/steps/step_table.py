@@ -77,8 +77,9 @@ STAND_IN_STEPS = 64
 """Steps without a profiler window after which phases stand in for the self time. The stand-in is noisier, so not
 before."""
 STAND_IN_NS = 60 * NS_PER_S
-"""Once there were windows: the time in steps, beside the steps kept and twice the longest distance, before phases stand
-in. Distances grow by doubling, and a verdict must not alternate between the two."""
+"""Once there was a window, phases stand in only when the steps since the last measured one take longer than this, and
+are also more than the steps kept and than twice the longest distance so far. Distances grow by doubling, and a verdict
+must not alternate between measured self times and phases."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Columns of a table of collectives, in the order of CollectiveBlock."""
 

@@ -25,7 +25,7 @@ FIRST_RECEIVES = -1
 
 
 KINDS_OF_STEPS_MAX = 64
-"""Different steps with the same number of calls for which ranks are grouped: a pipeline has at most as many stages.
+"""Different steps with the same number of calls for which ranks are grouped; a pipeline rarely has more stages.
 Beyond it, as where experts get another share in each step, every rank's signature is made by itself."""
 
 

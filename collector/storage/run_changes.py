@@ -1,4 +1,4 @@
-"""Find what of a run has changed since it was last handed to the store: its state, story, ranks and finished steps."""
+"""Find what has changed in a run since it was last handed to the store: state, story, ranks, collectives, new steps."""
 
 import heapq
 from collections.abc import Mapping, Sequence

@@ -216,7 +216,8 @@ class Recorder:
         return StoreCounts(self._bytes_used, self._pending.dropped)
 
     def choose_exported(self, present: Snapshot) -> Snapshot:
-        """Return the snapshot for /metrics: the last written one, and never an older one than was exported before.
+        """Return the snapshot for /metrics: the last written one, or the present one while writes fail or where that is
+        too old; never an older one than was exported before.
 
         When the store was lost, the last exported one stays until another is in the new file, for EXPORT_LAG_S_MAX at
         most.

@@ -22,9 +22,10 @@ class Cost(NamedTuple):
 
 
 def lost_to(slow: SlowRank, view: RunView) -> Floats:
-    """Return what each step lost to one straggler since it is slow, shape (n,) in ns; 0 before, NaN where not known.
+    """Return what each step has lost to one straggler since it became slow, shape (n,) in ns; 0 before, NaN where not
+    known.
 
-    lost = self time of the straggler - median self time of its peers, at most what leaves that time of the step. A step
+    lost = self time of the straggler - median self time of its peers, at most the step less that median. A step
     is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
     intermittent slowness only the slow steps are charged.
     """

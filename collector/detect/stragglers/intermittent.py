@@ -31,7 +31,8 @@ PERIODS_MIN: Final = 3
 """Fewer slow periods prove nothing, however long they are."""
 LONG_STEPS_MIN: Final = 12
 LONG_RATIO_MIN: Final = 3
-"""This many slow steps, on top of this many times those of any other rank, are not by chance."""
+"""LONG_STEPS_MIN slow steps, on top of LONG_RATIO_MIN times those of any rank that the usual rate includes, are not by
+chance."""
 EXCLUDED_RATIO: Final = 0.1
 """Share of the ranks, those with the most slow periods, that the usual rate leaves out: they may be the slow ones."""
 QUIET_GAPS: Final = 4
