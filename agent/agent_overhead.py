@@ -91,7 +91,7 @@ class AgentOverhead:
         """True if reports are to be sent less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
-        """Return the share of the time since the start that was spent in this process."""
+        """Return the CPU time of the agent in this process as a share of the time since its start."""
         own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
         return own_ns / max(1, now_ns - self._started_ns)
 

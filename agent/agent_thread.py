@@ -1,4 +1,4 @@
-"""ASSEMBLY: builds and connects what runs on the agent thread, which reports the rank once every report_interval_s.
+"""Assembles what runs on the agent thread, which sends a report of its rank every report_interval_s.
 
 rings of the training thread + samplers + watchdog -> ReportBuilder -> Outbox
 """

@@ -17,7 +17,10 @@ class CollectorAddress(msgspec.Struct, frozen=True):
     keys: ClientKeys | None = None
 
     def to_text(self) -> str:
-        """Return it as JSON for the rendezvous store, secret key included: its readers can join the training anyway."""
+        """Return this address as JSON for the rendezvous store.
+
+        The secret key is included: a process that can read the store can join the training anyway.
+        """
         return msgspec.json.encode(self).decode()
 
     @classmethod

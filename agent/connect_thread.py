@@ -48,7 +48,7 @@ class ConnectThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the search. A configured address is still passed on, for which the thread may not have run yet."""
+        """End the search. If a collector is configured, wait at most `drain_s` until its address has been passed on."""
         self._stopping.set()
         if self._config.collector:
             self._thread.join(self._config.drain_s)

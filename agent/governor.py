@@ -15,7 +15,8 @@ Order of reduction
    overdraw the budget (`Allowance.budget_left_ns`).
 2. Full windows are dropped when base uses FULL_WINDOWS_UP_TO of the budget; light windows get the rest.
 3. Light windows are dropped when base uses all of it.
-4. Reports are sent less often, 5. the GPU, 6. the process is sampled less often, each while base exceeds the budget.
+4. Reports are sent less often. 5. The GPU is sampled less often. 6. The process is sampled less often. Each of these
+   steps is made while base exceeds the budget.
 
 Step records and the rarer reports always stay. The use of base is computed over the time since the start and over the
 last RECENT_NS, both without the head start, which is for windows only. At most one part is dropped per DROP_PAUSE_NS,

@@ -21,8 +21,8 @@ NAMES_MAX: Final = 16
 def choose_private(place: str) -> str:
     """Return the path of this user's folder in `place`, which may not exist yet. Raise OSError.
 
-    It is the first name that no other user occupies; the very first if all are occupied, so that `make_private`
-    reports what is wrong with it.
+    It is the first name that is free or already a private folder of this user; the very first name if there is none,
+    so that `make_private` reports what is wrong with it.
     """
     first = os.path.join(place, f"rankscope-{os.getuid()}")
     names = [first, *(f"{first}.{number}" for number in range(2, NAMES_MAX + 1))]

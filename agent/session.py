@@ -1,4 +1,4 @@
-"""ASSEMBLY: builds and connects the agent in one rank, starts it, and stops it.
+"""Assembles the agent of one rank, starts it, and stops it.
 
     training thread: hooks -> ring of step records; at boundaries profiler windows    training_thread.py
     agent thread:    rings + samplers -> reports, once every report_interval_s        agent_thread.py

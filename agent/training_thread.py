@@ -1,4 +1,4 @@
-"""ASSEMBLY: builds and connects what runs on the training thread.
+"""Assembles what runs on the training thread.
 
     TorchHooks -> HookEventBuffer -> StepTimer -> DeviceTimers (where there is a GPU) -> ring of step records
     at boundaries ProfilerWindows -> ring of finished windows
@@ -84,7 +84,7 @@ class TrainingThread:
         self.is_measured = True
 
     def stop(self) -> None:
-        """Finish the last step, and stop to measure."""
+        """Finish the last step, and stop measuring."""
         self.is_measured = False
         self.hooks.remove()
         try:
@@ -95,7 +95,7 @@ class TrainingThread:
         self._end_measurements()
 
     def stop_in_child(self) -> None:
-        """Stop to measure in a forked child, which has neither the threads nor the sockets."""
+        """Stop measuring in a forked child, which has neither the threads nor the sockets."""
         self.is_measured = False
         with contextlib.suppress(Exception):
             self.hooks.buffer.reset_lock()

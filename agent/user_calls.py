@@ -1,4 +1,4 @@
-"""What the calls of `rankscope.agent` do to the measurement of this process. None of them raises."""
+"""Carries out the calls of `rankscope.agent` in this process. None of them raises."""
 
 from collections.abc import Callable
 

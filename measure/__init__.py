@@ -1,6 +1,6 @@
 """Define measurements: their records, units, formulas, clocks and binary format.
 
-Both programs import this package and it imports neither of them. It holds no socket, no thread and no torch, so that
+The agent and the collector import this package; it imports neither. It uses no socket, no thread and no torch, so that
 everything in it can be tested by calling it.
 """
 

@@ -1,4 +1,4 @@
-"""The activities of one rank -> compute, overlap, exposed communication, copy, idle (docs/definitions.md section 1)."""
+"""Split a rank's time into compute, overlap, exposed communication, copy and idle (docs/definitions.md section 1)."""
 
 import numpy as np
 

@@ -16,7 +16,7 @@ MAGIC = b"RSCP"
 PROTOCOL = 1
 PROTOCOL_MIN = 1
 FRAME_BYTES_MAX = 8 * 1024 * 1024
-"""Largest frame. The largest honest one, 4,096 steps with 16 collectives each, is under 4 MiB."""
+"""Largest frame. The largest one that an agent sends, 4,096 steps with 16 collectives each, is under 4 MiB."""
 
 _HEADER = struct.Struct(">4sHB")
 _ENCODER = msgspec.msgpack.Encoder()

@@ -4,7 +4,7 @@
     |-- SettingError      a configuration value is unusable; names key, value, limit and where the value came from
     |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
     |-- TraceError        a profiler trace cannot be read; names the byte of the inflated file, when that is known
-    |   `-- NotATraceError    the file is sound, and something else
+    |   `-- NotATraceError    the file is intact JSON, but not a trace
     `-- UnavailableError  something outside the program is missing (a port, a file, a library); names the cure
 
 Inside a training process none of these leaves the agent: `agent/guard.py` counts them, and problems with the settings
@@ -23,7 +23,7 @@ class SettingError(RankscopeError):
 
 
 class UnavailableError(RankscopeError):
-    """Something of the outside world is not there."""
+    """Something outside the program is missing, for example a port, a file or a library."""
 
 
 class TraceError(RankscopeError):

@@ -13,7 +13,7 @@ EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
 def from_starts(starts: npt.ArrayLike, durations: npt.ArrayLike) -> Intervals:
-    """Raw intervals, shape (n, 2), from starts and durations; not yet a set."""
+    """Return raw intervals, shape (n, 2), from starts and durations (ns); not yet a set."""
     start = np.asarray(starts, dtype=np.int64)
     return np.stack([start, start + np.asarray(durations, dtype=np.int64)], axis=1)
 

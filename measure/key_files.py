@@ -34,7 +34,7 @@ _LINE = r'^\s*(public-key|secret-key)\s*=\s*"(' + _KEY + r')"\s*$'
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A public key and its secret one, each KEY_LENGTH characters of Z85. Showing it shows the public one only."""
+    """A public key and its secret key, each KEY_LENGTH characters of Z85. The repr contains the public key only."""
 
     public: str
     secret: str
@@ -92,7 +92,7 @@ def read_key_pair(path: str, setting: str) -> KeyPair:
 
 
 def read_private_text(path: str, setting: str) -> str:
-    """Return the text of a file that holds a secret. Raises SettingError if others can read it, or nobody can."""
+    """Return the text of a file with a secret. Raises SettingError if it is unreadable or others may access it."""
     return _read(path, setting, private=True)
 
 

@@ -96,13 +96,13 @@ class Events:
 
     @property
     def end_ns(self) -> Ints:
-        """Start and duration."""
+        """Return the end of each event: its start plus its duration."""
         return self.start_ns + self.duration_ns
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Kernels, copies and sets: `row` in the events (ascending) and what only these have. Unknown floats are NaN."""
+    """Kernels, copies and memsets: `row` in the events (ascending) and what only these have. Unknown floats are NaN."""
 
     row: Ints
     device: Ints
@@ -154,7 +154,7 @@ class KinetoTrace:
         return np.flatnonzero(wanted[self.events.category])
 
     def names_like(self, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-        """For each name whether the answer is a true one; asked once per name, however often it occurs."""
+        """Return for each name whether `matches` is true for it; it is called once per distinct name."""
         return np.fromiter(map(matches, self.names), dtype=bool, count=len(self.names))
 
     def rows_named(self, rows: Ints, matches: Callable[[str], object]) -> Ints:

@@ -284,7 +284,7 @@ class TraceColumns:
             found.append(f"{left:,} more events not used, for other reasons")
         negative = int((duration_ns < 0).sum())
         if negative:
-            found.append(f"{negative:,} events have a negative duration: taken as of no length")
+            found.append(f"{negative:,} events have a negative duration: counted with duration 0")
         unpaired = self._phases["B"] + self._phases["E"]
         if unpaired:
             found.append(f"{unpaired:,} begin and end events (ph B, E) not used: Kineto writes whole ones (ph X)")

@@ -3,13 +3,17 @@
 A trace is one JSON object with a long array `traceEvents`, or only that array. Only the events of about one block are
 objects at a time, so that memory does not depend on the size of the trace.
 
-How a block is cut ------------------ A block ends at a comma between two objects. Whether that comma separates two
+How a block is cut
+------------------
+A block ends at a comma between two objects. Whether that comma separates two
 *events* (and not two objects in an event's arguments, or two halves of a string) is checked by decoding: the piece in
 front of it must be an array of its own. At an unclosed bracket or quote the decoder reports "truncated", and the comma
 before is tried. The end of the array is found the same way: the decoder reports "trailing characters" and their
 position.
 
-Damage ------ Versions of Kineto wrote names with control characters and broken UTF-8, `nan` and `inf` without quotes,
+Damage
+------
+Versions of Kineto wrote names with control characters and broken UTF-8, `nan` and `inf` without quotes,
 and paths with a single backslash. A block that does not decode is mended in place, byte for byte, and decoded event by
 event; what is still no event is counted, with the first reason. Only broken structure is an error.
 """

@@ -22,7 +22,7 @@ NO_TIME = np.iinfo(np.int64).min
 
 
 def to_ns(times_us: Sequence[Any]) -> Ints | None:
-    """Microseconds -> integer ns; the smallest integer where there is no time. None when a float may have lost some.
+    """Return microseconds as integer ns, NO_TIME where there is none; None if a float may have lost digits.
 
     >>> to_ns([4458676522690.655, 3, None])[:2].tolist()
     [4458676522690655, 3000]
@@ -63,7 +63,7 @@ def parse_us(text: str) -> int:
 
 
 def to_ints(values: list[Any]) -> Ints:
-    """Integers; NONE for what is missing, is no integer, or does not fit 64 bits: nothing that is compared."""
+    """Return the values as integers; NONE for a value that is missing, is no integer or does not fit 64 bits."""
     try:
         found: npt.NDArray[Any] = np.array(values)
     except ValueError:  # lists of unequal length
@@ -74,7 +74,7 @@ def to_ints(values: list[Any]) -> Ints:
 
 
 def to_numbers(values: list[Any]) -> Ints:
-    """Return the number in each: of a stream or a device."""
+    """Return the number of the stream or device in each value, as `number_in` does."""
     found: npt.NDArray[Any] = np.array(values) if all(type(value) is int for value in values) else np.empty(0)
     if found.dtype == np.int64:
         return found
@@ -87,13 +87,13 @@ def is_int64(value: object) -> bool:
 
 
 def to_floats(values: list[Any]) -> Floats:
-    """Floats; NaN for what is missing or no number."""
+    """Return the values as floats; NaN for what is missing or no number."""
     known = [value if type(value) is float or is_int64(value) else np.nan for value in values]
     return np.array(known, dtype=np.float64)
 
 
 def number_in(value: object) -> int:
-    """7 for 7, "7" and "stream 7"."""
+    """Return the number that a value is or ends with: 7 for 7, "7" and "stream 7"; NONE if there is none."""
     if type(value) is int:
         return value
     last = str(value).rpartition(" ")[2]

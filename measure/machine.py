@@ -4,7 +4,7 @@ import os
 
 
 def read_machine_id() -> str:
-    """Names the booted machine and the process namespace in which a process id means something; empty if unknown.
+    """Return an id of the booted machine and of this process's pid namespace; empty if unknown.
 
     Two processes that read the same can see each other's process ids.
     """

@@ -52,7 +52,7 @@ Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Anything that travels. `KIND` is its byte in the frame."""
+    """Base of all messages. `KIND` is the byte in the frame that identifies the type of message."""
 
     KIND: ClassVar[int] = 0
 
@@ -172,8 +172,9 @@ class RankEnded(Message, frozen=True):
     """Notice of a sidecar that a rank process has ended. `reason` is one of END_REASONS.
 
     `exit_code` and `signal` are the kernel's, one of them or, if they could not be read, none (`absent` gives the
-    reason). `stacks` are the Python stacks at a fatal signal, the struck thread's first; empty if no handler wrote
-    them. `oom_kills` is the increase of the OOM killer's count of victims, in the place that `detail` names.
+    reason). `stacks` are the Python stacks at a fatal signal, first that of the thread which received it; empty if no
+    handler wrote them. `oom_kills` is the increase of the OOM killer's count of victims, in the place that `detail`
+    names.
     """
 
     KIND: ClassVar[int] = 10
@@ -194,9 +195,9 @@ class RankEnded(Message, frozen=True):
 
 
 class RankUnresponsive(Message, frozen=True):
-    """Notice of a sidecar that a rank process runs, but its agent has not moved since `since_host_ns`: its interpreter
-    is blocked, or the process is stopped. It has what can be read from outside: the kernel's view, and what torch's
-    worker server still answers.
+    """Notice of a sidecar that a rank process runs, but its agent has written no heartbeat since `since_host_ns`: its
+    interpreter is blocked, or the process is stopped. It has what can be read from outside: the kernel's view, and what
+    torch's worker server still answers.
 
     `state` is the letter of the main thread's state; `waits` are torch's counters of waits in progress.
     """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 OUTSIDE = -1
-"""No range encloses it."""
+"""Index that stands for "no enclosing range"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class HostRanges:
 
     @cached_property
     def backend_ranges(self) -> Nesting:
-        """The same with who encloses whom; indices into `backend_rows`."""
+        """Return the nesting of these ranges; its indices are those of `backend_rows`."""
         return self.nest_rows(self.backend_rows)
 
     @cached_property
@@ -132,7 +132,7 @@ class RankView:
 
     @cached_property
     def work(self) -> Work:
-        """Kernels, copies and sets."""
+        """Return the kernels, copies and memsets of the trace."""
         found, events = self.trace.device_work, self.events
         row = found.row
         is_kernel = events.category[row] == Category.KERNEL
@@ -169,7 +169,7 @@ class RankView:
 
     @cached_property
     def unit_starts_ns(self) -> Ints:
-        """Return the start of each unit of compute, ascending: kernels, or without a device the outermost operators."""
+        """Return the starts (ns) of all kernels, or without a device of the outermost operators, ascending."""
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
         top = self.host.operator_rows[self.host.operators.depth == 0]
@@ -224,7 +224,7 @@ class RankView:
     # -- the sets of time ---------------------------------------------------------------------------------------------
 
     def intervals_of(self, rows: Ints) -> Intervals:
-        """Raw intervals of these rows."""
+        """Return the raw intervals (ns) of these rows."""
         return np.stack([self.events.start_ns[rows], self.events.end_ns[rows]], axis=1) if len(rows) else EMPTY
 
     @cached_property

@@ -11,7 +11,7 @@ from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Nu
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-"""Phases of every step, in this order. They sum to the step; a user's own phases are carved out of these."""
+"""Phases of every step, in this order. They sum to the step; time in a user's own phases is not counted in these."""
 
 SYNCHRONISING_OPS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no member leaves before the last has entered: only in these is waiting separable from transfer."""
@@ -90,7 +90,7 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Sample of the rank's process. Everything but the memory counts up from the start of the process.
 
-    `gc_pause_ns`: time spent in Python's garbage collector since the agent started.
+    `gc_pause_ns` (time spent in Python's garbage collector) and `gc_collections` count from the start of the agent.
     """
 
     host_ns: int
@@ -297,7 +297,7 @@ class Collectives(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def collectives_to_table(records: Sequence[CollectiveRecord]) -> Collectives:
-    """Collective records as a table."""
+    """Return collective records as a table."""
     groups = {name: index for index, name in enumerate(sorted({r.group for r in records}))}
     ops = {name: index for index, name in enumerate(sorted({r.op for r in records}))}
     rows = [

@@ -37,7 +37,7 @@ IPC = "ipc://"
 IPC_PATH_BYTES_MAX = 107
 """Longest path in the address of a Unix socket on Linux, without the terminating zero."""
 EXACT_FLOAT_MAX = 2**53
-"""Beyond, a whole number as a float may be another number."""
+"""Largest number up to which a float represents every whole number exactly."""
 
 _HOST = r"[\w.-]+|\[[0-9A-Fa-f:.]+(%\w+)?\]"
 """As texts: to compile them is time of each training process's start, and many have no address to check."""

@@ -20,7 +20,8 @@ process group; in autograd (where DistributedDataParallel waits); in an optimize
 torch.compile; saving or loading; waiting for a device; importing modules; none of these."""
 
 EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
-"""Activities that may last minutes in a healthy run: a stall in one of these is shown, but is no finding."""
+"""Activities that may last minutes in a healthy run: a stall in one of these is shown, but is no finding until it has
+lasted EXCUSED_FACTOR times its limit."""
 
 EXCUSED_FACTOR: Final = 10
 """Factor on the stall limit for excused activities (a checkpoint, a compilation)."""
@@ -57,7 +58,7 @@ def describe_frame(frame: StackFrame) -> str:
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """One thread's Python frames, innermost first; `frames_left_out` outer ones were more than there may be."""
+    """One thread's Python frames, innermost first; `frames_left_out` is the number of outer ones left out."""
 
     name: Name
     frames: Annotated[tuple[StackFrame, ...], Some] = ()
@@ -77,7 +78,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` their total
-    size; `timeout_ns` after which the backend gives up.
+    size; `timeout_ns` is the age at which the backend gives up.
     """
 
     group: Name

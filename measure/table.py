@@ -101,7 +101,7 @@ class Block(NamedTuple):
 
 
 def stack_tables(tables: Sequence[Table]) -> Iterator[tuple[list[int], Block]]:
-    """Yield the tables as few blocks as there are different shapes of them, each with the places of its tables.
+    """Yield one block for all tables with the same columns and row count, with the places of these tables.
 
     >>> one, other = Table.from_rows(("step",), [(7,)]), Table.from_rows(("step",), [(8,)])
     >>> [(places, block.column("step").tolist()) for places, block in stack_tables([one, other])]

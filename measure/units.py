@@ -21,7 +21,7 @@ NS_PER_S = 1_000_000_000
 
 
 def s_to_ns(seconds: float) -> int:
-    """Seconds to whole nanoseconds, rounded to the nearest.
+    """Return seconds as whole nanoseconds, rounded to the nearest.
 
     >>> s_to_ns(0.1)
     100000000
@@ -30,7 +30,7 @@ def s_to_ns(seconds: float) -> int:
 
 
 def ns_to_s(nanoseconds: float) -> float:
-    """Nanoseconds to seconds.
+    """Return nanoseconds as seconds.
 
     >>> ns_to_s(2_500_000_000)
     2.5
@@ -39,7 +39,7 @@ def ns_to_s(nanoseconds: float) -> float:
 
 
 def format_duration(nanoseconds: float) -> str:
-    """Return a duration as text, in the unit that leaves one to three digits before the point.
+    """Return a duration as text in ns, us, ms or s.
 
     >>> format_duration(812), format_duration(4_200_000), format_duration(75_000_000_000)
     ('812 ns', '4.2 ms', '75.0 s')

@@ -50,10 +50,10 @@ class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
-    """Return the trace of a window, its starts put back by `ahead_ns`: from the clock that wrote them to the one
-    wanted.
+    """Return the trace of a window, with `ahead_ns` subtracted from every start: by so much the clock that recorded
+    them is ahead of the wanted one.
 
-    Raises ValueError when the columns have different lengths.
+    Raises ValueError when starts and durations have different lengths.
     """
     start_ns = _unpack(columns.start_ns, np.int64) - ahead_ns
     duration_ns = np.maximum(_unpack(columns.duration_ns, np.int64), 0)

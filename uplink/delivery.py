@@ -264,7 +264,7 @@ class Delivery:
 
     @property
     def resends(self) -> int:
-        """Number of frames to be sent again."""
+        """Number of frames sent so far that had to be sent again."""
         return self._frames.resends
 
     @property

@@ -93,7 +93,7 @@ class HandshakeWatch:
         return Refusal(
             KEY_NOT_ALLOWED,
             f"{self._endpoint} does not allow the key {public}. Put its .pub file into the collector's folder "
-            "allowed_keys; this rank retries by itself.",
+            "allowed_keys; the connection is retried automatically.",
         )
 
     def _describe_wrong_key(self) -> Refusal:

@@ -16,7 +16,7 @@ USER_SCOPE: Final = 7
 """The value of `RecordScope.USER_SCOPE` in events."""
 MEMORY: Final = "/dev/shm"  # noqa: S108 - a private folder is made in it
 OF_DEVICE: Final = "of a device"
-"""The type of all activities on a device: events do not have it."""
+"""The type given to all activities on a device, since events do not contain their type."""
 _CALLS: Final = (
     "name", "scope", "device_type", "start_ns", "duration_ns", "device_resource_id", "shapes", "dtypes",
 )  # fmt: skip
@@ -60,7 +60,7 @@ class HostActivity:
         return duration_ns
 
     def resource_id(self) -> int:
-        """Return the kernel's number of its thread."""
+        """Return the operating system's id of its thread."""
         thread: int = self._event.device_resource_id()
         return thread
 

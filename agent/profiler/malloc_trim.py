@@ -1,8 +1,9 @@
 """Return the memory that profiler windows freed in the heap to the kernel, by malloc_trim.
 
-Each event of a profiler session keeps some bytes where a buffer of training was before, so that the next buffer needs
-new memory. When the window has been read these bytes are free, but malloc keeps the fragments. With FSDP2 on a CPU a
-rank held 21 to 45 MiB more than without the agent, and 7 with this (`tests/benchmarks/results/overhead.md`).
+The events of a profiler session occupy heap memory that a buffer of training has just freed, so that the next buffer
+needs new memory. Once the window has been read this memory is free again, but malloc keeps the fragments. With FSDP2
+on a CPU a rank held 21 to 45 MiB more than without the agent, and 7 MiB more with malloc_trim
+(`tests/benchmarks/results/overhead.md`).
 
 Training waits only where it calls malloc meanwhile, some ms; the time counts as the windows' cost.
 """

@@ -27,8 +27,10 @@ class FlightEntry(NamedTuple):
 
 
 class TimedEntry(NamedTuple):
-    """A collective of a device in torch's flight recorder. `duration_ns` is that of its kernel, None: not known (yet:
-    then it is not over either, as far as the recorder knows). `bytes` as nccl-tests counts.
+    """A collective of a device in torch's flight recorder.
+
+    `duration_ns` is the duration of its kernel, None while that is not known. `is_over` is whether the recorder knows
+    that the collective has ended. `bytes` is its size as nccl-tests counts it.
     """
 
     group_name: str
@@ -90,8 +92,8 @@ class GroupProgress:
 
     @property
     def times_collectives(self) -> bool:
-        """Whether the flight recorder knows the durations of all collectives: torch was configured to time them, and
-        none is done by the host, whose collectives are in the windows.
+        """Whether the flight recorder has the durations of all collectives: torch was configured to time them, and no
+        group communicates on the host. Collectives of the host are measured in profiler windows instead.
         """
         return self._is_timing and bool(self.groups) and not self.communicates_on_host
 
@@ -111,8 +113,8 @@ class GroupProgress:
         return {**self.groups, **self._process_groups.read()}
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
-        """Return every collective still in the recorders, oldest first, and (name, description) of each group by
-        number. Without the recorders' while a graph is being captured.
+        """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and
+        (name, description) of each group by number. The recorders are not read while a graph is being captured.
         """
         entries, names = self._captures.run_between(self._read_entries) or ([], {})
         return entries, {**self._process_groups.unrecorded, **names}

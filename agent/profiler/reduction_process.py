@@ -29,14 +29,15 @@ from rankscope.measure.errors import TraceError
 from rankscope.measure.units import s_to_ns
 
 WAITING_MAX = 2
-"""Windows that wait for the one being reduced; with the most events allowed each takes 7 MB, as a file 60 or more."""
+"""Largest number of windows that wait while one is reduced. One with the most events allowed takes 7 MB; as a trace
+file, 60 MB or more."""
 PENDING_ANSWERS_MAX = WAITING_MAX + 1
 """Windows whose answer is pending."""
 
 
 IN_PLACE_EVENTS_MAX = 10_000
-"""A window of fewer events is reduced on the agent thread: it takes 0.6 ms for a thousand events, a child 130 ms of
-another core before the first, which is training's time on a machine with all cores busy."""
+"""A window of at most this many events is reduced on the agent thread, in 0.6 ms per thousand events. A child process
+needs 130 ms of CPU time before its first event, which delays training on a machine with all cores busy."""
 
 
 PART: Final = "breaking a window down"
@@ -157,7 +158,7 @@ class ReductionProcesses:
         return answers + ([answer] if answer is not None else [])
 
     def finish(self) -> list[WindowAnswer]:
-        """Return the answers to all requests, computed here: training has ended, and waits for nothing."""
+        """Return the answers to all pending requests; those not ready are computed here. A running child ends."""
         answers, self._ready = self._ready, []
         answer = self._poll()
         requests = list(self._waiting)
@@ -215,7 +216,7 @@ class ReductionProcesses:
             if child_errors and is_debugging():
                 log_line(f"the process that breaks windows down wrote:\n{child_errors.rstrip()}")
             lost = "training is not affected, and lost windows are counted"
-            log_line(f"a profiler window could not be broken down ({why}); {lost}")
+            log_line(f"the breakdown of a profiler window could not be computed ({why}); {lost}")
 
     def _count(self, reason: str) -> None:
         self.failed[reason] = self.failed.get(reason, 0) + 1

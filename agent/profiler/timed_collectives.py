@@ -17,13 +17,15 @@ from rankscope.measure.units import NS_PER_S
 
 INTERVAL_NS = 20 * NS_PER_S
 COST_SHARE_MAX = 0.0025
-"""As each kind of window may cost by default."""
+"""Largest share of the time that reading the recorder may take: the default share of each kind of window."""
 STEPS_MAX = 1024
 """Steps kept until the recorder is read. Earlier ones are not covered."""
 
 
 class TimedCollectives:
-    """Assign the recorder's entries to the steps they were enqueued in. `unplaced` counts entries of unknown groups."""
+    """Assign the recorder's entries to the steps they were enqueued in. `unplaced` counts the entries
+    of the steps in which the group or duration of an entry is not known.
+    """
 
     def __init__(
         self,

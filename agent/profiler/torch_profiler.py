@@ -114,7 +114,7 @@ class TorchProfiler:
         return any(device.is_in_use() and not device.can_be_recorded() for device in self._devices)
 
     def start(self, *, full: bool) -> None:
-        """Begin to record the user's ranges with shapes, or, for a full window, all of a breakdown without shapes.
+        """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
 
         Raises RuntimeError when a session is on, ours or another.
         """

@@ -26,10 +26,10 @@ FULL_FIRST_INTERVAL_STEPS = 32
 LIGHT_FIRST_INTERVAL_STEPS = 8
 """Until the step time is known a light window begins after 8, 16, 32, 64 ... steps."""
 LIGHT_LENGTH_STEPS_MAX = 4096
-"""Until the step time is known: should it never be, a window must not fill the memory."""
+"""Largest length of a light window while the step time is not known, so that it cannot fill the memory."""
 FULL_COST_ASSUMED_NS = 60 * NS_PER_MS
-"""Until the first was measured: two steps of 3,000 operators at 10 us. The head start of the default budget pays for
-one of them, not for two."""
+"""Cost assumed for a full window until one has been measured: two steps of 3,000 operators at 10 us each. The head
+start of the default budget pays for one such window, not for two."""
 LIGHT_COST_ASSUMED_NS = NS_PER_MS
 """The cost of a light window without its events: 1.1 ms of its begin and end. Each step adds 0.03 ms (DDP, 6 events) to
 0.26 ms (FSDP2, 45 events)."""
@@ -116,7 +116,7 @@ class WindowPlan:
         self.light_window_steps = UNKNOWN_STEPS
         self.full_interval_steps = UNKNOWN_STEPS
         self.full_stretch_ratio = 1.0
-        """How many times further apart full windows are than without regard to cost, and light ones."""
+        """Interval between full windows, divided by the one without regard to cost; `light_stretch_ratio` likewise."""
         self.light_stretch_ratio = 1.0
 
     # -- inputs -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class WindowResults:
         self._reduction: WindowReduction | None = None
         """None before the first window."""
         self.full_reduced_ns = 0
-        """CPU time of reducing full windows on the agent thread so far; the rest is that of light ones."""
+        """CPU time of reducing full windows on the agent thread so far; `light_reduced_ns` is that of light ones."""
         self.light_reduced_ns = 0
         self.full_recording_ns = 0
         """Estimated time by which recording has slowed the steps of full windows so far, and of light ones."""
@@ -65,8 +65,8 @@ class WindowResults:
         return skipped
 
     def collect(self, steps: Sequence[StepRecord], *, last: bool) -> list[ReducedWindow]:
-        """Return the results since the last call. `steps` have ended since then; before the last report all results
-        are waited for.
+        """Return the results since the last call. `steps` have ended since then. For the last report the
+        results that are not ready yet are computed at once.
         """
         results = self._reduce_all(self._windows.finished.drain())
         if self._reduction is not None:

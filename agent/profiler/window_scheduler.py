@@ -127,7 +127,7 @@ class WindowScheduler:
         self._full_in_run_ns = 0
         self.skipped: dict[str, int] = {}
         self.full_spent_ns = 0
-        """CPU time of beginning and ending full windows so far; the rest is that of light ones."""
+        """CPU time of beginning and ending full windows so far; `light_spent_ns` is that of light ones."""
         self.light_spent_ns = 0
 
     def on_step(self, record: StepRecord) -> None:
@@ -190,7 +190,7 @@ class WindowScheduler:
         self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
 
     def _is_due(self, step: int) -> bool:
-        """Return whether a window may begin or end: mostly not, and then the CPU clock, 5 us, is not read."""
+        """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""
         return (
             self._plan.begins_light(step)
             or self._plan.begins_full(step)

@@ -92,7 +92,7 @@ class ProfilerWindows:
         return {} if self.scheduler is None else self.scheduler.skipped
 
     def on_step(self, record: StepRecord) -> None:
-        """Add a finished step, or consecutive ones; called before `on_boundary`."""
+        """Add a finished step; called before `on_boundary`."""
         if self.scheduler is not None:
             self.scheduler.on_step(record)
 

@@ -89,7 +89,7 @@ class ReportBuilder:
         return self._totals
 
     def set_last_sequence(self, sequence: int) -> None:
-        """Number the next message after this one. A report that could not be built or sent must leave no gap, since the
+        """Continue numbering after `sequence`. A report that could not be built or sent must leave no gap, since the
         collector admits nothing after a gap.
         """
         self._sequence = sequence

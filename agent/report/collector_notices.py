@@ -1,4 +1,4 @@
-"""Words rank 0's log lines about a configured collector: when it is reached, when it is unreachable, and at the end.
+"""Composes rank 0's log lines about a configured collector: when it is reached, when it is unreachable, and at the end.
 
 Pure: returns the lines instead of logging them.
 """

@@ -117,7 +117,7 @@ class Outbox:
             log_line(f"reports cannot be written to spill_dir ({self._spill.problem}); they are kept in memory only")
 
     def log_summary(self) -> None:
-        """Log how many reports were delivered, also to a collector that was never reached."""
+        """Log how many reports were delivered, even if the collector was never reached."""
         self._log_refusal()
         if self._notices is not None:
             self._update_notices(self._notices, is_connected=self._delivery.ever_welcomed, is_refused=False)

@@ -25,7 +25,7 @@ from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
 from rankscope.uplink.delivery import Delivery, DeliveryState, Refusal, Send, SendFrame, SendHello
 
 RECEIVES_PER_EXCHANGE_MAX: Final = 256
-"""Messages received before due messages are sent again."""
+"""Largest number of messages received in a row, before messages that are due are sent."""
 
 FRAMES_A_SECOND_MAX: Final = 2_000
 """Frames read per second from a collector, which normally sends a few: the limit costs about 2 % of a core. Further

@@ -175,7 +175,7 @@ class Spill:
         return tuple(found)
 
     def release(self, through: int) -> None:
-        """Remove the files whose reports are all acknowledged, that is, up to number `through`."""
+        """Remove the files, except the newest, whose reports are all acknowledged, that is, up to number `through`."""
         if through <= self._released_through:
             return
         self._released_through = through

@@ -36,7 +36,7 @@ class ResidentMemory:
         self._file: int | None = None
 
     def read_bytes(self) -> int:
-        """Return it. Raise OSError if it cannot be read."""
+        """Return the resident memory of this process in bytes. Raise OSError if it cannot be read."""
         if self._file is None:
             try:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ class ResidentMemory:
             raise OSError(f"{self._path} holds {fields}, not numbers of pages") from error
 
     def find_bytes(self) -> int | None:
-        """Return it; None if it cannot be read."""
+        """Return the resident memory of this process in bytes; None if it cannot be read."""
         try:
             return self.read_bytes()
         except OSError:
@@ -74,7 +74,8 @@ def _ask_psutil() -> int:
 class GcMeter:
     """Meter of the pauses of this process by Python's garbage collector.
 
-    Both values start from 0 at the first `install()`, do not change while removed, and never decrease.
+    Both values count from 0 at the first `install()`, are None while removed, continue at the next `install()`, and
+    never decrease.
     """
 
     def __init__(self, read_clock_ns: Callable[[], int] = time.monotonic_ns) -> None:

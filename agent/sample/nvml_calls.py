@@ -89,7 +89,7 @@ class Nvml:
         }
 
     def reason(self, error: Exception) -> str:
-        """Return an NVML error as a short name, 'no_permission'; one unknown to pynvml by the driver's text."""
+        """Return a short name of an NVML error, such as 'no_permission', or the driver's text if pynvml has no name."""
         named = self._reasons.get(getattr(error, "value", 0))
         return named or re.sub(r"[^a-z0-9]+", "_", str(error).lower()).strip("_")[:REASON_LENGTH_MAX]
 

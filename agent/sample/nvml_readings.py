@@ -267,7 +267,7 @@ METRICS = {
     "nvlink_tx_bytes_per_s": ("NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", 1 / BYTES_PER_MIB),
     "nvlink_rx_bytes_per_s": ("NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", 1 / BYTES_PER_MIB),
 }
-"""NVML's name of each field, and the number of NVML's units (per cent, MiB/s) in one of the field's."""
+"""NVML's name of each field, and the divisor that converts NVML's unit (per cent, MiB/s) to the field's unit."""
 
 ACTIVITY_FIELDS = tuple(METRICS)
 

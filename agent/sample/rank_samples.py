@@ -68,7 +68,7 @@ class RankSamples:
             self.loop.run(now_ns)
 
     def stop(self) -> None:
-        """Stop to measure pauses of the garbage collector."""
+        """Stop measuring pauses of the garbage collector."""
         self._gc_meter.remove()
 
     def close(self) -> None:

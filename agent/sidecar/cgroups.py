@@ -12,7 +12,7 @@ from typing import NamedTuple
 class CgroupFolders(NamedTuple):
     """Candidate folders, the likeliest first: `own` of the controller's hierarchy (cgroup v1), `shared` of all (v2).
 
-    With both versions mounted, v2 is below v1.
+    With both versions mounted, v2 is in the folder `unified` beside those of v1.
     """
 
     own: list[str]

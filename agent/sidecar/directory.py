@@ -93,7 +93,7 @@ def holds_lock(file: int, folder: str) -> bool:
 
 
 def remove_folder(folder: str) -> bool:
-    """Remove the directory if it contains only the lock; return whether it is gone."""
+    """Remove the directory if it contains only the lock and the file of faults; return whether it is gone."""
     with contextlib.suppress(OSError):
         _remove_strays(folder)
         left = os.listdir(folder)

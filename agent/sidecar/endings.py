@@ -75,13 +75,13 @@ def _classify_kill(name: str, evidence: Evidence, before: str) -> Ending:
         text = f"{name} while the OOM killer counted {victims} in {evidence.oom_place}"
         return Ending("out_of_memory", text)
     if evidence.oom_kills is None:
-        return Ending("killed", f"{name}; whether by the OOM killer is not known, nothing counts its victims{before}")
+        return Ending("killed", f"{name}; whether by the OOM killer is unknown, as its victims are not counted{before}")
     return Ending("killed", f"{name}, not by the OOM killer{before}")
 
 
 def _describe_before(evidence: Evidence) -> str:
     if evidence.frozen:
-        return "; its interpreter had not moved for long"
+        return "; its agent had written no heartbeat for a long time"
     return "; it was stalled" if evidence.stalled else ""
 
 

@@ -54,7 +54,10 @@ def open_server(path: str) -> Any:
 
 
 def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/cgroup") -> int | None:
-    """Return how many more processes and threads are allowed by the known limits; None without a limit."""
+    """Return how many more processes and threads the known limits allow at most; None without a limit.
+
+    Running ones are subtracted from the limit of a cgroup, not from RLIMIT_NPROC.
+    """
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     rooms = [] if limit == resource.RLIM_INFINITY or os.getuid() == 0 else [limit]
     folders = find_cgroup_folders(cgroup, "pids", mounts)

@@ -76,7 +76,7 @@ class DeclaredFields(NamedTuple):
     tokens: bool = False
 
     def including(self, size: BatchSize) -> "DeclaredFields":
-        """Return the fields declared after the user has declared this size, too."""
+        """Return these fields together with those that this size declares."""
         return DeclaredFields(self.samples or size.samples is not None, self.tokens or size.tokens is not None)
 
     def choose(self, read: BatchSize | None, declared: BatchSize | None) -> BatchSize:
@@ -198,5 +198,5 @@ def _to_count(name: str, declared: Any) -> int | None:
     except TypeError:
         raise TypeError(f"{name} is {declared!r}, which is no whole number; that batch counts as unknown.") from None
     if not 0 <= count <= COUNT_MAX:
-        raise ValueError(f"{name} is {count}; it is 0 to {COUNT_MAX}. That batch counts as unknown.")
+        raise ValueError(f"{name} is {count}; it must be 0 to {COUNT_MAX}. That batch counts as unknown.")
     return count

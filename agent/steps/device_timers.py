@@ -236,7 +236,7 @@ class DeviceTimers:
             self._timing.charges.append((now_ns, phase))
 
     def on_pause(self) -> None:
-        """Discard the step that had begun: an evaluation begins."""
+        """Discard the timing of the step that had begun, since an evaluation begins. It is not counted in `skipped`."""
         timing, self._timing = self._timing, None
         if timing is not None:
             self._pool.release(timing)

@@ -50,8 +50,8 @@ TIMED_EVENTS_MAX: Final = 64
 WRITE_NS_MAX: Final = 20_000
 """Longer writes are not counted: the thread lost its core during them."""
 WRITE_COST_FACTOR: Final = 3
-"""A write sees only a part of its cost: neither the call before it reads the clock, nor that torch finds its own code
-out of the caches afterwards. Loops with and without hooks differ by 2.6 times the timed writes
+"""The timed write is only a part of the cost of an event: it includes neither the call before the clock is read, nor
+the cache misses of torch's own code afterwards. Loops with and without hooks differ by 2.6 times the timed writes
 (`tests/benchmarks/moments.py`)."""
 PROCESSING_COST_FACTOR: Final = 2
 """Processing events, or reading the clock, costs torch once more the time it takes: 1.2 to 2.1 times the measured time,

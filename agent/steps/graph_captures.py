@@ -50,7 +50,7 @@ class GraphCaptures:
         return capture_begin
 
     def wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `CUDAGraph.capture_end`, counted. A capture that fails to end is over as well."""
+        """Return a wrapper of `CUDAGraph.capture_end` that counts the capture as ended, even if the call raises."""
 
         @functools.wraps(original)
         def capture_end(*args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ class OpenRanges:
         self._end_watching: Callable[[], None] = lambda: None
 
     def watch(self, record_function: Any) -> Callable[[], None]:
-        """Wrap this class while a session is on; return what ends that."""
+        """Wrap the methods of `record_function` while a session is on; return a function that removes the wrappers."""
         enter = Patch(record_function, "__enter__", self.wrap_enter)
         leave = Patch(record_function, "__exit__", self.wrap_exit)
 

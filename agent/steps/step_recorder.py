@@ -17,7 +17,8 @@ from rankscope.measure.text import to_unicode
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = PHASES
 
 PHASE_LENGTH_MAX = 128
-"""Length to which names of phases are cut: they become labels of series. A report has room for four times as many."""
+"""Largest number of characters kept of a phase's name, which becomes a label value. A report accepts four times as
+many (NAME_LENGTH_MAX)."""
 
 
 @dataclass(slots=True, repr=False)

@@ -28,7 +28,7 @@ no step.
 
 The CPU time of a step
 ----------------------
-Reading the thread's CPU clock takes 5 us during training, so it is read at most once a step: where a batch is
+Reading the thread's CPU clock takes 20 to 40 us during training, so it is read at most once a step: where a batch is
 requested, if steps end there in this loop, else at the end of the optimizer step. A step that ends at another kind of
 event than the step before has no CPU time; nor has one that began or ended at an event written without the clock
 (`event_buffer.py`).
@@ -51,7 +51,7 @@ class StepTimer:
     was started at a boundary must not last through it. `on_charge` is called with the time up to which time was charged
     to a step, and the phase.
 
-    `recorder` has the steps, `user` is what the user's calls do to them.
+    `recorder` keeps the steps; `user` applies the calls of the user to them.
     """
 
     def __init__(

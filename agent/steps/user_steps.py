@@ -105,8 +105,8 @@ class SteplessNotice:
         self._since_ns: int | None = None
 
     def find(self, now_ns: int, backwards: int, *, last: bool = False) -> str:
-        """Return the warning if it is due now, else an empty string. `backwards`: made without a step; 0: there was a
-        step.
+        """Return the warning if it is due now, else an empty string. `backwards` is the
+        number of backward passes while no step has ended; 0 once one has.
 
         `last`: the script has ended.
         """

@@ -1,4 +1,4 @@
-"""ASSEMBLY: analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
+"""Analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""ASSEMBLY: merge the traces of all ranks into one timeline on one clock, in Chrome's JSON format, as for Perfetto.
+"""Merge the traces of all ranks into one timeline on one clock, in Chrome's JSON format, as for Perfetto.
 
 Each file is read twice, so that memory does not grow with the number of events: the first pass reads the collectives
 and the earliest time, the second copies the events (timeline_events.py).

@@ -59,7 +59,7 @@ def test_a_duration_is_exact_to_the_ns(written: str, ns: int) -> None:
 def test_a_negative_duration_is_taken_as_none_and_told() -> None:
     trace = read_events(kernel("k", 10, -3))
     assert trace.events.duration_ns.tolist() == [0]
-    assert trace.warnings == ["1 events have a negative duration: taken as of no length"]
+    assert trace.warnings == ["1 events have a negative duration: counted with duration 0"]
 
 
 def test_the_latest_end_still_fits_64_bits() -> None:

@@ -151,7 +151,7 @@ def test_first_failed_child_is_reported_with_its_line(capsys: pytest.CaptureFixt
     reducing.finish()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "rankscope: a profiler window could not be broken down (json.decoder.JSONDecodeError: Expecting"
+        "rankscope: the breakdown of a profiler window could not be computed (json.decoder.JSONDecodeError: Expecting"
     )
     assert re.search(r", at /.*/json/decoder\.py:\d+\); training is not affected, and lost windows are counted$", line)
 

@@ -36,7 +36,7 @@ def code(number: int) -> ExitStatus:
         (by(signal.SIGKILL), NOTHING, "killed", "SIGKILL, not by the OOM killer"),
         (
             by(signal.SIGKILL), Evidence(), "killed",
-            "SIGKILL; whether by the OOM killer is not known, nothing counts its victims",
+            "SIGKILL; whether by the OOM killer is unknown, as its victims are not counted",
         ),
         (
             by(signal.SIGKILL), Evidence(oom_kills=2, oom_place="cgroup /job"), "out_of_memory",
@@ -53,8 +53,8 @@ def code(number: int) -> ExitStatus:
         (
             by(signal.SIGTERM), Evidence(stalled=True, frozen=True), "terminated",
             (
-                "SIGTERM, as launchers send it to the other ranks when one has failed; its interpreter had not moved "
-                "for long"
+                "SIGTERM, as launchers send it to the other ranks when one has failed; its agent had written no heartbeat "
+                "for a long time"
             ),
         ),
         (by(63), NOTHING, "crashed", "signal 63"),

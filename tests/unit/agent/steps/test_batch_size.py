@@ -147,5 +147,7 @@ def test_user_may_declare_any_whole_number() -> None:
 def test_declaring_anything_but_a_count_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"samples is 2.5, which is no whole number; that batch counts as unknown\."):
         to_size(2.5, 1)
-    with pytest.raises(ValueError, match=rf"tokens is -1; it is 0 to {COUNT_MAX}\. That batch counts as unknown\."):
+    with pytest.raises(
+        ValueError, match=rf"tokens is -1; it must be 0 to {COUNT_MAX}\. That batch counts as unknown\."
+    ):
         to_size(1, -1)
