@@ -53,8 +53,8 @@ def code(number: int) -> ExitStatus:
         (
             by(signal.SIGTERM), Evidence(stalled=True, frozen=True), "terminated",
             (
-                "SIGTERM, as launchers send it to the other ranks when one has failed; its agent had written no heartbeat "
-                "for a long time"
+                "SIGTERM, as launchers send it to the other ranks when one has failed; its agent had written no "
+                "heartbeat for a long time"
             ),
         ),
         (by(63), NOTHING, "crashed", "signal 63"),
