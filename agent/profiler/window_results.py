@@ -16,9 +16,10 @@ from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import StepRecord
 
-RECORDED_EVENT_NS = 1_000
+RECORDED_EVENT_NS = 500
 """Estimated time of the training thread for each activity that a window records, beside the window's begin and end.
-Measured by blocks of steps within a profiler session and without (`tests/benchmarks/results/moments.md`).
+Measured: 210 to 320 ns, by blocks of steps within a profiler session and without
+(`tests/benchmarks/results/moments.md`). Rounded up, for machines that are slower.
 """
 
 if TYPE_CHECKING:
