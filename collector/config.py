@@ -215,8 +215,9 @@ class CollectorConfig(Settings):
     robust_z_min: float = setting(
         5.0,
         Setting(
-            "Minimum z-score called slow: the distance from the median of the peer ranks in robust standard deviations "
-            "(1.4826 times the median absolute deviation).",
+            "Minimum z-score called slow: the excess over the peer ranks, divided by the noise: the largest of the "
+            "spread between the peers (1.4826 times the median absolute deviation) and the standard errors of the "
+            "medians compared.",
             smallest=1,
             largest=100,
         ),

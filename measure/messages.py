@@ -273,8 +273,8 @@ END_REASONS = (
 exception or a non-zero exit; KeyboardInterrupt; `rankscope.agent.stop()`. Its sidecar sees these in the exit code too,
 and in addition: a SIGTERM or SIGHUP, such as launchers send to the other ranks when one has failed; a SIGKILL, with or
 without the OOM killer; a signal that the process caused itself (SIGSEGV, SIGABRT); an abort while a collective was past
-its timeout. The collector adds `killed` for a process that is gone without a goodbye and without a sidecar's notice,
-`silent` (no report, and no way to see whether the process runs) and `replaced` (an elastic restart took its place)."""
+its timeout. The collector adds `killed` for a process that is gone without a Goodbye and without a sidecar's notice,
+and `silent` (no report, and no way to see whether the process runs)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,

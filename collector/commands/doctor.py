@@ -27,7 +27,7 @@ class Doctor:
     """Check the interpreter, the machine and the way to the collector."""
 
     name = "doctor"
-    summary = "check this machine: what is missing, what that costs, and what to do"
+    summary = "check this machine: what is missing, what does not work without it, and what to do"
     example = "rankscope doctor --collector tcp://collector-host:18490"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -4,10 +4,10 @@ The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus se
 password of basic authentication (RFC 7617) with any user, which browsers ask for. A request
 without the token is answered with 401; there is no 403, because with the token everything may be read.
 
-A server without a token that listens on loopback relies on that: only programs of this machine reach it. A browser on
-this machine is one, and a page from anywhere can have its own name resolve to 127.0.0.1 and then read the answers
-as its own (DNS rebinding). The browser sends that name in the header Host, so such a server answers only to names of
-loopback. An IP address as Host is allowed: it cannot have been made to resolve to something else.
+A server on loopback without a token relies on the fact that only programs on this machine can connect. A browser is
+such a program, and the name of a foreign web page can be made to resolve to 127.0.0.1, so that the page can read the
+answers (DNS rebinding). The browser sends that name in the header Host, so such a server answers only if Host is a name
+of loopback. An IP address as Host is allowed: it is not resolved.
 """
 
 import base64
@@ -24,7 +24,7 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token, for orchestrators: whether the collector works, and nothing about any run."""
 
 TOKEN_LENGTH_MIN: Final = 16
-"""Attempts are not counted: 16 characters of hexadecimal digits are 64 bits, out of reach of guessing."""
+"""Failed attempts are not limited: 16 hexadecimal digits are 64 bits, too many to guess."""
 
 CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="rankscope", Basic realm="rankscope"'}
 

@@ -9,7 +9,7 @@ from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_address_problem
 
 PORT_WAIT_S: Final = 1.0
-"""Longest wait for a port: the publisher of a collector that was killed has it for some milliseconds more."""
+"""Longest wait for a port: the publisher of a killed collector keeps it open for some milliseconds more."""
 RETRY_S: Final = 0.02
 CONNECTIONS_WAITING_MAX: Final = 64
 """Connections that wait to be accepted, also while nobody accepts them."""

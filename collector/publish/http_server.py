@@ -7,7 +7,7 @@
     GET /api/v1/runs/RUN         everything about one run; RUN is percent-encoded
     GET /api/v1/runs/RUN/report  the report of a running or finished run, from the store
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved filter them
-    GET /api/v1/debug/runs/RUN   the inside of a run and its last events
+    GET /api/v1/debug/runs/RUN   the internal state of a run and its last events
     GET /api/v1/...              see routes_api.py and event_stream.py
     GET /                        this list; for a browser the live page (page_files.py)
 

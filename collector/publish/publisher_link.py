@@ -53,14 +53,14 @@ _WANTED: Final = msgspec.msgpack.Decoder(DumpWanted)
 
 
 class Publisher(Protocol):
-    """A running publisher. Its own end of the connection was given to whoever started it."""
+    """A running publisher. The function that started it was given the publisher's end of the connection."""
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end, which comes when the connection is closed; return whether it has ended."""
         ...
 
     def kill(self) -> None:
-        """End it now, where that is possible."""
+        """End the publisher at once; does nothing for a publisher that is a thread."""
         ...
 
     def describe_end(self) -> str:
@@ -69,8 +69,8 @@ class Publisher(Protocol):
 
 
 class Sources(NamedTuple):
-    """Where the link reads what it sends; its thread calls them. `read_dump` returns the inside of a run by its id or
-    name, None where there is none.
+    """Functions that return what the link sends; its thread calls them. `read_dump` returns the internal state of a run
+    by its id or name; None for an unknown run.
     """
 
     read_snapshot: Callable[[], Snapshot]
@@ -80,7 +80,7 @@ class Sources(NamedTuple):
 
 
 class PublisherLink:
-    """The way to the publisher, from `start` to `close`. `start_publisher` starts one with its end of a connection."""
+    """Connection to the publisher, from `start` to `close`. `start_publisher` starts a publisher with one end of it."""
 
     def __init__(self, start_publisher: Callable[[Connection], Publisher], sources: Sources, faults: FaultLog) -> None:
         self._start_publisher = start_publisher
@@ -92,11 +92,11 @@ class PublisherLink:
         self._thread = threading.Thread(target=self._run, name="rankscope-publish", daemon=True)
 
     def start(self) -> None:
-        """Start the publisher, and send it what there is."""
+        """Start the publisher, and send it the latest snapshot, incidents and health."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Send what is new, if anything is. Any thread; never waits."""
+        """Wake the thread to send what has changed since the last message. Any thread may call it; never waits."""
         with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full: it will wake anyway; or closed
             os.write(self._wakeup_write, b"\0")
 

@@ -40,7 +40,7 @@ INDEX: Final = f"""rankscope collector
 {RUNS_PATH}/RUN      one run in full
 {RUNS_PATH}/RUN{REPORT_SUFFIX}   the report of a run, from the store
 {INCIDENTS_PATH}     the incidents, newest first; filtered by ?run=RUN and ?state=open or resolved
-{DEBUG_RUNS_PATH}/RUN   the inside of a run and its last events, for debugging
+{DEBUG_RUNS_PATH}/RUN   the internal state of a run and its last events, for debugging
 /api/v1/openapi.json  the API, OpenAPI 3.1
 /                     the live page, for a browser
 """
@@ -56,11 +56,11 @@ class Response(NamedTuple):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the list of runs. `run` is its name, which several may have, `run_id` its own. `steps` is that of the
-    rank that has most in its present life, None before any report; `open_findings` is how many there are.
-    `samples_per_s` and `tokens_per_s` are those of one rank, the median over the ranks (`detect/throughput.py`), and so
-    is `steps_per_s`; None where no rank knows, and of a run that has ended. `end` is how it ended, None while it goes
-    on, and `end_in_words` says so in a few words.
+    """A run in the list of runs. `run` is its name, which several runs may share; `run_id` is unique. `steps` is the
+    largest step count of any current rank process, None before the first report; `open_findings` is a count.
+    `samples_per_s`, `tokens_per_s` and `steps_per_s` are per rank, as the median over the ranks (`runs/run_status.py`);
+    None where no rank reports them, and for a run that has ended. `end` is how the run ended, None while it goes on;
+    `end_in_words` is the same as a short text.
     """
 
     run: str
@@ -79,11 +79,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Routes:
     """Responses by path. No socket; thread-safe.
 
-    `is_healthy` and `is_ready` return None when all is well, and otherwise the reason why not; `find_degradation` what
-    the collector does without while it is ready. `metric_pages` renders the pages of metrics. `read_report` returns the
-    report about a run, as JSON, and raises UnavailableError where there is none; `read_dump` the inside of a run by its
-    id or name, as JSON, None where there is none, and raises UnavailableError where nobody answers. `answer_first` is
-    asked before anything else, with the path and its query, and returns None for other paths.
+    `is_healthy` and `is_ready` return None, or the reason why the collector is not healthy or not ready.
+    `find_degradation` returns what does not work although the collector is ready (the store), or None. `metric_pages`
+    renders the pages of metrics. `read_report` returns the report of a run as JSON, and raises UnavailableError where
+    there is none. `read_dump` returns the internal state of a run, by its id or name, as JSON; None for an unknown run.
+    It raises UnavailableError when the collector does not answer. `answer_first` is called before anything else, with
+    the path and its query, and returns None for paths that it does not answer.
     """
 
     def __init__(

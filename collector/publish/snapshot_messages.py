@@ -26,8 +26,8 @@ _RANKS: Final = msgspec.msgpack.Decoder(tuple[RankState, ...])
 
 
 class Health(NamedTuple):
-    """What /healthz and /readyz report: how long ago the service ticked last, whether it is stopping, and what it does
-    without, None when nothing.
+    """Health of the service for /healthz and /readyz: ns since its last tick, whether it is stopping, and what does not
+    work (`degradation`; None: everything works).
     """
 
     tick_age_ns: int
@@ -65,8 +65,8 @@ class SnapshotMessage(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A message to the publisher; None: as in the message before. After it come the blocks of its snapshot's runs, in
-    their order.
+    """A message to the publisher. A field that is None has not changed since the previous message. The blocks of the
+    snapshot's runs follow, in the order of the runs.
     """
 
     health: Health

@@ -31,11 +31,11 @@ from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
 CHECK_S: Final = 0.25
-"""At most four events a second, however short the collector's tick: nobody sees more."""
+"""Seconds between two checks for a new snapshot: at most four events a second, however short the collector's tick."""
 KEEP_ALIVE_S: Final = 15.0
 """A comment after so long without an event, as WHATWG advises: proxies close what is silent for longer."""
 RETRY_MS: Final = 2_000
-"""After so long a reader that was cut off may come again; an EventSource does so by itself."""
+"""Time in ms after which a disconnected reader should reconnect; an EventSource does so by itself."""
 RETRY_AFTER: Final = {"Retry-After": "5"}
 COUNT_MAX: Final = 10**9
 
@@ -45,9 +45,10 @@ SNAPSHOT_SKIPPED: Final = "snapshot_skipped"
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at this moment. `run` is its name, `run_id` its own. `latest_step` is the last that detection has looked
-    at, `findings_past` how many findings have ended. Of a run that is over `end_in_words` says how it ended and who was
-    the first to fail. The others as in RunSnapshot and RunSummary; None: not known.
+    """One run at the time of the snapshot. `run` is its name, `run_id` is unique. `latest_step` is the last step that
+    detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
+    states how it ended and which rank failed first. The other fields are as in RunSnapshot and RunSummary; None: not
+    known.
     """
 
     run: str

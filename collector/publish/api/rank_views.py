@@ -53,9 +53,9 @@ class RankList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerMedians(msgspec.Struct, frozen=True, kw_only=True):
-    """Those a rank is compared with: `count` of them, of which `ranks` (128 at most, evenly spread) are asked.
-    `do_same_work` is False when all ranks stand in for too few that do the same work. The others are medians over those
-    asked of what RankSnapshot says of each; `ratios` are of the last profiled windows. None: not known of any.
+    """The peer ranks of a rank: `count` ranks, of which at most 128, evenly spread, are read (`ranks`). `do_same_work`
+    is False when too few ranks do the same work and the rank is compared with all ranks. The other fields are medians
+    over `ranks` of the fields of RankSnapshot; `ratios` are of the last profiler windows. None: not known for any rank.
     """
 
     do_same_work: bool
@@ -69,8 +69,8 @@ class PeerMedians(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The last steps in which ranks could be compared, of one rank and of its peers. Every list has the length of
-    `steps`; null: not known. Of the peers' own time the median, the least and the most of all of them.
+    """Self time of one rank and of its peers in the last steps in which ranks could be compared, in ns. Every list has
+    the length of `steps`; null: not known. Of the peers' self times: the median, the minimum and the maximum.
     """
 
     attempt: int

@@ -62,9 +62,9 @@ class FindingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The past of a run. `run` is its name, `run_id` its own. `shares` is what its time went into since this collector
-    process knows it, `steps` how long its steps were, from the store: None without a store, where it does not have the
-    run, or when none are asked for.
+    """History of a run. `run` is its name, `run_id` is unique. `shares` is the breakdown of its time since this
+    collector process first knew the run. `steps` are step durations from the store; None without a store, for a run
+    that is not in it, and for `points=0`.
     """
 
     run: str

@@ -18,8 +18,8 @@ SLICES_MAX: Final = 360
 SLICE_S_MIN: Final = 2.0
 """Shortest slice. A report arrives every second or so: shorter slices would show its arrival."""
 RANKS_PER_SECOND: Final = 512
-"""To unpack what a rank has counted and add it up takes 5 us: at so many of them for each second of a slice it is
-0.3 % of one core."""
+"""Ranks summed per second of a slice. Unpacking and adding the totals of a rank takes 5 us, so this is 0.3 % of one
+core."""
 
 
 class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ carries labels. The labels `job`, `instance` and `pod` belong to the scraper and
 The median step is `rankscope_step_median_seconds` and not `rankscope_step_seconds`: OpenMetrics names the counter
 `rankscope_step_seconds_total` without its `_total`, and two families of one name make the whole page invalid.
 
-An unknown value is absent from the page, never 0. A rank that has ended keeps `rank_info`, `rank_up` and its counts of
-step records.
+An unknown value is absent from the page, never 0. A rank that has ended keeps `rank_info`, `rank_end_info`, `rank_up`
+and its counts of step records.
 """
 
 from typing import Final

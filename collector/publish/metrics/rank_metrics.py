@@ -125,7 +125,7 @@ RANKS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_rank_stalled", "gauge", "", RANK,
         "1 while the rank makes no progress, as it or its sidecar reports, 0 while it does.",
-        "1 if there was no hook event for max(stall_s, 10 median steps)",
+        "1 if stalled or unresponsive: docs/definitions.md section 6",
         "agent: Stall; sidecar: RankUnresponsive", RATIO,
         per_rank(lambda rank: rank.stalled),
     ),
