@@ -1,4 +1,4 @@
-"""How many ranks one collector holds behind relays: `python -m tests.benchmarks.fan_in --ranks 1024 8192 16384`
+"""How many ranks one collector holds behind relays: `python -m tests.benchmarks.fan_in --ranks 1024 8192 16384 32768`
 
 Eight ranks a node, a report a second of each rank, a batch a second of each node, encrypted (CURVE) over loopback TCP
 (fan_in_nodes.py). The collector is `rankscope serve` as an operator starts it. Nodes and collector share the machine:
@@ -45,7 +45,7 @@ from tests.integration.light_ranks import crew_of
 from tests.integration.relaying import relaying
 from tests.integration.serving import serving
 
-SIZES: Final = (1_024, 8_192, 16_384)
+SIZES: Final = (1_024, 8_192, 16_384, 32_768)
 SECONDS: Final = 45.0
 RANKS_PER_PROCESS: Final = 8_192
 START_S_MAX: Final = 60.0
