@@ -277,7 +277,8 @@ class AgentConfig(Settings):
     phases_max: int = setting(
         16,
         Setting(
-            "Largest number of user-defined phases. Time inside further ones is charged to the phase `other`.",
+            "Largest number of user-defined phases. Time inside further ones is charged to the phase `other`. "
+            "The collector keeps 27 names of a run.",
             unit="phases",
             smallest=0,
             largest=46,

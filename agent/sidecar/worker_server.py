@@ -42,7 +42,7 @@ def open_server(path: str) -> Any:
     needed = max(8, (os.cpu_count() or 1) - 1) + 1
     room = find_thread_room()
     if room is not None and room < needed * ROOM_FACTOR:
-        raise UnavailableError(f"it needs {needed} threads, and only {room} more processes and threads are allowed")
+        raise UnavailableError(f"it needs {needed} threads, and at most {room} more processes and threads are allowed")
     try:
         from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415 - the user's torch
     except ImportError as error:

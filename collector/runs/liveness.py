@@ -23,7 +23,7 @@ GONE_NS_MIN: Final = 2 * NS_PER_S
 
 SAID_BY_RANK: Final = frozenset({"failed", "interrupted"})
 """Reasons of a goodbye that explain the end; a later end of the process only follows from them."""
-ENDED_WELL: Final = frozenset({"finished", "stopped", "replaced"})
+ENDED_WELL: Final = frozenset({"finished", "stopped"})
 BROUGHT_DOWN: Final = frozenset({"terminated", "interrupted", "silent"})
 """Ends caused by others, or of unknown cause: no rank that ended so made its run fail, as far as is known."""
 
