@@ -160,7 +160,7 @@ def finding_of(rank: int, cause: str = "host_cpu") -> Finding:
     return Finding(kind="straggler", ranks=(rank,), since_step=1, slowdown_ratio=2.0, cause=cause, sentence="")
 
 
-@pytest.mark.parametrize("ended", ["finished", "killed", "silent", "replaced"])
+@pytest.mark.parametrize("ended", ["finished", "killed", "silent"])
 def test_of_a_rank_that_has_ended_only_its_info_its_end_up_0_and_the_account_of_its_steps_stay(ended: str) -> None:
     counts = StepCounts(made=9, buffered=0, published=9)
     gone = rank_of(1, up=False, ended=ended, totals=Totals(steps=9), slowdown_ratio=2.0, steps=counts)

@@ -54,7 +54,6 @@ def test_every_state_is_shown_also_when_no_rank_is_in_it() -> None:
         ("silent", [("1", "n0", "silent")]),
         ("killed", [("1", "n0", "killed")]),
         ("finished", []),
-        ("replaced", []),
         (None, []),
     ],
 )
@@ -92,7 +91,7 @@ def test_a_node_of_one_rank_is_told_as_that_rank() -> None:
 def test_only_agents_that_report_have_a_version() -> None:
     ranks = (
         rank_of(0, agent_version="1"), rank_of(1, agent_version="2"), rank_of(2, agent_version="2"),
-        rank_of(3, agent_version="0", ended="replaced"),
+        rank_of(3, agent_version="0", ended="stopped"),
     )  # fmt: skip
     assert dict(run_metrics.count_agents(snapshot_of(*ranks))) == {("a", "1"): 1, ("a", "2"): 2}
 
