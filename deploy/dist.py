@@ -78,7 +78,7 @@ def _unpack_commit(commit: str, folder: Path) -> Path:
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
-    """Extract an archive of our own making. Python before 3.10.12 and 3.11.4 (Debian 12 has 3.11.2) knows no filters."""
+    """Extract an archive of our own making. Python before 3.10.12 and 3.11.4 (Debian 12: 3.11.2) knows no filters."""
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")
     else:
