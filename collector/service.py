@@ -270,7 +270,7 @@ class Service:
         )
 
     def _dump_run(self, asked: str) -> RunDump | None:
-        """Return the inside of a run by its id or name, on the publish thread; None when there is none."""
+        """Return the internal state of a run by its id or name, on the publish thread; None when there is none."""
         run = self._updates.runs.get(asked)
         return None if run is None else dump_run(run, self._clock.monotonic_ns())
 

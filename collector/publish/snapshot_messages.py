@@ -75,14 +75,14 @@ class Update(NamedTuple):
 
 
 class DumpWanted(msgspec.Struct, frozen=True):
-    """A message of the publisher: it wants the inside of a run, by its id or name."""
+    """A message of the publisher: it wants the internal state of a run, by its id or name."""
 
     number: int
     run: str
 
 
 class DumpAnswer(NamedTuple):
-    """The answer to a DumpWanted: the inside as JSON, None where the run is not known."""
+    """The answer to a DumpWanted: the internal state as JSON, None where the run is not known."""
 
     number: int
     body: bytes | None
