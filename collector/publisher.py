@@ -120,7 +120,7 @@ class Publisher:
         return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
 
     def _ask_for_dump(self, run: str) -> bytes | None:
-        """Return the internal state of a run, which the service has. Raises UnavailableError where it does not answer."""
+        """Return the internal state of a run from the service. Raises UnavailableError where it does not answer."""
         number, found = next(self._numbers), Future[bytes | None]()
         self._dumps[number] = found
         try:
