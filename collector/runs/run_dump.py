@@ -47,8 +47,8 @@ class RunDump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def dump_run(run: RunState, now_collector_ns: int) -> RunDump:
-    """Describe the internal state of a run. Any thread may call it: it reads attributes and copies, and changes nothing,
-    so values may be of different events where the run changes meanwhile.
+    """Describe the internal state of a run. Any thread may call it: it reads attributes and copies, and changes
+    nothing, so values may be of different events where the run changes meanwhile.
     """
     attempt, end, findings = run.attempt, run.ending.end, run.findings
     ranks = () if attempt is None else tuple(attempt.ranks.values())
