@@ -19,6 +19,7 @@ from rankscope.collector.keys import RunKeys
 from rankscope.collector.log_lines import start_logging
 from rankscope.collector.process_tuning import (
     limit_malloc_arenas,
+    map_large_blocks,
     raise_gc_threshold,
     shorten_switch_interval,
     start_malloc_trim,
@@ -76,6 +77,7 @@ rankscope serve -v                                         also log joins, ends,
         config = read_config(os.environ, file_name=options.config, overrides=overrides)
         start_logging(logging.ERROR if options.embedded else logging.INFO, options.verbose)
         limit_malloc_arenas()
+        map_large_blocks()
         clock = SystemClock()
         fresh = RunKeys.make() if options.fresh_keys else None
         service = _make_service(config, clock, fresh, is_embedded=options.embedded)

@@ -66,3 +66,28 @@ print(memory.trim(), full - read_resident_bytes() > FREE_BYTES_MIN, memory.trim(
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "True", "True", "False"]
+
+
+@pytest.mark.parametrize(("call", "goes_back"), [("map_large_blocks()", True), ("", False)])
+def test_large_blocks_go_back_to_the_kernel_when_freed(call: str, goes_back: bool) -> None:
+    """A small block behind each keeps it in a heap, to which glibc moves large blocks once one was freed."""
+    program = f"""
+import ctypes
+from rankscope.collector.process_tuning import limit_malloc_arenas, map_large_blocks, read_resident_bytes
+
+limit_malloc_arenas()
+{call}
+library, size, count = ctypes.CDLL(None), 4 * 2**20, 32
+library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+library.free(library.malloc(size))
+before, blocks = read_resident_bytes(), []
+for _ in range(count):
+    blocks.append(library.malloc(size))
+    ctypes.memset(blocks[-1], 1, size)
+    ctypes.memset(library.malloc(65536), 1, 65536)
+for block in blocks:
+    library.free(block)
+print(read_resident_bytes() - before < count * size // 4)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(goes_back)]
