@@ -1,8 +1,8 @@
 """Detects stalls of a rank and captures its stacks and pending collectives.
 
 A rank is stalled after max(stall_s, 10 x the median step) without a hook event (batch, backward, optimizer step), or
-START_UP_FACTOR x stall_s before the first step has ended. An evaluation
-has hook events too, as long as it fetches batches.
+START_UP_FACTOR x stall_s before the first step has ended. An evaluation has hook events too, as long as it fetches
+batches.
 Limits: a rank that works without hook events (text generation, an upload in a callback) counts as stalled; `activity`
 shows what its main thread does. A rank that fetches batches without training does not count as stalled.
 """

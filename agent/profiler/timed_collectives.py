@@ -23,8 +23,8 @@ STEPS_MAX = 1024
 
 
 class TimedCollectives:
-    """Assign the recorder's entries to the steps they were enqueued in. `unplaced` counts the entries
-    of the steps in which the group or duration of an entry is not known.
+    """Assign the recorder's entries to the steps they were enqueued in. `unplaced` counts the entries of the steps in
+    which the group or duration of an entry is not known.
     """
 
     def __init__(

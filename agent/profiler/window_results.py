@@ -66,8 +66,8 @@ class WindowResults:
         return skipped
 
     def collect(self, steps: Sequence[StepRecord], *, last: bool) -> list[ReducedWindow]:
-        """Return the results since the last call. `steps` have ended since then. For the last report the
-        results that are not ready yet are computed at once.
+        """Return the results since the last call. `steps` have ended since then. For the last report the results that
+        are not ready yet are computed at once.
         """
         results = self._reduce_all(self._windows.finished.drain())
         if self._reduction is not None:

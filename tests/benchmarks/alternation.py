@@ -37,10 +37,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.utils.data.dataloader as loader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.agent_overhead import WINDOW_CHILDREN
@@ -48,6 +46,7 @@ from rankscope.agent.session import Session
 from rankscope.measure.records import AgentCost
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, s_to_ns
 from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.moments import HookSwitch
 from tests.benchmarks.overhead import clean_environment, collector
 from tests.benchmarks.training import SIZES, TOKENS, Size, Transformer
 
@@ -108,11 +107,8 @@ class HeldAgent:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._hooked = self._read()
-        session._training.hooks.remove()
-        self._plain = self._read()
-        self._put(self._hooked)
-        session._training.hooks._claim_thread()
+        self._switch = HookSwitch(session._training.hooks)
+        self._switch.put(hooked=True)
         self._held_ns = 0
         self._held_since_ns: int | None = None
         self._may_report = threading.Event()
@@ -122,21 +118,6 @@ class HeldAgent:
         self.metered: list[Metered] = []
         self._begin_ns = monotonic_ns()
         self._hold_thread()
-
-    @staticmethod
-    def _read() -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
-        before, after = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
-        return loader._BaseDataLoaderIter.__next__, torch.autograd.backward, dict(before), dict(after)
-
-    @staticmethod
-    def _put(state: tuple[Any, Any, dict[int, Any], dict[int, Any]]) -> None:
-        loader._BaseDataLoaderIter.__next__, torch.autograd.backward = state[:2]  # type: ignore[method-assign]
-        for registered, wanted in (
-            (optimizers._global_optimizer_pre_hooks, state[2]),
-            (optimizers._global_optimizer_post_hooks, state[3]),
-        ):
-            registered.clear()
-            registered.update(wanted)
 
     def _hold_thread(self) -> None:
         """Let the agent's thread see the time that it was not held, and wait with a report while it is."""
@@ -180,7 +161,7 @@ class HeldAgent:
         if self._held_since_ns is not None:
             return
         self._session.calls.begin_evaluation()
-        self._put(self._plain)
+        self._switch.put(hooked=False)
         self._may_report.clear()
         self._held_since_ns = monotonic_ns()
 
@@ -190,7 +171,7 @@ class HeldAgent:
             return
         self._held_ns += monotonic_ns() - self._held_since_ns
         self._held_since_ns = None
-        self._put(self._hooked)
+        self._switch.put(hooked=True)
         self._session.calls.end_evaluation()
         self._may_report.set()
 

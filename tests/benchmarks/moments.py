@@ -20,7 +20,7 @@ What is taken is the CPU time of the thread, which hardly depends on what else t
 import argparse
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import get_ident
 from time import thread_time_ns
@@ -113,11 +113,10 @@ class ShortTransformer:
 Training = OneLayer | ShortTransformer
 
 
-class Switch:
-    """Puts hooks that were installed once into torch and out of it again."""
+class HookSwitch:
+    """Puts hooks that are installed out of torch, and into it and out of it again."""
 
     def __init__(self, hooks: TorchHooks) -> None:
-        hooks.install()
         self._hooked = self._read()
         hooks.remove()
         self._plain = self._read()
@@ -150,12 +149,12 @@ def make_hooks(step_ns: int) -> TorchHooks:
     return TorchHooks(timer, guard, lambda _begins: None, buffer=buffer)
 
 
-def measure(training: Training, pairs: int, step_ns: int) -> Costs:
-    """The cost of a step over so many pairs of blocks."""
-    hooks, chance = make_hooks(step_ns), random.Random(0)
-    switch = Switch(hooks)
+def time_blocks(
+    training: Training, pairs: int, begin: Callable[[], object], end: Callable[[], object]
+) -> dict[bool, list[int]]:
+    """CPU time of blocks of steps in ns: True: those between `begin` and `end`, which are not timed."""
+    chance, left = random.Random(0), 0
     batches: Iterator[Any] = iter(())
-    left = 0
     took_ns: dict[bool, list[int]] = {True: [], False: []}
     for _ in range(pairs):
         if left < 2 * BLOCK_STEPS:  # an epoch's end would fall into one of the two
@@ -163,40 +162,44 @@ def measure(training: Training, pairs: int, step_ns: int) -> Costs:
             for _ in range(SETTLE_STEPS):
                 training.step(next(batches)[0])
         left -= 2 * BLOCK_STEPS
-        for hooked in chance.sample((True, False), 2):
-            switch.put(hooked=hooked)
+        for between in chance.sample((True, False), 2):
+            if between:
+                begin()
             begin_ns = thread_time_ns()
             for _ in range(BLOCK_STEPS):
                 training.step(next(batches)[0])
-            took_ns[hooked].append(thread_time_ns() - begin_ns)
-            switch.put(hooked=False)
-            hooks.buffer.flush_deferred()
+            took_ns[between].append(thread_time_ns() - begin_ns)
+            if between:
+                end()
+    return took_ns
+
+
+def measure(training: Training, pairs: int, step_ns: int) -> Costs:
+    """The cost of a step over so many pairs of blocks."""
+    hooks = make_hooks(step_ns)
+    hooks.install()
+    switch = HookSwitch(hooks)
+
+    def end() -> None:
+        switch.put(hooked=False)
+        hooks.buffer.flush_deferred()
+
+    took_ns = time_blocks(training, pairs, lambda: switch.put(hooked=True), end)
     return summarise(took_ns, hooks.buffer.spent_ns / (pairs * BLOCK_STEPS))
 
 
 def measure_recording(training: Training, pairs: int) -> Recording:
     """What it costs a step to be recorded by a full window."""
-    profiler, chance = TorchProfiler.find(), random.Random(0)
-    batches: Iterator[Any] = iter(())
-    left = events = 0
-    took_ns: dict[bool, list[int]] = {True: [], False: []}
-    for _ in range(pairs):
-        if left < 2 * BLOCK_STEPS:
-            batches, left = iter(training.data), EPOCH_STEPS - SETTLE_STEPS
-            for _ in range(SETTLE_STEPS):
-                training.step(next(batches)[0])
-        left -= 2 * BLOCK_STEPS
-        for recorded in chance.sample((True, False), 2):
-            if recorded:
-                profiler.start(full=True)
-            begin_ns = thread_time_ns()
-            for _ in range(BLOCK_STEPS):
-                training.step(next(batches)[0])
-            took_ns[recorded].append(thread_time_ns() - begin_ns)
-            if recorded:
-                events += len(profiler.stop().trace_activities())
+    profiler = TorchProfiler.find()
+    events: list[int] = []
+    took_ns = time_blocks(
+        training,
+        pairs,
+        lambda: profiler.start(full=True),
+        lambda: events.append(len(profiler.stop().trace_activities())),
+    )
     costs = summarise(took_ns, 0.0)
-    return Recording(events / (pairs * BLOCK_STEPS), costs.extra_us, costs.low_us, costs.high_us)
+    return Recording(sum(events) / (pairs * BLOCK_STEPS), costs.extra_us, costs.low_us, costs.high_us)
 
 
 def summarise(took_ns: dict[bool, list[int]], metered_ns: float) -> Costs:

@@ -129,8 +129,6 @@ class _HangJudge:
         self.times = _StallTimes(view, known)
         self.graph = find_stuck(view.hang_states, view.groups, self.times.is_cause_gone)
 
-    # -- the verdict --------------------------------------------------------------------------------------------------
-
     def find_hang(self) -> Verdict:
         """Return the first cause that holds; None while no rank is stalled."""
         if not self.times.stalled:
