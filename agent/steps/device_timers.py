@@ -35,8 +35,9 @@ PART = "device_times"
 EVENTS_MAX = 512
 """CUDA events in existence at once: a timed step of 64 micro batches has about 260, and two steps may be in flight."""
 
-RECORDS_WAITING_MAX = 8
-"""Records held back for device times. The host is seldom more than two steps ahead of the device."""
+RECORDS_WAITING_MAX = 32
+"""Records held back for device times. The host of a training that never waits for its device is ahead by the device's
+queue of a thousand launches: by one or two steps of an ordinary model, by a dozen of one with few and large layers."""
 
 QUERY_INTERVAL_NS = 50 * NS_PER_MS
 """Time between queries within a step: the record of a long step must not wait for the end of the next one."""

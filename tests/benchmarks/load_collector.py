@@ -23,6 +23,7 @@ from rankscope.measure.proc_stat import read_stat
 from tests.benchmarks.load_ranks import raise_open_files
 from tests.benchmarks.overhead import clean_environment, end
 from tests.integration.fault_figures import read_cpu_s, read_peak_bytes, read_resident_bytes
+from tests.integration.serving import wait_for
 
 START_S_MAX: Final = 60.0
 SPARE_FILES: Final = 512
@@ -129,6 +130,9 @@ class LoadCollector:
 
 
 def read_publisher(pid: int) -> tuple[float, int]:
-    """CPU seconds of the publisher of a collector so far, and its resident memory in bytes at its highest."""
-    (publisher,) = psutil.Process(pid).children()
+    """CPU seconds of the publisher of a collector so far, and its resident memory in bytes at its highest. A collector
+    that has just said where it listens may still be starting it.
+    """
+    collector = psutil.Process(pid)
+    (publisher,) = wait_for(lambda: collector.children() or None, lambda: f"{pid} has no publisher", START_S_MAX)
     return read_cpu_s(publisher.pid), read_peak_bytes(publisher.pid)

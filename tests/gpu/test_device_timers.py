@@ -65,6 +65,7 @@ def gpu() -> RealGpu:
     return RealGpu()
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 class TestOnTheGpu(DeviceTimersSuite):
     pass
 
@@ -184,6 +185,7 @@ def test_captured_and_replayed_step_gives_the_same_weights(watched: Watched) -> 
     assert timed(watched.records)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")  # torch says so without us, too
 def test_graphed_callables_are_captured_as_without_us(watched: Watched) -> None:
     def run(training: Training) -> list[Tensor]:
         sample = torch.randn_like(training.batch)
@@ -198,6 +200,7 @@ def test_graphed_callables_are_captured_as_without_us(watched: Watched) -> None:
     assert timed(watched.records)
 
 
+@pytest.mark.filterwarnings("ignore:::torch")  # of torch's own modules, which are imported here first
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_training_is_timed_and_gives_the_same_weights(watched: Watched, mode: str) -> None:
     def run(training: Training) -> list[Tensor]:

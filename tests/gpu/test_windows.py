@@ -106,7 +106,7 @@ def test_weights_are_the_same_with_and_without_windows(how: str) -> None:
     assert np.allclose(find_losses(watched), find_losses(plain), rtol=1e-4)
     assert life.losses.errors == {}
     assert life.losses.windows_skipped["first_of_device"] == 1
-    assert [window.first_step for window in life.breakdowns][:2] == FIRST_FULL_STEPS
+    assert [window.first_step for window in life.breakdowns][:2] == FIRST_FULL_STEPS, life.losses
     check_parts(life.breakdowns)
 
 

@@ -1,0 +1,196 @@
+"""How fast training is before the first window, between windows and after CUPTI was detached:
+
+    python -m tests.gpu.window_effect [--how eager busy compiled graph window_first empty_first]
+
+Each kind of training runs in a process of its own, which prints a line of JSON for each stretch of steps and for each
+window, so that one that is ended by a crash leaves what it has seen.
+
+    eager          24 small layers under AdamW: the host launches kernels as fast as it can
+    busy           four wide layers: the GPU is busy all the time
+    compiled       as eager, through torch.compile
+    graph          as eager, captured as a CUDA graph before the first window
+    window_first   as graph, captured after a window
+    empty_first    as graph, captured after a window without a kernel
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.agent.profiler.kineto_events import read_saved
+from rankscope.agent.profiler.torch_profiler import TEARDOWN, TorchProfiler
+from rankscope.measure.kineto import Category
+from rankscope.measure.kineto_columns import read_trace
+
+HOWS = ("eager", "busy", "compiled", "graph", "window_first", "empty_first")
+BLOCKS = 30
+BLOCK_NS = 60_000_000
+WARM_UP_NS = 1_500_000_000
+WINDOW_STEPS = 2
+PROCESS_S_MAX = 100.0
+
+
+def make_step(*, wide: bool, compiled: bool) -> Callable[[], None]:
+    """A training step on the GPU, always of the same batch."""
+    torch.manual_seed(0)
+    width, layers, rows = (4096, 4, 4096) if wide else (512, 24, 256)
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)) for _ in range(layers)]
+    model = nn.Sequential(*blocks).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
+    batch = torch.ones(rows, width, device="cuda")
+    forward = torch.compile(model) if compiled else model
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        forward(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class Watched:
+    """A training, its stretches and its windows."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step
+        self._profiler = TorchProfiler.find()
+        self._block_steps = 1
+
+    def _time_block(self, steps: int) -> int:
+        torch.cuda.synchronize()
+        begin_ns = perf_counter_ns()
+        for _ in range(steps):
+            self.step()
+        torch.cuda.synchronize()
+        return perf_counter_ns() - begin_ns
+
+    def warm_up(self) -> None:
+        """Train until steps take as long as they will, and find how many make a block."""
+        begin_ns = perf_counter_ns()
+        while perf_counter_ns() - begin_ns < WARM_UP_NS:
+            self._time_block(10)
+        self._block_steps = max(1, round(BLOCK_NS / (self._time_block(20) / 20)))
+
+    def measure(self, name: str) -> None:
+        """Print the us a step of each block of a stretch."""
+        us = sorted(self._time_block(self._block_steps) / self._block_steps / 1000 for _ in range(BLOCKS))
+        say(
+            stretch=name, block_steps=self._block_steps, median_us=us[len(us) // 2], low_us=us[len(us) // 10],
+            high_us=us[-1 - len(us) // 10],
+        )  # fmt: skip
+
+    def window(self, name: str, *, steps: int = WINDOW_STEPS) -> None:
+        """Record steps as the agent does; print how long that took, and how many kernels it has seen."""
+        torch.cuda.synchronize()
+        times_ns = [perf_counter_ns()]
+        self._profiler.start(full=True)
+        times_ns.append(perf_counter_ns())
+        for _ in range(steps):
+            self.step()
+        torch.cuda.synchronize()
+        times_ns.append(perf_counter_ns())
+        result = self._profiler.stop()
+        times_ns.append(perf_counter_ns())
+        trace = read_trace([read_saved(result)])
+        begun, ran, ended = ((after - before) / 1e6 for before, after in itertools.pairwise(times_ns))
+        say(
+            window=name,
+            steps=steps,
+            kernels=len(trace.rows(Category.KERNEL)),
+            start_ms=begun,
+            steps_ms=ran,
+            stop_ms=ended,
+        )
+
+    def detach(self) -> None:
+        """Let Kineto detach CUPTI, by a session without a step."""
+        os.environ[TEARDOWN] = "1"
+        try:
+            self.window("without a step, to detach CUPTI", steps=0)
+        finally:
+            os.environ.pop(TEARDOWN)
+
+
+def say(**found: Any) -> None:
+    print(
+        json.dumps({name: round(one, 3) if isinstance(one, float) else one for name, one in found.items()}), flush=True
+    )
+
+
+def train(how: str) -> None:
+    """One kind of training, with everything that is to be seen of it."""
+    step = make_step(wide=how == "busy", compiled=how == "compiled")
+    watched = Watched(step)
+    watched.warm_up()
+    if how in {"window_first", "empty_first"}:
+        watched.measure("eager, before")
+        watched.window("before the capture", steps=WINDOW_STEPS if how == "window_first" else 0)
+    if how in {"graph", "window_first", "empty_first"}:
+        watched.step = capture(step)
+        watched.warm_up()
+    watched.measure("before")
+    watched.measure("before again")
+    watched.window("first")
+    watched.measure("between windows")
+    watched.window("second")
+    watched.measure("between windows again")
+    if watched.step is not step:
+        return  # to detach CUPTI where there is a CUDA graph crashes the process: seen with CUDA 13.0
+    watched.detach()
+    watched.measure("detached")
+    watched.window("third, which attaches again")
+    watched.measure("attached again")
+    watched.detach()
+    watched.measure("detached again")
+
+
+def run_all(hows: list[str]) -> list[str]:
+    """What each process has printed, and how it ended."""
+    lines = []
+    for how in hows:
+        command = [sys.executable, "-m", "tests.gpu.window_effect", "--in-process", "--how", how]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S_MAX, check=False)
+            said, ended = done.stdout, f"exit status {done.returncode} {done.stderr[-600:].strip()}"
+        except subprocess.TimeoutExpired as error:
+            said, ended = (error.stdout or b"").decode(), f"not over after {PROCESS_S_MAX:.0f} s"
+        lines += [f"{how}: {line}" for line in [*said.splitlines(), ended]]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How fast training is before, between and after windows.")
+    parser.add_argument("--how", choices=HOWS, nargs="+", default=list(HOWS))
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.in_process:
+        train(options.how[0])
+    else:
+        print("\n".join(run_all(options.how)))
+
+
+if __name__ == "__main__":
+    main()
