@@ -3,7 +3,8 @@
 The times are those of agent threads, and of the training thread while it ran agent code, added up as if all of them
 delayed training: an upper bound, since the agent thread mostly has a free core. The slowdown of operators that a window
 records is estimated from their number. Not included is ZeroMQ's I/O thread. The processes that analyze full windows run
-at low priority: their CPU time is reported but not governed.
+at low priority: their CPU time is reported but not governed. How long steps take because CUPTI is attached is no CPU
+time of the agent; `profiler/window_effect.py` measures it by the steps themselves.
 """
 
 import time
@@ -22,6 +23,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
     Governor,
 )
+from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.measure.records import AgentCost
@@ -78,6 +80,7 @@ class AgentOverhead:
         timers: TimeSpent | None,
         reduction: ReductionCost,
         started_ns: int,
+        effect: WindowEffect | None = None,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
         self._hooks = hooks
@@ -86,6 +89,7 @@ class AgentOverhead:
         self._plan = plan
         self._samples = samples
         self._reduction = reduction
+        self._effect = effect
         self._started_ns = started_ns
         self.reports_less_often = False
         """True if reports are to be sent less often."""
@@ -109,6 +113,8 @@ class AgentOverhead:
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
             changes=self._governor.changes,
+            attached_ratio=None if self._effect is None else self._effect.attached_ratio,
+            detached_ratio=None if self._effect is None else self._effect.detached_ratio,
         )
 
     def _spent_ns(self) -> Mapping[str, int]:

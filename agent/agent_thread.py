@@ -68,6 +68,7 @@ class AgentThread:
             timers=training.device_timers,
             reduction=self._window_results,
             started_ns=clock.monotonic_ns(),
+            effect=training.windows.effect,
         )
         self._watchdog = Watchdog(
             config,
@@ -171,6 +172,7 @@ class AgentThread:
         stepless = self._stepless.find(now_ns, hooks.backwards_without_end, last=last)
         if stepless:
             log_line(stepless)
+        self._training.windows.log_effect()
         steps = self._training.steps.drain()
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)

@@ -20,6 +20,10 @@ from rankscope.measure.shards import parse_collectors
 _DAY_S = 86_400
 _MIB = 1024 * 1024
 
+GOVERNED: Final = "governed"
+ALWAYS: Final = "always"
+OFF: Final = "off"
+
 NEEDED: Final = frozenset({"enabled", "collector", "key_file", "collector_key_file"})
 """Settings that decide whether to measure and where reports go. With a mistake in one of them the process is not
 measured, since a default could report to the wrong place."""
@@ -178,6 +182,16 @@ class AgentConfig(Settings):
     full_windows: bool = setting(
         True,
         Setting("Measure compute, overlap and idle time in occasional full profiler windows."),
+    )
+    device_windows: str = setting(
+        GOVERNED,
+        Setting(
+            "Full windows while a GPU is in use. On NVIDIA the first one attaches CUPTI to the process, which can make "
+            "every later step longer. governed: compare the steps between windows with those before, and end the "
+            "windows if they are longer (docs/cost.md); always: do not compare; off: never begin one, so that there "
+            "are no compute, communication and idle ratios of a GPU.",
+            choices=(GOVERNED, ALWAYS, OFF),
+        ),
     )
     full_window_steps: int = setting(
         2,

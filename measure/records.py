@@ -239,6 +239,9 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     `part_ns` is CPU time by part of the agent, `dropped` maps each part that can be dropped to whether it is. A stretch
     is the distance between two windows over the distance without regard to cost. `changes` counts how often a part was
     dropped or restored.
+
+    `attached_ratio` is how much longer steps between the windows of a GPU took than those before the first one, as a
+    share (-1 and up), `detached_ratio` that after CUPTI was detached from the process; None: not measured.
     """
 
     part_ns: Numbers = {}
@@ -246,6 +249,8 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     full_stretch_ratio: float | None = None
     light_stretch_ratio: float | None = None
     changes: int = 0
+    attached_ratio: float | None = None
+    detached_ratio: float | None = None
 
 
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "samples", "tokens")

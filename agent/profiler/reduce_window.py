@@ -43,7 +43,8 @@ would take 9 s on a machine with all cores busy."""
 TIME_LIMIT_S = 60
 """A window with the most events allowed, 200,000, takes about a second of CPU."""
 
-_LAUNCHES_A_KERNEL = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch")
+_GRAPH_LAUNCH = "GraphLaunch"
+_LAUNCHES_A_KERNEL = re.compile(rf"Launch\w*Kernel|KernelLaunch|{_GRAPH_LAUNCH}")
 """Calls that run a kernel. Copies and sets are not among them: those of zero bytes run none."""
 
 
@@ -83,13 +84,16 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing."""
+    """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing.
+    `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded.
+    """
 
     first_step: int
     breakdowns: tuple[WindowBreakdown, ...] = ()
     collectives: tuple[DeviceCollective, ...] = ()
     steps_cut: int = 0
     on_device: bool = False
+    launches_graphs: bool | None = None
 
 
 class _Window(NamedTuple):
@@ -116,6 +120,9 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         collectives=_find_device_collectives(view, request.steps, {window.step for window in windows}),
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
+        launches_graphs=bool(
+            len(view.trace.rows_named(view.trace.rows(*LAUNCHES), lambda name: _GRAPH_LAUNCH in name))
+        ),
     )
 
 

@@ -13,12 +13,18 @@ What a window records
   narrower). That doubles the events, 7 ms a step when the window ends. To infer group and sequence from the order of
   the `nccl:` ranges would fail with the first lost range. Backward nodes are left out.
 
-`_disable_profiler` does not synchronise the device, unlike torch.profiler: Kineto records what CUPTI has finished, and
-leaves out what still runs.
+The end of a session on a device
+--------------------------------
+`_disable_profiler` does not wait for the device, unlike torch.profiler. Then Kineto gets from CUPTI only those buffers
+in which every kernel has ended: while one kernel still runs, all of a short window are lost (seen on an H200, in one of
+two windows of steps that end with a launch). So `wait_for_device` comes before: it waits at most as long as it is told,
+since a kernel of NCCL runs until the last rank has arrived.
 """
 
 import os
+import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -33,17 +39,23 @@ DEVICES = ("cuda", "xpu")
 """Kinds of devices whose windows are read in the same way; torch calls ROCm's `cuda`."""
 
 TEARDOWN = "TEARDOWN_CUPTI"
-"""Set to 1 it makes Kineto detach CUPTI after each session; attaching again crashes runs with CUDA graphs."""
+"""Set to 1 it makes Kineto detach CUPTI from the process by its next session. In a process that has a CUDA graph that
+ends in a crash: seen in three of three, with torch 2.11 and CUDA 13.0."""
+DETACH_CUDA_MIN = (12, 6)
+POLL_S_FIRST = 50e-6
+POLL_S_MAX = 1e-3
+"""Sleep between two questions whether a device has finished, at first and at most."""
 
 
 class DeviceKind(NamedTuple):
     """A kind of device that this torch was built for: whether the script uses it, whether it can be recorded (called
-    only once it is in use), and Kineto's name for it.
+    only once it is in use), Kineto's name for it, and its class of events, as `torch.cuda.Event`.
     """
 
     is_in_use: Callable[[], bool]
     can_be_recorded: Callable[[], bool]
     activity: Any
+    make_event: Callable[[], Any]
 
 
 class TorchProfiler:
@@ -74,6 +86,7 @@ class TorchProfiler:
         self._without_shapes = self._configure(record_shapes=False)
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
+        self._detaches = False
 
     @classmethod
     def find(cls, ranges: OpenRanges | None = None) -> "TorchProfiler":
@@ -107,19 +120,38 @@ class TorchProfiler:
         return not self._find_activities() <= self._activities_seen
 
     @property
+    def can_detach(self) -> bool:
+        """Whether a session that `detaches` takes CUPTI out of this process, unless a CUDA graph is in it. Only from
+        CUDA 12.6 on: torch itself avoids it before. A value that the user has set for it stays.
+        """
+        numbers = re.findall(r"\d+", str(getattr(sys.modules["torch"].version, "cuda", None) or ""))
+        return tuple(map(int, numbers[:2])) >= DETACH_CUDA_MIN and TEARDOWN not in os.environ
+
+    @property
     def misses_device(self) -> bool:
         """Whether a device is in use that cannot be recorded: a full session would then show only the host's work as
         that of training.
         """
         return any(device.is_in_use() and not device.can_be_recorded() for device in self._devices)
 
-    def start(self, *, full: bool) -> None:
+    def wait_for_device(self, limit_ns: int) -> bool:
+        """Wait until the devices in use have done what this thread has launched on their current streams; return False
+        when that is not so after `limit_ns`. Not to be called while a CUDA graph is being captured.
+        """
+        end_ns = time.monotonic_ns() + limit_ns
+        return all(_wait_for(device.make_event(), end_ns) for device in self._devices if device.is_in_use())
+
+    def start(self, *, full: bool, detaches: bool = False) -> None:
         """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
+        One that `detaches` takes CUPTI out of the process, and the next full session is the first of the device again.
 
         Raises RuntimeError when a session is on, ours or another.
         """
         if self._thread is not None or self.is_busy():
             raise RuntimeError("a profiler is on already; there can be one at a time")
+        if detaches:
+            os.environ[TEARDOWN] = "1"
+            self._detaches = True
         configuration = self._without_shapes if full else self._with_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
@@ -144,6 +176,10 @@ class TorchProfiler:
             result = self._autograd._disable_profiler()
         finally:
             self._ranges.on_session_end()
+            if self._detaches:
+                os.environ.pop(TEARDOWN, None)
+                self._detaches = False
+                self._activities_seen.clear()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _find_activities(self) -> set[Any]:
@@ -182,8 +218,26 @@ def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
         activity = getattr(c_profiler.ProfilerActivity, name.upper(), None)
         is_compiled = getattr(module, "_is_compiled", None)
         if module is not None and activity is not None and is_compiled is not None and is_compiled():
-            found.append(DeviceKind(module.is_initialized, _make_can_be_recorded(autograd, activity), activity))
+            can_be_recorded = _make_can_be_recorded(autograd, activity)
+            found.append(DeviceKind(module.is_initialized, can_be_recorded, activity, module.Event))
     return tuple(found)
+
+
+def _wait_for(event: Any, end_ns: int) -> bool:
+    """Record an event in the current stream and wait for it until `end_ns` by the host clock; return whether it came.
+
+    It is asked, not waited for by CUDA, which would have no limit. Once it has come, CUDA's own wait returns at once;
+    the windows that were seen whole on hardware had ended after such a call.
+    """
+    event.record()
+    pause_s = POLL_S_FIRST
+    while not event.query():
+        if time.monotonic_ns() >= end_ns:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_S_MAX)
+    event.synchronize()
+    return True
 
 
 def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:

@@ -110,6 +110,8 @@ class WindowPlan:
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
         self._full_is_too_rare = False
+        self.full_has_ended = False
+        """Whether there are to be no more full windows, for another reason than their cost."""
         self.full_window_steps = full_window_steps
         """How many steps the next full window spans; 0 when even one step has too many events to be read."""
         self.light_interval_steps = UNKNOWN_STEPS
@@ -176,7 +178,7 @@ class WindowPlan:
     @property
     def dropped(self) -> frozenset[str]:
         """The kinds of window that are off, by this plan or by the governor."""
-        full_is_off = self._full_is_too_rare or not self.full_window_steps
+        full_is_off = self._full_is_too_rare or self.full_has_ended or not self.full_window_steps
         planned = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
         return planned | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
 

@@ -76,6 +76,8 @@ class WindowReduction:
         self._skipped: dict[str, int] = {}
         self.events_recorded = 0
         """The activities of all windows so far, of any kind."""
+        self.launches_graphs: bool | None = None
+        """Whether any window of a device had the launch of a CUDA graph; None before the first with a device's work."""
         self.light_events_a_step: float | None = None
         """The activities per step in the last light window, of any kind; None before the first."""
 
@@ -152,6 +154,8 @@ class WindowReduction:
     def _to_reduced_window(self, answer: WindowAnswer) -> ReducedWindow:
         if answer.steps_cut:
             self._count(STEPS_CUT, answer.steps_cut)
+        if answer.launches_graphs is not None:
+            self.launches_graphs = bool(self.launches_graphs) or answer.launches_graphs
         breakdowns = list(answer.breakdowns)
         if not answer.on_device:
             return ReducedWindow([], breakdowns, None)

@@ -72,6 +72,7 @@ class WindowResults:
         results = self._reduce_all(self._windows.finished.drain())
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
+            self._windows.graphs_seen = self._reduction.launches_graphs
         if self._windows.progress.times_collectives:
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
             results += self._guarded(lambda: self._timed.add_steps(steps, wall_minus_host_ns))

@@ -12,12 +12,23 @@ from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.device_gate import DeviceGate
+from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_S
 
 PART = "windows"
 USER_PROFILER_WAIT_S = 2.0
 """Time for which the user's profiler, starting on another thread, is delayed until a step boundary has ended ours."""
+DEVICE_WAIT_NS_MIN = NS_PER_S
+DEVICE_WAIT_NS_MAX = 30 * NS_PER_S
+"""A window of a device ends once the device has done its work; that is waited for as long as its steps took, within
+these limits."""
+FIRST_OF_DEVICE = "first_of_device"
+DETACHING = "detaching"
+DEVICE_NOT_FINISHED = "device_not_finished"
+"""Why a window is discarded: it attached CUPTI, it detaches it, the device had not done its work in time."""
 
 
 class Profiler(Protocol):
@@ -45,8 +56,12 @@ class Profiler(Protocol):
         """Return whether any profiler is on in this thread."""
         ...
 
-    def start(self, *, full: bool) -> None:
-        """Begin to record."""
+    def wait_for_device(self, limit_ns: int) -> bool:
+        """Wait until the device has done what this thread has launched; return False when it has not in time."""
+        ...
+
+    def start(self, *, full: bool, detaches: bool = False) -> None:
+        """Begin to record; with `detaches` the session takes CUPTI out of the process."""
         ...
 
     def stop(self) -> Any:
@@ -82,6 +97,9 @@ class WindowScheduler:
     The first window of a device, which lasts one step and starts as soon as the device is in use, is discarded as well.
     No window begins or ends while `is_capturing` returns that a CUDA graph is being captured.
 
+    With an `effect` a device's windows begin only after its reference stretch, and end if it finds that they slow
+    training. Then a window of one step detaches CUPTI, if `may_detach` returns True; None: not known yet.
+
     Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
     unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
     """
@@ -100,6 +118,8 @@ class WindowScheduler:
         is_capturing: Callable[[], bool] = lambda: False,
         light_is_useful: Callable[[], bool] = lambda: True,
         find_resident_bytes: Callable[[], int | None] = lambda: None,
+        effect: WindowEffect | None = None,
+        may_detach: Callable[[], bool | None] = lambda: False,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -113,8 +133,9 @@ class WindowScheduler:
         self._light_is_useful = light_is_useful
         self._find_resident_bytes = find_resident_bytes
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._gate = DeviceGate(profiler, plan, effect, may_detach)
         self._on_device = False
-        self._is_first_of_device = False
+        self._discarded_as = ""  # not empty: the running window is one step long, and why it is discarded
         self._thread = get_ident()
         self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
@@ -134,6 +155,8 @@ class WindowScheduler:
         """Add a finished step; called before `on_boundary`."""
         if self._running is not None:
             self._steps.append(record)
+        in_window = self._running is True or self._user_profilers > 0
+        self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
 
     def on_boundary(self, step: int) -> None:
         """Begin or end a window at the begin of this step, if that is due."""
@@ -151,7 +174,7 @@ class WindowScheduler:
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one at which a window may begin or end."""
-        is_soon = self._running or self._user_profilers or (self._full_wanted and self._profiler.is_first_of_device)
+        is_soon = self._running or self._user_profilers or (self._full_wanted and self._gate.may_matter_now)
         return step + 1 if is_soon else self._plan.find_next(step)
 
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
@@ -159,6 +182,8 @@ class WindowScheduler:
         with self._beginning:  # a window of ours that is just beginning must be seen
             self._user_profilers = max(0, self._user_profilers + (1 if begins else -1))
             ours_is_on = begins and self._running is not None
+            if begins:
+                self._gate.on_user_profiler()
         if ours_is_on and get_ident() == self._thread:
             self._discard("user_profiler")
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
@@ -174,8 +199,8 @@ class WindowScheduler:
         never freed) and the end of the process (which would crash).
         """
         if self._running is not None and get_ident() == self._thread:
-            if self._is_first_of_device:
-                self._run(self._discard, "first_of_device")
+            if self._discarded_as:
+                self._run(self._discard_short)
             else:
                 self._run(self._finish)
 
@@ -196,7 +221,7 @@ class WindowScheduler:
             or self._plan.begins_full(step)
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
-            or (self._full_wanted and self._profiler.is_first_of_device)
+            or (self._full_wanted and (self._gate.is_new_device or self._gate.wants_to_detach))
         )
 
     def _advance(self, step: int) -> None:
@@ -207,30 +232,28 @@ class WindowScheduler:
             self._discard("user_profiler")
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
-        if full_ends and self._is_first_of_device:
-            self._discard("first_of_device")
-        begins_full = (
-            self._full_wanted
-            and self._running is not True
-            and (self._plan.begins_full(step) or self._profiler.is_first_of_device)
-        )
+        if full_ends and self._discarded_as:
+            self._discard_short()
+        may_begin = self._full_wanted and self._running is not True
+        detaches = may_begin and self._gate.decide_to_detach()
+        begins_full = may_begin and (detaches or self._gate.begins_full(step))
         rolls = self._running is False and self._plan.begins_light(step)
         if self._running is not None and (ends or begins_full or rolls):
             self._finish()
         begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
         if self._running is None and (begins_full or (self._light_wanted and begins_light)):
-            self._begin(full=begins_full)
+            self._begin(full=begins_full, detaches=detaches)
 
     def _has_run_its_length(self, step: int) -> bool:
         """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
         of a device one more than is reported.
         """
         if self._running:
-            wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
+            wanted = 1 if self._discarded_as else self._plan.full_window_steps + self._on_device
             return len(self._steps) >= wanted
         return self._running is False and not self._plan.is_light(step)
 
-    def _begin(self, *, full: bool) -> None:
+    def _begin(self, *, full: bool, detaches: bool = False) -> None:
         if not full and not (self._light_wanted and self._light_is_useful()):
             return
         if full and self._profiler.misses_device:
@@ -244,18 +267,25 @@ class WindowScheduler:
                 self._count_skip("user_profiler")
                 return
             on_device = full and self._profiler.sees_device
-            is_first = full and self._profiler.is_first_of_device
-            self._profiler.start(full=full)
+            discarded_as = FIRST_OF_DEVICE if full and self._profiler.is_first_of_device else ""
+            if detaches:
+                self._profiler.start(full=full, detaches=True)
+                discarded_as = DETACHING
+            else:
+                self._profiler.start(full=full)
             self._running, self._thread, self._steps = full, get_ident(), []
-            self._on_device, self._is_first_of_device = on_device, is_first
+            self._on_device, self._discarded_as = on_device, discarded_as
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
 
     def _finish(self) -> None:
+        if self._on_device and not self._is_device_finished():
+            self._discard(DEVICE_NOT_FINISHED)
+            return
         begin_ns = thread_time_ns()
-        full = bool(self._running)
+        full, on_device = bool(self._running), self._on_device
         result = self._stop()
         offset_ns = time_ns() - monotonic_ns()
         enqueued = self._read_enqueued()
@@ -271,22 +301,40 @@ class WindowScheduler:
             before,
             enqueued,
             cost_ns,
-            self._on_device,
+            on_device,
             self._resident_before_bytes,
         )
         if not self._on_window(window):
             self._count_skip("backlog")
+
+    def _is_device_finished(self) -> bool:
+        """Wait for the work of the running window: while one kernel runs, the profiler may lose all of them."""
+        limit_ns = sum(step.duration_ns for step in self._steps)
+        try:
+            return self._profiler.wait_for_device(min(max(limit_ns, DEVICE_WAIT_NS_MIN), DEVICE_WAIT_NS_MAX))
+        except Exception as error:  # noqa: BLE001 - the session must end all the same
+            self._guard.record(PART, error)
+            return False
+
+    def _discard_short(self) -> None:
+        """Discard the running window of one step, which attached CUPTI or was to detach it."""
+        if self._discarded_as == DETACHING:
+            self._is_device_finished()
+        self._discard(self._discarded_as)
 
     def _discard(self, reason: str) -> None:
         self._count_skip(reason)
         self._stop()
 
     def _stop(self) -> Any:
-        self._running, self._is_first_of_device = None, False
+        on_device, detached = self._on_device, self._discarded_as == DETACHING
+        self._running, self._on_device, self._discarded_as = None, False, ""
         try:
             return self._profiler.stop()
         finally:
             self._is_idle.set()
+            if on_device:
+                self._gate.on_session_end(detached=detached)
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1

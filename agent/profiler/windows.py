@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from rankscope.agent.config import AgentConfig
+from rankscope.agent.config import ALWAYS, OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -19,6 +20,45 @@ from rankscope.measure.units import s_to_ns
 
 RAW_WINDOWS_MAX = 4
 """Largest number of windows waiting for the agent thread; one of 50 steps holds up to about 1 MB."""
+
+
+def make_effect(config: AgentConfig) -> WindowEffect | None:
+    """Return what governs the windows of a device by the setting `device_windows`; None: nothing does."""
+    if config.device_windows == ALWAYS:
+        return None
+    state = EffectState.ENDED if config.device_windows == OFF else EffectState.REFERENCE
+    slowdown_min = max(SLOWDOWN_MIN, config.overhead_ratio_max)
+    return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=slowdown_min, state=state)
+
+
+def describe_effect(effect: WindowEffect) -> str:
+    """Return what was seen of windows that have ended, in a line for the log, and what can be done.
+
+    >>> effect = WindowEffect(warmup_steps=4)
+    >>> effect.attached_ratio, effect.detached_ratio = 0.336, -0.002
+    >>> describe_effect(effect).partition(". So")[0]  # doctest: +NORMALIZE_WHITESPACE
+    'there are no more full windows in this run: after the first one steps were 34 % longer than before it. Since CUPTI
+    was detached they have been as long as before'
+    """
+    slower = f"after the first one steps were {_describe_ratio(effect.attached_ratio or 0.0)} it"
+    if effect.detached_ratio is None:
+        since = (
+            "Whether the profiler library that it has loaded (CUPTI on NVIDIA) is the cause could not be tested, and "
+            "it stays loaded until the process ends"
+        )
+    else:
+        since = f"Since CUPTI was detached they have been {_describe_ratio(effect.detached_ratio)}"
+    return (
+        f"there are no more full windows in this run: {slower}. {since}. So compute, communication and idle ratios are "
+        "missing. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
+    )
+
+
+def _describe_ratio(ratio: float) -> str:
+    percent = round(100 * ratio)
+    if not percent:
+        return "as long as before"
+    return f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'} than before"
 
 
 class ProfilerWindows:
@@ -48,7 +88,14 @@ class ProfilerWindows:
             full_window_steps=config.full_window_steps,
             overhead_ratio_max=config.overhead_ratio_max,
         )
-        profiler = self._find_profiler(config, environment)
+        self.graphs_seen: bool | None = None
+        """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
+        self.effect = make_effect(config)
+        """None if windows of a device are to be there whatever they cost."""
+        self._captures = captures
+        self._environment = environment
+        self._has_logged_effect = False
+        self._profiler = profiler = self._find_profiler(config, environment)
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
         if profiler is not None:
@@ -63,7 +110,26 @@ class ProfilerWindows:
                 is_capturing=captures.is_open,
                 light_is_useful=lambda: self.progress.communicates_on_host or not profiler.sees_device,
                 find_resident_bytes=find_resident_bytes,
+                effect=self.effect,
+                may_detach=self._may_detach,
             )
+
+    def log_effect(self) -> None:
+        """Log once on each node that the windows of a GPU have ended, if steps were longer. For the agent thread."""
+        effect = self.effect
+        if effect is None or self._has_logged_effect or effect.state is not EffectState.ENDED:
+            return
+        self._has_logged_effect = True
+        if effect.attached_ratio is not None:
+            log_once_per_node(describe_effect(effect), self._environment, topic="device_windows")
+
+    def _may_detach(self) -> bool | None:
+        """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.
+        None: no window has been read yet that would show graphs which torch does not know of.
+        """
+        if self._captures.begun or self._profiler is None or not self._profiler.can_detach:
+            return False
+        return None if self.graphs_seen is None else not self.graphs_seen
 
     def _find_profiler(self, config: AgentConfig, environment: Mapping[str, str]) -> TorchProfiler | None:
         if not (config.collective_windows or config.full_windows):

@@ -23,6 +23,8 @@ class GraphCaptures:
         self._is_current_stream_capturing = is_current_stream_capturing
         self._lock = threading.RLock()
         self._open = 0
+        self.begun = 0
+        """The captures so far."""
 
     def is_open(self) -> bool:
         """Return whether a graph is being captured, as far as this thread can see."""
@@ -41,6 +43,7 @@ class GraphCaptures:
         @functools.wraps(original)
         def capture_begin(*args: Any, **kwargs: Any) -> Any:
             self._change(1)
+            self.begun += 1
             try:
                 return original(*args, **kwargs)
             except BaseException:

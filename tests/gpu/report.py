@@ -2,7 +2,9 @@
 
 Everything is measured in one run, in turns, and each number is a median: what a window costs to begin, to end, to read
 and to save, what device events, memory statistics and a sample of NVML cost; NVML compared with nvidia-smi; how long
-the work of a window is by its kernels beside CUDA events around it; and whether NCCL lets two ranks share the GPU.
+the work of a window is by its kernels beside CUDA events around it; whether NCCL lets two ranks share the GPU; and
+how long steps of several trainings take before the first window, between windows, and after CUPTI was detached
+(`tests/gpu/window_effect.py` describes them): the median, and in brackets the tenth and the ninth tenth of the blocks.
 
 Without a CUDA device it prints that and ends with 0.
 """
@@ -30,6 +32,7 @@ from rankscope.measure.kineto_columns import read_trace
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
 from tests.gpu.training_device import observe_device
+from tests.gpu.window_effect import run_all
 from tests.integration.torchrun import run, torchrun
 
 REPEATS = 20
@@ -228,6 +231,7 @@ def main() -> int:
         *measure_calls(),
         *compare_nvml(),
         *try_nccl(),
+        *((f"us a step: {seen.how}", seen.describe().replace("|", "/").replace("\n", " ")) for seen in run_all()),
     ]
     text = render(head, rows)
     model = "-".join(torch.cuda.get_device_name(0).lower().split())

@@ -208,7 +208,8 @@ def test_compiled_training_is_timed_and_gives_the_same_weights(watched: Watched,
         model = torch.compile(training.model, mode=mode)
         for _ in range(STEPS):
             torch.compiler.cudagraph_mark_step_begin()
-            training.optimizer.zero_grad(set_to_none=False)
+            # Otherwise the gradients would be tensors of the graph, which its next replay overwrites.
+            training.optimizer.zero_grad(set_to_none=True)
             model(training.batch).square().mean().backward()
             training.optimizer.step()
         torch.cuda.synchronize()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from rankscope.agent.config import ALWAYS, GOVERNED, OFF
 from rankscope.agent.profiler.reduce_window import reduce_window
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.traced_collectives import find_collectives
 from rankscope.measure.units import NS_PER_MS
@@ -32,11 +34,12 @@ needs_two_gpus = pytest.mark.skipif(
 pytestmark = pytest.mark.gpu
 
 
-def watch(ranks: int, how: str) -> tuple[Ended, list[Life]]:
+def watch(ranks: int, how: str, device_windows: str = ALWAYS) -> tuple[Ended, list[Life]]:
     command = torchrun(ranks, *AGENT, SCRIPT, how) if ranks > 1 else python(*AGENT, SCRIPT, how)
     with listening() as collector:
         alone = ALONE if ranks == 1 else {}
-        ended = run(command, {**OFTEN, **alone, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        settings = {"RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DEVICE_WINDOWS": device_windows}
+        ended = run(command, {**OFTEN, **alone, **settings})
         return ended, collector.lives
 
 
@@ -115,6 +118,25 @@ def test_no_light_windows_without_host_communication() -> None:
     _, (life,) = watch(1, "plain")
     assert life.collectives == []
     assert life.covered_steps == {window.first_step for window in life.breakdowns}
+
+
+@needs_gpu
+def test_governed_windows_begin_after_the_reference_and_their_effect_is_reported() -> None:
+    ended, (life,) = watch(1, "long", GOVERNED)
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    assert life.losses.errors == {}
+    assert life.breakdowns[0].first_step > STRETCH_STEPS, life.losses
+    cost = life.reports[-1].cost
+    assert cost.attached_ratio is not None
+    has_ended = "there are no more full windows in this run" in ended.stderr
+    assert has_ended == cost.dropped["full_windows"]
+    assert not has_ended or cost.detached_ratio is not None
+
+
+@needs_gpu
+def test_where_they_are_off_no_window_begins_on_a_gpu() -> None:
+    _, (life,) = watch(1, "plain", OFF)
+    assert (life.breakdowns, life.losses.windows_skipped) == ([], {})
 
 
 # -- NCCL -------------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -167,29 +167,50 @@ def train(how: str) -> None:
     watched.measure("detached again")
 
 
-def run_all(hows: list[str]) -> list[str]:
-    """What each process has printed, and how it ended."""
-    lines = []
+class Seen(NamedTuple):
+    """What the process of one kind of training has printed, and how it ended."""
+
+    how: str
+    lines: list[dict[str, Any]]
+    ended: str
+
+    def describe(self) -> str:
+        """The median us of a step in each stretch, with the tenth and the nine tenths; the kernels of each window."""
+        parts = []
+        for line in self.lines:
+            if "stretch" in line:
+                parts.append(
+                    f"{line['stretch']} {line['median_us']:.0f} ({line['low_us']:.0f} to {line['high_us']:.0f})"
+                )
+            else:
+                parts.append(f"[{line['window']}: {line['kernels']} kernels, begun in {line['start_ms']:.1f} ms]")
+        return "; ".join([*parts, *([self.ended] if self.ended else [])])
+
+
+def run_all(hows: Sequence[str] = HOWS) -> Iterator[Seen]:
+    """Each kind of training in a process of its own."""
     for how in hows:
         command = [sys.executable, "-m", "tests.gpu.window_effect", "--in-process", "--how", how]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S_MAX, check=False)
-            said, ended = done.stdout, f"exit status {done.returncode} {done.stderr[-600:].strip()}"
+            said = done.stdout
+            ended = f"ended with {done.returncode}: {done.stderr[-200:].strip()}" if done.returncode else ""
         except subprocess.TimeoutExpired as error:
             said, ended = (error.stdout or b"").decode(), f"not over after {PROCESS_S_MAX:.0f} s"
-        lines += [f"{how}: {line}" for line in [*said.splitlines(), ended]]
-    return lines
+        yield Seen(how, [json.loads(line) for line in said.splitlines() if line.startswith("{")], ended)
 
 
 def main() -> None:
+    """Print what each kind of training shows; or be the process of one."""
     parser = argparse.ArgumentParser(description="How fast training is before, between and after windows.")
     parser.add_argument("--how", choices=HOWS, nargs="+", default=list(HOWS))
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_process:
         train(options.how[0])
-    else:
-        print("\n".join(run_all(options.how)))
+        return
+    for seen in run_all(options.how):
+        print(f"{seen.how}: {seen.describe()}", flush=True)
 
 
 if __name__ == "__main__":

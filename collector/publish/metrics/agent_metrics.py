@@ -37,6 +37,10 @@ def _window_intervals(rank: RankSnapshot) -> Mapping[str, Number]:
     return {"full": rank.cost.full_stretch_ratio, "light": rank.cost.light_stretch_ratio}
 
 
+def _step_effects(rank: RankSnapshot) -> Mapping[str, Number]:
+    return {"attached": rank.cost.attached_ratio, "detached": rank.cost.detached_ratio}
+
+
 AGENT: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_process_cpu_seconds_total", "counter", "seconds", RANK,
@@ -76,6 +80,13 @@ AGENT: Final[tuple[Measure, ...]] = (
         "Interval between profiler windows over the configured one, by kind (full, light); above 1 to limit cost.",
         "interval / interval without regard to cost", _COST, (1, None),
         per_rank_and(_window_intervals),
+    ),
+    Measure(
+        "rankscope_agent_step_effect_ratio", "gauge", "ratio", (*RANK, "state"),
+        "How much longer steps between a GPU's windows took than before the first, by state of CUPTI (attached, "
+        "detached).",
+        "median of block means / that of the steps before - 1", "agent: step times (AgentCost)", (-1, None),
+        per_rank_and(_step_effects),
     ),
     Measure(
         "rankscope_agent_part_changes_total", "counter", "", RANK,

@@ -115,6 +115,7 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     (*RANK, "part"): PART_NAMES_MAX,
     (*RANK, "reason"): REASONS_MAX,
     (*RANK, "kind"): 2,
+    (*RANK, "state"): 2,
     COLLECTIVE: COLLECTIVE_KINDS_MAX,
     DEVICE: GPUS_PER_RANK_MAX,
     DEVICE_DIRECTION: 2 * GPUS_PER_RANK_MAX,

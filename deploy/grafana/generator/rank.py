@@ -367,4 +367,11 @@ def _process() -> list[Placed]:
             Query(series("agent_window_interval_ratio", OF_RANK), "{{kind}}"),
             width=THIRD,
         ),
+        lines(
+            "Step time since the first window of the GPU",
+            "How much longer steps between a GPU's windows took than before the first; docs/cost.md explains CUPTI.",
+            RATIO,
+            Query(series("agent_step_effect_ratio", OF_RANK), "CUPTI {{state}}"),
+            width=THIRD,
+        ),
     ]

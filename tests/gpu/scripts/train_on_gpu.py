@@ -1,4 +1,5 @@
-"""A small run on GPUs: plain, compiled, with a CUDA graph captured from its steps, or with NCCL among ranks.
+"""A small run on GPUs: plain, long (ten times the steps), compiled, with a CUDA graph captured from its steps, or with
+NCCL among ranks.
 
 Every rank prints its losses; so that two runs can be compared nothing depends on time.
 """
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 WIDTH = 256
 BATCH = 64
 STEPS = 60
+LONG_TIMES = 10
 CAPTURE_AT = 20
 """During the windows of an early run."""
 
@@ -67,13 +69,14 @@ class Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("how", choices=("plain", "compiled", "graph", "nccl"))
+    parser.add_argument("how", choices=("plain", "long", "compiled", "graph", "nccl"))
     how = parser.parse_args().how
     job = Job(nccl=how == "nccl", compiled=how == "compiled")
     if how == "graph":
         job.train_with_graph()
     else:
-        job.train(job.batches)
+        for _ in range(LONG_TIMES if how == "long" else 1):
+            job.train(job.batches)
     print(f"losses {' '.join(f'{loss:.6e}' for loss in job.losses)}", flush=True)
     if how == "nccl":
         dist.destroy_process_group()

@@ -17,6 +17,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
+from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
@@ -37,6 +38,7 @@ class Agent:
             full_reduced_ns=0, light_reduced_ns=0, full_recording_ns=0, light_recording_ns=0, child_cpu_ns=0
         )
     )
+    effect: WindowEffect | None = None
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
     )
@@ -58,6 +60,7 @@ class Agent:
             timers=self.timers,
             reduction=self.reduction,
             started_ns=0,
+            effect=self.effect,
         )
 
     def overspend(self) -> None:
@@ -66,6 +69,13 @@ class Agent:
             now_ns = count * DROP_PAUSE_NS + 3600 * NS_PER_S
             self.hooks.spent_ns = now_ns // 100
             self.cost.govern(now_ns)
+
+
+def test_the_effect_of_windows_on_steps_is_told_beside_the_cost() -> None:
+    effect = WindowEffect(warmup_steps=WARMUP_STEPS)
+    effect.attached_ratio, effect.detached_ratio = 0.3, 0.01
+    found = [Agent(effect=one).cost.govern(NS_PER_S) for one in (None, effect)]
+    assert [(one.attached_ratio, one.detached_ratio) for one in found] == [(None, None), (0.3, 0.01)]
 
 
 def test_each_part_has_its_own_time() -> None:

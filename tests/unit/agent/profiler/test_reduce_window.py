@@ -145,6 +145,14 @@ def test_every_spelling_of_a_launch_is_missed_when_its_work_is(call: str) -> Non
     assert answer.steps_cut == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "launches"), [("cudaGraphLaunch", True), ("hipGraphLaunch", True), ("cudaLaunchKernel", False)]
+)
+def test_the_launch_of_a_graph_is_told(call: str, launches: bool) -> None:
+    answer = reduce([*QUEUE, at("cuda_runtime", call, 120, 1, MAIN, correlation=10**7)], BOUNDS_US)
+    assert answer.launches_graphs is launches
+
+
 def test_step_without_launches_cuts_itself_and_the_one_before() -> None:
     answer = reduce([*ran(10, 60, 30), *ran(210, 310, 40), *ran(310, 400, 1)], (0, 100, 200, 300, 400))
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([12], 2)
@@ -158,6 +166,7 @@ def test_work_from_before_the_window_is_in_no_step() -> None:
 def test_idle_device_gives_no_results() -> None:
     answer = reduce([at("cpu_op", "aten::add", 10, 50, MAIN)], BOUNDS_US)
     assert answer == WindowAnswer(first_step=10, steps_cut=2, on_device=True)
+    assert answer.launches_graphs is None, "nothing of the device was seen"
 
 
 # -- collectives of a device ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """TorchProfiler: what a session records, by whether a device is in use. torch's C functions are a strict stand-in."""
 
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,14 @@ import pytest
 import torch
 
 from rankscope.agent.profiler.torch_profiler import (
+    TEARDOWN,
     DeviceKind,
     TorchProfiler,
     communicates,
     find_devices,
     is_current_stream_capturing,
 )
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 ACTIVITY = SimpleNamespace(CPU="CPU", CUDA="CUDA", XPU="XPU")
 SCOPE = SimpleNamespace(USER_SCOPE="user", FUNCTION="function", BACKWARD_FUNCTION="backward")
@@ -68,15 +71,35 @@ def c_profiler(*, knows_trace_only: bool = True) -> Any:
 
 
 @dataclass
+class Event:
+    """A CUDA event that has come after so many questions; None: never."""
+
+    comes_after: int | None = 0
+    log: list[str] = field(default_factory=list)
+
+    def record(self) -> None:
+        self.log.append("record")
+
+    def query(self) -> bool:
+        self.log.append("query")
+        return self.comes_after is not None and self.log.count("query") > self.comes_after
+
+    def synchronize(self) -> None:
+        assert self.query()
+        self.log.append("synchronize")
+
+
+@dataclass
 class Script:
     """The state of the training script."""
 
     uses_device: bool = False
     communicates: bool = False
+    event: Event = field(default_factory=Event)
     autograd: Autograd = field(default_factory=Autograd)
 
     def profiler(self) -> TorchProfiler:
-        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA")
+        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA", lambda: self.event)
         return TorchProfiler(self.autograd, c_profiler(), None, (device,), lambda: self.communicates)
 
 
@@ -115,6 +138,52 @@ def test_first_full_session_of_a_device_is_marked() -> None:
     assert seen == [(False, False), (True, True), (True, False)]
 
 
+def test_the_device_is_asked_until_it_has_done_its_work() -> None:
+    script = Script(uses_device=True, event=Event(comes_after=3))
+    assert script.profiler().wait_for_device(60 * NS_PER_S)
+    assert script.event.log[:5] == ["record", *["query"] * 4]
+    assert script.event.log[-1] == "synchronize"
+
+
+def test_a_device_that_does_not_finish_is_not_waited_for_longer() -> None:
+    script = Script(uses_device=True, event=Event(comes_after=None))
+    assert not script.profiler().wait_for_device(NS_PER_MS)
+    assert "synchronize" not in script.event.log
+
+
+def test_without_a_device_nothing_is_waited_for() -> None:
+    script = Script(event=Event(comes_after=None))
+    assert script.profiler().wait_for_device(60 * NS_PER_S)
+    assert script.event.log == []
+
+
+def test_session_that_detaches_sets_the_variable_while_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    script = Script(uses_device=True)
+    profiler = script.profiler()
+    profiler.start(full=True)
+    profiler.stop()
+    before = profiler.is_first_of_device
+    profiler.start(full=True, detaches=True)
+    during = os.environ.get(TEARDOWN)
+    profiler.stop()
+    assert (before, during, os.environ.get(TEARDOWN), profiler.is_first_of_device) == (False, "1", None, True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "variable", "can"),
+    [("13.0", None, True), ("12.6", None, True), ("12.4", None, False), (None, None, False), ("13.0", "0", False)],
+)
+def test_cupti_is_detached_only_where_torch_itself_does(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, variable: str | None, can: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(TEARDOWN, variable)
+    assert Script().profiler().can_detach is can
+
+
 def test_an_older_torch_makes_its_event_objects() -> None:
     autograd = Autograd()
     profiler = TorchProfiler(autograd, c_profiler(knows_trace_only=False))
@@ -137,6 +206,8 @@ class Module:
 
     def is_initialized(self) -> bool:
         return self.initialized
+
+    Event = Event
 
 
 def profiler_of(autograd: Autograd) -> TorchProfiler:

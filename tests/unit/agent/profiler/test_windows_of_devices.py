@@ -1,6 +1,9 @@
 """WindowScheduler once a device is in use: its first window, one step more, CUDA graphs, and light windows left out."""
 
-from rankscope.agent.profiler.window_scheduler import PART
+import pytest
+
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS, EffectState, WindowEffect
+from rankscope.agent.profiler.window_scheduler import DETACHING, DEVICE_NOT_FINISHED, FIRST_OF_DEVICE, PART
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
 
 
@@ -103,6 +106,154 @@ def test_error_in_finding_the_device_is_counted() -> None:
             raise RuntimeError("no driver")
 
     training = Training(light=False)
-    training.windows._profiler = Broken()
+    training.windows._profiler = training.windows._gate._profiler = Broken()
     training.run(2)
     assert training.guard.errors == {PART: 2}
+
+
+# -- the end of a window ----------------------------------------------------------------------------------------------
+
+
+def test_window_of_a_device_ends_when_the_device_has_done_its_work() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert training.profiler.log == ["full", "stop", "full", "wait", "stop"]
+
+
+def test_window_whose_device_is_not_done_in_time_is_discarded() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device, training.profiler.is_device_done = True, False
+    training.run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert training.profiler.log == ["full", "stop", "full", "wait", "stop"]
+    assert (training.windows_taken, training.windows.skipped) == ([], {FIRST_OF_DEVICE: 1, DEVICE_NOT_FINISHED: 1})
+
+
+def test_window_ends_although_asking_the_device_fails() -> None:
+    class Broken(FakeProfiler):
+        def wait_for_device(self, limit_ns: int) -> bool:
+            raise RuntimeError(f"CUDA error, {limit_ns}")
+
+    training = Training(light=False)
+    training.windows._profiler = training.windows._gate._profiler = profiler = Broken()
+    profiler.sees_device = True
+    training.run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert not profiler.is_on
+    assert (training.guard.errors, training.windows_taken) == ({PART: 1}, [])
+
+
+def test_a_host_window_waits_for_no_device() -> None:
+    training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS)
+    assert training.profiler.log == ["full", "stop"]
+
+
+# -- windows governed by their effect ---------------------------------------------------------------------------------
+
+FIRST = WARMUP_STEPS + STRETCH_STEPS
+"""The step at whose begin the reference is complete."""
+
+
+def governed(*, light: bool = False) -> Training:
+    training = Training(light=light, effect=WindowEffect(warmup_steps=WARMUP_STEPS))
+    training.profiler.sees_device = True
+    training.step_ns = 1000
+    return training
+
+
+def run_until_slower(training: Training) -> Training:
+    training.run(FIRST)
+    training.step_ns = 1300
+    while training.effect.state not in {EffectState.SLOWER, EffectState.ENDED}:
+        assert training.step < 10 * FIRST
+        training.run(1)
+    return training
+
+
+def test_first_window_of_a_governed_device_waits_for_the_reference() -> None:
+    training = governed().run(FIRST - 1)
+    assert training.profiler.log == []
+    assert training.run(2).profiler.log[:2] == ["full", "stop"]
+    assert training.windows.skipped == {FIRST_OF_DEVICE: 1}
+
+
+def test_every_boundary_is_inspected_while_steps_are_compared() -> None:
+    training = governed()
+    for _ in range(FIRST + 2 * STRETCH_STEPS):
+        training.run(1)
+        assert training.windows.find_next(training.step) == training.step + 1
+
+
+def test_windows_that_do_not_slow_training_go_on() -> None:
+    training = governed().run(FIRST + 10 * STRETCH_STEPS + 10)
+    assert training.spans()[-1][0] == "full"
+    assert training.windows.find_next(training.step) > training.step + 1
+    assert "detach" not in training.profiler.log
+
+
+def test_windows_that_slow_training_end_and_cupti_is_detached() -> None:
+    training = run_until_slower(governed())
+    taken = len(training.windows_taken)
+    training.run(2)
+    training.step_ns = 1000
+    training.run(10 * STRETCH_STEPS)
+    assert training.profiler.log[-3:] == ["full", "wait", "detach"]
+    assert len(training.windows_taken) == taken
+    assert training.windows.skipped == {FIRST_OF_DEVICE: 1, DETACHING: 1}
+    assert training.plan.dropped == {"full_windows"}
+    assert training.windows.find_next(training.step) > training.step + 1
+    assert training.effect.ratios == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.0)}
+
+
+def test_if_detaching_does_not_help_windows_go_on() -> None:
+    training = run_until_slower(governed()).run(10 * STRETCH_STEPS)
+    assert training.profiler.log[training.profiler.log.index("detach") :][:3] == ["detach", "full", "stop"]
+    assert training.windows.skipped == {FIRST_OF_DEVICE: 2, DETACHING: 1}
+    assert training.plan.dropped == frozenset()
+    assert training.windows_taken[-1].steps[-1].step > training.step - 2 * STRETCH_STEPS
+
+
+def test_where_cupti_cannot_be_detached_windows_only_end() -> None:
+    training = governed()
+    training.may_detach = False
+    run_until_slower(training).run(10 * STRETCH_STEPS)
+    assert "detach" not in training.profiler.log
+    assert training.plan.dropped == {"full_windows"}
+
+
+def test_cupti_stays_until_it_is_known_that_there_is_no_graph() -> None:
+    training = governed()
+    training.may_detach = None
+    run_until_slower(training).run(10)
+    assert "detach" not in training.profiler.log
+    training.may_detach = True
+    assert "detach" in training.run(2).profiler.log
+
+
+def test_nothing_is_detached_during_a_capture() -> None:
+    training = run_until_slower(governed())
+    training.is_capturing = True
+    assert "detach" not in training.run(10).profiler.log
+    training.is_capturing = False
+    assert "detach" in training.run(2).profiler.log
+
+
+def test_users_profiler_during_the_detaching_window_is_not_taken_for_a_test() -> None:
+    training = run_until_slower(governed()).run(1)
+    training.windows.on_user_profiler(True)
+    training.windows.on_user_profiler(False)
+    training.run(3 * STRETCH_STEPS)
+    assert (training.effect.state, training.effect.detached_ratio) == (EffectState.ENDED, None)
+
+
+def test_where_a_device_may_not_be_recorded_only_the_host_has_windows() -> None:
+    training = Training(light=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=EffectState.ENDED))
+    training.run(WARMUP_STEPS + FULL_STEPS)
+    training.profiler.sees_device = True
+    training.run(10 * STRETCH_STEPS)
+    assert training.profiler.log == ["full", "stop"]
+    assert training.windows.find_next(training.step) > training.step + 1
+
+
+def test_governed_windows_of_the_host_begin_as_without() -> None:
+    effect = WindowEffect(warmup_steps=WARMUP_STEPS)
+    assert Training(effect=effect).run(200).spans() == Training().run(200).spans()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.measure.records import StepRecord
@@ -25,7 +26,10 @@ class FakeProfiler:
         self.somebody_elses_is_on = False
         self.sees_device = False
         self.misses_device = False
+        self.can_detach = True
+        self.is_device_done = True
         self._has_seen_device = False
+        self._detaches = False
         self._thread: int | None = None
         self._ranges: list[str] = []
 
@@ -41,9 +45,15 @@ class FakeProfiler:
     def is_busy(self) -> bool:
         return self.somebody_elses_is_on or self._thread == threading.get_ident()
 
-    def start(self, *, full: bool) -> None:
+    def wait_for_device(self, limit_ns: int) -> bool:
+        assert limit_ns > 0
+        self.log.append("wait")
+        return self.is_device_done
+
+    def start(self, *, full: bool, detaches: bool = False) -> None:
         if self._thread is not None or self.somebody_elses_is_on:
             raise RuntimeError("a profiler is on already")
+        self._detaches = detaches
         self._thread, self._ranges = threading.get_ident(), []
         self._has_seen_device |= full and self.sees_device
         self.log.append("full" if full else "light")
@@ -52,7 +62,9 @@ class FakeProfiler:
         if self._thread != threading.get_ident():
             raise RuntimeError("no session was begun on this thread")
         self._thread = None
-        self.log.append("stop")
+        self.log.append("detach" if self._detaches else "stop")
+        if self._detaches:
+            self._has_seen_device = False
         activities = [SimpleNamespace(name=lambda name=name: name) for name in self._ranges]
         return SimpleNamespace(trace_activities=lambda: activities)
 
@@ -64,7 +76,15 @@ class FakeProfiler:
 class Training:
     """A training thread with windows. Every step enqueues two collectives of group 0."""
 
-    def __init__(self, *, light: bool = True, full: bool = True, room: int = 100, wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        light: bool = True,
+        full: bool = True,
+        room: int = 100,
+        wait_s: float = 0.0,
+        effect: WindowEffect | None = None,
+    ) -> None:
         self.profiler = FakeProfiler()
         self.guard = Guard(error_budget=3)
         self.windows_taken: list[RawWindow] = []
@@ -72,6 +92,9 @@ class Training:
         self.step = 0
         self.is_capturing = False
         self.light_is_useful = True
+        self.step_ns = 1
+        self.effect = effect or WindowEffect(warmup_steps=WARMUP_STEPS)
+        self.may_detach: bool | None = True
         self.plan = WindowPlan(
             warmup_steps=WARMUP_STEPS,
             collective_window_ns=LIGHT * NS_PER_S,
@@ -92,6 +115,8 @@ class Training:
             is_capturing=lambda: self.is_capturing,
             light_is_useful=lambda: self.light_is_useful,
             find_resident_bytes=lambda: 100 * self.step,
+            effect=effect,
+            may_detach=lambda: self.may_detach,
         )
 
     def _take(self, window: RawWindow) -> bool:
@@ -102,7 +127,7 @@ class Training:
 
     def run(self, steps: int) -> "Training":
         for _ in range(steps):
-            record = StepRecord(step=self.step, start_host_ns=self.step, duration_ns=1, phases_ns={})
+            record = StepRecord(step=self.step, start_host_ns=self.step, duration_ns=self.step_ns, phases_ns={})
             self.step += 1
             self.windows.on_step(record)
             self.windows.on_boundary(self.step)

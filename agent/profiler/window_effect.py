@@ -1,0 +1,201 @@
+"""Compare the steps between the windows of a device with those before the first one, and end the windows if they slow
+training. Pure: step times in, decisions out.
+
+The first session that records an NVIDIA GPU attaches CUPTI to the process. It stays after the session, and makes every
+later launch of a kernel dearer. On an H200 a step bound by its 650 launches took 11 ms before, 15 to 17 ms after it,
+and 12 ms once CUPTI was detached; a step bound by the GPU took the same (`tests/benchmarks/results/gpu-*.md`). The
+agent's own clock cannot see that.
+
+    REFERENCE   no window yet: STRETCH_STEPS steps are timed
+    READY       the first session may begin
+    ATTACHED    up to STRETCHES_MAX stretches between the windows are compared with the reference
+    SLOWER      two of them in a row were slower: no more windows; CUPTI is to be detached if that is safe
+    DETACHED    a stretch without CUPTI is compared with the reference
+    KEPT        windows go on: they do not slow training measurably, or detaching CUPTI did not help
+    ENDED       no more windows in this run
+
+A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its time the median of the blocks' means. A
+mean, because a loop that waits for its device only every few steps has short steps and long ones; a median, because a
+checkpoint must not count. A stretch is slower if it takes `slowdown_min` more than the reference, and more than
+ERRORS_MIN times the standard error of the difference. All ranks have their stretches at the same steps.
+"""
+
+import enum
+from typing import Final
+
+BLOCK_STEPS: Final = 8
+STRETCH_BLOCKS: Final = 4
+STRETCH_STEPS: Final = BLOCK_STEPS * STRETCH_BLOCKS
+STRETCHES_MAX: Final = 4
+SETTLE_STEPS: Final = 2
+"""Steps left out after a window."""
+SLOWDOWN_MIN: Final = 0.03
+"""Smaller differences occur in the first minutes of a training anyhow, for example while a GPU becomes warm."""
+ERRORS_MIN: Final = 3.0
+HELPED_MIN: Final = 0.5
+"""Share of the slowdown that must be gone without CUPTI, if CUPTI was the cause."""
+_MAD_TO_SIGMA: Final = 1.4826
+_MEDIAN_TO_MEAN_ERROR: Final = 1.2533
+"""Standard deviation of normal values over their median absolute deviation; error of their median over that of their
+mean."""
+
+
+class EffectState(enum.Enum):
+    """How far the comparison is; see above."""
+
+    REFERENCE = "reference"
+    READY = "ready"
+    ATTACHED = "attached"
+    SLOWER = "slower"
+    DETACHED = "detached"
+    KEPT = "kept"
+    ENDED = "ended"
+
+
+class Stretch:
+    """Step times in blocks of consecutive steps.
+
+    >>> stretch = Stretch()
+    >>> for duration_ns in [10] * 24 + [90] * 8:
+    ...     stretch.add(duration_ns)
+    >>> stretch.is_complete, stretch.median_ns
+    (True, 10.0)
+    """
+
+    def __init__(self) -> None:
+        self._means_ns: list[float] = []
+        self._block_ns = 0
+        self._block_steps = 0
+
+    def add(self, duration_ns: int) -> None:
+        """Add the next step."""
+        self._block_ns += duration_ns
+        self._block_steps += 1
+        if self._block_steps == BLOCK_STEPS:
+            self._means_ns.append(self._block_ns / BLOCK_STEPS)
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Drop the block that is not complete: the next step does not follow on."""
+        self._block_ns = self._block_steps = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all its blocks."""
+        return len(self._means_ns) >= STRETCH_BLOCKS
+
+    @property
+    def median_ns(self) -> float:
+        """The median of the blocks' means, ns."""
+        return _median(self._means_ns)
+
+    @property
+    def relative_error(self) -> float:
+        """The standard error of the median, as a share of it."""
+        middle_ns = self.median_ns
+        deviation_ns = _median([abs(mean_ns - middle_ns) for mean_ns in self._means_ns])
+        error_ns = _MEDIAN_TO_MEAN_ERROR * _MAD_TO_SIGMA * deviation_ns / len(self._means_ns) ** 0.5
+        return error_ns / middle_ns if middle_ns else 0.0
+
+
+class WindowEffect:
+    """The effect of a device's windows on the steps between them. Used on the training thread."""
+
+    def __init__(
+        self,
+        *,
+        warmup_steps: int,
+        slowdown_min: float = SLOWDOWN_MIN,
+        state: EffectState = EffectState.REFERENCE,
+    ) -> None:
+        self._warmup_steps = warmup_steps
+        self._slowdown_min = slowdown_min
+        self._reference = Stretch()
+        self._stretch = Stretch()
+        self._stretches = 0
+        self._slower_in_a_row = 0
+        self._settling = 0
+        self.state = state
+        self.attached_ratio: float | None = None
+        """How much longer steps between windows took than before the first, as a share, in the stretch compared last;
+        None before the first comparison. `detached_ratio` is that without CUPTI, after it was detached.
+        """
+        self.detached_ratio: float | None = None
+
+    @property
+    def allows_windows(self) -> bool:
+        """Whether a window of the device may begin."""
+        return self.state in {EffectState.READY, EffectState.ATTACHED, EffectState.KEPT}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps are still compared, so that each boundary matters."""
+        return self.state not in {EffectState.KEPT, EffectState.ENDED}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """`attached_ratio` and `detached_ratio` by state of CUPTI, as far as they are known."""
+        known = {"attached": self.attached_ratio, "detached": self.detached_ratio}
+        return {name: ratio for name, ratio in known.items() if ratio is not None}
+
+    def on_step(self, step: int, duration_ns: int, *, in_window: bool) -> None:
+        """Add a finished step."""
+        if in_window:
+            self._settling = SETTLE_STEPS
+            self._reference.interrupt()
+            self._stretch.interrupt()
+        elif self._settling:
+            self._settling -= 1
+        elif self.state is EffectState.REFERENCE and step >= self._warmup_steps:
+            self._reference.add(duration_ns)
+            if self._reference.is_complete:
+                self.state = EffectState.READY
+        elif self.state in {EffectState.ATTACHED, EffectState.DETACHED}:
+            self._stretch.add(duration_ns)
+            if self._stretch.is_complete:
+                self._compare()
+
+    def on_attached(self) -> None:
+        """The first session of the device has ended."""
+        if self.state is EffectState.READY:
+            self.state = EffectState.ATTACHED
+
+    def on_detached(self) -> None:
+        """The session that detaches CUPTI has ended."""
+        if self.state is EffectState.SLOWER:
+            self.state = EffectState.DETACHED
+
+    def on_stays_attached(self) -> None:
+        """CUPTI cannot be detached here."""
+        if self.state is EffectState.SLOWER:
+            self.state = EffectState.ENDED
+
+    def on_other_profiler(self) -> None:
+        """The user's profiler begins, which attaches CUPTI: whether detaching it helps cannot be seen any more."""
+        if self.state in {EffectState.SLOWER, EffectState.DETACHED}:
+            self.state = EffectState.ENDED
+
+    def _compare(self) -> None:
+        ratio = self._stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
+        error = (self._stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
+        self._stretch = Stretch()
+        if self.state is EffectState.DETACHED:
+            self.detached_ratio = ratio
+            helped = (self.attached_ratio or 0.0) - ratio >= HELPED_MIN * (self.attached_ratio or 0.0)
+            self.state = EffectState.ENDED if helped else EffectState.KEPT
+            return
+        self.attached_ratio = ratio
+        self._stretches += 1
+        is_slower = ratio > max(self._slowdown_min, ERRORS_MIN * error)
+        self._slower_in_a_row = self._slower_in_a_row + 1 if is_slower else 0
+        if self._slower_in_a_row == 2:  # noqa: PLR2004 - two in a row, as above
+            self.state = EffectState.SLOWER
+        elif self._stretches == STRETCHES_MAX:
+            self.state = EffectState.KEPT
+
+
+def _median(values: list[float]) -> float:
+    """Return the median, without the import of `statistics`, which takes 20 ms."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
