@@ -24,7 +24,7 @@ USER_PROFILER_WAIT_S = 2.0
 DEVICE_WAIT_NS_MIN = NS_PER_S
 DEVICE_WAIT_NS_MAX = 30 * NS_PER_S
 """A window of a device ends once the device has done its work; that is waited for as long as its steps took, within
-these limits."""
+these limits. Before an evaluation and at the end of the process it is the smaller one."""
 FIRST_OF_DEVICE = "first_of_device"
 DETACHING = "detaching"
 DEVICE_NOT_FINISHED = "device_not_finished"
@@ -202,7 +202,7 @@ class WindowScheduler:
             if self._discarded_as:
                 self._run(self._discard_short)
             else:
-                self._run(self._finish)
+                self._run(self._finish, DEVICE_WAIT_NS_MIN)
 
     def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
         begin_ns = thread_time_ns()
@@ -280,8 +280,8 @@ class WindowScheduler:
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
 
-    def _finish(self) -> None:
-        if self._on_device and not self._is_device_finished():
+    def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
+        if self._on_device and not self._is_device_finished(wait_ns_max):
             self._discard(DEVICE_NOT_FINISHED)
             return
         begin_ns = thread_time_ns()
@@ -307,11 +307,11 @@ class WindowScheduler:
         if not self._on_window(window):
             self._count_skip("backlog")
 
-    def _is_device_finished(self) -> bool:
+    def _is_device_finished(self, wait_ns_max: int) -> bool:
         """Wait for the work of the running window: while one kernel runs, the profiler may lose all of them."""
-        limit_ns = sum(step.duration_ns for step in self._steps)
+        steps_ns = sum(step.duration_ns for step in self._steps)
         try:
-            return self._profiler.wait_for_device(min(max(limit_ns, DEVICE_WAIT_NS_MIN), DEVICE_WAIT_NS_MAX))
+            return self._profiler.wait_for_device(min(max(steps_ns, DEVICE_WAIT_NS_MIN), wait_ns_max))
         except Exception as error:  # noqa: BLE001 - the session must end all the same
             self._guard.record(PART, error)
             return False
@@ -319,7 +319,7 @@ class WindowScheduler:
     def _discard_short(self) -> None:
         """Discard the running window of one step, which attached CUPTI or was to detach it."""
         if self._discarded_as == DETACHING:
-            self._is_device_finished()
+            self._is_device_finished(DEVICE_WAIT_NS_MIN)
         self._discard(self._discarded_as)
 
     def _discard(self, reason: str) -> None:
