@@ -22,6 +22,7 @@ slurmd                   slurmd                   the node of that Slurm
 munged                   munge                    knows the users of that Slurm
 openssl                  openssl                  certificates for the tests of HTTPS
 gcc                      gcc,libc6-dev            the stand-in for NVML is a small library in C
+g++                      g++                      the GPU inside Kineto is one in C++
 LIST
 }
 

@@ -6,7 +6,7 @@ later launch of a kernel dearer. On an H200 a step bound by its 650 launches too
 and 12 ms once CUPTI was detached; a step bound by the GPU took the same (`tests/benchmarks/results/gpu-*.md`). The
 agent's own clock cannot see that.
 
-    REFERENCE   no window yet: STRETCH_STEPS steps are timed
+    REFERENCE   no window yet: a stretch of steps is timed
     READY       the first session may begin
     ATTACHED    up to STRETCHES_MAX stretches between the windows are compared with the reference
     SLOWER      two of them in a row were slower: no more windows; CUPTI is to be detached if that is safe
@@ -16,16 +16,21 @@ agent's own clock cannot see that.
 
 A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its time the median of the blocks' means. A
 mean, because a loop that waits for its device only every few steps has short steps and long ones; a median, because a
-checkpoint must not count. A stretch is slower if it takes `slowdown_min` more than the reference, and more than
-ERRORS_MIN times the standard error of the difference. All ranks have their stretches at the same steps.
+checkpoint must not count, nor the reading of a window by the agent's thread. The reference has STRETCH_STEPS_MIN steps,
+doubled until they take STRETCH_NS_MIN, and the others have as many. A stretch is slower if it takes `slowdown_min` more
+than the reference, and more than ERRORS_MIN times the standard error of the difference.
 """
 
 import enum
 from typing import Final
 
-BLOCK_STEPS: Final = 8
+from rankscope.measure.units import NS_PER_S
+
 STRETCH_BLOCKS: Final = 4
-STRETCH_STEPS: Final = BLOCK_STEPS * STRETCH_BLOCKS
+STRETCH_STEPS_MIN: Final = 32
+STRETCH_STEPS_MAX: Final = 4096
+STRETCH_NS_MIN: Final = NS_PER_S
+"""So long, because the agent's thread has something to do about once a second."""
 STRETCHES_MAX: Final = 4
 SETTLE_STEPS: Final = 2
 """Steps left out after a window."""
@@ -55,29 +60,30 @@ class EffectState(enum.Enum):
 class Stretch:
     """Step times in blocks of consecutive steps.
 
-    >>> stretch = Stretch()
+    >>> stretch = Stretch(block_steps=8)
     >>> for duration_ns in [10] * 24 + [90] * 8:
     ...     stretch.add(duration_ns)
     >>> stretch.is_complete, stretch.median_ns
     (True, 10.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_steps: int) -> None:
+        self._block_steps = block_steps
         self._means_ns: list[float] = []
-        self._block_ns = 0
-        self._block_steps = 0
+        self._sum_ns = 0
+        self._count = 0
 
     def add(self, duration_ns: int) -> None:
         """Add the next step."""
-        self._block_ns += duration_ns
-        self._block_steps += 1
-        if self._block_steps == BLOCK_STEPS:
-            self._means_ns.append(self._block_ns / BLOCK_STEPS)
+        self._sum_ns += duration_ns
+        self._count += 1
+        if self._count == self._block_steps:
+            self._means_ns.append(self._sum_ns / self._count)
             self.interrupt()
 
     def interrupt(self) -> None:
         """Drop the block that is not complete: the next step does not follow on."""
-        self._block_ns = self._block_steps = 0
+        self._sum_ns = self._count = 0
 
     @property
     def is_complete(self) -> bool:
@@ -110,8 +116,9 @@ class WindowEffect:
     ) -> None:
         self._warmup_steps = warmup_steps
         self._slowdown_min = slowdown_min
-        self._reference = Stretch()
-        self._stretch = Stretch()
+        self._before_ns: list[int] = []
+        self._block_steps = STRETCH_STEPS_MIN // STRETCH_BLOCKS
+        self._reference = self._stretch = Stretch(self._block_steps)
         self._stretches = 0
         self._slower_in_a_row = 0
         self._settling = 0
@@ -142,14 +149,13 @@ class WindowEffect:
         """Add a finished step."""
         if in_window:
             self._settling = SETTLE_STEPS
-            self._reference.interrupt()
+            self._before_ns.clear()
             self._stretch.interrupt()
         elif self._settling:
             self._settling -= 1
         elif self.state is EffectState.REFERENCE and step >= self._warmup_steps:
-            self._reference.add(duration_ns)
-            if self._reference.is_complete:
-                self.state = EffectState.READY
+            self._before_ns.append(duration_ns)
+            self._complete_reference()
         elif self.state in {EffectState.ATTACHED, EffectState.DETACHED}:
             self._stretch.add(duration_ns)
             if self._stretch.is_complete:
@@ -175,10 +181,24 @@ class WindowEffect:
         if self.state in {EffectState.SLOWER, EffectState.DETACHED}:
             self.state = EffectState.ENDED
 
+    def _complete_reference(self) -> None:
+        """Make the reference of the steps so far, if they are as many as it takes."""
+        count = len(self._before_ns)
+        if count < STRETCH_STEPS_MIN or count & (count - 1):
+            return
+        if sum(self._before_ns) < STRETCH_NS_MIN and count < STRETCH_STEPS_MAX:
+            return
+        self._block_steps = count // STRETCH_BLOCKS
+        self._reference, self._stretch = Stretch(self._block_steps), Stretch(self._block_steps)
+        for duration_ns in self._before_ns:
+            self._reference.add(duration_ns)
+        self._before_ns.clear()
+        self.state = EffectState.READY
+
     def _compare(self) -> None:
         ratio = self._stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
         error = (self._stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
-        self._stretch = Stretch()
+        self._stretch = Stretch(self._block_steps)
         if self.state is EffectState.DETACHED:
             self.detached_ratio = ratio
             helped = (self.attached_ratio or 0.0) - ratio >= HELPED_MIN * (self.attached_ratio or 0.0)

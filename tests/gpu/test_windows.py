@@ -12,7 +12,7 @@ import torch
 
 from rankscope.agent.config import ALWAYS, GOVERNED, OFF
 from rankscope.agent.profiler.reduce_window import reduce_window
-from rankscope.agent.profiler.window_effect import STRETCH_STEPS
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.traced_collectives import find_collectives
 from rankscope.measure.units import NS_PER_MS
@@ -125,7 +125,7 @@ def test_governed_windows_begin_after_the_reference_and_their_effect_is_reported
     ended, (life,) = watch(1, "long", GOVERNED)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     assert life.losses.errors == {}
-    assert life.breakdowns[0].first_step > STRETCH_STEPS, life.losses
+    assert life.breakdowns[0].first_step > STRETCH_STEPS_MIN, life.losses
     cost = life.reports[-1].cost
     assert cost.attached_ratio is not None
     has_ended = "there are no more full windows in this run" in ended.stderr

@@ -7,7 +7,10 @@ import pytest
 from rankscope.agent.profiler.window_effect import (
     SETTLE_STEPS,
     SLOWDOWN_MIN,
-    STRETCH_STEPS,
+    STRETCH_BLOCKS,
+    STRETCH_NS_MIN,
+    STRETCH_STEPS_MAX,
+    STRETCH_STEPS_MIN,
     STRETCHES_MAX,
     EffectState,
     WindowEffect,
@@ -15,7 +18,7 @@ from rankscope.agent.profiler.window_effect import (
 from rankscope.measure.units import NS_PER_MS
 
 WARMUP_STEPS = 4
-STEP_NS = 10 * NS_PER_MS
+STEP_NS = 40 * NS_PER_MS
 
 
 class Run:
@@ -35,36 +38,59 @@ class Run:
         return self
 
     def attach(self, noise: float | None = None) -> "Run":
-        self.train(WARMUP_STEPS + STRETCH_STEPS)
+        self.train(WARMUP_STEPS + STRETCH_STEPS_MIN)
         self._noise = self._noise if noise is None else noise
         self.train(1, in_window=True).effect.on_attached()
         return self.train(SETTLE_STEPS, ratio=9.0)
 
 
 def test_no_window_begins_before_the_reference_is_complete() -> None:
-    run = Run().train(WARMUP_STEPS + STRETCH_STEPS - 1)
+    run = Run().train(WARMUP_STEPS + STRETCH_STEPS_MIN - 1)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.REFERENCE, False)
     run.train(1)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.READY, True)
 
 
+@pytest.mark.parametrize(
+    ("step_ns", "steps"),
+    [(STRETCH_NS_MIN, STRETCH_STEPS_MIN), (10 * NS_PER_MS, 128), (NS_PER_MS, 1024), (100, STRETCH_STEPS_MAX)],
+)
+def test_stretches_of_short_steps_have_more_of_them(step_ns: int, steps: int) -> None:
+    effect = WindowEffect(warmup_steps=0)
+    for step in range(steps):
+        assert effect.state is EffectState.REFERENCE
+        effect.on_step(step, step_ns, in_window=False)
+    effect.on_attached()
+    for step in range(steps):
+        assert effect.attached_ratio is None
+        effect.on_step(step, step_ns, in_window=False)
+    assert effect.attached_ratio == 0
+
+
+def test_a_profiler_within_the_reference_begins_it_anew() -> None:
+    run = Run().train(WARMUP_STEPS + STRETCH_STEPS_MIN - 1).train(1, in_window=True)
+    run.train(SETTLE_STEPS + STRETCH_STEPS_MIN - 1)
+    assert run.effect.state is EffectState.REFERENCE
+    assert run.train(1).effect.allows_windows
+
+
 def test_warm_up_does_not_count() -> None:
     run = Run()
-    run.train(WARMUP_STEPS, ratio=99.0).train(STRETCH_STEPS).train(1, in_window=True).effect.on_attached()
-    run.train(SETTLE_STEPS + STRETCH_STEPS)
+    run.train(WARMUP_STEPS, ratio=99.0).train(STRETCH_STEPS_MIN).train(1, in_window=True).effect.on_attached()
+    run.train(SETTLE_STEPS + STRETCH_STEPS_MIN)
     assert run.effect.attached_ratio == pytest.approx(0)
 
 
 def test_windows_that_do_not_slow_training_are_kept() -> None:
-    run = Run().attach().train(STRETCHES_MAX * STRETCH_STEPS, ratio=SLOWDOWN_MIN / 2)
+    run = Run().attach().train(STRETCHES_MAX * STRETCH_STEPS_MIN, ratio=SLOWDOWN_MIN / 2)
     assert (run.effect.state, run.effect.allows_windows, run.effect.is_open) == (EffectState.KEPT, True, False)
     assert run.effect.ratios == {"attached": pytest.approx(SLOWDOWN_MIN / 2, rel=1e-3)}
 
 
 def test_two_slower_stretches_in_a_row_end_the_windows() -> None:
-    run = Run().attach().train(STRETCH_STEPS, ratio=0.3)
+    run = Run().attach().train(STRETCH_STEPS_MIN, ratio=0.3)
     assert run.effect.allows_windows
-    run.train(STRETCH_STEPS, ratio=0.3)
+    run.train(STRETCH_STEPS_MIN, ratio=0.3)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.SLOWER, False)
     assert run.effect.ratios == {"attached": pytest.approx(0.3)}
 
@@ -72,38 +98,38 @@ def test_two_slower_stretches_in_a_row_end_the_windows() -> None:
 def test_one_slower_stretch_between_others_does_not() -> None:
     run = Run().attach()
     for ratio in (0.3, 0.0, 0.3, 0.0):
-        run.train(STRETCH_STEPS, ratio=ratio)
+        run.train(STRETCH_STEPS_MIN, ratio=ratio)
     assert run.effect.state is EffectState.KEPT
 
 
 def test_if_detaching_helps_there_are_no_more_windows() -> None:
-    run = Run().attach().train(2 * STRETCH_STEPS, ratio=0.3)
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_detached()
-    run.train(STRETCH_STEPS, ratio=0.01)
+    run.train(STRETCH_STEPS_MIN, ratio=0.01)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.ENDED, False)
     assert run.effect.ratios == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.01)}
 
 
 def test_if_detaching_does_not_help_something_else_was_slow() -> None:
-    run = Run().attach().train(2 * STRETCH_STEPS, ratio=0.3)
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_detached()
-    run.train(STRETCH_STEPS, ratio=0.25)
+    run.train(STRETCH_STEPS_MIN, ratio=0.25)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.KEPT, True)
 
 
 def test_where_cupti_stays_attached_the_windows_end_without_that_test() -> None:
-    run = Run().attach().train(2 * STRETCH_STEPS, ratio=0.3)
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_stays_attached()
     assert (run.effect.state, run.effect.detached_ratio) == (EffectState.ENDED, None)
 
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_after_the_users_profiler_detaching_cannot_be_judged(detached: bool) -> None:
-    run = Run().attach().train(2 * STRETCH_STEPS, ratio=0.3)
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     if detached:
         run.effect.on_detached()
     run.effect.on_other_profiler()
-    run.train(STRETCH_STEPS, ratio=0.0)
+    run.train(STRETCH_STEPS_MIN, ratio=0.0)
     assert (run.effect.state, run.effect.detached_ratio) == (EffectState.ENDED, None)
 
 
@@ -115,7 +141,7 @@ def test_the_users_profiler_changes_nothing_before_a_verdict() -> None:
 
 def test_steps_of_windows_and_those_right_after_are_left_out() -> None:
     run = Run().attach()
-    for _ in range(STRETCHES_MAX * STRETCH_STEPS // 8):
+    for _ in range(STRETCHES_MAX * STRETCH_STEPS_MIN // 8):
         run.train(8).train(3, ratio=9.0, in_window=True).train(SETTLE_STEPS, ratio=9.0)
     assert run.effect.state is EffectState.KEPT
     assert run.effect.attached_ratio == 0
@@ -124,22 +150,22 @@ def test_steps_of_windows_and_those_right_after_are_left_out() -> None:
 def test_a_checkpoint_in_a_stretch_does_not_count() -> None:
     run = Run().attach()
     for _ in range(STRETCHES_MAX):
-        run.train(STRETCH_STEPS - 1).train(1, ratio=99.0)
+        run.train(STRETCH_STEPS_MIN - 1).train(1, ratio=99.0)
     assert (run.effect.state, run.effect.attached_ratio) == (EffectState.KEPT, 0)
 
 
 def test_a_loop_that_waits_for_its_device_every_fourth_step_is_compared_by_its_means() -> None:
-    """The host launches three steps in 5 ms each and waits for 25: CUPTI makes the launches dearer, not the steps."""
+    """The host launches three steps in 20 ms each and waits for 100: CUPTI makes the launches dearer, not the steps."""
     run = Run()
 
     def train(steps: int, launch_ratio: float) -> None:
         for _ in range(steps // 4):
             run.train(3, ratio=launch_ratio).train(1, ratio=4 - 3 * (1 + launch_ratio) - 1)
 
-    train(WARMUP_STEPS + STRETCH_STEPS, -0.5)
+    train(WARMUP_STEPS + STRETCH_STEPS_MIN, -0.5)
     run.train(1, in_window=True).effect.on_attached()
     run.train(SETTLE_STEPS)
-    train(STRETCHES_MAX * STRETCH_STEPS, -0.3)
+    train(STRETCHES_MAX * STRETCH_STEPS_MIN, -0.3)
     assert run.effect.state is EffectState.KEPT
     assert run.effect.attached_ratio == pytest.approx(0, abs=1e-6)
 
@@ -150,7 +176,7 @@ def test_a_tenth_of_noise_does_not_end_windows_and_a_third_is_seen_in_it() -> No
         for seed in range(200):
             run = Run(noise=0.1)
             run._chance = random.Random(seed)
-            run.attach().train(STRETCHES_MAX * STRETCH_STEPS, ratio=ratio)
+            run.attach().train(STRETCHES_MAX * STRETCH_STEPS_MIN, ratio=ratio)
             ended[ratio] += run.effect.state is EffectState.SLOWER
     assert ended[0.0] <= 4
     assert ended[0.35] >= 190
@@ -158,6 +184,6 @@ def test_a_tenth_of_noise_does_not_end_windows_and_a_third_is_seen_in_it() -> No
 
 def test_without_a_step_time_nothing_is_slower() -> None:
     run = Run().attach()
-    run.effect._reference._means_ns = [0.0] * 4
-    run.train(2 * STRETCH_STEPS)
+    run.effect._reference._means_ns = [0.0] * STRETCH_BLOCKS
+    run.train(2 * STRETCH_STEPS_MIN)
     assert run.effect.attached_ratio == 0

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rankscope.agent.profiler.window_effect import STRETCH_STEPS, EffectState, WindowEffect
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_scheduler import DETACHING, DEVICE_NOT_FINISHED, FIRST_OF_DEVICE, PART
+from rankscope.measure.units import NS_PER_MS
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
 
 
@@ -149,20 +150,21 @@ def test_a_host_window_waits_for_no_device() -> None:
 
 # -- windows governed by their effect ---------------------------------------------------------------------------------
 
-FIRST = WARMUP_STEPS + STRETCH_STEPS
+STEP_NS, SLOW_STEP_NS = 100 * NS_PER_MS, 130 * NS_PER_MS
+FIRST = WARMUP_STEPS + STRETCH_STEPS_MIN
 """The step at whose begin the reference is complete."""
 
 
 def governed(*, light: bool = False) -> Training:
     training = Training(light=light, effect=WindowEffect(warmup_steps=WARMUP_STEPS))
     training.profiler.sees_device = True
-    training.step_ns = 1000
+    training.step_ns = STEP_NS
     return training
 
 
 def run_until_slower(training: Training) -> Training:
     training.run(FIRST)
-    training.step_ns = 1300
+    training.step_ns = SLOW_STEP_NS
     while training.effect.state not in {EffectState.SLOWER, EffectState.ENDED}:
         assert training.step < 10 * FIRST
         training.run(1)
@@ -178,13 +180,13 @@ def test_first_window_of_a_governed_device_waits_for_the_reference() -> None:
 
 def test_every_boundary_is_inspected_while_steps_are_compared() -> None:
     training = governed()
-    for _ in range(FIRST + 2 * STRETCH_STEPS):
+    for _ in range(FIRST + 2 * STRETCH_STEPS_MIN):
         training.run(1)
         assert training.windows.find_next(training.step) == training.step + 1
 
 
 def test_windows_that_do_not_slow_training_go_on() -> None:
-    training = governed().run(FIRST + 10 * STRETCH_STEPS + 10)
+    training = governed().run(FIRST + 10 * STRETCH_STEPS_MIN + 10)
     assert training.spans()[-1][0] == "full"
     assert training.windows.find_next(training.step) > training.step + 1
     assert "detach" not in training.profiler.log
@@ -194,8 +196,8 @@ def test_windows_that_slow_training_end_and_cupti_is_detached() -> None:
     training = run_until_slower(governed())
     taken = len(training.windows_taken)
     training.run(2)
-    training.step_ns = 1000
-    training.run(10 * STRETCH_STEPS)
+    training.step_ns = STEP_NS
+    training.run(10 * STRETCH_STEPS_MIN)
     assert training.profiler.log[-3:] == ["full", "wait", "detach"]
     assert len(training.windows_taken) == taken
     assert training.windows.skipped == {FIRST_OF_DEVICE: 1, DETACHING: 1}
@@ -205,17 +207,17 @@ def test_windows_that_slow_training_end_and_cupti_is_detached() -> None:
 
 
 def test_if_detaching_does_not_help_windows_go_on() -> None:
-    training = run_until_slower(governed()).run(10 * STRETCH_STEPS)
+    training = run_until_slower(governed()).run(10 * STRETCH_STEPS_MIN)
     assert training.profiler.log[training.profiler.log.index("detach") :][:3] == ["detach", "full", "stop"]
     assert training.windows.skipped == {FIRST_OF_DEVICE: 2, DETACHING: 1}
     assert training.plan.dropped == frozenset()
-    assert training.windows_taken[-1].steps[-1].step > training.step - 2 * STRETCH_STEPS
+    assert training.windows_taken[-1].steps[-1].step > training.step - 2 * STRETCH_STEPS_MIN
 
 
 def test_where_cupti_cannot_be_detached_windows_only_end() -> None:
     training = governed()
     training.may_detach = False
-    run_until_slower(training).run(10 * STRETCH_STEPS)
+    run_until_slower(training).run(10 * STRETCH_STEPS_MIN)
     assert "detach" not in training.profiler.log
     assert training.plan.dropped == {"full_windows"}
 
@@ -241,7 +243,7 @@ def test_users_profiler_during_the_detaching_window_is_not_taken_for_a_test() ->
     training = run_until_slower(governed()).run(1)
     training.windows.on_user_profiler(True)
     training.windows.on_user_profiler(False)
-    training.run(3 * STRETCH_STEPS)
+    training.run(3 * STRETCH_STEPS_MIN)
     assert (training.effect.state, training.effect.detached_ratio) == (EffectState.ENDED, None)
 
 
@@ -249,7 +251,7 @@ def test_where_a_device_may_not_be_recorded_only_the_host_has_windows() -> None:
     training = Training(light=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=EffectState.ENDED))
     training.run(WARMUP_STEPS + FULL_STEPS)
     training.profiler.sees_device = True
-    training.run(10 * STRETCH_STEPS)
+    training.run(10 * STRETCH_STEPS_MIN)
     assert training.profiler.log == ["full", "stop"]
     assert training.windows.find_next(training.step) > training.step + 1
 

@@ -1,0 +1,48 @@
+"""Trains on the fake GPU; prints, as JSON, what the device has seen, and writes its kernels to a file.
+
+How the host and the device go together: `waits` for the device at the end of each step, as `loss.item()` does;
+`ahead` never does.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import rankscope.agent as rankscope
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from tests.fake_gpu import FakeGpu
+
+parser = argparse.ArgumentParser()
+parser.add_argument("library")
+parser.add_argument("kernels", type=Path)
+parser.add_argument("--kernel-ns", type=int, required=True)
+parser.add_argument("--dearer-ns", type=int, default=0)
+parser.add_argument("--host-s", type=float, default=0.0, help="what each step takes the host beside its launches")
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--how", choices=("waits", "ahead"), required=True)
+parser.add_argument("--impatient", action="store_true", help="the agent's windows do not wait for the device")
+parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be detached")
+options = parser.parse_args()
+
+torch.set_num_threads(1)
+gpu = FakeGpu(options.library, kernel_ns=options.kernel_ns, dearer_ns=options.dearer_ns)
+gpu.give_to_agent(can_detach=not options.has_graph)
+if options.impatient:
+    setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns: True)  # noqa: B010 - mypy knows its type
+assert rankscope.start()
+model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batch = torch.ones(4, 16)
+for _ in range(options.steps):
+    time.sleep(options.host_s)
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+    if options.how == "waits":
+        gpu.synchronize()
+print(json.dumps(gpu.counts), flush=True)
+gpu.write_kernels(options.kernels)

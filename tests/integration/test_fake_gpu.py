@@ -1,0 +1,124 @@
+"""The agent's windows on a GPU inside the real Kineto, which loses and slows as a real one did: tests/fake_gpu.
+
+What the reports say is compared with the device's own list of kernels.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN
+from rankscope.measure.records import AgentCost
+from tests.fake_gpu import Counts, compile_device
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import ALONE, OFTEN, Ended, python, run
+
+ROOT = Path(__file__).parents[2]
+KERNEL_NS = 20_000
+LAUNCHES_A_STEP_MIN = 20
+SLOWED = ("--host-s", "0.034", "--dearer-ns", "400000")
+"""32 steps take a second. Each has 200 launches, which take 80 ms longer while the device is attached: so much that a
+busy machine does not hide it."""
+ENDED = "there are no more full windows in this run"
+
+
+class Job(NamedTuple):
+    """How a job ended, what its rank has reported, what the device has seen, and its kernels: call and length, ns."""
+
+    ended: Ended
+    life: Life
+    counts: Counts
+    kernels: list[tuple[int, int]]
+
+    @property
+    def cost(self) -> AgentCost:
+        """What the last report says of the agent's cost."""
+        return self.life.reports[-1].cost
+
+    def sum_kernels(self, first_step: int, step_count: int) -> int:
+        """Return the time of the kernels that these steps have launched, ns."""
+        steps = {record.step: record for record in self.life.steps}
+        begin_ns = steps[first_step].start_host_ns
+        end_ns = steps[first_step + step_count - 1].end_host_ns
+        return sum(length_ns for called_ns, length_ns in self.kernels if begin_ns <= called_ns < end_ns)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_device(tmp_path_factory.mktemp("fake_gpu"))
+
+
+def train(library: Path, folder: Path, device_windows: str, steps: int, *options: str) -> Job:
+    kernels = folder / "kernels.txt"
+    command = python("fake_gpu.py", str(library), str(kernels), "--steps", str(steps), *options)
+    with listening() as collector:
+        given = {
+            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_DEVICE_WINDOWS": device_windows, "RANKSCOPE_GPU": "false",
+        }  # fmt: skip
+        ended = run(command, given)
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    (life,) = collector.lives
+    lines = [line.split() for line in kernels.read_text().splitlines()]
+    counts = Counts(*json.loads(ended.stdout.splitlines()[-1]))
+    assert life.losses.errors == {}
+    assert [record.step for record in life.steps] == list(range(steps))
+    return Job(ended, life, counts, [(int(called), int(length)) for called, length in lines])
+
+
+def check_breakdowns(job: Job) -> None:
+    """Each breakdown has exactly the kernels that its step launched."""
+    assert job.life.breakdowns
+    for found in job.life.breakdowns:
+        assert found.compute_ns == job.sum_kernels(found.first_step, found.step_count)
+        assert found.compute_ns >= LAUNCHES_A_STEP_MIN * KERNEL_NS
+        assert found.compute_ns + found.idle_ns == found.window_ns
+
+
+def options_of(how: str, *more: str) -> Sequence[str]:
+    return ("--kernel-ns", str(KERNEL_NS), "--how", how, *more)
+
+
+@pytest.mark.parametrize("how", ["waits", "ahead"])
+def test_windows_have_all_kernels_of_their_steps_wherever_the_device_is(
+    library: Path, tmp_path: Path, how: str
+) -> None:
+    job = train(library, tmp_path, "always", 120, *options_of(how))
+    check_breakdowns(job)
+    assert job.life.losses.windows_skipped == {"first_of_device": 1}
+    assert job.counts.lost <= 1, "the first session, which is discarded, may be"
+
+
+def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, "always", 120, *options_of("ahead", "--impatient"))
+    assert job.life.losses.windows_skipped["steps_cut"] > 0
+    assert job.counts.lost > 1
+
+
+def test_windows_that_slow_training_end_and_training_is_as_fast_as_before(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, "governed", 180, *options_of("waits", *SLOWED))
+    assert (job.counts.detached, job.counts.is_attached) == (1, False)
+    assert ENDED in job.ended.stderr
+    assert job.cost.dropped["full_windows"]
+    assert job.cost.attached_ratio is not None
+    assert job.cost.detached_ratio is not None
+    assert job.cost.attached_ratio > 0.5
+    assert job.cost.detached_ratio < job.cost.attached_ratio / 2
+    check_breakdowns(job)
+    assert min(found.first_step for found in job.life.breakdowns) > STRETCH_STEPS_MIN
+
+
+def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, "governed", 180, *options_of("waits", *SLOWED, "--has-graph"))
+    assert (job.counts.detached, job.counts.is_attached) == (0, True)
+    assert "could not be tested" in job.ended.stderr
+    assert (job.cost.dropped["full_windows"], job.cost.detached_ratio) == (True, None)
+
+
+def test_a_device_whose_windows_are_off_is_never_attached(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, "off", 60, *options_of("waits", *SLOWED))
+    assert job.counts == Counts(0, 0, 0, is_attached=False)
+    assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
