@@ -136,7 +136,8 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         ),
         overhead_ratio=0.002,
         cost=AgentCost(
-            part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0
+            part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0,
+            attached_ratio=0.01
         ),
     )  # fmt: skip
 
