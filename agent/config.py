@@ -186,10 +186,10 @@ class AgentConfig(Settings):
     device_windows: str = setting(
         GOVERNED,
         Setting(
-            "Full windows while a GPU is in use. On NVIDIA the first one attaches CUPTI to the process, which can make "
-            "every later step longer. governed: compare the steps between windows with those before, and end the "
-            "windows if they are longer (docs/cost.md); always: do not compare; off: never begin one, so that there "
-            "are no compute, communication and idle ratios of a GPU.",
+            "Full windows while a GPU is in use. On NVIDIA the first one loads the profiling library CUPTI into the "
+            "process, which can make every later step longer. governed: compare the steps between windows with those "
+            "before, and end the windows if steps have become longer (docs/cost.md); always: do not compare; off: "
+            "never begin one, so that there are no compute, communication and idle ratios of a GPU.",
             choices=(GOVERNED, ALWAYS, OFF),
         ),
     )

@@ -151,6 +151,7 @@ class TrainingThread:
             self._find_boundary,
             self._read_other_cost_ns,
             lambda: timers is None or timers.is_idle,
+            pop_interrupt=self.windows.pop_interrupt,
         )
 
     def _make_device_timers(self) -> DeviceTimers | None:

@@ -237,11 +237,11 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     """Cost of the agent for this rank so far, and the parts of the agent that are out of use to save cost.
 
     `part_ns` is CPU time by part of the agent, `dropped` maps each part that can be dropped to whether it is. A stretch
-    is the distance between two windows over the distance without regard to cost. `changes` counts how often a part was
-    dropped or restored.
+    ratio is the distance between two windows over the distance without regard to cost. `changes` counts how often a
+    part was dropped or restored.
 
-    `attached_ratio` is how much longer steps between the windows of a GPU took than those before the first one, as a
-    share (-1 and up), `detached_ratio` that after CUPTI was detached from the process; None: not measured.
+    `attached_ratio` is the step time outside of full windows over that before the GPU's first one, minus 1 (-1 and up),
+    `detached_ratio` that after CUPTI was detached from the process; None: not measured.
     """
 
     part_ns: Numbers = {}

@@ -1,10 +1,16 @@
 """Decide whether full windows may begin on the device in use, and when CUPTI is detached, by what training takes."""
 
 from collections.abc import Callable
-from typing import Protocol
+from time import monotonic_ns
+from typing import Final, Protocol
 
+from rankscope.agent.governor import FULL_WINDOWS
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.measure.units import NS_PER_S
+
+GRAPHS_WAIT_NS: Final = 60 * NS_PER_S
+"""How long windows that have slowed training wait to learn whether the process launches CUDA graphs; then they end."""
 
 
 class DeviceProfiler(Protocol):
@@ -33,26 +39,43 @@ class DeviceGate:
         plan: WindowPlan,
         effect: WindowEffect | None,
         may_detach: Callable[[], bool | None],
+        read_clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
         self._effect = effect
         self._may_detach = may_detach
+        self._read_clock_ns = read_clock_ns
+        self._has_detached = False
+        self._owes_first = False
+        self._slower_since_ns: int | None = None
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
-        return self.is_new_device or (self._plan.begins_full(step) and self._is_allowed)
+        if self.is_new_device or self.owes_first:
+            return True
+        may_interrupt = self._effect is None or self._effect.may_interrupt or not self._profiler.sees_device
+        return may_interrupt and self._plan.begins_full(step) and self._is_allowed
 
     @property
     def is_new_device(self) -> bool:
         """Whether a device is in use that no session has recorded, and one may begin."""
-        return self._profiler.is_first_of_device and self._is_allowed
+        return self._profiler.is_first_of_device and self._is_allowed and FULL_WINDOWS not in self._plan.dropped
 
     @property
-    def may_matter_now(self) -> bool:
-        """Whether any boundary may be the one at which a device's windows begin or are decided on."""
-        is_compared = self._effect is not None and self._effect.is_open and self._profiler.sees_device
-        return is_compared or self.is_new_device
+    def owes_first(self) -> bool:
+        """Whether the window is due that without a reference would have begun after the warm-up: it gives the first
+        ratios, and shows whether the process launches CUDA graphs.
+        """
+        return self._owes_first and self._is_allowed and self._plan.affords_full
+
+    def steps_until_due(self, unknown: int) -> int:
+        """Return after how many steps at least a device's windows may begin or be decided on; `unknown` if not yet."""
+        if self.is_new_device or self.owes_first:
+            return 1
+        if self._effect is not None and self._effect.is_open and self._profiler.sees_device:
+            return self._effect.steps_left
+        return unknown
 
     @property
     def wants_to_detach(self) -> bool:
@@ -63,31 +86,51 @@ class DeviceGate:
         """Return whether a session that detaches CUPTI begins now. Where none ever may, full windows are over."""
         if self._effect is None or not self.wants_to_detach:
             return False
-        may_detach = self._may_detach()
-        if may_detach is False:
+        may_detach, now_ns = self._may_detach(), self._read_clock_ns()
+        if self._slower_since_ns is None:
+            self._slower_since_ns = now_ns
+        if may_detach is False or (may_detach is None and now_ns - self._slower_since_ns > GRAPHS_WAIT_NS):
             self._effect.on_stays_attached()
+            self._slower_since_ns = None
             self._end_windows_that_slow()
         return bool(may_detach)
 
     def on_step(self, step: int, duration_ns: int, *, in_window: bool) -> None:
         """Add a finished step, which a full window or the user's profiler has recorded or not."""
-        if self._effect is not None and self._effect.is_open:
+        if self._effect is not None and self._effect.is_open and self._profiler.sees_device:
             self._effect.on_step(step, duration_ns, in_window=in_window)
             self._end_windows_that_slow()
 
     def on_user_profiler(self) -> None:
         """The user's profiler begins."""
         if self._effect is not None:
+            was_open = self._effect.is_open
             self._effect.on_other_profiler()
+            if was_open:
+                self._end_windows_that_slow()
 
-    def on_session_end(self, *, detached: bool) -> None:
+    def on_begin(self) -> None:
+        """A full window begins that is not the first of a device."""
+        self._owes_first = False
+
+    def on_session_end(self) -> None:
         """A session that recorded a device has ended."""
+        if self._effect is not None and self._effect.state is EffectState.READY:
+            self._effect.on_attached()
+            self._owes_first = True
+
+    def on_detached(self) -> None:
+        """CUPTI has been detached."""
+        self._has_detached = True
         if self._effect is not None:
-            (self._effect.on_detached if detached else self._effect.on_attached)()
+            self._effect.on_detached()
 
     @property
     def _is_allowed(self) -> bool:
-        return self._effect is None or self._effect.allows_windows or not self._profiler.sees_device
+        if self._effect is None or not self._profiler.sees_device:
+            return True
+        # Attaching again where a graph has been captured since may end in a crash.
+        return self._effect.allows_windows and (not self._has_detached or self._may_detach() is True)
 
     def _end_windows_that_slow(self) -> None:
         if self._effect is not None and self._effect.state is EffectState.ENDED:

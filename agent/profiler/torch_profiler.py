@@ -17,8 +17,9 @@ The end of a session on a device
 --------------------------------
 `_disable_profiler` does not wait for the device, unlike torch.profiler. CUPTI hands over only buffers in which every
 kernel has ended, so that one that still runs may cost a short window all of its kernels. On an H200 5 of 8 windows that
-did not wait had no whole step, and 19 of 19 that did had all kernels. So `wait_for_device` comes before: it waits at
-most as long as it is told, since a kernel of NCCL runs until the last rank has arrived.
+did not wait had no whole step, and 19 of 19 that did had all kernels, but for those that detached CUPTI. So
+`wait_for_device` comes before: it waits at most as long as it is told, since a kernel of NCCL runs until the last rank
+has arrived.
 """
 
 import os
@@ -42,6 +43,7 @@ TEARDOWN = "TEARDOWN_CUPTI"
 """Set to 1 it makes Kineto detach CUPTI from the process by its next session. In a process that has a CUDA graph that
 ends in a crash: seen in three of three, with torch 2.11 and CUDA 13.0."""
 DETACH_CUDA_MIN = (12, 6)
+DETACH_CALLS, DETACH_PAUSE_S = 20, 1e-3
 POLL_S_FIRST = 50e-6
 POLL_S_MAX = 1e-3
 """Sleep between two questions whether a device has finished, at first and at most."""
@@ -49,13 +51,22 @@ POLL_S_MAX = 1e-3
 
 class DeviceKind(NamedTuple):
     """A kind of device that this torch was built for: whether the script uses it, whether it can be recorded (called
-    only once it is in use), Kineto's name for it, and its class of events, as `torch.cuda.Event`.
+    only once it is in use), Kineto's name for it; `mark` records and returns an event in the current stream of each
+    device that this process uses.
     """
 
     is_in_use: Callable[[], bool]
     can_be_recorded: Callable[[], bool]
     activity: Any
-    make_event: Callable[[], Any]
+    mark: Callable[[], Sequence[Any]]
+
+
+class ScriptInterruptError(Exception):
+    """A signal handler of the script has raised `error` while the agent waited. It is the script's, not the agent's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class TorchProfiler:
@@ -71,7 +82,10 @@ class TorchProfiler:
         ranges: OpenRanges | None = None,
         devices: Sequence[DeviceKind] = (),
         communicates: Callable[[], bool] = lambda: False,
+        *,
+        run_between: Callable[[Callable[[], bool]], bool | None] = lambda action: action(),
     ) -> None:
+        self._run_between = run_between
         self._autograd = autograd
         self._ranges = ranges or OpenRanges()
         self._devices = devices
@@ -86,12 +100,15 @@ class TorchProfiler:
         self._without_shapes = self._configure(record_shapes=False)
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
-        self._detaches = False
 
     @classmethod
-    def find(cls, ranges: OpenRanges | None = None) -> "TorchProfiler":
-        """Return the profiler of the user's torch; `ranges` is notified of its sessions. Raises UnavailableError naming
-        what this torch lacks.
+    def find(
+        cls,
+        ranges: OpenRanges | None = None,
+        run_between: Callable[[Callable[[], bool]], bool | None] = lambda action: action(),
+    ) -> "TorchProfiler":
+        """Return the profiler of the user's torch; `ranges` is notified of its sessions, `run_between` runs calls of
+        CUDA between captures of graphs (`GraphCaptures`). Raises UnavailableError naming what this torch lacks.
         """
         os.environ.setdefault(*KINETO_QUIET)
         try:
@@ -99,7 +116,9 @@ class TorchProfiler:
 
             for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled"):
                 getattr(_autograd, name)
-            return cls(_autograd, _profiler, ranges, find_devices(_autograd, _profiler), communicates)
+            return cls(
+                _autograd, _profiler, ranges, find_devices(_autograd, _profiler), communicates, run_between=run_between
+            )
         except (ImportError, AttributeError, TypeError) as error:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
 
@@ -114,15 +133,15 @@ class TorchProfiler:
 
     @property
     def is_first_of_device(self) -> bool:
-        """Whether a full session begun now would be the first to record the device in use. Its begin may take seconds,
-        while CUPTI attaches and rewrites kernels, so its times are not those of training.
+        """Whether a full session begun now would be the first to record the device in use. Its begin takes longer, 15
+        to 20 ms on an H200, while CUPTI attaches, so its times are not those of training.
         """
         return not self._find_activities() <= self._activities_seen
 
     @property
     def can_detach(self) -> bool:
-        """Whether a session that `detaches` takes CUPTI out of this process, unless a CUDA graph is in it. Only from
-        CUDA 12.6 on: torch itself avoids it before. A value that the user has set for it stays.
+        """Whether `detach` takes CUPTI out of this process, unless a CUDA graph is in it. Only from CUDA 12.6 on: torch
+        itself avoids it before. A value that the user has set for it stays.
         """
         numbers = re.findall(r"\d+", str(getattr(sys.modules["torch"].version, "cuda", None) or ""))
         return tuple(map(int, numbers[:2])) >= DETACH_CUDA_MIN and TEARDOWN not in os.environ
@@ -134,24 +153,67 @@ class TorchProfiler:
         """
         return any(device.is_in_use() and not device.can_be_recorded() for device in self._devices)
 
-    def wait_for_device(self, limit_ns: int) -> bool:
-        """Wait until the devices in use have done what this thread has launched on their current streams; return False
-        when that is not so after `limit_ns`. Not to be called while a CUDA graph is being captured.
-        """
-        end_ns = time.monotonic_ns() + limit_ns
-        return all(_wait_for(device.make_event(), end_ns) for device in self._devices if device.is_in_use())
+    def wait_for_device(self, limit_ns: int, gives_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the devices in use have done what was launched on their current streams; return False if that is
+        not so after `limit_ns`, if `gives_up`, or while a CUDA graph is being captured, which a question would
+        invalidate. Raises ScriptInterruptError.
 
-    def start(self, *, full: bool, detaches: bool = False) -> None:
+        A device is asked, not waited for by CUDA, which would have no limit.
+        """
+        events: list[Any] = []
+        if self._run_between(lambda: self._mark_into(events)) is None:
+            return False
+        end_ns, pause_s = time.monotonic_ns() + limit_ns, POLL_S_FIRST
+        while not (are_done := self._run_between(lambda: all(event.query() for event in events))):
+            if are_done is None or gives_up() or time.monotonic_ns() >= end_ns:
+                return False
+            _pause(pause_s)
+            pause_s = min(2 * pause_s, POLL_S_MAX)
+        # It returns at once; the windows that were seen whole on hardware had ended after such a call.
+        return self._run_between(lambda: all(event.synchronize() is None for event in events)) is not None
+
+    def _mark_into(self, events: list[Any]) -> bool:
+        events += [event for device in self._devices if device.is_in_use() for event in device.mark()]
+        return True
+
+    def detach(self) -> bool:
+        """Take CUPTI out of this process, by a session without a step, and return True. The next full session is then
+        the first of the device again. To be called between captures of graphs. Raises RuntimeError when a session is
+        on, and ScriptInterruptError.
+
+        Kineto reads the variable when a session begins and when it ends; a thread of its own then makes CUPTI end
+        within the next call of CUDA, and reads it once more. So some calls are made each time, for 20 ms, which only
+        ask whether the device is idle.
+        """
+        if self._thread is not None or self.is_busy():
+            raise RuntimeError("a profiler is on already; there can be one at a time")
+        activities = {self._cpu, *self._find_activities()}
+        os.environ[TEARDOWN] = "1"
+        try:
+            self._autograd._prepare_profiler(self._without_shapes, activities)
+            self._autograd._enable_profiler(self._without_shapes, activities, {self._scope.USER_SCOPE})
+            try:
+                self._call_device()
+            finally:
+                self._autograd._disable_profiler()
+            self._call_device()
+        finally:
+            os.environ.pop(TEARDOWN, None)
+            self._activities_seen.clear()
+        return True
+
+    def _call_device(self) -> None:
+        for _ in range(DETACH_CALLS):
+            self.wait_for_device(0)
+            _pause(DETACH_PAUSE_S)
+
+    def start(self, *, full: bool) -> None:
         """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
-        One that `detaches` takes CUPTI out of the process, and the next full session is the first of the device again.
 
         Raises RuntimeError when a session is on, ours or another.
         """
         if self._thread is not None or self.is_busy():
             raise RuntimeError("a profiler is on already; there can be one at a time")
-        if detaches:
-            os.environ[TEARDOWN] = "1"
-            self._detaches = True
         configuration = self._without_shapes if full else self._with_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
@@ -176,10 +238,6 @@ class TorchProfiler:
             result = self._autograd._disable_profiler()
         finally:
             self._ranges.on_session_end()
-            if self._detaches:
-                os.environ.pop(TEARDOWN, None)
-                self._detaches = False
-                self._activities_seen.clear()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
     def _find_activities(self) -> set[Any]:
@@ -219,25 +277,39 @@ def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:
         is_compiled = getattr(module, "_is_compiled", None)
         if module is not None and activity is not None and is_compiled is not None and is_compiled():
             can_be_recorded = _make_can_be_recorded(autograd, activity)
-            found.append(DeviceKind(module.is_initialized, can_be_recorded, activity, module.Event))
+            found.append(DeviceKind(module.is_initialized, can_be_recorded, activity, _make_mark(module)))
     return tuple(found)
 
 
-def _wait_for(event: Any, end_ns: int) -> bool:
-    """Record an event in the current stream and wait for it until `end_ns` by the host clock; return whether it came.
+def _make_mark(module: Any) -> Callable[[], Sequence[Any]]:
+    def mark() -> Sequence[Any]:
+        events = []
+        for index in find_used_devices(module):
+            event = module.Event()
+            event.record(module.current_stream(index))
+            events.append(event)
+        return events
 
-    It is asked, not waited for by CUDA, which would have no limit. Once it has come, CUDA's own wait returns at once;
-    the windows that were seen whole on hardware had ended after such a call.
+    return mark
+
+
+def find_used_devices(module: Any) -> Sequence[int]:
+    """Return the numbers of the devices on which this process has a context. An event on another one would make one:
+    some hundred MiB, on a GPU that may be another rank's. Where torch cannot say it, the current device.
     """
-    event.record()
-    pause_s = POLL_S_FIRST
-    while not event.query():
-        if time.monotonic_ns() >= end_ns:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, POLL_S_MAX)
-    event.synchronize()
-    return True
+    torch = sys.modules["torch"]
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None) if module is torch.cuda else None
+    if has_context is None:
+        return [module.current_device()]
+    return [index for index in range(module.device_count()) if has_context(index)]
+
+
+def _pause(seconds: float) -> None:
+    """Sleep; Python runs signal handlers of the script meanwhile. Raises ScriptInterruptError with what one raises."""
+    try:
+        time.sleep(seconds)
+    except Exception as error:  # noqa: BLE001 - the script's, and passed on to it
+        raise ScriptInterruptError(error) from None
 
 
 def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:
@@ -245,8 +317,8 @@ def _make_can_be_recorded(autograd: Any, activity: Any) -> Callable[[], bool]:
 
     def can_be_recorded() -> bool:
         if not known:  # it counts devices
-            known.append(activity in autograd._supported_activities() and os.environ.get(TEARDOWN) != "1")
-        return known[0]
+            known.append(activity in autograd._supported_activities())
+        return known[0] and os.environ.get(TEARDOWN) != "1"
 
     return can_be_recorded
 

@@ -2,16 +2,18 @@
 training. Pure: step times in, decisions out.
 
 The first session that records an NVIDIA GPU attaches CUPTI to the process. It stays after the session, and makes every
-later launch of a kernel dearer. On an H200 a step bound by its 650 launches took 11 ms before, 15 to 17 ms after it,
+later launch of a kernel slower. On an H200 a step bound by its 650 launches took 11 ms before, 15 to 17 ms after it,
 and 12 ms once CUPTI was detached; a step bound by the GPU took the same (`tests/benchmarks/results/gpu-*.md`). The
 agent's own clock cannot see that.
 
     REFERENCE   no window yet: a stretch of steps is timed
     READY       the first session may begin
     ATTACHED    up to STRETCHES_MAX stretches between the windows are compared with the reference
-    SLOWER      two of them in a row were slower: no more windows; CUPTI is to be detached if that is safe
-    DETACHED    a stretch without CUPTI is compared with the reference
-    KEPT        windows go on: they do not slow training measurably, or detaching CUPTI did not help
+    SLOWER      two of them in a row were slower: no window begins; CUPTI is detached if that is safe, else steps are
+                compared once more
+    DETACHED    up to STRETCHES_MAX stretches without CUPTI are compared with the reference
+    KEPT        windows go on: they do not slow training measurably, or detaching CUPTI did not help in any stretch (the
+                ranks of a run, which share their step time, need not detach it at the same step)
     ENDED       no more windows in this run
 
 A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its time the median of the blocks' means. A
@@ -36,7 +38,8 @@ SETTLE_STEPS: Final = 2
 """Steps left out after a window."""
 SLOWDOWN_MIN: Final = 0.03
 """Smaller differences occur in the first minutes of a training anyhow, for example while a GPU becomes warm."""
-ERRORS_MIN: Final = 3.0
+ERRORS_MIN: Final = 5.0
+"""More than the usual three, since the error follows from four blocks only."""
 HELPED_MIN: Final = 0.5
 """Share of the slowdown that must be gone without CUPTI, if CUPTI was the cause."""
 _MAD_TO_SIGMA: Final = 1.4826
@@ -81,6 +84,16 @@ class Stretch:
             self._means_ns.append(self._sum_ns / self._count)
             self.interrupt()
 
+    @property
+    def steps_left(self) -> int:
+        """How many steps it needs at least to be complete."""
+        return (STRETCH_BLOCKS - len(self._means_ns)) * self._block_steps - self._count
+
+    @property
+    def blocks(self) -> int:
+        """The number of its blocks so far."""
+        return len(self._means_ns)
+
     def interrupt(self) -> None:
         """Drop the block that is not complete: the next step does not follow on."""
         self._sum_ns = self._count = 0
@@ -105,7 +118,9 @@ class Stretch:
 
 
 class WindowEffect:
-    """The effect of a device's windows on the steps between them. Used on the training thread."""
+    """The effect of a device's windows on the steps between them. Steps may come from the agent thread, under the event
+    buffer's lock; everything else is called on the training thread, `on_other_profiler` on any.
+    """
 
     def __init__(
         self,
@@ -121,7 +136,9 @@ class WindowEffect:
         self._reference = self._stretch = Stretch(self._block_steps)
         self._stretches = 0
         self._slower_in_a_row = 0
+        self._is_confirmed = False
         self._settling = 0
+        self._blocks_at_window = -1
         self.state = state
         self.attached_ratio: float | None = None
         """How much longer steps between windows took than before the first, as a share, in the stretch compared last;
@@ -133,6 +150,22 @@ class WindowEffect:
     def allows_windows(self) -> bool:
         """Whether a window of the device may begin."""
         return self.state in {EffectState.READY, EffectState.ATTACHED, EffectState.KEPT}
+
+    @property
+    def may_interrupt(self) -> bool:
+        """Whether a planned window may begin: while stretches are compared only after another block, since windows
+        would leave none of very long steps.
+        """
+        return self.state is not EffectState.ATTACHED or self._stretch.blocks != self._blocks_at_window
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps it takes at least until something changes."""
+        if self.state is EffectState.REFERENCE:
+            return max(1, STRETCH_STEPS_MIN - len(self._before_ns), -len(self._before_ns) % STRETCH_STEPS_MIN)
+        if self.state in {EffectState.ATTACHED, EffectState.DETACHED}:
+            return max(1, self._settling + self._stretch.steps_left)
+        return 1
 
     @property
     def is_open(self) -> bool:
@@ -149,8 +182,10 @@ class WindowEffect:
         """Add a finished step."""
         if in_window:
             self._settling = SETTLE_STEPS
-            self._before_ns.clear()
+            block = STRETCH_STEPS_MIN // STRETCH_BLOCKS
+            del self._before_ns[len(self._before_ns) // block * block :]
             self._stretch.interrupt()
+            self._blocks_at_window = self._stretch.blocks
         elif self._settling:
             self._settling -= 1
         elif self.state is EffectState.REFERENCE and step >= self._warmup_steps:
@@ -167,14 +202,17 @@ class WindowEffect:
             self.state = EffectState.ATTACHED
 
     def on_detached(self) -> None:
-        """The session that detaches CUPTI has ended."""
+        """CUPTI has been detached."""
         if self.state is EffectState.SLOWER:
             self.state = EffectState.DETACHED
+            self._settling, self._stretches = SETTLE_STEPS, 0
 
     def on_stays_attached(self) -> None:
-        """CUPTI cannot be detached here."""
+        """CUPTI cannot be detached here: two more stretches must be slower, since nothing else can confirm it."""
         if self.state is EffectState.SLOWER:
-            self.state = EffectState.ENDED
+            self.state = EffectState.ENDED if self._is_confirmed else EffectState.ATTACHED
+            self._is_confirmed = True
+            self._stretches = self._slower_in_a_row = 0
 
     def on_other_profiler(self) -> None:
         """The user's profiler begins, which attaches CUPTI: whether detaching it helps cannot be seen any more."""
@@ -199,13 +237,16 @@ class WindowEffect:
         ratio = self._stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
         error = (self._stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
         self._stretch = Stretch(self._block_steps)
+        self._stretches += 1
         if self.state is EffectState.DETACHED:
             self.detached_ratio = ratio
-            helped = (self.attached_ratio or 0.0) - ratio >= HELPED_MIN * (self.attached_ratio or 0.0)
-            self.state = EffectState.ENDED if helped else EffectState.KEPT
+            slower = self.attached_ratio or 0.0
+            if slower - ratio >= HELPED_MIN * slower:
+                self.state = EffectState.ENDED
+            elif self._stretches == STRETCHES_MAX:
+                self.state = EffectState.KEPT
             return
         self.attached_ratio = ratio
-        self._stretches += 1
         is_slower = ratio > max(self._slowdown_min, ERRORS_MIN * error)
         self._slower_in_a_row = self._slower_in_a_row + 1 if is_slower else 0
         if self._slower_in_a_row == 2:  # noqa: PLR2004 - two in a row, as above

@@ -198,12 +198,17 @@ class WindowPlan:
             found.append(_next_multiple(since, LIGHT_LENGTH_STEPS_MAX))
         return self._warmup_steps + min(found)
 
+    @property
+    def affords_full(self) -> bool:
+        """Whether a full window may begin now, as far as its cost is concerned."""
+        return FULL_WINDOWS not in self.dropped and self._costs.full_ns <= self._allowance.budget_left_ns
+
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
         since = step - self._warmup_steps
-        if since < 0 or not self._is_full_step(since) or FULL_WINDOWS in self.dropped:
+        if since < 0 or not self._is_full_step(since):
             return False
-        return self._is_affordable(self._costs.full_ns) and (since == 0 or self._are_all_affordable(since))
+        return self.affords_full and (since == 0 or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""
@@ -225,7 +230,9 @@ class WindowPlan:
 
     @property
     def _light_is_allowed(self) -> bool:
-        return LIGHT_WINDOWS not in self._allowance.dropped and self._is_affordable(self._expected_light_ns)
+        return (
+            LIGHT_WINDOWS not in self._allowance.dropped and self._expected_light_ns <= self._allowance.budget_left_ns
+        )
 
     def _is_full_step(self, since: int) -> bool:
         if since & (self.full_interval_steps - 1) == 0:
@@ -237,9 +244,6 @@ class WindowPlan:
             is_power = since >= LIGHT_FIRST_INTERVAL_STEPS and since & (since - 1) == 0
             return is_power or since % LIGHT_LENGTH_STEPS_MAX == 0
         return since & (self.light_interval_steps - 1) == 0
-
-    def _is_affordable(self, cost_ns: int) -> bool:
-        return cost_ns <= self._allowance.budget_left_ns
 
     def _are_all_affordable(self, since: int) -> bool:
         """Return whether the full windows' share of the time so far pays for all of them up to this step."""

@@ -2,7 +2,8 @@
 operators.
 
 Windows begin and end at step boundaries, on step numbers that every rank computes alone: all ranks have the cost at the
-same steps, so none waits for another's window, and the windows have the same collectives on every rank.
+same steps, so none waits for another's window, and the windows have the same collectives on every rank. Not so the
+first windows of a device, and the boundary at which CUPTI is detached: these depend on the rank's own step times.
 """
 
 import threading
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.device_gate import DeviceGate
+from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -26,9 +29,10 @@ DEVICE_WAIT_NS_MAX = 30 * NS_PER_S
 """A window of a device ends once the device has done its work; that is waited for as long as its steps took, within
 these limits. Before an evaluation and at the end of the process it is the smaller one."""
 FIRST_OF_DEVICE = "first_of_device"
-DETACHING = "detaching"
 DEVICE_NOT_FINISHED = "device_not_finished"
-"""Why a window is discarded: it attached CUPTI, it detaches it, the device had not done its work in time."""
+"""Why a window is discarded: it was the first of a device, the device had not done its work in time."""
+NOT_FINISHED_MAX = 3
+"""After so many windows in a row whose device was not done in time there are no more."""
 
 
 class Profiler(Protocol):
@@ -56,12 +60,16 @@ class Profiler(Protocol):
         """Return whether any profiler is on in this thread."""
         ...
 
-    def wait_for_device(self, limit_ns: int) -> bool:
-        """Wait until the device has done what this thread has launched; return False when it has not in time."""
+    def wait_for_device(self, limit_ns: int, gives_up: Callable[[], bool]) -> bool:
+        """Wait until the device has done what was launched; return False when it has not in time, or `gives_up`."""
         ...
 
-    def start(self, *, full: bool, detaches: bool = False) -> None:
-        """Begin to record; with `detaches` the session takes CUPTI out of the process."""
+    def detach(self) -> bool:
+        """Take CUPTI out of the process; return True."""
+        ...
+
+    def start(self, *, full: bool) -> None:
+        """Begin to record."""
         ...
 
     def stop(self) -> Any:
@@ -94,11 +102,13 @@ class WindowScheduler:
     """Start and stop windows on the training thread, by the plan. Finished ones go to `on_window`.
 
     A window during which the user's profiler began is discarded and counted in `skipped`; none starts while it runs.
-    The first window of a device, which lasts one step and starts as soon as the device is in use, is discarded as well.
-    No window begins or ends while `is_capturing` returns that a CUDA graph is being captured.
+    The first window of a device, which lasts one step and starts as soon as the device is in use, or with an `effect`
+    once its reference is complete, is discarded as well. No window begins or ends while `is_capturing` returns that a
+    CUDA graph is being captured.
 
     With an `effect` a device's windows begin only after its reference stretch, and end if it finds that they slow
-    training. Then a window of one step detaches CUPTI, if `may_detach` returns True; None: not known yet.
+    training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet. `run_between` runs an action
+    between captures of graphs.
 
     Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
     unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
@@ -120,6 +130,7 @@ class WindowScheduler:
         find_resident_bytes: Callable[[], int | None] = lambda: None,
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
+        run_between: Callable[[Callable[[], bool]], bool | None] = lambda action: action(),
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -135,7 +146,11 @@ class WindowScheduler:
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._gate = DeviceGate(profiler, plan, effect, may_detach)
         self._on_device = False
-        self._discarded_as = ""  # not empty: the running window is one step long, and why it is discarded
+        self._run_between = run_between
+        self._is_first_of_device = False
+        self._not_finished_in_a_row = 0
+        self.interrupt: Exception | None = None
+        """What a signal handler of the script has raised while a window waited; the script is to get it."""
         self._thread = get_ident()
         self._steps: list[StepRecord] = []
         self._enqueued_before: dict[int, int] = {}
@@ -155,8 +170,11 @@ class WindowScheduler:
         """Add a finished step; called before `on_boundary`."""
         if self._running is not None:
             self._steps.append(record)
-        in_window = self._running is True or self._user_profilers > 0
-        self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
+        try:
+            in_window = self._running is True or self._user_profilers > 0
+            self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
+        except Exception as error:  # noqa: BLE001 - the record must not be lost
+            self._guard.record(PART, error)
 
     def on_boundary(self, step: int) -> None:
         """Begin or end a window at the begin of this step, if that is due."""
@@ -174,8 +192,16 @@ class WindowScheduler:
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one at which a window may begin or end."""
-        is_soon = self._running or self._user_profilers or (self._full_wanted and self._gate.may_matter_now)
-        return step + 1 if is_soon else self._plan.find_next(step)
+        if self._running or self._user_profilers:
+            return step + 1
+        planned = self._plan.find_next(step)
+        if not self._full_wanted or self._guard.is_off(PART):
+            return planned
+        try:
+            return min(planned, step + self._gate.steps_until_due(UNKNOWN_STEPS))
+        except Exception as error:  # noqa: BLE001 - steps are measured without windows, too
+            self._guard.record(PART, error)
+            return planned
 
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
         """Handle the begin or the end of the user's profiler, on any thread. Returns when ours is off."""
@@ -185,7 +211,7 @@ class WindowScheduler:
             if begins:
                 self._gate.on_user_profiler()
         if ours_is_on and get_ident() == self._thread:
-            self._discard("user_profiler")
+            self._run(self._discard, "user_profiler")
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
             # So it stays on, and there are no more windows.
@@ -199,8 +225,8 @@ class WindowScheduler:
         never freed) and the end of the process (which would crash).
         """
         if self._running is not None and get_ident() == self._thread:
-            if self._discarded_as:
-                self._run(self._discard_short)
+            if self._is_first_of_device:
+                self._run(self._discard, FIRST_OF_DEVICE)
             else:
                 self._run(self._finish, DEVICE_WAIT_NS_MIN)
 
@@ -209,6 +235,8 @@ class WindowScheduler:
         self._full_in_run_ns = 0
         try:
             action(*arguments)
+        except ScriptInterruptError as stop:
+            self.interrupt = stop.error  # the window goes on, and ends at the next boundary
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
         self.full_spent_ns += self._full_in_run_ns
@@ -221,7 +249,7 @@ class WindowScheduler:
             or self._plan.begins_full(step)
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
-            or (self._full_wanted and (self._gate.is_new_device or self._gate.wants_to_detach))
+            or (self._full_wanted and self._gate.steps_until_due(UNKNOWN_STEPS) == 1)
         )
 
     def _advance(self, step: int) -> None:
@@ -232,28 +260,41 @@ class WindowScheduler:
             self._discard("user_profiler")
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
-        if full_ends and self._discarded_as:
-            self._discard_short()
+        if full_ends and self._is_first_of_device:
+            self._discard(FIRST_OF_DEVICE)
         may_begin = self._full_wanted and self._running is not True
-        detaches = may_begin and self._gate.decide_to_detach()
-        begins_full = may_begin and (detaches or self._gate.begins_full(step))
+        if may_begin and self._gate.decide_to_detach():
+            self._detach()
+        begins_full = may_begin and self._gate.begins_full(step)
         rolls = self._running is False and self._plan.begins_light(step)
         if self._running is not None and (ends or begins_full or rolls):
             self._finish()
         begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
         if self._running is None and (begins_full or (self._light_wanted and begins_light)):
-            self._begin(full=begins_full, detaches=detaches)
+            self._begin(full=begins_full, is_planned=begins_light or self._plan.begins_full(step))
 
     def _has_run_its_length(self, step: int) -> bool:
         """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
         of a device one more than is reported.
         """
         if self._running:
-            wanted = 1 if self._discarded_as else self._plan.full_window_steps + self._on_device
+            wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
             return len(self._steps) >= wanted
         return self._running is False and not self._plan.is_light(step)
 
-    def _begin(self, *, full: bool, detaches: bool = False) -> None:
+    def _detach(self) -> None:
+        """Detach CUPTI, within this boundary; where the user's profiler is on or a graph captured, at a later one."""
+        if self._running is not None:
+            self._finish()
+        begin_ns = thread_time_ns()
+        with self._beginning:
+            if self._user_profilers or self._profiler.is_busy():
+                return
+            if self._run_between(self._profiler.detach):
+                self._gate.on_detached()
+        self._full_in_run_ns += thread_time_ns() - begin_ns
+
+    def _begin(self, *, full: bool, is_planned: bool) -> None:
         if not full and not (self._light_wanted and self._light_is_useful()):
             return
         if full and self._profiler.misses_device:
@@ -264,17 +305,16 @@ class WindowScheduler:
         self._resident_before_bytes = self._find_resident_bytes()
         with self._beginning:
             if self._user_profilers or self._profiler.is_busy():
-                self._count_skip("user_profiler")
+                if is_planned:
+                    self._count_skip("user_profiler")
                 return
             on_device = full and self._profiler.sees_device
-            discarded_as = FIRST_OF_DEVICE if full and self._profiler.is_first_of_device else ""
-            if detaches:
-                self._profiler.start(full=full, detaches=True)
-                discarded_as = DETACHING
-            else:
-                self._profiler.start(full=full)
+            is_first = full and self._profiler.is_first_of_device
+            self._profiler.start(full=full)
             self._running, self._thread, self._steps = full, get_ident(), []
-            self._on_device, self._discarded_as = on_device, discarded_as
+            self._on_device, self._is_first_of_device = on_device, is_first
+            if full and not is_first:
+                self._gate.on_begin()
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
@@ -282,7 +322,10 @@ class WindowScheduler:
 
     def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
         if self._on_device and not self._is_device_finished(wait_ns_max):
-            self._discard(DEVICE_NOT_FINISHED)
+            if self._running is not None:  # else it was given up for the user's profiler meanwhile
+                self._discard("user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED)
+            return
+        if self._running is None:
             return
         begin_ns = thread_time_ns()
         full, on_device = bool(self._running), self._on_device
@@ -308,33 +351,41 @@ class WindowScheduler:
             self._count_skip("backlog")
 
     def _is_device_finished(self, wait_ns_max: int) -> bool:
-        """Wait for the work of the running window: while one kernel runs, the profiler may lose all of them."""
+        """Wait for the work of the running window: while one kernel runs, the profiler may lose all of them. Raises
+        ScriptInterruptError.
+        """
+        begin_ns = thread_time_ns()
         steps_ns = sum(step.duration_ns for step in self._steps)
+        limit_ns = DEVICE_WAIT_NS_MIN if self._not_finished_in_a_row else max(steps_ns, DEVICE_WAIT_NS_MIN)
         try:
-            return self._profiler.wait_for_device(min(max(steps_ns, DEVICE_WAIT_NS_MIN), wait_ns_max))
+            is_finished = self._profiler.wait_for_device(min(limit_ns, wait_ns_max), lambda: self._user_profilers > 0)
+        except ScriptInterruptError:
+            raise
         except Exception as error:  # noqa: BLE001 - the session must end all the same
             self._guard.record(PART, error)
-            return False
-
-    def _discard_short(self) -> None:
-        """Discard the running window of one step, which attached CUPTI or was to detach it."""
-        if self._discarded_as == DETACHING:
-            self._is_device_finished(DEVICE_WAIT_NS_MIN)
-        self._discard(self._discarded_as)
+            is_finished = False
+        self._full_in_run_ns += thread_time_ns() - begin_ns
+        if not self._user_profilers:
+            self._not_finished_in_a_row = 0 if is_finished else self._not_finished_in_a_row + 1
+            if self._not_finished_in_a_row == NOT_FINISHED_MAX:
+                self._plan.full_has_ended = True
+        return is_finished
 
     def _discard(self, reason: str) -> None:
+        begin_ns, full = thread_time_ns(), bool(self._running)
         self._count_skip(reason)
         self._stop()
+        self._full_in_run_ns += thread_time_ns() - begin_ns if full else 0
 
     def _stop(self) -> Any:
-        on_device, detached = self._on_device, self._discarded_as == DETACHING
-        self._running, self._on_device, self._discarded_as = None, False, ""
+        on_device = self._on_device
+        self._running, self._on_device, self._is_first_of_device = None, False, False
         try:
             return self._profiler.stop()
         finally:
             self._is_idle.set()
             if on_device:
-                self._gate.on_session_end(detached=detached)
+                self._gate.on_session_end()
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1

@@ -36,11 +36,11 @@ def describe_effect(effect: WindowEffect) -> str:
 
     >>> effect = WindowEffect(warmup_steps=4)
     >>> effect.attached_ratio, effect.detached_ratio = 0.336, -0.002
-    >>> describe_effect(effect).partition(". So")[0]  # doctest: +NORMALIZE_WHITESPACE
-    'there are no more full windows in this run: after the first one steps were 34 % longer than before it. Since CUPTI
-    was detached they have been as long as before'
+    >>> describe_effect(effect).partition(": ")[2].partition(". Compute")[0]  # doctest: +NORMALIZE_WHITESPACE
+    'after the first one steps were 34 % longer than before it. Since CUPTI was detached they have been as long as
+    before it'
     """
-    slower = f"after the first one steps were {_describe_ratio(effect.attached_ratio or 0.0)} it"
+    slower = f"after the first one steps were {_describe_ratio(effect.attached_ratio or 0.0)}"
     if effect.detached_ratio is None:
         since = (
             "Whether the profiler library that it has loaded (CUPTI on NVIDIA) is the cause could not be tested, and "
@@ -49,16 +49,16 @@ def describe_effect(effect: WindowEffect) -> str:
     else:
         since = f"Since CUPTI was detached they have been {_describe_ratio(effect.detached_ratio)}"
     return (
-        f"there are no more full windows in this run: {slower}. {since}. So compute, communication and idle ratios are "
-        "missing. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
+        f"this rank takes no more full profiler windows: {slower}. {since}. Compute, communication and idle ratios are "
+        "no longer updated. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
     )
 
 
 def _describe_ratio(ratio: float) -> str:
     percent = round(100 * ratio)
     if not percent:
-        return "as long as before"
-    return f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'} than before"
+        return "as long as before it"
+    return f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'} than before it"
 
 
 class ProfilerWindows:
@@ -112,6 +112,7 @@ class ProfilerWindows:
                 find_resident_bytes=find_resident_bytes,
                 effect=self.effect,
                 may_detach=self._may_detach,
+                run_between=captures.run_between,
             )
 
     def log_effect(self) -> None:
@@ -135,7 +136,7 @@ class ProfilerWindows:
         if not (config.collective_windows or config.full_windows):
             return None
         try:
-            return TorchProfiler.find(self.ranges)
+            return TorchProfiler.find(self.ranges, self._captures.run_between)
         except RankscopeError as error:
             text = f"no profiler windows, so no collectives and no compute ratio: {error}"
             log_once_per_node(text, environment)
@@ -156,6 +157,13 @@ class ProfilerWindows:
     def skipped(self) -> Mapping[str, int]:
         """The number of windows not taken, by reason."""
         return {} if self.scheduler is None else self.scheduler.skipped
+
+    def pop_interrupt(self) -> Exception | None:
+        """Return what a signal handler of the script has raised while a window waited for the device, once."""
+        if self.scheduler is None or self.scheduler.interrupt is None:
+            return None
+        error, self.scheduler.interrupt = self.scheduler.interrupt, None
+        return error
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""

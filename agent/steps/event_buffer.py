@@ -109,7 +109,8 @@ class HookEventBuffer:
 
     `find_boundary` returns the next boundary after a given step, by default that of the next step, inline; only the
     training thread calls it. `read_other_cost_ns` returns the part of the time spent in here that other parts count as
-    their cost, `may_defer` whether records may be made on another thread now.
+    their cost, `may_defer` whether records may be made on another thread now, `pop_interrupt` an error that a signal
+    handler of the script has raised while a part waited, which the script then gets from the hook.
     """
 
     def __init__(
@@ -121,7 +122,9 @@ class HookEventBuffer:
         may_defer: Callable[[], bool] = lambda: True,
         *,
         read_cpu_ns: Callable[[], int] = thread_time_ns,
+        pop_interrupt: Callable[[], Exception | None] = lambda: None,
     ) -> None:
+        self._pop_interrupt = pop_interrupt
         self._timer = timer
         self._guard = guard
         self._find_boundary = find_boundary or (lambda step: NextBoundary(step + 1, runs_inline=True))
@@ -178,7 +181,7 @@ class HookEventBuffer:
         self._flush_every_event()
 
     def flush_inline(self) -> None:
-        """Process all events; the last one happens now."""
+        """Process all events; the last one happens now. Raises what a signal handler of the script raised meanwhile."""
         begin_ns = thread_time_ns()
         if not self._lock.acquire(timeout=LOCK_WAIT_S_MAX):
             return
@@ -190,6 +193,9 @@ class HookEventBuffer:
             self._meter.record_processing(spent_ns)
         finally:
             self._lock.release()
+        interrupt = self._pop_interrupt()
+        if interrupt is not None:
+            raise interrupt
 
     @contextmanager
     def flushed(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from tests.programs import find_program
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "system_packages.sh"
 OF_EVERY_MACHINE = ("bash", "cat", "chmod", "dirname", "env", "rm", "tee")
-LISTED = re.findall(r"^([\w-]+) +([\w,-]+) +\S", SCRIPT.read_text().partition("<<'LIST'")[2], flags=re.MULTILINE)
+LISTED = re.findall(r"^([\w+-]+) +([\w,+-]+) +\S", SCRIPT.read_text().partition("<<'LIST'")[2], flags=re.MULTILINE)
 
 # Stand-in for apt-get: records its arguments and policy-rc.d's answer, and installs what it is configured to.
 APT_GET = """#!/bin/sh

@@ -92,7 +92,7 @@ class FakeGpu:
         class Event:
             """A mark in the device's stream."""
 
-            def record(self) -> None:
+            def __init__(self) -> None:
                 self._at_ns = gpu.idle_from_ns
 
             def query(self) -> bool:
@@ -101,9 +101,12 @@ class FakeGpu:
             def synchronize(self) -> None:
                 assert self.query()
 
+        def mark() -> list[Event]:
+            return [Event()]
+
         def find(_autograd: Any, c_profiler: Any) -> tuple[torch_profiler.DeviceKind, ...]:
             activity = c_profiler.ProfilerActivity.CUDA
-            return (torch_profiler.DeviceKind(lambda: True, lambda: True, activity, Event),)
+            return (torch_profiler.DeviceKind(lambda: True, lambda: True, activity, mark),)
 
         given: Any = torch_profiler
         given.find_devices = find

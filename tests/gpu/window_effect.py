@@ -16,7 +16,6 @@ window, so that one that is ended by a crash leaves what it has seen.
 import argparse
 import itertools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.profiler.kineto_events import read_saved
-from rankscope.agent.profiler.torch_profiler import TEARDOWN, TorchProfiler
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
 
@@ -126,12 +125,10 @@ class Watched:
         )
 
     def detach(self) -> None:
-        """Let Kineto detach CUPTI, by a session without a step."""
-        os.environ[TEARDOWN] = "1"
-        try:
-            self.window("without a step, to detach CUPTI", steps=0)
-        finally:
-            os.environ.pop(TEARDOWN)
+        """Let Kineto detach CUPTI, as the agent does."""
+        begin_ns = perf_counter_ns()
+        self._profiler.detach()
+        say(window="detached", steps=0, kernels=0, start_ms=(perf_counter_ns() - begin_ns) / 1e6)
 
 
 def say(**found: Any) -> None:

@@ -71,7 +71,8 @@ AGENT: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_agent_part_dropped", "gauge", "", (*RANK, "part"),
-        "1 while the agent has disabled the part to stay within overhead_ratio_max, 0 while the part is in use.",
+        "1 while the agent has disabled the part, to stay within overhead_ratio_max or because windows of a GPU slowed "
+        "training; 0 while the part is in use.",
         "1 if disabled", _COST, RATIO,
         per_rank_and(lambda rank: rank.cost.dropped),
     ),
@@ -83,8 +84,8 @@ AGENT: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_agent_step_effect_ratio", "gauge", "ratio", (*RANK, "state"),
-        "How much longer steps between a GPU's windows took than before the first, by state of CUPTI (attached, "
-        "detached).",
+        "Step time outside of full windows over that before the GPU's first one, minus 1: with CUPTI attached, and "
+        "after it was detached.",
         "median of block means / that of the steps before - 1", "agent: step times (AgentCost)", (-1, None),
         per_rank_and(_step_effects),
     ),

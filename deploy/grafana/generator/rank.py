@@ -369,7 +369,7 @@ def _process() -> list[Placed]:
         ),
         lines(
             "Step time since the first window of the GPU",
-            "How much longer steps between a GPU's windows took than before the first; docs/cost.md explains CUPTI.",
+            "Step time outside of full windows over that before the first one, minus 1; docs/cost.md explains CUPTI.",
             RATIO,
             Query(series("agent_step_effect_ratio", OF_RANK), "CUPTI {{state}}"),
             width=THIRD,

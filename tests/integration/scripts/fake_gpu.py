@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 gpu = FakeGpu(options.library, kernel_ns=options.kernel_ns, dearer_ns=options.dearer_ns)
 gpu.give_to_agent(can_detach=not options.has_graph)
 if options.impatient:
-    setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns: True)  # noqa: B010 - mypy knows its type
+    setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns, _gives_up: True)  # noqa: B010 - mypy knows its type
 assert rankscope.start()
 model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

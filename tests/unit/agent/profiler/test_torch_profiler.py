@@ -1,6 +1,8 @@
 """TorchProfiler: what a session records, by whether a device is in use. torch's C functions are a strict stand-in."""
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from rankscope.agent.profiler import torch_profiler
 from rankscope.agent.profiler.torch_profiler import (
     TEARDOWN,
     DeviceKind,
+    ScriptInterruptError,
     TorchProfiler,
     communicates,
     find_devices,
@@ -76,12 +80,14 @@ class Event:
 
     comes_after: int | None = 0
     log: list[str] = field(default_factory=list)
+    on_query: Callable[[], object] = lambda: None
 
     def record(self) -> None:
         self.log.append("record")
 
     def query(self) -> bool:
         self.log.append("query")
+        self.on_query()
         return self.comes_after is not None and self.log.count("query") > self.comes_after
 
     def synchronize(self) -> None:
@@ -95,12 +101,20 @@ class Script:
 
     uses_device: bool = False
     communicates: bool = False
+    captures: bool = False
     event: Event = field(default_factory=Event)
     autograd: Autograd = field(default_factory=Autograd)
 
     def profiler(self) -> TorchProfiler:
-        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA", lambda: self.event)
-        return TorchProfiler(self.autograd, c_profiler(), None, (device,), lambda: self.communicates)
+        device = DeviceKind(lambda: self.uses_device, lambda: True, "CUDA", self._mark)
+        return TorchProfiler(
+            self.autograd, c_profiler(), None, (device,), lambda: self.communicates,
+            run_between=lambda action: None if self.captures else action(),
+        )  # fmt: skip
+
+    def _mark(self) -> list[Event]:
+        self.event.record()
+        return [self.event]
 
 
 @pytest.mark.parametrize(
@@ -157,17 +171,70 @@ def test_without_a_device_nothing_is_waited_for() -> None:
     assert script.event.log == []
 
 
-def test_session_that_detaches_sets_the_variable_while_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_not_asked_during_a_capture() -> None:
+    script = Script(uses_device=True, captures=True)
+    assert not script.profiler().wait_for_device(60 * NS_PER_S)
+    assert script.event.log == []
+
+
+def test_a_capture_that_begins_meanwhile_ends_the_wait() -> None:
+    script = Script(uses_device=True, event=Event(comes_after=None))
+    profiler = script.profiler()
+    script.event.on_query = lambda: setattr(script, "captures", True)
+    assert not profiler.wait_for_device(60 * NS_PER_S)
+    assert script.event.log == ["record", "query"]
+
+
+def test_who_gives_up_waits_no_longer() -> None:
+    script = Script(uses_device=True, event=Event(comes_after=None))
+    assert not script.profiler().wait_for_device(60 * NS_PER_S, lambda: True)
+
+
+def test_what_a_signal_handler_raises_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PreemptedError(Exception):
+        pass
+
+    def interrupted(_seconds: float) -> None:
+        raise PreemptedError
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    script = Script(uses_device=True, event=Event(comes_after=None))
+    with pytest.raises(ScriptInterruptError) as found:
+        script.profiler().wait_for_device(60 * NS_PER_S)
+    assert isinstance(found.value.error, PreemptedError)
+
+
+@pytest.mark.parametrize("fails", [None, "_prepare_profiler", "_enable_profiler"])
+def test_the_variable_is_set_only_while_cupti_is_detached(monkeypatch: pytest.MonkeyPatch, fails: str | None) -> None:
     monkeypatch.delenv(TEARDOWN, raising=False)
-    script = Script(uses_device=True)
+    monkeypatch.setattr(torch_profiler, "DETACH_PAUSE_S", 0.0)
+    script, seen = Script(uses_device=True), []
     profiler = script.profiler()
     profiler.start(full=True)
     profiler.stop()
     before = profiler.is_first_of_device
-    profiler.start(full=True, detaches=True)
-    during = os.environ.get(TEARDOWN)
-    profiler.stop()
-    assert (before, during, os.environ.get(TEARDOWN), profiler.is_first_of_device) == (False, "1", None, True)
+    script.event.on_query = lambda: seen.append((os.environ.get(TEARDOWN), profiler.is_busy()))
+    if fails is not None:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("torch has changed")
+
+        monkeypatch.setattr(script.autograd, fails, fail)
+        with pytest.raises(RuntimeError, match="has changed"):
+            profiler.detach()
+    else:
+        profiler.detach()
+        assert set(seen) == {("1", True), ("1", False)}, "within its session, and until Kineto has read it once more"
+    assert (before, profiler.is_first_of_device) == (False, True)
+    assert (os.environ.get(TEARDOWN), profiler.is_busy()) == (None, False)
+
+
+def test_only_devices_with_a_context_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(device_count=lambda: 4, current_device=lambda: 0)
+    assert torch_profiler.find_used_devices(module) == [0]
+    monkeypatch.setattr(torch, "cuda", module)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index in {1, 3}, raising=False)
+    assert torch_profiler.find_used_devices(module) == [1, 3]
 
 
 @pytest.mark.parametrize(

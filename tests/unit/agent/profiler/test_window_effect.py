@@ -67,9 +67,10 @@ def test_stretches_of_short_steps_have_more_of_them(step_ns: int, steps: int) ->
     assert effect.attached_ratio == 0
 
 
-def test_a_profiler_within_the_reference_begins_it_anew() -> None:
+def test_a_profiler_within_the_reference_costs_the_block_that_it_interrupts() -> None:
+    block = STRETCH_STEPS_MIN // STRETCH_BLOCKS
     run = Run().train(WARMUP_STEPS + STRETCH_STEPS_MIN - 1).train(1, in_window=True)
-    run.train(SETTLE_STEPS + STRETCH_STEPS_MIN - 1)
+    run.train(SETTLE_STEPS, ratio=9.0).train(block - 1)
     assert run.effect.state is EffectState.REFERENCE
     assert run.train(1).effect.allows_windows
 
@@ -105,7 +106,7 @@ def test_one_slower_stretch_between_others_does_not() -> None:
 def test_if_detaching_helps_there_are_no_more_windows() -> None:
     run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_detached()
-    run.train(STRETCH_STEPS_MIN, ratio=0.01)
+    run.train(SETTLE_STEPS, ratio=9.0).train(STRETCH_STEPS_MIN, ratio=0.01)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.ENDED, False)
     assert run.effect.ratios == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.01)}
 
@@ -113,14 +114,62 @@ def test_if_detaching_helps_there_are_no_more_windows() -> None:
 def test_if_detaching_does_not_help_something_else_was_slow() -> None:
     run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_detached()
+    run.train(SETTLE_STEPS + (STRETCHES_MAX - 1) * STRETCH_STEPS_MIN, ratio=0.25)
+    assert run.effect.state is EffectState.DETACHED
     run.train(STRETCH_STEPS_MIN, ratio=0.25)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.KEPT, True)
 
 
-def test_where_cupti_stays_attached_the_windows_end_without_that_test() -> None:
+def test_detaching_may_help_only_when_the_last_rank_has_done_it() -> None:
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
+    run.effect.on_detached()
+    run.train(SETTLE_STEPS + 2 * STRETCH_STEPS_MIN, ratio=0.3).train(STRETCH_STEPS_MIN)
+    assert (run.effect.state, run.effect.detached_ratio) == (EffectState.ENDED, 0)
+
+
+def test_where_cupti_stays_attached_two_more_stretches_must_be_slower() -> None:
     run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
     run.effect.on_stays_attached()
+    assert run.effect.allows_windows
+    run.train(2 * STRETCH_STEPS_MIN, ratio=0.3)
+    run.effect.on_stays_attached()
     assert (run.effect.state, run.effect.detached_ratio) == (EffectState.ENDED, None)
+
+
+def test_where_they_are_not_slower_again_windows_are_kept() -> None:
+    run = Run().attach().train(2 * STRETCH_STEPS_MIN, ratio=0.3)
+    run.effect.on_stays_attached()
+    run.train(STRETCHES_MAX * STRETCH_STEPS_MIN)
+    assert run.effect.state is EffectState.KEPT
+
+
+def test_windows_leave_room_for_a_block_of_very_long_steps() -> None:
+    run = Run().attach()
+    assert not run.effect.may_interrupt
+    run.train(STRETCH_STEPS_MIN // STRETCH_BLOCKS)
+    assert run.effect.may_interrupt
+    run.train(3, in_window=True).train(SETTLE_STEPS, ratio=9.0)
+    assert not run.effect.may_interrupt
+    run.train(STRETCH_STEPS_MIN // STRETCH_BLOCKS)
+    assert run.effect.may_interrupt
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_changes_before_the_steps_that_are_left(seed: int) -> None:
+    chance = random.Random(seed)
+    run = Run()
+    run._chance = chance
+    calls = (run.effect.on_attached, run.effect.on_detached, run.effect.on_stays_attached)
+    for _ in range(300):
+        state, ratios, left = run.effect.state, run.effect.ratios, run.effect.steps_left
+        assert left >= 1
+        run.train(left - 1, ratio=chance.choice([0.0, 0.3]))
+        assert (run.effect.state, run.effect.ratios) == (state, ratios)
+        run.train(1, in_window=chance.random() < 0.1)
+        if not run.effect.is_open:
+            return
+        if chance.random() < 0.5:
+            chance.choice(calls)()
 
 
 @pytest.mark.parametrize("detached", [False, True])

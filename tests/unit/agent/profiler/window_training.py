@@ -1,6 +1,7 @@
 """A training thread with windows, and a stand-in for torch's profiler."""
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,8 @@ class FakeProfiler:
         self.can_detach = True
         self.is_device_done = True
         self._has_seen_device = False
-        self._detaches = False
+        self.waits_ns: list[int] = []
+        self.while_waiting: Callable[[], object] = lambda: None
         self._thread: int | None = None
         self._ranges: list[str] = []
 
@@ -45,15 +47,23 @@ class FakeProfiler:
     def is_busy(self) -> bool:
         return self.somebody_elses_is_on or self._thread == threading.get_ident()
 
-    def wait_for_device(self, limit_ns: int) -> bool:
+    def wait_for_device(self, limit_ns: int, gives_up: Callable[[], bool]) -> bool:
         assert limit_ns > 0
+        self.waits_ns.append(limit_ns)
         self.log.append("wait")
-        return self.is_device_done
+        self.while_waiting()
+        return self.is_device_done and not gives_up()
 
-    def start(self, *, full: bool, detaches: bool = False) -> None:
+    def detach(self) -> bool:
         if self._thread is not None or self.somebody_elses_is_on:
             raise RuntimeError("a profiler is on already")
-        self._detaches = detaches
+        self.log.append("detach")
+        self._has_seen_device = False
+        return True
+
+    def start(self, *, full: bool) -> None:
+        if self._thread is not None or self.somebody_elses_is_on:
+            raise RuntimeError("a profiler is on already")
         self._thread, self._ranges = threading.get_ident(), []
         self._has_seen_device |= full and self.sees_device
         self.log.append("full" if full else "light")
@@ -62,9 +72,7 @@ class FakeProfiler:
         if self._thread != threading.get_ident():
             raise RuntimeError("no session was begun on this thread")
         self._thread = None
-        self.log.append("detach" if self._detaches else "stop")
-        if self._detaches:
-            self._has_seen_device = False
+        self.log.append("stop")
         activities = [SimpleNamespace(name=lambda name=name: name) for name in self._ranges]
         return SimpleNamespace(trace_activities=lambda: activities)
 
@@ -117,6 +125,7 @@ class Training:
             find_resident_bytes=lambda: 100 * self.step,
             effect=effect,
             may_detach=lambda: self.may_detach,
+            run_between=lambda action: None if self.is_capturing else action(),
         )
 
     def _take(self, window: RawWindow) -> bool:

@@ -323,3 +323,14 @@ def test_spent_time_never_decreases() -> None:
     before_ns = meter.spent_ns(10)
     assert meter.spent_ns(4) == before_ns
     assert meter.spent_ns(10) == before_ns
+
+
+def test_what_a_signal_handler_raised_while_a_part_waited_comes_out_of_the_hook() -> None:
+    errors: list[Exception] = [TimeoutError("preempted")]
+    loop = Loop(pop_interrupt=lambda: errors.pop() if errors else None)
+    loop.write(loop.timer.data_begin, True)
+    with pytest.raises(TimeoutError, match="preempted"):
+        loop.buffer.flush_inline()
+    loop.write(loop.timer.data_end, True).buffer.flush_inline()
+    assert loop.buffer.event_count == 2
+    assert loop.guard.errors == {}
