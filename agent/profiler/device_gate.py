@@ -77,14 +77,9 @@ class DeviceGate:
             return self._effect.steps_left
         return unknown
 
-    @property
-    def wants_to_detach(self) -> bool:
-        """Whether windows have slowed training, and CUPTI is still attached."""
-        return self._effect is not None and self._effect.state is EffectState.SLOWER
-
     def decide_to_detach(self) -> bool:
         """Return whether a session that detaches CUPTI begins now. Where none ever may, full windows are over."""
-        if self._effect is None or not self.wants_to_detach:
+        if self._effect is None or self._effect.state is not EffectState.SLOWER:
             return False
         may_detach, now_ns = self._may_detach(), self._read_clock_ns()
         if self._slower_since_ns is None:

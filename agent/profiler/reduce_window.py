@@ -22,7 +22,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -120,9 +120,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         collectives=_find_device_collectives(view, request.steps, {window.step for window in windows}),
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
-        launches_graphs=bool(
-            len(view.trace.rows_named(view.trace.rows(*LAUNCHES), lambda name: _GRAPH_LAUNCH in name))
-        ),
+        launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
     )
 
 
@@ -179,11 +177,14 @@ def _find_first_work(view: RankView, step: StepBounds) -> int | None:
     return int(view.work.start_ns[places[first:last]].min()) if first < last else None
 
 
+def _find_calls(view: RankView, matches: Callable[[str], object]) -> Ints:
+    """Return the calls of the device's runtime and driver whose name matches, ascending."""
+    return view.trace.rows_named(view.trace.rows(*LAUNCHES), matches)
+
+
 def _find_lost_launches(view: RankView) -> Ints:
     """Return the begins of calls whose kernel did not run, ascending."""
-    calls = view.trace.rows(*LAUNCHES)
-    launches = view.trace.names_like(lambda name: _LAUNCHES_A_KERNEL.search(name) is not None)
-    calls = calls[launches[view.events.name[calls]]]
+    calls = _find_calls(view, _LAUNCHES_A_KERNEL.search)
     lost = ~np.isin(view.events.correlation[calls], view.events.correlation[view.work.row])
     return view.events.start_ns[calls[lost]]
 

@@ -127,6 +127,11 @@ class TorchProfiler:
         return bool(self._autograd._profiler_enabled())
 
     @property
+    def knows_devices(self) -> bool:
+        """Whether this torch was built for any kind of device that can be recorded."""
+        return bool(self._devices)
+
+    @property
     def sees_device(self) -> bool:
         """Whether a full session begun now would record a device."""
         return bool(self._find_activities())
@@ -177,17 +182,19 @@ class TorchProfiler:
         return True
 
     def detach(self) -> bool:
-        """Take CUPTI out of this process, by a session without a step, and return True. The next full session is then
-        the first of the device again. To be called between captures of graphs. Raises RuntimeError when a session is
-        on, and ScriptInterruptError.
+        """Take CUPTI out of this process, by a session without a step. The next full session is then the first of the
+        device again. Return False, and do nothing, while a CUDA graph is being captured. Raises RuntimeError when a
+        session is on, and ScriptInterruptError.
 
         Kineto reads the variable when a session begins and when it ends; a thread of its own then makes CUPTI end
         within the next call of CUDA, and reads it once more. So some calls are made each time, for 20 ms, which only
         ask whether the device is idle.
         """
-        if self._thread is not None or self.is_busy():
-            raise RuntimeError("a profiler is on already; there can be one at a time")
-        activities = {self._cpu, *self._find_activities()}
+        self._check_free()
+        return bool(self._run_between(self._detach))
+
+    def _detach(self) -> bool:
+        activities = {self._cpu, *self._find_activities()}  # which the variable would leave out
         os.environ[TEARDOWN] = "1"
         try:
             self._autograd._prepare_profiler(self._without_shapes, activities)
@@ -212,8 +219,7 @@ class TorchProfiler:
 
         Raises RuntimeError when a session is on, ours or another.
         """
-        if self._thread is not None or self.is_busy():
-            raise RuntimeError("a profiler is on already; there can be one at a time")
+        self._check_free()
         configuration = self._without_shapes if full else self._with_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
@@ -239,6 +245,10 @@ class TorchProfiler:
         finally:
             self._ranges.on_session_end()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
+
+    def _check_free(self) -> None:
+        if self._thread is not None or self.is_busy():
+            raise RuntimeError("a profiler is on already; there can be one at a time")
 
     def _find_activities(self) -> set[Any]:
         return {device.activity for device in self._devices if device.is_in_use() and device.can_be_recorded()}

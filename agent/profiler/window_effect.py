@@ -30,6 +30,7 @@ from rankscope.measure.units import NS_PER_S
 
 STRETCH_BLOCKS: Final = 4
 STRETCH_STEPS_MIN: Final = 32
+BLOCK_STEPS_MIN: Final = STRETCH_STEPS_MIN // STRETCH_BLOCKS
 STRETCH_STEPS_MAX: Final = 4096
 STRETCH_NS_MIN: Final = NS_PER_S
 """So long, because the agent's thread has something to do about once a second."""
@@ -71,7 +72,7 @@ class Stretch:
     """
 
     def __init__(self, block_steps: int) -> None:
-        self._block_steps = block_steps
+        self.block_steps = block_steps
         self._means_ns: list[float] = []
         self._sum_ns = 0
         self._count = 0
@@ -80,14 +81,14 @@ class Stretch:
         """Add the next step."""
         self._sum_ns += duration_ns
         self._count += 1
-        if self._count == self._block_steps:
+        if self._count == self.block_steps:
             self._means_ns.append(self._sum_ns / self._count)
             self.interrupt()
 
     @property
     def steps_left(self) -> int:
         """How many steps it needs at least to be complete."""
-        return (STRETCH_BLOCKS - len(self._means_ns)) * self._block_steps - self._count
+        return (STRETCH_BLOCKS - len(self._means_ns)) * self.block_steps - self._count
 
     @property
     def blocks(self) -> int:
@@ -132,8 +133,7 @@ class WindowEffect:
         self._warmup_steps = warmup_steps
         self._slowdown_min = slowdown_min
         self._before_ns: list[int] = []
-        self._block_steps = STRETCH_STEPS_MIN // STRETCH_BLOCKS
-        self._reference = self._stretch = Stretch(self._block_steps)
+        self._reference = self._stretch = Stretch(BLOCK_STEPS_MIN)
         self._stretches = 0
         self._slower_in_a_row = 0
         self._is_confirmed = False
@@ -172,18 +172,11 @@ class WindowEffect:
         """Whether steps are still compared, so that each boundary matters."""
         return self.state not in {EffectState.KEPT, EffectState.ENDED}
 
-    @property
-    def ratios(self) -> dict[str, float]:
-        """`attached_ratio` and `detached_ratio` by state of CUPTI, as far as they are known."""
-        known = {"attached": self.attached_ratio, "detached": self.detached_ratio}
-        return {name: ratio for name, ratio in known.items() if ratio is not None}
-
     def on_step(self, step: int, duration_ns: int, *, in_window: bool) -> None:
         """Add a finished step."""
         if in_window:
             self._settling = SETTLE_STEPS
-            block = STRETCH_STEPS_MIN // STRETCH_BLOCKS
-            del self._before_ns[len(self._before_ns) // block * block :]
+            del self._before_ns[len(self._before_ns) // BLOCK_STEPS_MIN * BLOCK_STEPS_MIN :]
             self._stretch.interrupt()
             self._blocks_at_window = self._stretch.blocks
         elif self._settling:
@@ -226,8 +219,7 @@ class WindowEffect:
             return
         if sum(self._before_ns) < STRETCH_NS_MIN and count < STRETCH_STEPS_MAX:
             return
-        self._block_steps = count // STRETCH_BLOCKS
-        self._reference, self._stretch = Stretch(self._block_steps), Stretch(self._block_steps)
+        self._reference, self._stretch = Stretch(count // STRETCH_BLOCKS), Stretch(count // STRETCH_BLOCKS)
         for duration_ns in self._before_ns:
             self._reference.add(duration_ns)
         self._before_ns.clear()
@@ -236,7 +228,7 @@ class WindowEffect:
     def _compare(self) -> None:
         ratio = self._stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
         error = (self._stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
-        self._stretch = Stretch(self._block_steps)
+        self._stretch = Stretch(self._reference.block_steps)
         self._stretches += 1
         if self.state is EffectState.DETACHED:
             self.detached_ratio = ratio

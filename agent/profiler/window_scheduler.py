@@ -13,7 +13,7 @@ from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.profiler.device_gate import DeviceGate
+from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
@@ -35,21 +35,11 @@ NOT_FINISHED_MAX = 3
 """After so many windows in a row whose device was not done in time there are no more."""
 
 
-class Profiler(Protocol):
+class Profiler(DeviceProfiler, Protocol):
     """A profiler for windows, as `torch_profiler.TorchProfiler`.
 
     One session at a time, ended on the thread that began it: anything else raises RuntimeError and changes nothing.
     """
-
-    @property
-    def sees_device(self) -> bool:
-        """Whether a full session begun now would record a device."""
-        ...
-
-    @property
-    def is_first_of_device(self) -> bool:
-        """Whether a full session begun now would be the first to record the device that is in use."""
-        ...
 
     @property
     def misses_device(self) -> bool:
@@ -65,7 +55,7 @@ class Profiler(Protocol):
         ...
 
     def detach(self) -> bool:
-        """Take CUPTI out of the process; return True."""
+        """Take CUPTI out of the process; return False, and do nothing, while a CUDA graph is being captured."""
         ...
 
     def start(self, *, full: bool) -> None:
@@ -107,8 +97,7 @@ class WindowScheduler:
     CUDA graph is being captured.
 
     With an `effect` a device's windows begin only after its reference stretch, and end if it finds that they slow
-    training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet. `run_between` runs an action
-    between captures of graphs.
+    training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet.
 
     Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
     unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
@@ -130,7 +119,6 @@ class WindowScheduler:
         find_resident_bytes: Callable[[], int | None] = lambda: None,
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
-        run_between: Callable[[Callable[[], bool]], bool | None] = lambda action: action(),
     ) -> None:
         self._profiler = profiler
         self._plan = plan
@@ -146,7 +134,6 @@ class WindowScheduler:
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._gate = DeviceGate(profiler, plan, effect, may_detach)
         self._on_device = False
-        self._run_between = run_between
         self._is_first_of_device = False
         self._not_finished_in_a_row = 0
         self.interrupt: Exception | None = None
@@ -290,7 +277,7 @@ class WindowScheduler:
         with self._beginning:
             if self._user_profilers or self._profiler.is_busy():
                 return
-            if self._run_between(self._profiler.detach):
+            if self._profiler.detach():
                 self._gate.on_detached()
         self._full_in_run_ns += thread_time_ns() - begin_ns
 
@@ -321,11 +308,11 @@ class WindowScheduler:
         self._full_in_run_ns += self._begin_cost_ns if full else 0
 
     def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
-        if self._on_device and not self._is_device_finished(wait_ns_max):
-            if self._running is not None:  # else it was given up for the user's profiler meanwhile
-                self._discard("user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED)
-            return
+        is_finished = not self._on_device or self._is_device_finished(wait_ns_max)
         if self._running is None:
+            return  # it was given up for the user's profiler meanwhile
+        if not is_finished:
+            self._discard("user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED)
             return
         begin_ns = thread_time_ns()
         full, on_device = bool(self._running), self._on_device

@@ -91,7 +91,7 @@ class ProfilerWindows:
         self.graphs_seen: bool | None = None
         """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
         self.effect = make_effect(config)
-        """None if windows of a device are to be there whatever they cost."""
+        """None if windows of a device are to be there however much longer steps are."""
         self._captures = captures
         self._environment = environment
         self._has_logged_effect = False
@@ -110,9 +110,8 @@ class ProfilerWindows:
                 is_capturing=captures.is_open,
                 light_is_useful=lambda: self.progress.communicates_on_host or not profiler.sees_device,
                 find_resident_bytes=find_resident_bytes,
-                effect=self.effect,
+                effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,
-                run_between=captures.run_between,
             )
 
     def log_effect(self) -> None:

@@ -319,6 +319,12 @@ def _process() -> list[Placed]:
         rate_beside_median(
             "Garbage collection", "Share of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
         ),
+        *_agent(),
+    ]
+
+
+def _agent() -> list[Placed]:
+    return [
         lines(
             "Agent overhead",
             "Agent time over training time so far, and the maximum of the run.",

@@ -71,7 +71,7 @@ class Agent:
             self.cost.govern(now_ns)
 
 
-def test_the_effect_of_windows_on_steps_is_told_beside_the_cost() -> None:
+def test_the_effect_of_windows_on_steps_is_reported_beside_the_cost() -> None:
     effect = WindowEffect(warmup_steps=WARMUP_STEPS)
     effect.attached_ratio, effect.detached_ratio = 0.3, 0.01
     found = [Agent(effect=one).cost.govern(NS_PER_S) for one in (None, effect)]

@@ -148,7 +148,7 @@ def test_every_spelling_of_a_launch_is_missed_when_its_work_is(call: str) -> Non
 @pytest.mark.parametrize(
     ("call", "launches"), [("cudaGraphLaunch", True), ("hipGraphLaunch", True), ("cudaLaunchKernel", False)]
 )
-def test_the_launch_of_a_graph_is_told(call: str, launches: bool) -> None:
+def test_the_launch_of_a_graph_is_reported(call: str, launches: bool) -> None:
     answer = reduce([*QUEUE, at("cuda_runtime", call, 120, 1, MAIN, correlation=10**7)], BOUNDS_US)
     assert answer.launches_graphs is launches
 

@@ -229,6 +229,13 @@ def test_the_variable_is_set_only_while_cupti_is_detached(monkeypatch: pytest.Mo
     assert (os.environ.get(TEARDOWN), profiler.is_busy()) == (None, False)
 
 
+def test_nothing_is_detached_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    script = Script(uses_device=True, captures=True)
+    assert not script.profiler().detach()
+    assert (script.autograd.sessions, os.environ.get(TEARDOWN)) == ([], None)
+
+
 def test_only_devices_with_a_context_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(device_count=lambda: 4, current_device=lambda: 0)
     assert torch_profiler.find_used_devices(module) == [0]

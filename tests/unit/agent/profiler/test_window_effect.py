@@ -16,6 +16,7 @@ from rankscope.agent.profiler.window_effect import (
     WindowEffect,
 )
 from rankscope.measure.units import NS_PER_MS
+from tests.unit.agent.profiler.window_training import ratios_of
 
 WARMUP_STEPS = 4
 STEP_NS = 40 * NS_PER_MS
@@ -85,7 +86,7 @@ def test_warm_up_does_not_count() -> None:
 def test_windows_that_do_not_slow_training_are_kept() -> None:
     run = Run().attach().train(STRETCHES_MAX * STRETCH_STEPS_MIN, ratio=SLOWDOWN_MIN / 2)
     assert (run.effect.state, run.effect.allows_windows, run.effect.is_open) == (EffectState.KEPT, True, False)
-    assert run.effect.ratios == {"attached": pytest.approx(SLOWDOWN_MIN / 2, rel=1e-3)}
+    assert ratios_of(run.effect) == {"attached": pytest.approx(SLOWDOWN_MIN / 2, rel=1e-3)}
 
 
 def test_two_slower_stretches_in_a_row_end_the_windows() -> None:
@@ -93,7 +94,7 @@ def test_two_slower_stretches_in_a_row_end_the_windows() -> None:
     assert run.effect.allows_windows
     run.train(STRETCH_STEPS_MIN, ratio=0.3)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.SLOWER, False)
-    assert run.effect.ratios == {"attached": pytest.approx(0.3)}
+    assert ratios_of(run.effect) == {"attached": pytest.approx(0.3)}
 
 
 def test_one_slower_stretch_between_others_does_not() -> None:
@@ -108,7 +109,7 @@ def test_if_detaching_helps_there_are_no_more_windows() -> None:
     run.effect.on_detached()
     run.train(SETTLE_STEPS, ratio=9.0).train(STRETCH_STEPS_MIN, ratio=0.01)
     assert (run.effect.state, run.effect.allows_windows) == (EffectState.ENDED, False)
-    assert run.effect.ratios == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.01)}
+    assert ratios_of(run.effect) == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.01)}
 
 
 def test_if_detaching_does_not_help_something_else_was_slow() -> None:
@@ -161,10 +162,10 @@ def test_nothing_changes_before_the_steps_that_are_left(seed: int) -> None:
     run._chance = chance
     calls = (run.effect.on_attached, run.effect.on_detached, run.effect.on_stays_attached)
     for _ in range(300):
-        state, ratios, left = run.effect.state, run.effect.ratios, run.effect.steps_left
+        state, ratios, left = run.effect.state, ratios_of(run.effect), run.effect.steps_left
         assert left >= 1
         run.train(left - 1, ratio=chance.choice([0.0, 0.3]))
-        assert (run.effect.state, run.effect.ratios) == (state, ratios)
+        assert (run.effect.state, ratios_of(run.effect)) == (state, ratios)
         run.train(1, in_window=chance.random() < 0.1)
         if not run.effect.is_open:
             return

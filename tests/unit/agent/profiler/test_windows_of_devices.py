@@ -10,7 +10,7 @@ from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_scheduler import DEVICE_NOT_FINISHED, FIRST_OF_DEVICE, NOT_FINISHED_MAX, PART
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
-from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
+from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training, ratios_of
 
 
 def test_first_window_of_a_device_is_discarded_after_a_step() -> None:
@@ -105,7 +105,9 @@ def test_part_off_during_a_capture_ends_its_window_after_it() -> None:
     assert training.profiler.log == ["full", "stop"]
 
 
-def test_error_in_finding_the_device_is_counted() -> None:
+def without_driver() -> Training:
+    """Return a training whose device cannot be found."""
+
     class Broken(FakeProfiler):
         @property
         def is_first_of_device(self) -> bool:
@@ -113,6 +115,11 @@ def test_error_in_finding_the_device_is_counted() -> None:
 
     training = Training(light=False)
     training.windows._profiler = training.windows._gate._profiler = Broken()
+    return training
+
+
+def test_error_in_finding_the_device_is_counted() -> None:
+    training = without_driver()
     training.run(2)
     assert training.guard.errors == {PART: 2}
 
@@ -258,7 +265,7 @@ def test_windows_that_slow_training_end_and_cupti_is_detached() -> None:
     assert training.windows.skipped == {FIRST_OF_DEVICE: 1}
     assert training.plan.dropped == {"full_windows"}
     assert training.windows.find_next(training.step) > training.step + 1
-    assert training.effect.ratios == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.0)}
+    assert ratios_of(training.effect) == {"attached": pytest.approx(0.3), "detached": pytest.approx(0.0)}
 
 
 def test_if_detaching_does_not_help_windows_go_on() -> None:
@@ -350,13 +357,7 @@ def test_steps_before_a_device_is_in_use_are_no_reference() -> None:
 
 
 def test_error_in_finding_when_a_window_is_due_leaves_the_steps_alone() -> None:
-    class Broken(FakeProfiler):
-        @property
-        def is_first_of_device(self) -> bool:
-            raise RuntimeError("no driver")
-
-    training = Training(light=False)
-    training.windows._profiler = training.windows._gate._profiler = Broken()
+    training = without_driver()
     assert training.windows.find_next(0) == training.plan.find_next(0)
     assert training.guard.errors == {PART: 1}
 

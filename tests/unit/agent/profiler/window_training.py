@@ -19,6 +19,12 @@ FULL = 32
 FULL_STEPS = 3
 
 
+def ratios_of(effect: WindowEffect) -> dict[str, float]:
+    """Return the ratios that are known, by state of CUPTI."""
+    known = {"attached": effect.attached_ratio, "detached": effect.detached_ratio}
+    return {name: ratio for name, ratio in known.items() if ratio is not None}
+
+
 class FakeProfiler:
     """A profiler that raises where the real one would crash. `log` has the calls."""
 
@@ -125,7 +131,6 @@ class Training:
             find_resident_bytes=lambda: 100 * self.step,
             effect=effect,
             may_detach=lambda: self.may_detach,
-            run_between=lambda action: None if self.is_capturing else action(),
         )
 
     def _take(self, window: RawWindow) -> bool:
