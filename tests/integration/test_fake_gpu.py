@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN
 from rankscope.measure.records import AgentCost
-from tests.fake_gpu import Counts, compile_device
+from tests.fake_gpu import Counts, Work, compile_device, read_work
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import ALONE, OFTEN, Ended, python, run
 
@@ -27,12 +27,12 @@ ENDED = "this rank takes no more full profiler windows"
 
 
 class Job(NamedTuple):
-    """How a job ended, what its rank has reported, what the device has seen, and its kernels: call and length, ns."""
+    """How a job ended, what its rank has reported, what the device has seen, and its work."""
 
     ended: Ended
     life: Life
     counts: Counts
-    kernels: list[tuple[int, int]]
+    work: list[Work]
 
     @property
     def cost(self) -> AgentCost:
@@ -44,7 +44,7 @@ class Job(NamedTuple):
         steps = {record.step: record for record in self.life.steps}
         begin_ns = steps[first_step].start_host_ns
         end_ns = steps[first_step + step_count - 1].end_host_ns
-        return sum(length_ns for called_ns, length_ns in self.kernels if begin_ns <= called_ns < end_ns)
+        return sum(work.length_ns for work in self.work if begin_ns <= work.called_ns < end_ns)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     library: Path, folder: Path, device_windows: str, steps: int, *options: str, budget: str = OFTEN[BUDGET]
 ) -> Job:
-    kernels = folder / "kernels.txt"
-    command = python("fake_gpu.py", str(library), str(kernels), "--steps", str(steps), *options)
+    file = folder / "work.txt"
+    command = python("fake_gpu.py", str(library), str(file), "--steps", str(steps), *options)
     with listening() as collector:
         given = {
             **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
@@ -65,11 +65,10 @@ def train(
         ended = run(command, given)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
-    lines = [line.split() for line in kernels.read_text().splitlines()]
     counts = Counts(*json.loads(ended.stdout.splitlines()[-1]))
     assert life.losses.errors == {}
     assert [record.step for record in life.steps] == list(range(steps))
-    return Job(ended, life, counts, [(int(called), int(length)) for called, length in lines])
+    return Job(ended, life, counts, read_work(file))
 
 
 def check_breakdowns(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Trains on the fake GPU; prints, as JSON, what the device has seen, and writes its kernels to a file.
+"""Trains on the fake GPU; prints, as JSON, what the device has seen, and writes its work to a file.
 
 How the host and the device go together: `waits` for the device at the end of each step, as `loss.item()` does;
 `ahead` never does.
@@ -14,11 +14,11 @@ from torch import nn
 
 import rankscope.agent as rankscope
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from tests.fake_gpu import FakeGpu
+from tests.fake_gpu import ALL_OPERATORS, FakeGpu
 
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
-parser.add_argument("kernels", type=Path)
+parser.add_argument("work", type=Path)
 parser.add_argument("--kernel-ns", type=int, required=True)
 parser.add_argument("--dearer-ns", type=int, default=0)
 parser.add_argument("--host-s", type=float, default=0.0, help="what each step takes the host beside its launches")
@@ -26,10 +26,14 @@ parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--how", choices=("waits", "ahead"), required=True)
 parser.add_argument("--impatient", action="store_true", help="the agent's windows do not wait for the device")
 parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be detached")
+parser.add_argument("--faults", type=json.loads, default={}, help="for FakeGpu.set_fault, as JSON")
+parser.add_argument("--kernels-a-launch", type=int, default=1)
 options = parser.parse_args()
 
 torch.set_num_threads(1)
-gpu = FakeGpu(options.library, kernel_ns=options.kernel_ns, dearer_ns=options.dearer_ns)
+gpu = FakeGpu(options.library)
+gpu.launch(ALL_OPERATORS, options.kernel_ns, count=options.kernels_a_launch)
+gpu.set_fault(dearer_ns=options.dearer_ns, **options.faults)
 gpu.give_to_agent(can_detach=not options.has_graph)
 if options.impatient:
     setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns, _gives_up: True)  # noqa: B010 - mypy knows its type
@@ -45,4 +49,4 @@ for _ in range(options.steps):
     if options.how == "waits":
         gpu.synchronize()
 print(json.dumps(gpu.counts), flush=True)
-gpu.write_kernels(options.kernels)
+gpu.write_work(options.work)
