@@ -35,6 +35,7 @@ from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.traced_collectives import Collective, find_collectives
+from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
 
 NICENESS = 10
@@ -42,6 +43,10 @@ NICENESS = 10
 would take 9 s on a machine with all cores busy."""
 TIME_LIMIT_S = 60
 """A window with the most events allowed, 200,000, takes about a second of CPU."""
+
+LATEST_END_NS = 60 * NS_PER_S
+"""Work of a window cannot end so long after its last step: the wait for the device before the window's end is at most
+half as long."""
 
 _GRAPH_LAUNCH = "GraphLaunch"
 _LAUNCHES_A_KERNEL = re.compile(rf"Launch\w*Kernel|KernelLaunch|{_GRAPH_LAUNCH}")
@@ -85,7 +90,8 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing.
-    `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded.
+    `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded. With
+    `has_impossible_times` none of the window is used.
     """
 
     first_step: int
@@ -94,6 +100,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     steps_cut: int = 0
     on_device: bool = False
     launches_graphs: bool | None = None
+    has_impossible_times: bool = False
 
 
 class _Window(NamedTuple):
@@ -113,6 +120,8 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows))
     if not view.has_device:
         return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
+    if _has_impossible_times(view, request):
+        return WindowAnswer(first_step=first_step, on_device=True, has_impossible_times=True)
     windows = _find_device_windows(view, request.steps)
     return WindowAnswer(
         first_step=first_step,
@@ -156,6 +165,17 @@ def _break_down(view: RankView, windows: Sequence[_Window]) -> tuple[WindowBreak
 
 
 # -- on a device ------------------------------------------------------------------------------------------------------
+
+
+def _has_impossible_times(view: RankView, request: WindowRequest) -> bool:
+    """Return whether any work ends before it begins, or long after the window: then no time of the window is certain.
+
+    In a saved file a negative duration is 0 already.
+    """
+    durations_ns = np.frombuffer(request.columns.duration_ns, dtype=np.int64)
+    latest_ns = request.steps[-1].end_host_ns + LATEST_END_NS
+    start_ns, end_ns = view.work.start_ns, view.work.end_ns  # an end beyond 64 bits is before its start
+    return bool((durations_ns < 0).any() or ((end_ns > latest_ns) | (end_ns < start_ns)).any())
 
 
 def _find_device_windows(view: RankView, steps: Sequence[StepBounds]) -> list[_Window]:

@@ -26,6 +26,7 @@ TOO_LARGE = "events_max"
 NOT_SAVED = "not_saved"
 LOST = "collectives_lost"
 STEPS_CUT = "steps_cut"
+TIMES_IMPOSSIBLE = "times_impossible"
 
 
 class GroupSource:
@@ -154,6 +155,8 @@ class WindowReduction:
     def _to_reduced_window(self, answer: WindowAnswer) -> ReducedWindow:
         if answer.steps_cut:
             self._count(STEPS_CUT, answer.steps_cut)
+        if answer.has_impossible_times:
+            self._count(TIMES_IMPOSSIBLE)
         if answer.launches_graphs is not None:
             self.launches_graphs = bool(self.launches_graphs) or answer.launches_graphs
         breakdowns = list(answer.breakdowns)

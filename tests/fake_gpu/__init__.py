@@ -118,7 +118,7 @@ class FakeGpu:
     def set_fault(self, **values: float) -> None:
         """Set faults: `ratio` (of the length of kernels), `dearer_ns` (a launch while attached), `latency_ns`,
         `drop_calls` and `drop_work` (every n-th is missing from sessions), `backwards`, `drift_ppm` (of the device's
-        clock in sessions), `malformed` (a number of device.cpp).
+        clock in sessions), `malformed` (a number of device.cpp), `forget` (its own list of work).
         """
         for what, value in values.items():
             assert self._library.gpu_set(what.encode(), ctypes.c_double(value)), what
@@ -126,7 +126,7 @@ class FakeGpu:
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def meet(self, path: Path, rank: int, world_size: int) -> None:
-        """Share collectives with the other ranks, by a file that exists and is empty before the first comes."""
+        """Share collectives with the other ranks, by a file that is not there before the first comes."""
         self._group = {
             "Group size": world_size, "Process Group Name": "0", "Process Group Description": "default_pg",
             "Process Group Ranks": str(list(range(world_size))), "Rank": rank, "dtype": "Float",
@@ -170,6 +170,11 @@ class FakeGpu:
         """What it has seen of sessions."""
         sessions, lost, detached, attached = (int(self._library.gpu_count(what)) for what in range(4))
         return Counts(sessions, lost, detached, bool(attached))
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a session records it."""
+        return bool(self._library.gpu_count(4))
 
     def synchronize(self) -> None:
         """Wait until all its streams are idle, as torch.cuda.synchronize does."""

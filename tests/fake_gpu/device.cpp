@@ -90,7 +90,7 @@ struct Rendezvous {
 
   bool open(const char* path) {
     const size_t bytes = sizeof(int64_t) * COLLECTIVES_MAX * world;
-    const int file = ::open(path, O_RDWR);
+    const int file = ::open(path, O_RDWR | O_CREAT, 0600);
     if (file < 0 || ::ftruncate(file, bytes) != 0) return false;
     void* found = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     ::close(file);
@@ -131,7 +131,7 @@ struct Recorded {
 
 struct Faults {
   double ratio = 1.0, drift_ppm = 0;
-  int64_t dearer_ns = 0, latency_ns = 0, drop_calls = 0, drop_work = 0, backwards = 0, malformed = 0;
+  int64_t dearer_ns = 0, latency_ns = 0, drop_calls = 0, drop_work = 0, backwards = 0, malformed = 0, forget = 0;
 };
 
 struct Device {
@@ -151,7 +151,7 @@ struct Device {
   int64_t sessions = 0, sessions_lost = 0, detached = 0;
 
   void keep(const Work& work) {
-    all.push_back(work);
+    if (!faults.forget) all.push_back(work);
     if (is_recording) recorded.push_back(work);
   }
 
@@ -420,7 +420,8 @@ int gpu_set(const char* what, double value) {
   auto& faults = device.faults;
   const std::map<std::string, int64_t*> whole{
       {"dearer_ns", &faults.dearer_ns}, {"latency_ns", &faults.latency_ns}, {"drop_calls", &faults.drop_calls},
-      {"drop_work", &faults.drop_work}, {"backwards", &faults.backwards}, {"malformed", &faults.malformed}};
+      {"drop_work", &faults.drop_work}, {"backwards", &faults.backwards}, {"malformed", &faults.malformed},
+      {"forget", &faults.forget}};
   const std::map<std::string, double*> real{{"ratio", &faults.ratio}, {"drift_ppm", &faults.drift_ppm}};
   if (const auto found = whole.find(what); found != whole.end()) {
     *found->second = static_cast<int64_t>(value);
@@ -461,7 +462,8 @@ int64_t gpu_idle_from_ns(int all) {
 
 int64_t gpu_count(int what) {
   std::lock_guard lock(device.mutex);
-  const int64_t counts[] = {device.sessions, device.sessions_lost, device.detached, device.is_attached};
+  const int64_t counts[] = {device.sessions, device.sessions_lost, device.detached, device.is_attached,
+                            device.is_recording};
   return counts[what];
 }
 

@@ -28,11 +28,15 @@ parser.add_argument("--impatient", action="store_true", help="the agent's window
 parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be detached")
 parser.add_argument("--faults", type=json.loads, default={}, help="for FakeGpu.set_fault, as JSON")
 parser.add_argument("--kernels-a-launch", type=int, default=1)
+parser.add_argument("--all-reduce", action="store_true", help="each step has one, of this rank alone")
+parser.add_argument("--stop-amid-session", action="store_true", help="say so, and wait, in the second session")
+parser.add_argument("--call", default="cudaLaunchKernel", help="the name of each launch")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
 gpu = FakeGpu(options.library)
-gpu.launch(ALL_OPERATORS, options.kernel_ns, count=options.kernels_a_launch)
+gpu.launch(ALL_OPERATORS, options.kernel_ns, call=options.call, count=options.kernels_a_launch)
+gpu.meet(options.work.with_suffix(".meeting"), rank=0, world_size=1)
 gpu.set_fault(dearer_ns=options.dearer_ns, **options.faults)
 gpu.give_to_agent(can_detach=not options.has_graph)
 if options.impatient:
@@ -45,6 +49,12 @@ for _ in range(options.steps):
     time.sleep(options.host_s)
     optimizer.zero_grad()
     model(batch).square().mean().backward()
+    if options.stop_amid_session and gpu.is_recording and gpu.counts.sessions > 1:
+        print("amid a session", flush=True)
+        time.sleep(3600)
+    if options.all_reduce:
+        gpu.all_reduce(1_000, transfer_ns=100_000)
+        gpu.join()
     optimizer.step()
     if options.how == "waits":
         gpu.synchronize()

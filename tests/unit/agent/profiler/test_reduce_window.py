@@ -129,6 +129,19 @@ def test_step_with_a_launched_kernel_that_did_not_run_is_cut() -> None:
     assert ([found.first_step for found in answer.breakdowns], answer.steps_cut) == ([10], 1)
 
 
+@pytest.mark.parametrize(
+    "length_us", [-1, 60_000_001, 2**63 // 1000 - 1], ids=["negative", "over a minute late", "endless"]
+)
+def test_a_window_with_work_at_impossible_times_is_not_used(length_us: int) -> None:
+    answer = reduce([*QUEUE, *ran(215, 300, length_us)], BOUNDS_US)  # the last step ends at 300 us
+    assert answer == WindowAnswer(first_step=10, on_device=True, has_impossible_times=True)
+
+
+def test_work_that_ends_within_a_minute_after_the_window_is_possible() -> None:
+    answer = reduce([*QUEUE, *ran(215, 300, 60_000_000)], BOUNDS_US)
+    assert ([found.first_step for found in answer.breakdowns], answer.has_impossible_times) == ([10, 11], False)
+
+
 @pytest.mark.parametrize("call", ["cudaMemsetAsync", "cudaMemcpyAsync", "cudaStreamSynchronize", "cudaEventRecord"])
 def test_a_call_that_may_well_leave_no_work_behind_cuts_no_step(call: str) -> None:
     answer = reduce([*QUEUE, at("cuda_runtime", call, 120, 1, MAIN, correlation=10**7)], BOUNDS_US)

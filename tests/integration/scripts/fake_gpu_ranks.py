@@ -1,0 +1,83 @@
+"""Trains DDP on the fake GPU under torchrun: gradients go through the device's collectives, and nothing else keeps the
+ranks together. The host waits for the device at `loss.item()`.
+
+Writes the work of this rank's device to `work.RANK` in the folder, and ends when there is a file `end`.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rankscope.agent as rankscope
+from tests.fake_gpu import ALL_OPERATORS, MEMCPY, FakeGpu
+
+TRANSFER_NS = 300_000
+COPY_NS = 200_000
+
+parser = argparse.ArgumentParser()
+parser.add_argument("library")
+parser.add_argument("folder", type=Path)
+parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--kernel-ns", type=int, required=True)
+parser.add_argument("--slow-rank", type=int)
+parser.add_argument("--slow-ratio", type=float, default=1.0)
+parser.add_argument("--slow-from", type=int, default=0)
+options = parser.parse_args()
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+torch.set_num_threads(1)
+gpu = FakeGpu(options.library)
+gpu.meet(options.folder / "collectives", rank, world_size)
+gpu.give_to_agent()
+assert rankscope.start()
+
+
+def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """Return the backend of the ranks' start; all communication of the training is the device's."""
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+dist.Backend.register_backend("fake_nccl", create, devices=["cpu"])
+dist.init_process_group("fake_nccl")
+model = DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), bucket_cap_mb=0.001)
+
+
+def reduce_on_device(
+    _state: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Enqueue the bucket's all-reduce and return its future, over at once for the host."""
+    gpu.all_reduce(bucket.buffer().numel(), TRANSFER_NS)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+model.register_comm_hook(None, reduce_on_device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batch = torch.ones(4, 16)
+gpu.launch(ALL_OPERATORS, options.kernel_ns)
+gpu.launch(
+    "aten::_local_scalar_dense", COPY_NS, kind=MEMCPY, name="Memcpy DtoH (Device -> Pageable)", call="cudaMemcpyAsync"
+)
+gpu.block("aten::_local_scalar_dense")
+for step in range(options.steps):
+    if step == options.slow_from and rank == options.slow_rank:
+        gpu.set_fault(ratio=options.slow_ratio)
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    gpu.join()
+    optimizer.step()
+    loss.item()
+gpu.write_work(options.folder / f"work.{rank}")
+while not (options.folder / "end").exists():
+    time.sleep(0.05)
+dist.destroy_process_group()

@@ -1,0 +1,114 @@
+"""Four ranks of DDP on the fake GPU under torchrun, from its kernels to the metrics and verdicts of a real collector.
+
+The ranks meet only in the device's collectives, so that waiting is what the device makes of it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.units import NS_PER_S
+from tests.fake_gpu import KERNEL, MEMCPY, Work, read_work
+from tests.integration.fake_gpu_jobs import find_library, settings
+from tests.integration.faults import sized
+from tests.integration.serving import Served, have_ended, serving
+from tests.integration.torchrun import started, torchrun
+from tests.nvml_stand_in import compile_nvml
+
+RANKS = 4
+RUN = "fake-gpu"
+KERNEL_NS = 200_000
+COMMUNICATION_STREAM = 20
+TRANSFER_NS = 300_000
+ONE_US = 1e-6
+WHOLE_STEPS = 4
+WINDOWS = {"full_window_interval_s": "1", "full_window_steps": str(WHOLE_STEPS)}
+
+
+class Trained(NamedTuple):
+    """How the collector has seen a job, its page of metrics when all steps were over, and the work of each rank."""
+
+    run: RunSnapshot
+    page: Mapping[tuple[str, int], float]
+    work: tuple[list[Work], ...]
+
+
+def train(folder: Path, steps: int, *options: str) -> Trained:
+    """Train on four ranks, with NVML's stand-in on each."""
+    compile_nvml(folder)
+    sizes = ("--steps", str(steps), "--kernel-ns", str(KERNEL_NS))
+    command = torchrun(RANKS, "fake_gpu_ranks.py", find_library(), str(folder), *sizes, *options)
+    with serving() as served:
+        given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **WINDOWS)
+        with started(command, {**given, "LD_LIBRARY_PATH": str(folder)}) as job:
+            served.wait_for_steps(RUN, steps - 1)  # the last one is over with the script
+            page = read_page(served)
+            (folder / "end").touch()
+            ended = job.wait()
+        assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+        seen = served.wait_for_run(RUN, have_ended)
+    assert [rank.losses.errors for rank in seen.ranks] == [{}] * RANKS
+    return Trained(seen, page, tuple(read_work(folder / f"work.{rank}") for rank in range(RANKS)))
+
+
+def read_page(served: Served) -> dict[tuple[str, int], float]:
+    """Return the value of each sample of a rank, by its name and rank."""
+    return {
+        (sample.name, int(sample.labels["rank"])): sample.value
+        for family in text_string_to_metric_families(served.read_metrics())
+        for sample in family.samples
+        if "rank" in sample.labels
+    }
+
+
+def sum_of_a_step(work: list[Work], kind: int) -> float:
+    """Return the seconds of that kind of work on the training's stream in each step after the second, which are
+    alike. A step ends with the copy of its loss.
+    """
+    sums_ns, of_step_ns = [], 0
+    for one in work:
+        of_step_ns += one.length_ns if one.kind == kind and one.stream != COMMUNICATION_STREAM else 0
+        if one.kind == MEMCPY:
+            sums_ns.append(of_step_ns)
+            of_step_ns = 0
+    assert len(set(sums_ns[2:])) == 1, sums_ns
+    return sums_ns[-1] / NS_PER_S
+
+
+@pytest.mark.parametrize("time", range(sized(1, 20)))
+def test_device_seconds_on_the_page_are_the_devices_own_sums_and_equal_ranks_are_not_blamed(
+    tmp_path: Path, time: int
+) -> None:
+    del time
+    trained = train(tmp_path, 120)
+    assert [found for found in trained.run.findings if found.kind == "straggler"] == []
+    for rank, work in enumerate(trained.work):
+        seconds = [trained.page[f"rankscope_device_{name}_seconds_total", rank] for name in ("compute", "copy")]
+        of_a_step = [sum_of_a_step(work, kind) for kind in (KERNEL, MEMCPY)]
+        windows = round(seconds[0] / of_a_step[0])
+        assert windows >= WHOLE_STEPS
+        assert seconds == pytest.approx([windows * one for one in of_a_step], abs=ONE_US)
+
+
+@pytest.mark.parametrize("time", range(sized(1, 20)))
+def test_only_the_rank_with_slower_kernels_is_blamed_and_the_cause_is_on_its_device(tmp_path: Path, time: int) -> None:
+    del time
+    slow_from = 60
+    trained = train(tmp_path, 200, "--slow-rank", "2", "--slow-ratio", "1.3", "--slow-from", str(slow_from))
+    stragglers = [found for found in trained.run.findings if found.kind == "straggler"]
+    assert {(found.ranks, found.cause) for found in stragglers} == {((2,), "gpu_compute")}
+    assert stragglers[0].since_step == pytest.approx(slow_from, abs=16)
+    assert stragglers[0].slowdown_ratio == pytest.approx(1.3, abs=0.1)
+
+
+def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_transfer_at_least(tmp_path: Path) -> None:
+    trained = train(tmp_path, 40)
+    collectives = [[one for one in work if one.stream == COMMUNICATION_STREAM] for work in trained.work]
+    assert len(collectives[0]) >= 40
+    for members in zip(*collectives, strict=True):
+        assert len({member.end_ns for member in members}) == 1
+        assert min(member.length_ns for member in members) >= TRANSFER_NS
