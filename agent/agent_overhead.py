@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rankscope.agent.governor import (
     AGENT_THREAD,
+    COLLECTIVE_TIMES,
     DROP_ORDER,
     DROP_ORDER_WITHOUT_WINDOWS,
     FREQUENT_REPORTS,
@@ -30,6 +31,7 @@ from rankscope.measure.records import AgentCost
 
 WINDOW_CHILDREN = "window_children"
 DEVICE_TIMES = "device_times"
+NCCL_TIMING = "nccl_timing"
 SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
 """The names of samplers in the sample loop, by the governor's parts."""
 
@@ -59,6 +61,33 @@ class ReductionCost(Protocol):
         ...
 
 
+class TimedCost(Protocol):
+    """The cost of reading collectives between windows so far: on the agent thread, and outside; and the estimated cost
+    of their timing by torch, which cannot be changed any more.
+    """
+
+    thread_ns: int
+
+    @property
+    def outside_ns(self) -> int:
+        """Time of others for this rank."""
+        ...
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the budget allows no reading."""
+        ...
+
+    @property
+    def timing_ns(self) -> int | None:
+        """Cost of the timing; None where collectives are not timed."""
+        ...
+
+    def allow(self, share: float, budget_left_ns: int) -> None:
+        """Set the share of time that reading may take from now on, and what is left of the budget."""
+        ...
+
+
 class WindowsCost(Protocol):
     """The CPU time of beginning and ending windows on the training thread so far."""
 
@@ -79,6 +108,7 @@ class AgentOverhead:
         windows: WindowsCost | None,
         timers: TimeSpent | None,
         reduction: ReductionCost,
+        timed: TimedCost,
         started_ns: int,
         effect: WindowEffect | None = None,
     ) -> None:
@@ -89,6 +119,7 @@ class AgentOverhead:
         self._plan = plan
         self._samples = samples
         self._reduction = reduction
+        self._timed = timed
         self._effect = effect
         self._started_ns = started_ns
         self.reports_less_often = False
@@ -104,12 +135,19 @@ class AgentOverhead:
         spent_ns = self._spent_ns()
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)
+        self._timed.allow(allowance.windows_ratio / 2, allowance.budget_left_ns)
         self._samples.sample_less_often(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
         self.reports_less_often = FREQUENT_REPORTS in allowance.dropped
         dropped = allowance.dropped | self._plan.dropped
+        not_governed_ns = {WINDOW_CHILDREN: self._reduction.child_cpu_ns}
+        is_dropped = {part: part in dropped for part, *_ in self._governor.order}
+        timing_ns = self._timed.timing_ns
+        if timing_ns is not None:
+            not_governed_ns[NCCL_TIMING] = timing_ns
+            is_dropped[COLLECTIVE_TIMES] = self._timed.is_held
         return AgentCost(
-            part_ns={**spent_ns, WINDOW_CHILDREN: self._reduction.child_cpu_ns},
-            dropped={part: part in dropped for part, *_ in self._governor.order},
+            part_ns={**spent_ns, **not_governed_ns},
+            dropped=is_dropped,
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
             changes=self._governor.changes,
@@ -123,11 +161,14 @@ class AgentOverhead:
         windows = self._windows
         counts = self._samples.counts
         samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
+        timed_ns = self._timed.thread_ns
+        is_timed = self._timed.timing_ns is not None
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
             LIGHT_WINDOWS: light_ns + light_recording_ns + (windows.light_spent_ns if windows is not None else 0),
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
-            AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - sum(samples_ns.values())),
+            AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - timed_ns - sum(samples_ns.values())),
+            **({COLLECTIVE_TIMES: timed_ns + self._timed.outside_ns} if is_timed else {}),
             **samples_ns,
         }

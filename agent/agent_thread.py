@@ -14,6 +14,7 @@ from rankscope.agent.profiler.window_results import WindowResults
 from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.agent.report.outbox import Outbox
 from rankscope.agent.sample.rank_samples import RankSamples
+from rankscope.agent.sidecar.recorder_reader import RecorderReader
 from rankscope.agent.steps.user_steps import SteplessNotice
 from rankscope.agent.training_thread import TrainingThread
 from rankscope.agent.watchdog import Watchdog
@@ -58,7 +59,18 @@ class AgentThread:
         self._outbox = Outbox(config, identity, clock, make_hello=make_hello, introduce=self._introduce)
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
-        self._window_results = WindowResults(training.windows, guard, clock, events_max=config.window_events_max)
+        self._window_results = WindowResults(
+            training.windows,
+            guard,
+            clock,
+            RecorderReader(
+                training.captures,
+                lambda: self._watchdog.recorder_place,  # made later
+                training.windows.progress.dump_devices,
+                clock,
+            ),
+            events_max=config.window_events_max,
+        )
         self._cost = AgentOverhead(
             config.overhead_ratio_max,
             training.windows.plan,
@@ -67,6 +79,7 @@ class AgentThread:
             windows=training.windows.scheduler,
             timers=training.device_timers,
             reduction=self._window_results,
+            timed=self._window_results.timed,
             started_ns=clock.monotonic_ns(),
             effect=training.windows.effect,
         )

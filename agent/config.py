@@ -20,6 +20,8 @@ from rankscope.measure.shards import parse_collectors
 _DAY_S = 86_400
 _MIB = 1024 * 1024
 
+AUTO: Final = "auto"
+ON: Final = "on"
 GOVERNED: Final = "governed"
 ALWAYS: Final = "always"
 OFF: Final = "off"
@@ -191,6 +193,16 @@ class AgentConfig(Settings):
             "before, and end the windows if steps have become longer (docs/cost.md); always: do not compare; off: "
             "never begin one, so that there are no compute, communication and idle ratios of a GPU.",
             choices=(GOVERNED, ALWAYS, OFF),
+        ),
+    )
+    nccl_timing: str = setting(
+        AUTO,
+        Setting(
+            "Let torch time each collective of NCCL, so that the collectives between windows are measured too. auto: "
+            "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if it is unset and this torch has a flight "
+            "recorder with durations; on: whatever torch it is; off: neither set it nor read the durations. It costs "
+            "about 3 us a collective (docs/cost.md).",
+            choices=(AUTO, ON, OFF),
         ),
     )
     full_window_steps: int = setting(

@@ -46,10 +46,11 @@ def has_peer_processes(environment: Mapping[str, str]) -> bool:
     )
 
 
-def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
-    """Call `on_group` with the result of `describe_group` once this process has joined its first process group.
+def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callable[[], object] = lambda: None) -> None:
+    """Call `on_group` with the result of `describe_group` once this process has joined its first process group, and
+    `before` when it is about to.
 
-    No error of that call reaches the script.
+    No error of these calls reaches the script.
     """
     import torch.distributed as dist  # noqa: PLC0415 - the user's torch
 
@@ -63,6 +64,12 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
         if name.startswith("torch.distributed") and vars(module).get(INIT) is original
     ]
 
+    def prepare() -> None:
+        try:
+            before()
+        except Exception as error:  # noqa: BLE001
+            log_line(f"collectives are not timed ({explain('start', error)}); training continues")
+
     def notify() -> None:
         try:
             for patch in patches:
@@ -71,14 +78,17 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object]) -> None:
         except Exception as error:  # noqa: BLE001
             log_line(f"not started ({explain('start', error)}); training continues without it")
 
-    patches = [Patch(owner, INIT, functools.partial(_notify_after, notify)) for owner in owners]
+    patches = [Patch(owner, INIT, functools.partial(_notify_around, prepare, notify)) for owner in owners]
     for patch in patches:
         patch.apply()
 
 
-def _notify_after(notify: Callable[[], None], original: Callable[..., Any]) -> Callable[..., Any]:
+def _notify_around(
+    prepare: Callable[[], None], notify: Callable[[], None], original: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **named: Any) -> Any:
+        prepare()
         result = original(*arguments, **named)
         notify()
         return result

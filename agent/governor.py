@@ -7,7 +7,7 @@ The agent may spend `overhead_ratio_max` of the time since its start plus HEAD_S
 do not allow a costly period.
 
     base       CPU time of the parts that always run: hooks, the agent thread, samples
-    windows    CPU time of profiler windows; they may spend what base leaves
+    windows    CPU time of profiler windows, and of reading collectives between them; they may spend what base leaves
 
 Order of reduction
 ------------------
@@ -44,7 +44,9 @@ LIGHT_WINDOWS = "light_windows"
 FREQUENT_REPORTS = "frequent_reports"
 GPU_SAMPLES = "gpu_samples"
 HOST_SAMPLES = "host_samples"
+COLLECTIVE_TIMES = "collective_times"
 WINDOWS = frozenset({FULL_WINDOWS, LIGHT_WINDOWS})
+NOT_BASE = WINDOWS | {COLLECTIVE_TIMES}
 
 HEAD_START_NS = 20 * NS_PER_S
 RECENT_NS = 300 * NS_PER_S
@@ -119,7 +121,7 @@ class Governor:
     def decide(self, spent_ns: Mapping[str, int], elapsed_ns: int) -> Allowance:
         """Return what is allowed from now on, given each part's CPU time and the wall time since the start."""
         all_ns = sum(spent_ns.values())
-        now = _Account(elapsed_ns, all_ns - sum(spent_ns.get(part, 0) for part in WINDOWS), all_ns)
+        now = _Account(elapsed_ns, all_ns - sum(spent_ns.get(part, 0) for part in NOT_BASE), all_ns)
         horizons = (_Account(0, 0, 0), self._history[0])
         self._change(now, horizons)
         self._add_history(now)

@@ -140,8 +140,33 @@ def start(*, alone: bool = True) -> bool:
     if is_in_group():
         return start_session(describe_group(os.environ))
     is_started = alone and not has_peer_processes(os.environ) and start_session()
-    watch_for_group(start_session)
+    watch_for_group(start_session, before=_enable_timing_of_deferred)
     return is_started
+
+
+def _enable_timing_of_deferred() -> None:
+    """Let torch time collectives in a process whose rank is not known yet: its settings are read again with the rank,
+    and their mistakes logged then.
+    """
+    from rankscope.agent.config import read_launch_config  # noqa: PLC0415
+    from rankscope.agent.profiler.nccl_timing import enable_timing  # noqa: PLC0415
+
+    found = read_launch_config(os.environ, _given)
+    if found.is_usable and found.config.enabled:
+        enable_timing(found.config.nccl_timing, os.environ)
+
+
+def _enable_timing(choice: str, environment: Mapping[str, str]) -> None:
+    """Let torch time collectives, by the setting `nccl_timing`; log it if process groups of NCCL exist already."""
+    from rankscope.agent.once_per_node import log_once_per_node  # noqa: PLC0415
+    from rankscope.agent.profiler.nccl_timing import describe_too_late, enable_timing  # noqa: PLC0415
+    from rankscope.agent.profiler.process_groups import ProcessGroups, is_nccl  # noqa: PLC0415
+
+    groups = ProcessGroups(1).read()
+    if not groups:
+        enable_timing(choice, os.environ)
+    elif any(is_nccl(group.backend) for group in groups.values()) and enable_timing(choice, dict(os.environ)):
+        log_once_per_node(describe_too_late(), environment)
 
 
 def _belongs_to_parent() -> bool:
@@ -174,7 +199,9 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
             from rankscope.agent.session import Session  # noqa: PLC0415
             from rankscope.agent.shutdown.script_exit import stop_with_process  # noqa: PLC0415
 
-        session = Session.start(launch_config.config, environment)
+            if launch_config.config.enabled:
+                _enable_timing(launch_config.config.nccl_timing, environment)
+        session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})
         if session is not None:
             stop_with_process(session.script_exit, session.stop)
     except RankscopeError as error:

@@ -16,6 +16,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
+from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
@@ -95,6 +96,11 @@ class Watchdog:
         if self._link is not None:
             with self._contained(SIDECAR):
                 self._link.update(spill_folder=folder)
+
+    @property
+    def recorder_place(self) -> RecorderPlace | None:
+        """Where dumps of the flight recorder are left for the sidecar; None without one."""
+        return None if self._link is None else self._link.recorder_place
 
     def observe(self, now_ns: int, steps: Sequence[StepRecord]) -> Observation:
         """Return progress and stalls for a report, and write a heartbeat. `steps` have ended since the last call."""

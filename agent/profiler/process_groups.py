@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rankscope.agent.profiler.nccl_timing import is_timing
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.measure.communication import HOST_BACKENDS, HOST_PREFIXES, find_operation, input_bytes
+from rankscope.measure.communication import HOST_BACKENDS
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
-from rankscope.measure.units import NS_PER_MS
 
 DESCRIPTION_LENGTH_MAX: Final = 128
 """Characters of a process group's description that are kept."""
@@ -24,27 +24,6 @@ class FlightEntry(NamedTuple):
     sequence: int
     op: str
     created_wall_ns: int
-
-
-class TimedEntry(NamedTuple):
-    """A collective of a device in torch's flight recorder.
-
-    `duration_ns` is the duration of its kernel, None while that is not known. `is_over` is whether the recorder knows
-    that the collective has ended. `bytes` is its size as nccl-tests counts it.
-    """
-
-    group_name: str
-    sequence: int
-    op: str
-    created_wall_ns: int
-    duration_ns: int | None
-    is_over: bool
-    bytes: int | None
-
-
-TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
-"""With it torch records one more CUDA event for each collective, and its recorder knows durations."""
-_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
 
 
 DEVICE_NUMBERS_FROM = 1 << 32
@@ -66,7 +45,7 @@ class GroupProgress:
     def __init__(
         self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._is_timing = (environment or {}).get(TIMING_VARIABLE, "").lower() in _TRUE
+        self._is_timing = is_timing(environment or {})
         self._process_groups = ProcessGroups(world_size)
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
@@ -92,10 +71,15 @@ class GroupProgress:
 
     @property
     def times_collectives(self) -> bool:
-        """Whether the flight recorder has the durations of all collectives: torch was configured to time them, and no
-        group communicates on the host. Collectives of the host are measured in profiler windows instead.
+        """Whether the flight recorder has the durations of all collectives. torch must be configured to time those of
+        NCCL. Collectives of groups that communicate on the host, and those in CUDA graphs, are only in profiler
+        windows: with such a group, or after a capture, the recorder does not have all.
         """
-        return self._is_timing and bool(self.groups) and not self.communicates_on_host
+        if not self._is_timing or self._captures.begun:
+            return False
+        groups = self.groups or self.find_groups()  # the former are found by windows, of which there may be none
+        backends = [group.backend for group in groups.values()]
+        return any(map(is_nccl, backends)) and not any(map(_is_on_host, backends))
 
     def read_enqueued(self) -> dict[int, int]:
         """Return the sequence number of the last collective enqueued in each process group, by torch's group number."""
@@ -137,18 +121,12 @@ class GroupProgress:
                     entries.append(_to_flight_entry(number, entry))
         return entries, names
 
-    def read_timed_entries(self) -> list[TimedEntry]:
-        """Return the collectives of devices in the recorder, oldest first; empty while a graph is being captured."""
-        return self._captures.run_between(self._read_timed_entries) or []
-
-    def _read_timed_entries(self) -> list[TimedEntry]:
+    def dump_devices(self) -> str | None:
+        """Return the recorder's entries with the collectives of devices, as JSON; None without a recorder, and while a
+        graph is being captured. The GIL is held meanwhile: `sidecar/recorder_reader.py` is the way without it.
+        """
         dump = self._dump_of_nccl or self._dump
-        found = msgspec.json.decode(dump(includeCollectives=True)).get("entries", ()) if dump is not None else ()
-        return [
-            _to_timed_entry(entry)
-            for entry in sorted(found, key=lambda one: int(one["record_id"]))
-            if not entry["is_p2p"] and not str(entry["profiling_name"]).startswith(HOST_PREFIXES)
-        ]
+        return None if dump is None else self._captures.run_between(lambda: str(dump(includeCollectives=True)))
 
 
 def _read_status(dump: Any) -> dict[int, int]:
@@ -161,18 +139,9 @@ def _to_flight_entry(number: int, entry: Mapping[str, Any]) -> FlightEntry:
     return FlightEntry(number, int(entry["collective_seq_id"]), op, int(entry["time_created_ns"]))
 
 
-def _to_timed_entry(entry: Mapping[str, Any]) -> TimedEntry:
-    duration_ms = entry.get("duration_ms")
-    sizes = [input_bytes(entry.get(f"{side}_dtypes"), entry.get(f"{side}_sizes")) for side in ("input", "output")]
-    return TimedEntry(
-        group_name=str(entry["process_group"][0]),
-        sequence=int(entry["collective_seq_id"]),
-        op=find_operation(str(entry["profiling_name"])),
-        created_wall_ns=int(entry["time_created_ns"]),
-        duration_ns=round(float(duration_ms) * NS_PER_MS) if duration_ms is not None else None,
-        is_over=bool(entry.get("retired")) or duration_ms is not None,
-        bytes=max((size for size in sizes if size is not None), default=None),
-    )
+def is_nccl(backend: str) -> bool:
+    """Return whether a group uses NCCL (or RCCL, which torch calls so). `backend` is as below."""
+    return any(part.rpartition(":")[2] == "nccl" for part in backend.split(","))
 
 
 def _is_on_host(backend: str) -> bool:

@@ -1,25 +1,51 @@
-"""Read a device's collectives between windows from the flight recorder, if it times them (TORCH_NCCL_ENABLE_TIMING=1).
+"""Measures a device's collectives between windows by the flight recorder, if it times them (`nccl_timing.py`).
 
-The recorder keeps its last entries (2,000 by default), and reading one holds the GIL for 15 to 30 us. So they are read
-seldom, and cover the last steps before: those whose first collective is still in the recorder and whose collectives all
-have a duration. A collective's start is when it was enqueued, since the recorder has no begin of its kernel.
+The recorder keeps its last entries (2,000 by default), and a dump always has all of them. So it is read as often as its
+ring fills, as far as the cost allows. A reading covers the last steps before: those whose first collective is still in
+the ring and whose collectives all have a duration. A collective's start is when it was enqueued, since the recorder has
+no begin of its kernel.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol
 
-from rankscope.agent.profiler.process_groups import TimedEntry
+from rankscope.agent.capture.timed_entries import Reading, TimedEntry
+from rankscope.agent.profiler.nccl_timing import COST_NS, RING_ENTRIES
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_S
 
-INTERVAL_NS = 20 * NS_PER_S
-COST_SHARE_MAX = 0.0025
-"""Largest share of the time that reading the recorder may take: the default share of each kind of window."""
+INTERVAL_NS_MIN = 2 * NS_PER_S
+"""Shortest interval of readings, above the time until the sidecar has parsed one."""
+INTERVAL_NS_MAX = 20 * NS_PER_S
+RING_SHARE = 0.8
+"""Part of the time in which the ring is filled after which it is read again."""
+COST_SHARE = 0.0025
+"""Largest share of the time that readings may take until the governor sets it: the default share of each kind of
+window."""
 STEPS_MAX = 1024
 """Steps kept until the recorder is read. Earlier ones are not covered."""
+COVERED_MAX = 4 * STEPS_MAX
+"""Covered steps that are remembered, so that window and recorder do not report the same collective twice."""
+
+
+class EntrySource(Protocol):
+    """What reads the recorder: `sidecar/recorder_reader.py`."""
+
+    server_ns: int
+    """Time that others than this thread have needed so far."""
+    skipped: dict[str, int]
+
+    def request(self, since_wall_ns: int) -> None:
+        """Begin to read the collectives since then."""
+        ...
+
+    def collect(self) -> Reading | None:
+        """Return a finished reading, once."""
+        ...
 
 
 class TimedCollectives:
@@ -29,38 +55,105 @@ class TimedCollectives:
 
     def __init__(
         self,
-        read_entries: Callable[[], list[TimedEntry]],
+        source: EntrySource,
         read_groups: Callable[[], Mapping[str, GroupInfo]],
         *,
         monotonic_ns: Callable[[], int],
         thread_cpu_ns: Callable[[], int],
+        ring_entries: int = RING_ENTRIES,
     ) -> None:
-        self._read_entries = read_entries
+        self._source = source
         self._read_groups = read_groups
         self._monotonic_ns = monotonic_ns
         self._thread_cpu_ns = thread_cpu_ns
+        self._ring_entries = ring_entries
         self._steps: deque[StepRecord] = deque(maxlen=STEPS_MAX)
-        self._next_ns = 0
+        self._covered: deque[int] = deque(maxlen=COVERED_MAX)
+        self._requested_ns: int | None = None
+        self._spent_before_ns = 0
+        self._cost_ns = 0
+        self._ring_ns = INTERVAL_NS_MAX
+        self._share = COST_SHARE
+        self._budget_left_ns: int | None = None
+        self._recorded: int | None = None
+        self._parsing_ns = 0
+        self.thread_ns = 0
+        """CPU time on the agent thread so far."""
         self.unplaced = 0
+
+    @property
+    def outside_ns(self) -> int:
+        """Time of torch's server and the sidecar for this rank so far."""
+        return self._source.server_ns + self._parsing_ns
+
+    @property
+    def timing_ns(self) -> int | None:
+        """Estimated time by which torch's timing has delayed training so far; None before the first reading."""
+        return None if self._recorded is None else COST_NS * self._recorded
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the budget allows no reading."""
+        return self._share <= 0 or (self._budget_left_ns is not None and self._cost_ns > self._budget_left_ns)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """The collectives not assigned to steps, and the readings without a result, by reason."""
+        return {**self._source.skipped, **({"timed_unplaced": self.unplaced} if self.unplaced else {})}
+
+    def allow(self, share: float, budget_left_ns: int) -> None:
+        """Set the share of time that readings may take, and what is left of the budget."""
+        self._share, self._budget_left_ns = share, budget_left_ns
+
+    def claim(self, first_step: int, last_step: int) -> bool:
+        """Reserve these steps for the window that has their collectives; return False if one was covered before."""
+        if any(first_step <= step <= last_step for step in self._covered):
+            return False
+        self._covered.extend(range(first_step, last_step + 1))
+        return True
 
     def add_steps(self, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> list[ReducedWindow]:
         """Add finished steps, and return the collectives of those that are known by now; mostly none."""
         self._steps.extend(steps)
-        now_ns = self._monotonic_ns()
-        if now_ns < self._next_ns or not self._steps:
-            return []
         begin_ns = self._thread_cpu_ns()
-        entries = self._read_entries()
-        cost_ns = self._thread_cpu_ns() - begin_ns
-        self._next_ns = now_ns + max(INTERVAL_NS, round(cost_ns / COST_SHARE_MAX))
-        return self._place(entries, wall_minus_host_ns)
+        if self._steps and self._is_due():
+            self._requested_ns = self._monotonic_ns()
+            self._spent_before_ns = self.thread_ns + self.outside_ns
+            self._source.request(self._steps[0].start_host_ns + wall_minus_host_ns)
+        reading = self._source.collect()
+        found = [] if reading is None else self._place(reading, wall_minus_host_ns)
+        self.thread_ns += self._thread_cpu_ns() - begin_ns
+        if reading is not None:
+            self._learn(reading)
+        return found
 
-    def _place(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[ReducedWindow]:
-        whole = self._pop_whole_steps(entries, wall_minus_host_ns)
+    def _is_due(self) -> bool:
+        if self._requested_ns is None:
+            return not self.is_held
+        if self.is_held:
+            return False
+        interval_ns = max(INTERVAL_NS_MIN, min(INTERVAL_NS_MAX, self._ring_ns), round(self._cost_ns / self._share))
+        return self._monotonic_ns() - self._requested_ns >= interval_ns
+
+    def _learn(self, reading: Reading) -> None:
+        self._parsing_ns += reading.cpu_ns
+        self._cost_ns = self.thread_ns + self.outside_ns - self._spent_before_ns
+        self._recorded = max(reading.recorded, self._recorded or 0)
+        if not reading.ring_entries:
+            self._ring_ns = INTERVAL_NS_MIN  # an empty ring says nothing, and costs little
+        elif reading.ring_entries > 1 and reading.ring_ns > 0:
+            full = max(self._ring_entries, reading.ring_entries) / reading.ring_entries
+            self._ring_ns = round(RING_SHARE * full * reading.ring_ns)
+
+    def _place(self, reading: Reading, wall_minus_host_ns: int) -> list[ReducedWindow]:
+        entries = reading.entries
+        whole = self._pop_whole_steps(reading, wall_minus_host_ns)
         groups = self._read_groups() if whole else {}
         created_ns = [entry.created_wall_ns - wall_minus_host_ns for entry in entries]
         found: dict[int, list[CollectiveRecord]] = {}
         for step in whole:
+            if step.step in self._covered:
+                continue
             first, last = (bisect_left(created_ns, bound_ns) for bound_ns in (step.start_host_ns, step.end_host_ns))
             records = [
                 _to_record(step.step, entry, groups, enqueued_ns)
@@ -70,18 +163,20 @@ class TimedCollectives:
                 found[step.step] = [record for record in records if record is not None]
             else:
                 self.unplaced += len(records)
+        self._covered.extend(found)
         return _join(found)
 
-    def _pop_whole_steps(self, entries: Sequence[TimedEntry], wall_minus_host_ns: int) -> list[StepRecord]:
-        """Remove and return the steps all of whose collectives are in the recorder; earlier ones are dropped."""
-        if not entries:
+    def _pop_whole_steps(self, reading: Reading, wall_minus_host_ns: int) -> list[StepRecord]:
+        """Remove and return the steps all of whose collectives are in the reading; earlier ones are dropped."""
+        if not reading.entries:
             return []
-        known_from_ns = entries[0].created_wall_ns - wall_minus_host_ns
-        unfinished_ns = next((entry.created_wall_ns for entry in entries if not entry.is_over), None)
+        known_from_ns = reading.entries[0].created_wall_ns - wall_minus_host_ns
+        unfinished = (entry.created_wall_ns for entry in reading.entries if not entry.is_over)
+        known_until_ns = min(next(unfinished, reading.taken_wall_ns), reading.taken_wall_ns) - wall_minus_host_ns
         whole = []
         while self._steps:
             step = self._steps[0]
-            if unfinished_ns is not None and step.end_host_ns > unfinished_ns - wall_minus_host_ns:
+            if step.end_host_ns > known_until_ns:
                 break
             self._steps.popleft()
             if step.start_host_ns >= known_from_ns:

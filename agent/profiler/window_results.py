@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
-from rankscope.agent.profiler.timed_collectives import TimedCollectives
+from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.measure.clock import Clock
@@ -29,17 +29,27 @@ if TYPE_CHECKING:
 class WindowResults:
     """The results of one rank's windows. An unreadable window is counted, and loses no steps."""
 
-    def __init__(self, windows: ProfilerWindows, guard: Guard, clock: Clock, *, events_max: int) -> None:
+    def __init__(
+        self,
+        windows: ProfilerWindows,
+        guard: Guard,
+        clock: Clock,
+        source: EntrySource,
+        *,
+        events_max: int,
+    ) -> None:
         self._windows = windows
         self._guard = guard
         self._clock = clock
         self._events_max = events_max
-        self._timed = TimedCollectives(
-            windows.progress.read_timed_entries,
+        self.timed = TimedCollectives(
+            source,
             windows.progress.find_groups,
             monotonic_ns=clock.monotonic_ns,
             thread_cpu_ns=time.thread_time_ns,
+            ring_entries=windows.ring_entries,
         )
+        """The collectives between windows."""
         self._heap_relief = MallocTrim(find_malloc_trim())
         self._reduction: WindowReduction | None = None
         """None before the first window."""
@@ -61,8 +71,7 @@ class WindowResults:
         skipped = dict(self._windows.skipped)
         if self._reduction is not None:
             skipped.update(self._reduction.skipped)
-        if self._timed.unplaced:
-            skipped["timed_unplaced"] = self._timed.unplaced
+        skipped.update(self.timed.skipped)
         return skipped
 
     def collect(self, steps: Sequence[StepRecord], *, last: bool) -> list[ReducedWindow]:
@@ -73,10 +82,18 @@ class WindowResults:
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
             self._windows.graphs_seen = self._reduction.launches_graphs
+        results = [self._without_known(found) for found in results]
         if self._windows.progress.times_collectives:
+            self._windows.log_timing()
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
-            results += self._guarded(lambda: self._timed.add_steps(steps, wall_minus_host_ns))
+            results += self._guarded(lambda: self.timed.add_steps(steps, wall_minus_host_ns))
         return results
+
+    def _without_known(self, found: ReducedWindow) -> ReducedWindow:
+        """Return a window's results without collectives that the recorder has had already."""
+        if found.covered_steps is None or self.timed.claim(*found.covered_steps):
+            return found
+        return found._replace(collectives=[], covered_steps=None)
 
     def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:
         if not windows:

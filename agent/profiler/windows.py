@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from rankscope.agent.config import ALWAYS, OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.profiler.nccl_timing import RING_ENTRIES, describe_timing, find_ring_entries
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect
@@ -80,7 +81,10 @@ class ProfilerWindows:
         self.ranges = OpenRanges()
         self.finished: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         """Finished windows, for the agent thread."""
-        self.progress = GroupProgress(identity.world_size, captures, environment)
+        is_timing_read = config.nccl_timing != OFF
+        self.progress = GroupProgress(identity.world_size, captures, environment if is_timing_read else {})
+        self.ring_entries = find_ring_entries(environment) or RING_ENTRIES
+        """Entries of torch's flight recorder."""
         self.plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),
@@ -94,7 +98,7 @@ class ProfilerWindows:
         """None if windows of a device are to be there however much longer steps are."""
         self._captures = captures
         self._environment = environment
-        self._has_logged_effect = False
+        self._has_logged_effect = self._has_logged_timing = False
         self._profiler = profiler = self._find_profiler(config, environment)
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
@@ -122,6 +126,12 @@ class ProfilerWindows:
         self._has_logged_effect = True
         if effect.attached_ratio is not None:
             log_once_per_node(describe_effect(effect), self._environment, topic="device_windows")
+
+    def log_timing(self) -> None:
+        """Log once on each node that collectives are timed, and what it costs. For the agent thread."""
+        if not self._has_logged_timing:
+            self._has_logged_timing = True
+            log_once_per_node(describe_timing(self._environment), self._environment, topic="nccl_timing")
 
     def _may_detach(self) -> bool | None:
         """Return whether CUPTI may be detached: not where the process has a CUDA graph, since that ends in a crash.

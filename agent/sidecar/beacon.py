@@ -22,6 +22,10 @@ DESCRIPTOR_SUFFIX: Final = ".json"
 HEARTBEAT_SUFFIX: Final = ".beat"
 SOCKET_SUFFIX: Final = ".sock"
 CRASH_SUFFIX: Final = ".crash"
+DUMP_SUFFIX: Final = ".dump"
+TIMED_SUFFIX: Final = ".timed"
+NEW_SUFFIX: Final = ".new"
+"""Of a file that is being written, after its own suffix."""
 CRASH_BYTES_MAX: Final = 256 * 1024
 DESCRIPTOR_BYTES_MAX: Final = 1024 * 1024
 
@@ -90,13 +94,13 @@ class Beacon:
     def write_descriptor(self, descriptor: Descriptor) -> None:
         """Replace the descriptor. Raise OSError, and keep the previous one."""
         path = self._path + DESCRIPTOR_SUFFIX
-        file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+        file = os.open(path + NEW_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
         try:
             _write_whole(file, msgspec.json.encode(descriptor))
-            os.rename(path + ".new", path)
+            os.rename(path + NEW_SUFFIX, path)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(path + ".new")
+                os.unlink(path + NEW_SUFFIX)
             raise
         finally:
             os.close(file)
@@ -154,6 +158,8 @@ def read_crash(folder: str, name: str) -> str:
 
 def remove_files(folder: str, name: str) -> None:
     """Remove the files of a rank."""
-    for suffix in (DESCRIPTOR_SUFFIX, DESCRIPTOR_SUFFIX + ".new", HEARTBEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
+    replaced = (DESCRIPTOR_SUFFIX, DUMP_SUFFIX, TIMED_SUFFIX)
+    being_written = (suffix + NEW_SUFFIX for suffix in replaced)
+    for suffix in (*replaced, *being_written, HEARTBEAT_SUFFIX, SOCKET_SUFFIX, CRASH_SUFFIX):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name + suffix))

@@ -54,6 +54,12 @@ def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
     return None if stat is None else stat.start_ticks
 
 
+def close_process(pidfd: int) -> None:
+    """Close a handle of `open_process`. An error does not matter: the sidecar is ending."""
+    with contextlib.suppress(OSError):
+        os.close(pidfd)
+
+
 def has_ended(pid: int, start_ticks: int | None, proc: str = "/proc") -> bool:
     """Return whether the process has ended: it is gone, a zombie, or its id belongs to another process."""
     stat = read_stat(f"{proc}/{pid}")

@@ -31,6 +31,7 @@ from rankscope.agent.sidecar.directory import (
     open_folder,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
+from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.sidecar.start import SidecarStarter, raise_faults
 from rankscope.agent.sidecar.worker_server import open_server
 from rankscope.measure.errors import UnavailableError
@@ -92,6 +93,13 @@ class SidecarLink:
                 self._descriptor = descriptor
                 self._is_descriptor_written = False
                 self._write_descriptor()
+
+    @property
+    def recorder_place(self) -> RecorderPlace | None:
+        """Where dumps of the flight recorder are left for the sidecar; None before `open`."""
+        if self._beacon is None:
+            return None
+        return RecorderPlace(self.folder, self._descriptor.identity.boot_id, self._descriptor.socket_path)
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Write a heartbeat, and now and then check the sidecar. Raise OSError or RankscopeError."""

@@ -3,6 +3,7 @@
     every TICK_NS, or at once when a process ends:
       find beacons -> one watched process each -> ended?  -> exit status, OOM count, beacon  -> RankEnded
                                                -> frozen? -> what is readable from outside   -> RankUnresponsive
+      parse dumps of flight recorders that ranks have left (recorder_files.py)
     it exits after the last rank, when notices and orphaned reports are delivered, and removes the ranks' files
 
 A rank whose goodbye was acknowledged and whose exit code matches it needs no notice. One sidecar per node instead of
@@ -10,7 +11,6 @@ one per rank saves memory (20 MB each), and sees all ranks end, so that victims 
 from ranks killed by the launcher.
 """
 
-import contextlib
 import os
 import select
 import signal
@@ -21,12 +21,13 @@ from typing import Final
 from rankscope.agent.capture.stacks import CAUGHT, find_torch_folder, parse_crash
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.endings import Evidence, classify_ending
-from rankscope.agent.sidecar.exit_status import ExitStatus, has_ended, open_process, read_exit_status
+from rankscope.agent.sidecar.exit_status import ExitStatus, close_process, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.frozen_rank import inspect_frozen
 from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, NoticeSender, NoticeSenders
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
+from rankscope.agent.sidecar.recorder_files import reduce_dump
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.stalls import PendingCollective, find_deadline
@@ -42,6 +43,8 @@ PAUSE_NS_MIN: Final = 5 * NS_PER_S
 a heartbeat."""
 EARLY_NS_MAX: Final = NS_PER_S
 """Tolerance of timeouts: the recorder's age of a collective and the watchdog's timeout start slightly apart."""
+DUMPS_MAX: Final = 16
+"""Largest number of dumps parsed in one pass, 0.3 s: ends of ranks are noticed between passes."""
 FIRST_BEACON_NS: Final = 60 * NS_PER_S
 
 
@@ -80,7 +83,8 @@ class Watch:
         self._proc = proc
         self._mounts = mounts
         self._notices = NoticeSenders(make_sender)
-        self._orphans = orphans or OrphanDelivery(clock, faults=faults or SidecarFaults(folder))
+        self._faults = faults or SidecarFaults(folder)
+        self._orphans = orphans or OrphanDelivery(clock, faults=self._faults)
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
@@ -122,8 +126,20 @@ class Watch:
                 frozen.append(name)
         for name in frozen[:1]:
             self._inspect_frozen(name, self._watched[name])
+        self._reduce_dumps()
         self._last_pass_ns = self._clock.monotonic_ns()
         self._notices.run_once(self._last_pass_ns)
+
+    def _reduce_dumps(self) -> None:
+        """Parse the dumps that ranks have left, at most DUMPS_MAX: 15 to 20 ms for each of 2,000 entries."""
+        left = DUMPS_MAX
+        for name in self._watched:
+            try:
+                left -= reduce_dump(self._folder, name)
+            except Exception as error:  # noqa: BLE001 - the watch over the ranks goes on
+                self._faults.note("collectives", error)
+            if not left:
+                return
 
     def _find_new(self) -> None:
         for name in beacon.find_names(self._folder):
@@ -235,8 +251,7 @@ class Watch:
         self._notices.close()
         for rank in self._watched.values():
             if rank.pidfd is not None:
-                with contextlib.suppress(OSError):
-                    os.close(rank.pidfd)
+                close_process(rank.pidfd)
 
 
 def _matches_goodbye(status: ExitStatus, heartbeat: beacon.Heartbeat) -> bool:

@@ -32,6 +32,10 @@ STATUS_QUESTIONS: Final = ("fr_trace_json", "dump_nccl_trace_json?includecollect
 WAITS_QUESTION: Final = "wait_counter_values"
 
 
+class AnswerTooLargeError(ValueError):
+    """A response has more than ANSWER_BYTES_MAX."""
+
+
 def open_server(path: str) -> Any:
     """Open the server at the socket `path`. Raise UnavailableError if that is not possible or not safe.
 
@@ -70,6 +74,13 @@ def find_thread_room(cgroup: str = "/proc/self/cgroup", mounts: str = "/sys/fs/c
 
 def ask(path: str, question: str, seconds: float) -> Any:
     """Return the server's JSON response within `seconds`. Raise OSError, or ValueError if it is invalid."""
+    return json.loads(ask_text(path, question, seconds))
+
+
+def ask_text(path: str, question: str, seconds: float) -> bytes:
+    """Return the text of the server's response within `seconds`. Raise OSError (TimeoutError if it is late),
+    AnswerTooLargeError, or ValueError if the question is refused.
+    """
     deadline_s = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds)
@@ -84,17 +95,19 @@ def ask(path: str, question: str, seconds: float) -> Any:
         )
         connection.sendall("\r\n".join(head_lines).encode())
         answer = bytearray()
-        while len(answer) < ANSWER_BYTES_MAX:
+        while True:
             connection.settimeout(max(0.001, deadline_s - time.monotonic()))
             part = connection.recv(1 << 16)
             if not part:
                 break
             answer += part
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise AnswerTooLargeError(f"the response to {question} has more than {ANSWER_BYTES_MAX} bytes")
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
         raise ValueError(f"the response to {question} was {head[:60]!r}")
-    return json.loads(body)
+    return body
 
 
 def ask_dumps(path: str, seconds: float, absent: dict[str, str]) -> list[dict[str, Any]]:

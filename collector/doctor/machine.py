@@ -14,6 +14,8 @@ NVIDIA_PARAMETERS: Final = Path("/proc/driver/nvidia/params")
 INJECTIONS: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 """Variables through which other profilers (Nsight, DCGM's, sanitizers) enter a process. CUPTI has one subscriber."""
 RECORDER_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+TIMING_ON: Final = frozenset({"1", "y", "yes", "t", "true"})
+"""What torch takes for yes."""
 FILES_WANTED: Final = 20_000
 """Open files of a collector with 16,384 ranks, one for each and some of its own."""
 UNSYNCHRONISED: Final = 0x0040
@@ -30,6 +32,7 @@ def check_machine(
     """Yield the checks that do not need torch."""
     if has_gpus:
         yield check_profiling(NVIDIA_PARAMETERS, is_root=os.geteuid() == 0)
+        yield check_nccl_timing(environment)
     yield check_other_profilers(environment)
     yield check_flight_recorder(environment)
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -74,6 +77,16 @@ def check_flight_recorder(environment: Mapping[str, str]) -> Check:
             "flight recorder", f"{', '.join(off)} is 0", costs, "Unset it: torch's own default is 2,000 entries."
         )
     return ok("flight recorder", "torch's default, or larger")
+
+
+def check_nccl_timing(environment: Mapping[str, str]) -> Check:
+    """Check whether torch will time the collectives of NCCL: only the environment is known, not the job's torch."""
+    value, setting = environment.get("TORCH_NCCL_ENABLE_TIMING"), environment.get("RANKSCOPE_NCCL_TIMING", "auto")
+    if setting == "off" or (value is not None and value.lower() not in TIMING_ON):
+        found = "RANKSCOPE_NCCL_TIMING is off" if setting == "off" else f"TORCH_NCCL_ENABLE_TIMING is {value}"
+        costs = "collectives of NCCL, and who waits in them, are known in full windows only"
+        return note("NCCL timing", found, costs, "Unset it: timing costs 2.5 to 3.7 us a collective (docs/cost.md).")
+    return ok("NCCL timing", "not prevented; it costs 2.5 to 3.7 us a collective (docs/cost.md)")
 
 
 def check_open_files(soft_limit: int) -> Check:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from rankscope.agent.agent_overhead import DEVICE_TIMES, WINDOW_CHILDREN, AgentOverhead
+from rankscope.agent.agent_overhead import DEVICE_TIMES, NCCL_TIMING, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.governor import (
     AGENT_THREAD,
+    COLLECTIVE_TIMES,
     DROP_ORDER,
     DROP_PAUSE_NS,
     FREQUENT_REPORTS,
@@ -38,6 +39,11 @@ class Agent:
             full_reduced_ns=0, light_reduced_ns=0, full_recording_ns=0, light_recording_ns=0, child_cpu_ns=0
         )
     )
+    timed: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            thread_ns=0, outside_ns=0, timing_ns=None, is_held=False, allow=lambda _share, _left_ns: None
+        )
+    )
     effect: WindowEffect | None = None
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
@@ -59,6 +65,7 @@ class Agent:
             windows=self.windows,
             timers=self.timers,
             reduction=self.reduction,
+            timed=self.timed,
             started_ns=0,
             effect=self.effect,
         )
@@ -76,6 +83,29 @@ def test_the_effect_of_windows_on_steps_is_reported_beside_the_cost() -> None:
     effect.attached_ratio, effect.detached_ratio = 0.3, 0.01
     found = [Agent(effect=one).cost.govern(NS_PER_S) for one in (None, effect)]
     assert [(one.attached_ratio, one.detached_ratio) for one in found] == [(None, None), (0.3, 0.01)]
+
+
+def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> None:
+    agent = Agent()
+    allowed = []
+    agent.timed = SimpleNamespace(
+        thread_ns=0, outside_ns=60 * NS_PER_MS, timing_ns=90 * NS_PER_MS, is_held=True,
+        allow=lambda share, left_ns: allowed.append((share, left_ns)),
+    )  # fmt: skip
+    agent.__post_init__()
+    cost = agent.cost.govern(20 * NS_PER_S)
+    assert (cost.part_ns[COLLECTIVE_TIMES], cost.part_ns[NCCL_TIMING]) == (60 * NS_PER_MS, 90 * NS_PER_MS)
+    assert cost.dropped[COLLECTIVE_TIMES]
+    ((share, left_ns),) = allowed
+    assert share <= 0.0025, "half of what base leaves, as each kind of window"
+    # 0.005 of 20 s and of the head start of 20 s, less 60 ms and this thread's own time
+    assert left_ns <= 140 * NS_PER_MS
+    assert agent.cost.overhead_ratio(cost, 20 * NS_PER_S) >= 0.0075, "150 ms of 20 s: the timing is cost all the same"
+
+
+def test_without_timed_collectives_they_are_no_part() -> None:
+    cost = Agent().cost.govern(NS_PER_S)
+    assert not {COLLECTIVE_TIMES, NCCL_TIMING} & (cost.part_ns.keys() | cost.dropped.keys())
 
 
 def test_each_part_has_its_own_time() -> None:

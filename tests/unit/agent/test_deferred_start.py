@@ -108,3 +108,21 @@ def test_error_in_the_callback_is_logged(capsys: pytest.CaptureFixture[str]) -> 
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("rankscope: not started (ZeroDivisionError: integer division or modulo by zero, at ")
     assert said.endswith("); training continues without it")
+
+
+def test_what_comes_before_the_first_group_is_done_before_it() -> None:
+    was_in_group: list[bool] = []
+    watch_for_group(lambda _: was_in_group.append(is_in_group()), lambda: was_in_group.append(is_in_group()))
+    with grouped():
+        assert was_in_group == [False, True]
+
+
+def test_error_before_the_first_group_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    watch_for_group(lambda _: None, lambda: 1 // 0)
+    with grouped():
+        assert is_in_group()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        "rankscope: collectives are not timed (ZeroDivisionError: integer division or modulo by zero, "
+    )
+    assert said.endswith("); training continues")

@@ -20,7 +20,6 @@ from rankscope.agent.profiler.process_groups import (
     FlightEntry,
     GroupProgress,
     ProcessGroups,
-    TimedEntry,
     count_enqueued,
 )
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -148,19 +147,20 @@ def test_no_entry_is_read_while_a_graph_is_being_captured(monkeypatch: pytest.Mo
     assert progress.read_enqueued() == {DEVICE_NUMBERS_FROM: 7, DEVICE_NUMBERS_FROM + 1: 3}, "which queries no event"
 
 
-def test_timed_entries_are_of_devices_with_the_larger_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = (0, "0", "default_pg")
-    gathered = {"output_sizes": [[1000], [1000]], "output_dtypes": ["Float", "Float"]}
-    entries = [
-        entry(9, group, 6, "nccl:_all_gather_base", retired=False, **gathered),
-        entry(8, group, 5, "nccl:all_reduce", duration_ms=1.25),
-        entry(7, group, 0, "nccl:send 0->1", is_p2p=True),
-        entry(6, group, 4, "gloo:all_reduce"),
-    ]
-    assert with_nccl(monkeypatch, {}, {"entries": entries}).read_timed_entries() == [
-        TimedEntry("0", 5, "all_reduce", 1_000_008, 1_250_000, is_over=True, bytes=4_000),
-        TimedEntry("0", 6, "all_gather", 1_000_009, None, is_over=False, bytes=8_000),
-    ]
+def test_devices_are_dumped_unless_a_graph_is_being_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = {"entries": [entry(8, (0, "0", "default_pg"), 5, "nccl:all_reduce", duration_ms=1.25)]}
+    assert json.loads(with_nccl(monkeypatch, {}, nccl).dump_devices() or "") == nccl
+    assert with_nccl(monkeypatch, {}, nccl, GraphCaptures(lambda: True)).dump_devices() is None
+
+
+def test_collectives_are_not_covered_once_a_graph_was_captured() -> None:
+    captures = GraphCaptures()
+    progress = GroupProgress(captures=captures, environment={"TORCH_NCCL_ENABLE_TIMING": "1"})
+    progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend="nccl")}
+    assert progress.times_collectives
+    captures.wrap_begin(lambda: None)()
+    captures.wrap_end(lambda: None)()
+    assert not progress.times_collectives, "those in a graph are in no recorder"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TimedCollectives: which steps the flight recorder's entries cover, and when it is read.
+"""TimedCollectives: which steps a reading of the flight recorder covers, and when it is read.
 
 Steps last 1,000 ticks on the host clock; the recorder writes wall time, `WALL` ahead of it.
 """
@@ -6,12 +6,24 @@ Steps last 1,000 ticks on the host clock; the recorder writes wall time, `WALL` 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rankscope.agent.profiler.process_groups import TimedEntry
+import pytest
+
+from rankscope.agent.capture.timed_entries import Reading, TimedEntry
+from rankscope.agent.profiler.nccl_timing import COST_NS
 from rankscope.agent.profiler.reduced_window import ReducedWindow
-from rankscope.agent.profiler.timed_collectives import COST_SHARE_MAX, INTERVAL_NS, STEPS_MAX, TimedCollectives
+from rankscope.agent.profiler.timed_collectives import (
+    COST_SHARE,
+    INTERVAL_NS_MAX,
+    INTERVAL_NS_MIN,
+    STEPS_MAX,
+    TimedCollectives,
+)
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
+from rankscope.measure.units import NS_PER_S
 
 WALL = 1_700_000_000_000_000_000
+LATER = WALL + NS_PER_S
+"""After all steps of these tests."""
 WORLD = GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1), backend="nccl")
 
 
@@ -25,24 +37,43 @@ def steps(*numbers: int) -> list[StepRecord]:
 
 @dataclass
 class Rank:
-    """The recorder of a rank, its clocks, and the count of its reads."""
+    """The recorder of a rank, which answers at once unless `is_slow`, its clocks, and the count of its readings."""
 
     entries: Sequence[TimedEntry] = ()
     now_ns: int = 0
     cost_ns: int = 0
+    cpu_ns: int = 0
     reads: int = 0
-    _cpu_ns: int = 0
+    is_slow: bool = False
+    taken_wall_ns: int = LATER
+    ring: tuple[int, int] = (1, 0)
+    server_ns: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    since_wall_ns: int | None = None
+    _thread_ns: int = 0
+    _found: Reading | None = None
     timed: TimedCollectives = field(init=False)
 
     def __post_init__(self) -> None:
         self.timed = TimedCollectives(
-            self._read, lambda: {"0": WORLD}, monotonic_ns=lambda: self.now_ns, thread_cpu_ns=lambda: self._cpu_ns
+            self, lambda: {"0": WORLD}, monotonic_ns=lambda: self.now_ns, thread_cpu_ns=lambda: self._thread_ns
         )
 
-    def _read(self) -> list[TimedEntry]:
+    def request(self, since_wall_ns: int) -> None:
         self.reads += 1
-        self._cpu_ns += self.cost_ns
-        return list(self.entries)
+        self._thread_ns += self.cost_ns
+        self.since_wall_ns = since_wall_ns
+        count, ring_ns = self.ring
+        self._found = Reading(
+            taken_wall_ns=self.taken_wall_ns, entries=list(self.entries), recorded=7 * self.reads,
+            ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns,
+        )  # fmt: skip
+
+    def collect(self) -> Reading | None:
+        if self.is_slow:
+            return None
+        found, self._found = self._found, None
+        return found
 
     def add_steps(self, *numbers: int) -> list[ReducedWindow]:
         return self.timed.add_steps(steps(*numbers), WALL)
@@ -64,20 +95,48 @@ def test_steps_before_the_recorders_first_entry_are_not_covered() -> None:
     assert covered(Rank([entry(5_300), entry(6_300), entry(7_300)]).add_steps(4, 5, 6, 7)) == [(6, 7)]
 
 
+def test_collectives_since_the_oldest_open_step_are_asked_for() -> None:
+    rank = Rank([entry(5_000), entry(6_300), entry(6_400, None, is_over=False)])
+    rank.add_steps(5, 6)
+    assert rank.since_wall_ns == WALL + 5_000
+    rank.now_ns += INTERVAL_NS_MAX
+    rank.add_steps(7)
+    assert rank.since_wall_ns == WALL + 6_000, "step 5 is known"
+
+
 def test_steps_with_an_unfinished_collective_come_later() -> None:
     rank = Rank([entry(5_000), entry(6_300), entry(6_400, None, is_over=False)])
     assert covered(rank.add_steps(5, 6)) == [(5, 5)]
     rank.entries = [entry(5_000), entry(6_300), entry(6_400), entry(7_100)]
-    rank.now_ns += INTERVAL_NS
+    rank.now_ns += INTERVAL_NS_MAX
     (found,) = rank.add_steps(7)
     assert (found.covered_steps, [record.step for record in found.collectives]) == ((6, 7), [6, 6, 7])
+
+
+def test_steps_that_ended_after_the_dump_come_later() -> None:
+    rank = Rank([entry(5_000), entry(6_300)], is_slow=True, taken_wall_ns=WALL + 6_500)
+    assert rank.add_steps(5) == []
+    rank.is_slow = False
+    assert covered(rank.add_steps(6)) == [(5, 5)], "step 6 may have had another collective after 6,500"
 
 
 def test_step_is_returned_once() -> None:
     rank = Rank([entry(5_000)])
     assert covered(rank.add_steps(5)) == [(5, 5)]
-    rank.now_ns += INTERVAL_NS
+    rank.now_ns += INTERVAL_NS_MAX
     assert rank.add_steps() == []
+
+
+def test_step_of_a_window_is_not_covered_again() -> None:
+    rank = Rank([entry(5_000), entry(6_300), entry(7_300)])
+    assert rank.timed.claim(6, 6)
+    assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
+
+
+def test_window_of_a_covered_step_is_refused() -> None:
+    rank = Rank([entry(5_000), entry(6_300)])
+    rank.add_steps(5, 6)
+    assert [rank.timed.claim(first, first + 1) for first in (3, 4, 6, 7)] == [True, False, False, True]
 
 
 def test_a_step_without_communication_is_covered() -> None:
@@ -87,7 +146,7 @@ def test_a_step_without_communication_is_covered() -> None:
 def test_untimed_collective_costs_its_own_step_only() -> None:
     rank = Rank([entry(5_000), entry(6_300, None), entry(7_300)])
     assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
-    assert rank.timed.unplaced == 1
+    assert rank.timed.skipped == {"timed_unplaced": 1}
 
 
 def test_unknown_group_costs_its_own_step_only() -> None:
@@ -98,24 +157,77 @@ def test_unknown_group_costs_its_own_step_only() -> None:
 def test_empty_recorder_covers_nothing_and_keeps_the_steps() -> None:
     rank = Rank()
     assert rank.add_steps(5) == []
-    rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS
+    rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS_MAX
     assert covered(rank.add_steps()) == [(5, 5)]
 
 
 def test_the_recorder_is_read_once_an_interval() -> None:
     rank = Rank([entry(5_000)])
-    for now_ns in (0, INTERVAL_NS - 1, INTERVAL_NS, INTERVAL_NS + 1):
+    for now_ns in (0, INTERVAL_NS_MAX - 1, INTERVAL_NS_MAX, INTERVAL_NS_MAX + 1):
         rank.now_ns = now_ns
         rank.add_steps(5)
     assert rank.reads == 2
 
 
-def test_a_recorder_that_costs_more_is_read_less_often() -> None:
-    rank = Rank([entry(5_000)], cost_ns=INTERVAL_NS // 100)  # at the share allowed: once in four intervals
-    interval_ns = round(rank.cost_ns / COST_SHARE_MAX)
+@pytest.mark.parametrize(
+    ("ring", "interval_ns"),
+    [
+        ((2_000, 10 * NS_PER_S), 8 * NS_PER_S),  # full: eight tenths of the 10 s that it holds
+        ((500, NS_PER_S), 3_200_000_000),  # a quarter in 1 s: full in 4 s
+        ((2_000, NS_PER_S), INTERVAL_NS_MIN),  # full in 1 s: as often as allowed
+        ((20, 2 * NS_PER_S), INTERVAL_NS_MAX),  # full in 200 s
+        ((1, 0), INTERVAL_NS_MAX),
+        ((0, 0), INTERVAL_NS_MIN),  # empty
+    ],
+)
+def test_recorder_is_read_as_often_as_its_ring_fills(ring: tuple[int, int], interval_ns: int) -> None:
+    rank = Rank([entry(5_000)], ring=ring)
     for rank.now_ns in (0, interval_ns - 1, interval_ns):
         rank.add_steps(5)
     assert rank.reads == 2
+
+
+@pytest.mark.parametrize("part", ["cost_ns", "cpu_ns"])
+def test_a_recorder_that_costs_more_is_read_less_often(part: str) -> None:
+    rank = Rank([entry(5_000)])
+    setattr(rank, part, INTERVAL_NS_MAX // 100)  # at the share allowed: once in four intervals
+    interval_ns = round(INTERVAL_NS_MAX // 100 / COST_SHARE)
+    for rank.now_ns in (0, interval_ns - 1, interval_ns):
+        rank.add_steps(5)
+    assert rank.reads == 2
+
+
+def test_the_cost_of_a_reading_is_that_of_all_who_made_it() -> None:
+    rank = Rank([entry(5_000)], cost_ns=3, cpu_ns=20)
+    assert rank.timed.timing_ns is None
+    rank.server_ns = 50
+    rank.add_steps(5)
+    assert (rank.timed.thread_ns, rank.timed.outside_ns) == (3, 70)
+    assert rank.timed.timing_ns == 7 * COST_NS, "of the 7 collectives that the recorder has had"
+
+
+@pytest.mark.parametrize(("share", "left_ns"), [(0.0, NS_PER_S), (COST_SHARE, 99)])
+def test_without_budget_nothing_is_read(share: float, left_ns: int) -> None:
+    rank = Rank([entry(5_000)], cost_ns=100)
+    rank.add_steps(5)
+    rank.timed.allow(share, left_ns)
+    rank.now_ns = 10 * INTERVAL_NS_MAX
+    rank.add_steps(6)
+    assert (rank.reads, rank.timed.is_held) == (1, True)
+    rank.timed.allow(COST_SHARE, 100)
+    rank.add_steps(7)
+    assert (rank.reads, rank.timed.is_held) == (2, False)
+
+
+def test_nothing_is_read_at_first_if_the_budget_is_used_up() -> None:
+    rank = Rank([entry(5_000)])
+    rank.timed.allow(0.0, 0)
+    rank.add_steps(5)
+    assert rank.reads == 0
+
+
+def test_readings_without_a_result_are_counted_by_reason() -> None:
+    assert Rank(skipped={"timed_lost": 2}).timed.skipped == {"timed_lost": 2}
 
 
 def test_without_a_step_nothing_is_read() -> None:

@@ -7,28 +7,47 @@ import pytest
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.records import GroupInfo
+from rankscope.measure.records import GroupInfo, StepRecord
 from tests.unit.agent.profiler.test_window_reduction import EVENTS_MAX, WORLD, gloo, operator, window
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 TRAINING_COST_NS = 5_000_000
 
 
+class NoRecorder:
+    """The source of timed collectives of a rank without any."""
+
+    server_ns = 0
+    skipped: dict[str, int] = {}  # noqa: RUF012
+
+    def request(self, since_wall_ns: int) -> None:
+        raise AssertionError(since_wall_ns)
+
+    def collect(self) -> None:
+        raise AssertionError
+
+
 class Rank:
     """The windows of one rank without a profiler, whose finished ones the test makes."""
 
-    def __init__(self, groups: Callable[[], dict[str, GroupInfo]] = lambda: {"0": WORLD}) -> None:
-        config = read_config({"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"})
+    def __init__(
+        self,
+        groups: Callable[[], dict[str, GroupInfo]] = lambda: {"0": WORLD},
+        source: Any = None,
+        **settings: str,
+    ) -> None:
+        config = read_config({"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0", **settings})
         self.guard = Guard(error_budget=20)
         self.windows = ProfilerWindows(
             config,
             identity_of(0, pid=1),
-            {},
+            {} if source is None else {TIMING_VARIABLE: "1"},
             self.guard,
             GraphCaptures(lambda: False),
             find_resident_bytes=lambda: None,
@@ -42,16 +61,18 @@ class Rank:
         plan.learn_full = self.full_costs_ns.append
         plan.learn_light = lambda *cost: self.light_costs.append(cost)
         plan.learn_too_large = lambda *, full: self.too_large.append(full)
-        self.results = WindowResults(self.windows, self.guard, SystemClock(), events_max=EVENTS_MAX)
+        self.results = WindowResults(
+            self.windows, self.guard, SystemClock(), source or NoRecorder(), events_max=EVENTS_MAX
+        )
 
     def finish(self, *windows: RawWindow) -> None:
         """End these windows on the training thread."""
         for one in windows:
             self.windows.finished.append(one._replace(training_cost_ns=TRAINING_COST_NS))
 
-    def collect(self) -> Sequence[Any]:
+    def collect(self, *steps: StepRecord) -> Sequence[Any]:
         """Collect results on the agent thread."""
-        return self.results.collect([], last=False)
+        return self.results.collect(steps, last=False)
 
 
 def light(count: int = 2) -> RawWindow:
@@ -134,3 +155,43 @@ def test_windows_without_a_profiler_never_begin(full: bool) -> None:
     rank.windows.on_boundary(1_000)
     rank.windows.close()
     assert (rank.windows.spent_ns, dict(rank.windows.skipped)) == (0, {})
+
+
+class Failing(NoRecorder):
+    """A source that is asked, and fails."""
+
+    def request(self, since_wall_ns: int) -> None:
+        raise RuntimeError(since_wall_ns)
+
+
+STEP = StepRecord(step=5, start_host_ns=5_000, duration_ns=1_000, phases_ns={})
+ON_DEVICE = {"0": GroupInfo(label="default_pg", description="default_pg", ranks=(0, 1), backend="nccl")}
+
+
+def test_timed_collectives_cost_no_windows_if_they_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    rank = Rank(lambda: ON_DEVICE, Failing())
+    rank.finish(light())
+    assert len(rank.collect(STEP)) == 1
+    assert rank.guard.errors == {PART: 1}
+    rank.collect(STEP)
+    said = [line for line in capsys.readouterr().err.splitlines() if "collectives are timed" in line]
+    assert len(said) == 1, "once"
+
+
+def test_timed_collectives_are_not_read_if_switched_off() -> None:
+    rank = Rank(lambda: ON_DEVICE, Failing(), RANKSCOPE_NCCL_TIMING="off")
+    assert (rank.collect(STEP), rank.guard.errors) == ([], {})
+
+
+def test_readings_without_a_result_are_told_with_the_windows() -> None:
+    source = Failing()
+    source.skipped = {"timed_lost": 3}
+    assert Rank(lambda: ON_DEVICE, source).results.skipped == {"timed_lost": 3}
+
+
+def test_collectives_that_the_recorder_has_had_are_not_told_again() -> None:
+    rank = Rank()
+    assert rank.results.timed.claim(6, 6)
+    rank.finish(light())  # of steps 5 and 6
+    (found,) = rank.collect()
+    assert (found.collectives, found.covered_steps) == ([], None)

@@ -73,6 +73,8 @@ def test_beacons_are_found_and_removed(tmp_path: Path, process: Process) -> None
     for rank in (1, 0):
         light_beacon(tmp_path, rank, process, Heartbeat(7)).close()
     assert find_names(str(tmp_path)) == ["boot-of-0", "boot-of-1"]
+    for suffix in (".dump", ".dump.new", ".timed", ".timed.new"):
+        (tmp_path / f"boot-of-0{suffix}").touch()
     remove_files(str(tmp_path), "boot-of-0")
     remove_files(str(tmp_path), "boot-of-1")
     assert list(tmp_path.iterdir()) == []

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar.beacon import AGENT_ENDED, GOODBYE_ACKNOWLEDGED, Heartbeat
+from rankscope.agent.sidecar.faults import read_faults
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
-from rankscope.agent.sidecar.watch import REPEAT_NS, Watch
+from rankscope.agent.sidecar.recorder_files import pop_reading, write_dump
+from rankscope.agent.sidecar.watch import DUMPS_MAX, REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.stalls import StackFrame
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
 from tests.unit.agent.report.spilled_reports import frame_of, spill_in
+from tests.unit.agent.sidecar.fake_worker_server import dump, nccl_entry
 from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, MS, S
 from tests.unit.agent.sidecar.watched_node import Node, RecordingSender
 
@@ -260,3 +263,36 @@ def worker_server(path: str, answers: dict[str, object]) -> Iterator[None]:
         listening.close()
         thread.join()
         os.unlink(path)  # noqa: PTH108
+
+
+# -- dumps of the flight recorder -------------------------------------------------------------------------------------
+
+
+def test_dump_of_a_rank_is_reduced_in_the_next_pass(node: Node) -> None:
+    node.start("pass")
+    write_dump(str(node.folder), "boot-of-0", dump(nccl_entry(0, 1_000)), taken_wall_ns=2_000, since_wall_ns=0)
+    node.run_pass()
+    found = pop_reading(str(node.folder), "boot-of-0")
+    assert found is not None
+    assert ([one.sequence for one in found.entries], found.taken_wall_ns) == ([1], 2_000)
+
+
+def test_only_so_many_dumps_are_reduced_in_a_pass(node: Node) -> None:
+    ranks = range(DUMPS_MAX + 1)
+    for rank in ranks:
+        node.start("pass", rank)
+    for rank in ranks:
+        write_dump(str(node.folder), f"boot-of-{rank}", dump(), taken_wall_ns=2_000, since_wall_ns=0)
+    for reduced in (DUMPS_MAX, DUMPS_MAX + 1):
+        node.run_pass()
+        assert len(list(node.folder.glob("*.timed"))) == reduced
+
+
+def test_dump_that_cannot_be_read_does_not_end_the_watch(node: Node) -> None:
+    process = node.start("raise SystemExit(3)")
+    (node.folder / "boot-of-0.dump").mkdir()
+    assert node.run_pass() == []
+    assert "collectives failed (IsADirectoryError" in read_faults(str(node.folder))
+    process.end()
+    (notice,) = node.run_pass()
+    assert isinstance(notice, RankEnded)

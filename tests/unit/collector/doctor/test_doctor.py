@@ -110,6 +110,19 @@ def test_environment_shows_other_profilers_and_disabled_recorder() -> None:
     assert machine.check_flight_recorder({"TORCH_FR_BUFFER_SIZE": "2000"}).state == OK
 
 
+@pytest.mark.parametrize(
+    ("environment", "state"),
+    [
+        ({}, OK),
+        ({"TORCH_NCCL_ENABLE_TIMING": "TRUE"}, OK),
+        ({"TORCH_NCCL_ENABLE_TIMING": "0"}, NOTE),
+        ({"TORCH_NCCL_ENABLE_TIMING": "1", "RANKSCOPE_NCCL_TIMING": "off"}, NOTE),
+    ],
+)
+def test_prevented_timing_of_nccl_is_a_note(environment: dict[str, str], state: str) -> None:
+    assert machine.check_nccl_timing(environment).state == state
+
+
 @pytest.mark.parametrize(("limit", "state"), [(1024, NOTE), (65_536, OK), (-1, OK)])
 def test_low_limit_of_open_files_is_a_note(limit: int, state: str) -> None:
     assert machine.check_open_files(limit).state == state

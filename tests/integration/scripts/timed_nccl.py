@@ -1,0 +1,49 @@
+"""Trains with a process group that does not communicate, and a worker server that has durations of its collectives, as
+that of a rank with NCCL. Prints each collective: its sequence and duration in ns.
+"""
+
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import rankscope.agent
+from tests.unit.agent.sidecar.fake_worker_server import FakeWorkerServer, dump, nccl_entry
+
+RING = 600
+STEPS_S = 7.0
+PAUSE_S = 0.01
+
+entries: list[dict[str, Any]] = []
+
+
+class WorkerServer(FakeWorkerServer):
+    """In place of torch's."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, {"dump_nccl_trace_json": lambda _parameters: dump(*entries[-RING:])})
+
+
+c10d._WorkerServer = WorkerServer  # type: ignore[misc, assignment]
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+group = dist.distributed_c10d._get_default_group()
+name, (_, store) = group.group_name, dist.distributed_c10d._world.pg_map[group]
+dist.distributed_c10d._world.pg_map[group] = "nccl", store  # as the agent finds it described
+print(rankscope.agent.start())
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+until_s = time.monotonic() + STEPS_S
+while time.monotonic() < until_s:
+    model(torch.randn(4, 8)).sum().backward()
+    for parameter in model.parameters():
+        number = len(entries)
+        duration_ms = 0.05 + 0.001 * (number % 7)
+        entries.append(nccl_entry(number, time.time_ns(), duration_ms, process_group=[name, "default_pg"]))
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    time.sleep(PAUSE_S)
+print(json.dumps([(entry["collective_seq_id"], round(entry["duration_ms"] * 1e6)) for entry in entries]))

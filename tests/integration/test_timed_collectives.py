@@ -1,0 +1,79 @@
+"""Collectives between windows: the flight recorder of a real job, read by worker server and sidecar."""
+
+import json
+
+import pytest
+
+from rankscope.agent.agent_overhead import NCCL_TIMING
+from rankscope.agent.governor import COLLECTIVE_TIMES
+from rankscope.agent.profiler.nccl_timing import COST_NS, TIMING_VARIABLE
+from tests.integration.listening_collector import listening
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, torchrun
+
+ONE_OF_TWO = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+    "RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0",
+}  # fmt: skip
+
+
+def test_sidecar_reads_what_the_recorder_has() -> None:
+    with listening() as collector:
+        settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint}
+        ended = run(torchrun(2, *AGENT, "recorder_dump.py"), settings)
+    assert (ended.exit_code, ended.left, ended.heard_of_agent) == (0, (), [])
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sorted(line["rank"] for line in told) == [0, 1]
+    for line in told:
+        assert line["outside"] == line["here"], "the numbers of the process's own dump"
+        assert line["outside"][1] >= 25
+        assert (line["at_once"], line["skipped"]) == (False, {}), "the sidecar has parsed it"
+
+
+def test_timed_collectives_of_steps_without_windows_are_reported() -> None:
+    with listening() as collector:
+        settings = {**OFTEN, **ONE_OF_TWO, TIMING_VARIABLE: "1", "RANKSCOPE_COLLECTOR": collector.endpoint}
+        ended = run(python("timed_nccl.py"), {**settings, "TORCH_FR_BUFFER_SIZE": "600"})
+        (life,) = collector.lives
+    assert (ended.exit_code, ended.left) == (0, ())
+    (said,) = ended.heard_of_agent
+    assert said.startswith("rankscope: NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=1), which costs ")
+    durations_ns = dict(json.loads(ended.stdout.splitlines()[-1]))
+
+    sequences = [record.sequence or 0 for record in life.collectives]
+    assert len(sequences) == len(set(sequences)), "none twice"
+    assert {record.sequence: record.duration_ns for record in life.collectives}.items() <= durations_ns.items()
+    of_steps = {step: sum(record.step == step for record in life.collectives) for step in life.covered_steps}
+    assert set(of_steps.values()) == {2}, "a covered step has all of its collectives"
+    assert len(of_steps) >= 50
+
+    cost = life.reports[-1].cost
+    assert cost.part_ns[COLLECTIVE_TIMES] > 0
+    assert COST_NS * max(sequences) <= cost.part_ns[NCCL_TIMING] <= COST_NS * max(durations_ns)
+    assert life.losses.windows_skipped == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "printed"),
+    [
+        (AGENT, ALONE, ["1", "1"]),
+        ((), {**ALONE, "RANKSCOPE": "1"}, ["1", "1"]),
+        ((), {"RANKSCOPE": "1"}, ["None", "1"]),  # the rank is known with the first group, but the variable before it
+    ],
+)
+def test_every_way_to_start_is_before_the_first_group(
+    command: tuple[str, ...], environment: dict[str, str], printed: list[str]
+) -> None:
+    with listening() as collector:
+        settings = {**environment, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_NCCL_TIMING": "on"}
+        ended = run(python(*command, "timing_variable.py"), settings)
+    assert (ended.exit_code, ended.stdout.split(), ended.heard_of_agent) == (0, printed, [])
+
+
+def test_timing_that_is_off_is_not_read() -> None:
+    with listening() as collector:
+        settings = {**OFTEN, **ONE_OF_TWO, TIMING_VARIABLE: "1", "RANKSCOPE_COLLECTOR": collector.endpoint}
+        ended = run(python("timed_nccl.py"), {**settings, "RANKSCOPE_NCCL_TIMING": "off"})
+        (life,) = collector.lives
+    assert (ended.exit_code, ended.left, ended.heard_of_agent) == (0, (), [])
+    assert (life.collectives, life.covered_steps) == ([], set())
+    assert COLLECTIVE_TIMES not in life.reports[-1].cost.part_ns
