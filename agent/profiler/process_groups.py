@@ -71,15 +71,13 @@ class GroupProgress:
 
     @property
     def times_collectives(self) -> bool:
-        """Whether the flight recorder has the durations of all collectives. torch must be configured to time those of
-        NCCL. Collectives of groups that communicate on the host, and those in CUDA graphs, are only in profiler
-        windows: with such a group, or after a capture, the recorder does not have all.
+        """Whether the flight recorder has the durations of the collectives of devices. torch must be configured to time
+        those of NCCL. After a capture the recorder does not have all: those in CUDA graphs are in profiler windows only.
         """
         if not self._is_timing or self._captures.begun:
             return False
         groups = self.groups or self.find_groups()  # the former are found by windows, of which there may be none
-        backends = [group.backend for group in groups.values()]
-        return any(map(is_nccl, backends)) and not any(map(_is_on_host, backends))
+        return any(is_nccl(group.backend) for group in groups.values())
 
     def read_enqueued(self) -> dict[int, int]:
         """Return the sequence number of the last collective enqueued in each process group, by torch's group number."""
@@ -95,6 +93,10 @@ class GroupProgress:
     def find_groups(self) -> dict[str, GroupInfo]:
         """Return the process groups by torch's name: the present ones, and those that were in use and are destroyed."""
         return {**self.groups, **self._process_groups.read()}
+
+    def count_on_host(self) -> int:
+        """Return how many operations were enqueued so far in groups that communicate on the host only."""
+        return sum(self._process_groups.count_on_host().values())
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and

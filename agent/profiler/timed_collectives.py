@@ -4,6 +4,9 @@ The recorder keeps its last entries (2,000 by default), and a dump always has al
 ring fills, as far as the cost allows. A reading covers the last steps before: those whose first collective is still in
 the ring and whose collectives all have a duration. A collective's start is when it was enqueued, since the recorder has
 no begin of its kernel.
+
+Collectives of groups that communicate on the host have no durations there. Steps in which there were any are not
+covered; between two reports of the rank it is only known whether there were any.
 """
 
 from bisect import bisect_left
@@ -28,6 +31,8 @@ COST_SHARE = 0.0025
 window."""
 STEPS_MAX = 1024
 """Steps kept until the recorder is read. Earlier ones are not covered."""
+ON_HOST_MAX = 256
+"""Intervals with communication on the host that are remembered."""
 COVERED_MAX = 4 * STEPS_MAX
 """Covered steps that are remembered, so that window and recorder do not report the same collective twice."""
 
@@ -57,6 +62,7 @@ class TimedCollectives:
         self,
         source: EntrySource,
         read_groups: Callable[[], Mapping[str, GroupInfo]],
+        count_on_host: Callable[[], int],
         *,
         monotonic_ns: Callable[[], int],
         thread_cpu_ns: Callable[[], int],
@@ -64,6 +70,9 @@ class TimedCollectives:
     ) -> None:
         self._source = source
         self._read_groups = read_groups
+        self._count_on_host = count_on_host
+        self._counted_on_host, self._counted_ns = 0, 0
+        self._on_host: deque[tuple[int, int]] = deque()
         self._monotonic_ns = monotonic_ns
         self._thread_cpu_ns = thread_cpu_ns
         self._ring_entries = ring_entries
@@ -80,6 +89,8 @@ class TimedCollectives:
         self.thread_ns = 0
         """CPU time on the agent thread so far."""
         self.unplaced = 0
+        self.steps_on_host = 0
+        """Steps not covered since there was communication on the host."""
 
     @property
     def outside_ns(self) -> int:
@@ -99,7 +110,8 @@ class TimedCollectives:
     @property
     def skipped(self) -> dict[str, int]:
         """The collectives not assigned to steps, and the readings without a result, by reason."""
-        return {**self._source.skipped, **({"timed_unplaced": self.unplaced} if self.unplaced else {})}
+        own = {"timed_unplaced": self.unplaced, "timed_on_host": self.steps_on_host}
+        return {**self._source.skipped, **{reason: count for reason, count in own.items() if count}}
 
     def allow(self, share: float, budget_left_ns: int) -> None:
         """Set the share of time that readings may take, and what is left of the budget."""
@@ -116,6 +128,7 @@ class TimedCollectives:
         """Add finished steps, and return the collectives of those that are known by now; mostly none."""
         self._steps.extend(steps)
         begin_ns = self._thread_cpu_ns()
+        self._find_host_communication()
         if self._steps and self._is_due():
             self._requested_ns = self._monotonic_ns()
             self._spent_before_ns = self.thread_ns + self.outside_ns
@@ -126,6 +139,19 @@ class TimedCollectives:
         if reading is not None:
             self._learn(reading)
         return found
+
+    def _find_host_communication(self) -> None:
+        """Note the time since the last call if there was communication on the host in it."""
+        now_ns, count = self._monotonic_ns(), self._count_on_host()
+        if count != self._counted_on_host:
+            begin_ns = self._counted_ns
+            if self._on_host and self._on_host[-1][1] == begin_ns:
+                begin_ns = self._on_host.pop()[0]
+            self._on_host.append((begin_ns, now_ns))
+            if len(self._on_host) > ON_HOST_MAX:  # what lies between the two oldest is not known any more
+                first, second = self._on_host.popleft(), self._on_host.popleft()
+                self._on_host.appendleft((first[0], second[1]))
+        self._counted_on_host, self._counted_ns = count, now_ns
 
     def _is_due(self) -> bool:
         if self._requested_ns is None:
@@ -153,6 +179,9 @@ class TimedCollectives:
         found: dict[int, list[CollectiveRecord]] = {}
         for step in whole:
             if step.step in self._covered:
+                continue
+            if any(begin_ns < step.end_host_ns and step.start_host_ns < end_ns for begin_ns, end_ns in self._on_host):
+                self.steps_on_host += 1
                 continue
             first, last = (bisect_left(created_ns, bound_ns) for bound_ns in (step.start_host_ns, step.end_host_ns))
             records = [

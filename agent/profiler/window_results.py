@@ -45,6 +45,7 @@ class WindowResults:
         self.timed = TimedCollectives(
             source,
             windows.progress.find_groups,
+            windows.progress.count_on_host,
             monotonic_ns=clock.monotonic_ns,
             thread_cpu_ns=time.thread_time_ns,
             ring_entries=windows.ring_entries,

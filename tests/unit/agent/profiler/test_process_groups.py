@@ -165,13 +165,30 @@ def test_collectives_are_not_covered_once_a_graph_was_captured() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "backend", "expected"),
-    [("1", "nccl", True), ("TRUE", "nccl", True), ("0", "nccl", False), ("", "nccl", False), ("1", "gloo", False)],
+    [
+        ("1", "nccl", True),
+        ("TRUE", "nccl", True),
+        ("0", "nccl", False),
+        ("", "nccl", False),
+        ("1", "gloo", False),
+        ("1", "cpu:gloo,cuda:nccl", True),
+        ("1", "xccl", False),
+    ],
 )
-def test_collectives_are_timed_if_enabled_and_none_on_the_host(setting: str, backend: str, expected: bool) -> None:
+def test_collectives_of_nccl_are_timed_if_enabled(setting: str, backend: str, expected: bool) -> None:
     progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": setting})
     assert not progress.times_collectives, "no group has been seen"
     progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)}
     assert progress.times_collectives is expected
+
+
+def test_a_group_on_the_host_beside_nccl_does_not_end_timing() -> None:
+    progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": "1"})
+    progress.groups = {
+        name: GroupInfo(label=name, description="x", ranks=(0, 1), backend=name) for name in ("nccl", "gloo")
+    }
+    assert progress.times_collectives
+    assert progress.count_on_host() == 0, "not used"
 
 
 @pytest.mark.parametrize(

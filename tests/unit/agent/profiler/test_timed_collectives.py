@@ -15,6 +15,7 @@ from rankscope.agent.profiler.timed_collectives import (
     COST_SHARE,
     INTERVAL_NS_MAX,
     INTERVAL_NS_MIN,
+    ON_HOST_MAX,
     STEPS_MAX,
     TimedCollectives,
 )
@@ -45,6 +46,7 @@ class Rank:
     cpu_ns: int = 0
     reads: int = 0
     is_slow: bool = False
+    on_host: int = 0
     taken_wall_ns: int = LATER
     ring: tuple[int, int] = (1, 0)
     server_ns: int = 0
@@ -56,7 +58,11 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.timed = TimedCollectives(
-            self, lambda: {"0": WORLD}, monotonic_ns=lambda: self.now_ns, thread_cpu_ns=lambda: self._thread_ns
+            self,
+            lambda: {"0": WORLD},
+            lambda: self.on_host,
+            monotonic_ns=lambda: self.now_ns,
+            thread_cpu_ns=lambda: self._thread_ns,
         )
 
     def request(self, since_wall_ns: int) -> None:
@@ -137,6 +143,34 @@ def test_window_of_a_covered_step_is_refused() -> None:
     rank = Rank([entry(5_000), entry(6_300)])
     rank.add_steps(5, 6)
     assert [rank.timed.claim(first, first + 1) for first in (3, 4, 6, 7)] == [True, False, False, True]
+
+
+def test_steps_with_communication_on_the_host_are_not_covered() -> None:
+    rank = Rank([entry(n * 1_000) for n in range(5, 10)], is_slow=True)
+    for rank.now_ns, rank.on_host, step in ((6_000, 0, 5), (7_100, 3, 6), (8_200, 4, 7), (9_300, 4, 8)):
+        rank.add_steps(step)  # some between 6,000 and 8,200, which is in the steps 6, 7 and 8
+    rank.is_slow = False
+    assert covered(rank.add_steps(9)) == [(5, 5), (9, 9)]
+    assert rank.timed.skipped == {"timed_on_host": 3}
+
+
+def test_communication_on_the_host_before_the_first_step_may_be_in_it() -> None:
+    rank = Rank([entry(5_000), entry(6_000)], now_ns=5_500, on_host=1)
+    assert covered(rank.add_steps(5, 6)) == [(6, 6)]
+
+
+def test_of_too_much_communication_on_the_host_the_oldest_counts_as_one() -> None:
+    rank = Rank([entry(n * 1_000) for n in range(1, 2 * ON_HOST_MAX + 5)], is_slow=True)
+    for number in range(1, ON_HOST_MAX + 2):  # in every second step
+        rank.now_ns = 2_000 * number
+        rank.add_steps(2 * number - 1)
+        rank.now_ns, rank.on_host = 2_000 * number + 1_000, number
+        rank.add_steps(2 * number)
+    rank.is_slow = False
+    found = covered(rank.add_steps())
+    assert found[0] == (1, 1)
+    assert found[1] == (5, 5), "step 3 is between the two oldest"
+    assert rank.timed.steps_on_host == ON_HOST_MAX + 2
 
 
 def test_a_step_without_communication_is_covered() -> None:
