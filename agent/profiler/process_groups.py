@@ -72,7 +72,7 @@ class GroupProgress:
     @property
     def times_collectives(self) -> bool:
         """Whether the flight recorder has the durations of the collectives of devices. torch must be configured to time
-        those of NCCL. After a capture the recorder does not have all: those in CUDA graphs are in profiler windows only.
+        those of NCCL. After a capture it does not have all of them: those in CUDA graphs are in profiler windows only.
         """
         if not self._is_timing or self._captures.begun:
             return False

@@ -79,6 +79,7 @@ class TimedCollectives:
         self._steps: deque[StepRecord] = deque(maxlen=STEPS_MAX)
         self._covered: deque[int] = deque(maxlen=COVERED_MAX)
         self._requested_ns: int | None = None
+        self._first_ns: int | None = None
         self._spent_before_ns = 0
         self._cost_ns = 0
         self._ring_ns = INTERVAL_NS_MAX
@@ -131,6 +132,7 @@ class TimedCollectives:
         self._find_host_communication()
         if self._steps and self._is_due():
             self._requested_ns = self._monotonic_ns()
+            self._first_ns = self._requested_ns if self._first_ns is None else self._first_ns
             self._spent_before_ns = self.thread_ns + self.outside_ns
             self._source.request(self._steps[0].start_host_ns + wall_minus_host_ns)
         reading = self._source.collect()
@@ -154,11 +156,11 @@ class TimedCollectives:
         self._counted_on_host, self._counted_ns = count, now_ns
 
     def _is_due(self) -> bool:
-        if self._requested_ns is None:
+        if self._requested_ns is None or self._first_ns is None or self.is_held:
             return not self.is_held
-        if self.is_held:
-            return False
-        interval_ns = max(INTERVAL_NS_MIN, min(INTERVAL_NS_MAX, self._ring_ns), round(self._cost_ns / self._share))
+        age_ns = self._requested_ns - self._first_ns  # a short run has readings too
+        wanted_ns = min(INTERVAL_NS_MAX, self._ring_ns, age_ns)
+        interval_ns = max(INTERVAL_NS_MIN, wanted_ns, round(self._cost_ns / self._share))
         return self._monotonic_ns() - self._requested_ns >= interval_ns
 
     def _learn(self, reading: Reading) -> None:

@@ -1,10 +1,12 @@
 """Real NCCL under the agent: several ranks on one GPU, or one where NCCL refuses that."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
+from rankscope.agent.governor import COLLECTIVE_TIMES
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
 
@@ -13,22 +15,26 @@ pytestmark = pytest.mark.gpu
 SCRIPT = str(Path(__file__).parent / "scripts" / "nccl_on_one_gpu.py")
 RANKS = 2
 STEPS = 40
+LONG = "600"
+"""Twenty seconds of two ranks that share a GPU, as far as is known: the recorder is read again after two."""
+WITHOUT_WINDOWS = {"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0"}
 
 
-def train(ranks: int) -> tuple[Ended, list[Life]]:
+def train(**environment: str) -> tuple[int, Ended, list[Life]]:
+    """Return the number of ranks that NCCL accepted, how they ended, and their reports."""
+    found = train_with(RANKS, environment)
+    return train_with(1, environment) if "refused" in found[1].stdout else found
+
+
+def train_with(ranks: int, environment: Mapping[str, str]) -> tuple[int, Ended, list[Life]]:
     with listening() as collector:
-        ended = run(torchrun(ranks, *AGENT, SCRIPT), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
-        return ended, collector.lives
+        settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment}
+        return ranks, run(torchrun(ranks, *AGENT, SCRIPT), settings), collector.lives
 
 
 @pytest.fixture(scope="module")
 def job() -> tuple[int, Ended, list[Life]]:
-    """Return the number of ranks that NCCL accepted, how they ended, and their reports."""
-    ended, lives = train(RANKS)
-    if "refused" in ended.stdout:
-        ended, lives = train(1)
-        return 1, ended, lives
-    return RANKS, ended, lives
+    return train()
 
 
 def find_numbers(ended: Ended, word: str) -> list[int]:
@@ -66,3 +72,28 @@ def test_each_rank_knows_its_group_and_its_gpu(job: tuple[int, Ended, list[Life]
         assert {(group.backend, group.ranks) for group in groups} == {("nccl", tuple(range(ranks)))}
         devices = {device.uuid for report in life.reports for device in report.devices}
         assert len(devices) == 1
+
+
+def test_collectives_are_timed_without_windows() -> None:
+    ranks, ended, lives = train(**WITHOUT_WINDOWS, STEPS=LONG)
+    assert ended.exit_code == 0, ended.stderr
+    if ranks == 1:
+        pytest.skip("of a single rank the steps are over before the recorder is read again")
+    said = [line for line in ended.heard_of_agent if "collectives are timed (TORCH_NCCL_ENABLE_TIMING=1)" in line]
+    assert len(said) == 1, "on this node, of all ranks"
+    for life in lives:
+        assert COLLECTIVE_TIMES in life.reports[-1].cost.part_ns
+        assert life.covered_steps
+        assert {record.step for record in life.collectives} <= life.covered_steps
+        of_step = [record for record in life.collectives if record.step == max(life.covered_steps)]
+        # DDP reduces weight and bias of the layer in one bucket: 1,024 x 1,024 and 1,024 floats.
+        assert [(record.op, record.bytes) for record in of_step] == [("all_reduce", 4 * (1024 * 1024 + 1024))]
+        assert of_step[0].duration_ns >= 0
+        assert life.losses.errors == {}
+    assert len(lives) == ranks
+
+
+def test_timing_that_is_off_leaves_nothing_to_read() -> None:
+    _, ended, lives = train(**WITHOUT_WINDOWS, RANKSCOPE_NCCL_TIMING="off")
+    assert (ended.exit_code, ended.heard_of_agent) == (0, [])
+    assert [life.collectives for life in lives] == [[]] * len(lives)

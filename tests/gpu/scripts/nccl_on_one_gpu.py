@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-STEPS = 40
+STEPS = int(os.environ.get("STEPS", "40"))
 PROFILED_STEP = 30
 
 

@@ -85,6 +85,16 @@ class Rank:
         return self.timed.add_steps(steps(*numbers), WALL)
 
 
+def count_reads(rank: Rank, *times_ns: int) -> int:
+    """Return the number of readings at these times, in a rank that has been read for long, and at 0 the last time."""
+    for rank.now_ns in (-20 * INTERVAL_NS_MAX, 0):
+        rank.add_steps(5)
+    before = rank.reads
+    for rank.now_ns in times_ns:
+        rank.add_steps(5)
+    return rank.reads - before
+
+
 def covered(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
     return [window.covered_steps for window in found]
 
@@ -196,11 +206,18 @@ def test_empty_recorder_covers_nothing_and_keeps_the_steps() -> None:
 
 
 def test_the_recorder_is_read_once_an_interval() -> None:
+    assert count_reads(Rank([entry(5_000)]), INTERVAL_NS_MAX - 1) == 0
+    assert count_reads(Rank([entry(5_000)]), INTERVAL_NS_MAX, INTERVAL_NS_MAX + 1) == 1
+
+
+def test_first_readings_come_sooner() -> None:
     rank = Rank([entry(5_000)])
-    for now_ns in (0, INTERVAL_NS_MAX - 1, INTERVAL_NS_MAX, INTERVAL_NS_MAX + 1):
-        rank.now_ns = now_ns
+    times_s = []
+    for second in range(60):
+        before, rank.now_ns = rank.reads, second * NS_PER_S
         rank.add_steps(5)
-    assert rank.reads == 2
+        times_s += [second] * (rank.reads - before)
+    assert times_s == [0, 2, 4, 8, 16, 32, 52], "as long after the last as that after the first, 20 s at most"
 
 
 @pytest.mark.parametrize(
@@ -215,20 +232,16 @@ def test_the_recorder_is_read_once_an_interval() -> None:
     ],
 )
 def test_recorder_is_read_as_often_as_its_ring_fills(ring: tuple[int, int], interval_ns: int) -> None:
-    rank = Rank([entry(5_000)], ring=ring)
-    for rank.now_ns in (0, interval_ns - 1, interval_ns):
-        rank.add_steps(5)
-    assert rank.reads == 2
+    assert count_reads(Rank([entry(5_000)], ring=ring), interval_ns - 1) == 0
+    assert count_reads(Rank([entry(5_000)], ring=ring), interval_ns - 1, interval_ns) == 1
 
 
 @pytest.mark.parametrize("part", ["cost_ns", "cpu_ns"])
 def test_a_recorder_that_costs_more_is_read_less_often(part: str) -> None:
     rank = Rank([entry(5_000)])
     setattr(rank, part, INTERVAL_NS_MAX // 100)  # at the share allowed: once in four intervals
-    interval_ns = round(INTERVAL_NS_MAX // 100 / COST_SHARE)
-    for rank.now_ns in (0, interval_ns - 1, interval_ns):
-        rank.add_steps(5)
-    assert rank.reads == 2
+    interval_ns = 4 * INTERVAL_NS_MAX
+    assert count_reads(rank, interval_ns - 1, interval_ns) == 1
 
 
 def test_the_cost_of_a_reading_is_that_of_all_who_made_it() -> None:
