@@ -31,7 +31,7 @@ COST_SHARE = 0.0025
 window."""
 STEPS_MAX = 1024
 """Steps kept until the recorder is read. Earlier ones are not covered."""
-ON_HOST_MAX = 256
+ON_HOST_MAX = 64
 """Intervals with communication on the host that are remembered."""
 COVERED_MAX = 4 * STEPS_MAX
 """Covered steps that are remembered, so that window and recorder do not report the same collective twice."""
@@ -179,12 +179,7 @@ class TimedCollectives:
         groups = self._read_groups() if whole else {}
         created_ns = [entry.created_wall_ns - wall_minus_host_ns for entry in entries]
         found: dict[int, list[CollectiveRecord]] = {}
-        for step in whole:
-            if step.step in self._covered:
-                continue
-            if any(begin_ns < step.end_host_ns and step.start_host_ns < end_ns for begin_ns, end_ns in self._on_host):
-                self.steps_on_host += 1
-                continue
+        for step in self._leave_out(whole):
             first, last = (bisect_left(created_ns, bound_ns) for bound_ns in (step.start_host_ns, step.end_host_ns))
             records = [
                 _to_record(step.step, entry, groups, enqueued_ns)
@@ -196,6 +191,17 @@ class TimedCollectives:
                 self.unplaced += len(records)
         self._covered.extend(found)
         return _join(found)
+
+    def _leave_out(self, steps: Sequence[StepRecord]) -> list[StepRecord]:
+        """Return the steps that no window has covered and in which there was no communication on the host."""
+        known = frozenset(self._covered)
+        left = []
+        for step in steps:
+            if any(begin_ns < step.end_host_ns and step.start_host_ns < end_ns for begin_ns, end_ns in self._on_host):
+                self.steps_on_host += 1
+            elif step.step not in known:
+                left.append(step)
+        return left
 
     def _pop_whole_steps(self, reading: Reading, wall_minus_host_ns: int) -> list[StepRecord]:
         """Remove and return the steps all of whose collectives are in the reading; earlier ones are dropped."""
