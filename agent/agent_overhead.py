@@ -153,6 +153,7 @@ class AgentOverhead:
             changes=self._governor.changes,
             attached_ratio=None if self._effect is None else self._effect.attached_ratio,
             detached_ratio=None if self._effect is None else self._effect.detached_ratio,
+            window_effect="" if self._effect is None else self._effect.state.value,
         )
 
     def _spent_ns(self) -> Mapping[str, int]:

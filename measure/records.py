@@ -241,7 +241,8 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     part was dropped or restored.
 
     `attached_ratio` is the step time outside of full windows over that before the GPU's first one, minus 1 (-1 and up),
-    `detached_ratio` that after CUPTI was detached from the process; None: not measured.
+    `detached_ratio` that after CUPTI was detached from the process; None: not measured. `window_effect` is the state of
+    this comparison (`agent/profiler/window_effect.py`), empty where it is not made or not reported.
     """
 
     part_ns: Numbers = {}
@@ -251,6 +252,7 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     changes: int = 0
     attached_ratio: float | None = None
     detached_ratio: float | None = None
+    window_effect: Name = ""
 
 
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "samples", "tokens")

@@ -2,6 +2,7 @@
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import CollectorCounts, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
@@ -44,6 +45,7 @@ def full_rank(rank: int) -> RankSnapshot:
         slowdown_ratio=1.5 - rank / 2,
         wait_caused_ns_median=80.0 * MS if rank == 0 else 0.0,
         breakdown=window_of(times),
+        ratio_basis=RatioBasis(steps=4, of_steps=10, share=0.4, age_steps=6, age_s=1.5, absent=None),
         totals=totals_of(times),
         losses=Losses(
             steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank,

@@ -51,7 +51,7 @@ def describe_effect(effect: WindowEffect) -> str:
         since = f"Since CUPTI was detached they have been {_describe_ratio(effect.detached_ratio)}"
     return (
         f"this rank takes no more full profiler windows: {slower}. {since}. Compute, communication and idle ratios are "
-        "no longer updated. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
+        "absent from now on. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
     )
 
 

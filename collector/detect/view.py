@@ -33,7 +33,8 @@ class AllocatorCounts(NamedTuple):
 class Samples(NamedTuple):
     """The samples of each rank, oldest first where there are several: breakdowns of full windows, pauses of Python's
     garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host. A rank that is
-    missing, or has none, was not measured.
+    missing, or has none, was not measured. `absent_ratios` says why the breakdowns of a rank are none of the present,
+    None where they are.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -41,6 +42,7 @@ class Samples(NamedTuple):
     devices: Mapping[int, Sequence[DeviceSample]]
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
     hosts: Mapping[int, HostSample | None] = {}
+    absent_ratios: Mapping[int, str | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, 
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.ratio_basis import NO_WINDOW
+from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import RunStatus, build_status, describe_state
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.messages import RankUnresponsive
@@ -21,7 +23,7 @@ INDENT: Final = "  "
 def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool = True) -> str:
     """Return the lines about a run, with its worst ranks or without them."""
     lines = [_render_verdict(status, colors), INDENT + _describe_run(status)]
-    lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]
+    lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
     lines += _list_others(status.run.open_findings, colors)
     lines += [INDENT + printable(text) for rank in status.worst if (text := describe_stall(rank)) is not None]
     if with_ranks and status.worst:
@@ -72,6 +74,13 @@ def _describe_run(status: RunStatus) -> str:
     return "; ".join(parts)
 
 
+def _describe_window_ratios(status: RunStatus) -> list[str]:
+    """Return lines about the run's full windows: the ratios or why there are none, and what windows cost."""
+    ratios = describe_run_ratios(status.window_ratios)
+    effect = status.window_effect
+    return [*([f"full windows: {ratios}"] if ratios else []), *([effect] if effect is not None else [])]
+
+
 def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
     """Return a line for each open finding except the verdict."""
     costliest = find_costliest(findings)
@@ -117,6 +126,9 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     stall = describe_stall(rank)
     if stall is not None:
         lines.append(INDENT + printable(stall))
+    basis = rank.ratio_basis
+    if basis.of_steps is not None or basis.absent != NO_WINDOW.absent:
+        lines.append(f"{INDENT}ratios: {basis.absent or describe_basis(basis)}")
     lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers

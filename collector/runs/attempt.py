@@ -308,6 +308,7 @@ class Attempt:
             rank.validate()
             self.samples[number].validate()
             require(rank.breakdown == self.samples[number].breakdowns.sum, "the sum of breakdowns is another one")
+            require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
         self.batcher.validate()
         self.window.validate()

@@ -22,6 +22,7 @@ from rankscope.collector.runs.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.liveness import Liveness
+from rankscope.collector.runs.ratio_basis import RatioBasis, WindowTimes, find_absence, find_basis, note_windows
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepAccounting, StepCounts
@@ -100,6 +101,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     clock: ClockAlignment = ClockAlignment()
     #: The sum of its last BREAKDOWNS_KEPT breakdowns; None while there is none.
     breakdown: WindowBreakdown | None = None
+    #: When these came; None while there is none.
+    window_times: WindowTimes | None = None
     #: Frame of its last report; empty before any.
     frame: bytes = b""
     #: Frame of an earlier report, where the last one has no sample of the host: empty where none has had one.
@@ -235,6 +238,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last_sequence=report.sequence,
             liveness=self.liveness.record_report(report),
             breakdown=breakdown,
+            window_times=note_windows(self.window_times, report.breakdowns, report.host_ns, self.hello.host_ns),
             frame=frame,
             host_frame=None if report.has_host else _choose(self.host_frame, self.frame),
             devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
@@ -276,6 +280,14 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The last sample of each GPU; empty before any."""
         return _read(_choose(self.devices_frame, self.frame)).devices
 
+    @property
+    def absent_ratios(self) -> str | None:
+        """Why its windows are none of the present; None where they are, or where there is none."""
+        if self.window_times is None:
+            return None
+        last = self.last_report
+        return find_absence(self.window_times, last.cost, self.last_step, last.host_ns)
+
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def build(
@@ -284,6 +296,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Return the snapshot of the rank at this time."""
         liveness, ending, steps = self.liveness, self.liveness.ending, self.steps.counts
         last, alignment = self.last_report, self.clock.at(now_collector_ns)
+        basis = _find_basis(self, last)
         return RankSnapshot(
             identity=self.identity,
             up=ending is None,
@@ -301,7 +314,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last_sequence=self.last_sequence,
             records_late=steps.late,
             steps=steps,
-            breakdown=self.breakdown,
+            breakdown=self.breakdown if basis.absent is None else None,
+            ratio_basis=basis,
             totals=last.totals,
             losses=last.losses,
             collectives=collectives,
@@ -324,6 +338,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def summarize(self, medians: RankMedians) -> RankSnapshot:
         """Return the snapshot with only SUMMARY_FIELDS."""
         last = self.last_report
+        basis = _find_basis(self, last)
         return RankSnapshot(
             identity=self.identity,
             up=self.is_live,
@@ -331,7 +346,9 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             torch_version=self.hello.torch_version,
             agent_version=self.hello.agent_version,
             reports_admitted=self.admitted,
-            breakdown=self.breakdown,
+            breakdown=self.breakdown if basis.absent is None else None,
+            ratio_basis=basis,
+            cost=last.cost,
             totals=last.totals,
             devices=last.devices if self.devices_frame is None else self.devices,
             stalled=self.liveness.is_stalled if self.is_live else None,
@@ -349,6 +366,10 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         require(min(counts) >= 0, f"{who}: a negative count of step records: {steps}")
         require(len(self.frame) <= FRAME_BYTES_KEPT, f"{who}: too large a frame is kept")
         self.liveness.validate()
+
+
+def _find_basis(rank: RankState, last: Report) -> RatioBasis:
+    return find_basis(rank.breakdown, rank.window_times, last.cost, rank.last_step, last.host_ns)
 
 
 def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """Compute the ratios of one window of one rank (docs/definitions.md section 1). None without a divisor. Pure."""
 
+from typing import Final
+
 from rankscope.measure.records import WindowBreakdown
 
 
@@ -26,6 +28,23 @@ def idle_ratio(window: WindowBreakdown) -> float | None:
 def overlap_ratio(window: WindowBreakdown) -> float | None:
     """Return the share of the communication that was hidden behind compute, 0 to 1; None without communication."""
     return _over(window.overlap_ns, window.communication_ns)
+
+
+RATIOS: Final = {
+    "compute": compute_ratio,
+    "communication": communication_ratio,
+    "overlap": overlap_ratio,
+    "exposed_communication": exposed_communication_ratio,
+    "idle": idle_ratio,
+}
+
+
+def read_ratios(window: WindowBreakdown | None) -> dict[str, float]:
+    """Return the known ratios by name; none without a window."""
+    if window is None:
+        return {}
+    found = {name: ratio(window) for name, ratio in RATIOS.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _over(part_ns: int, whole_ns: int) -> float | None:

@@ -16,7 +16,9 @@ import msgspec
 
 from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
+from rankscope.collector.runs.run_ratios import RunRatios, find_run_ratios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.window_effect import describe_window_effect
 from rankscope.measure.records import Totals
 from rankscope.measure.units import s_to_ns
 
@@ -68,7 +70,8 @@ def _find_speed(amounts: Sequence[tuple[int | None, int]], world_size: int) -> S
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by state: `up`,
     `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
-    medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first.
+    medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first. `window_effect` says
+    what full windows of GPUs have done to the steps; None: nothing was measured.
     """
 
     run: RunSnapshot
@@ -78,6 +81,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float | None
     step_ns_median: float | None
     worst: tuple[RankSnapshot, ...]
+    window_ratios: RunRatios = RunRatios()
+    window_effect: str | None = None
 
 
 def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
@@ -92,6 +97,8 @@ def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
         steps_per_s=None if throughput is None else throughput.steps_per_s,
         step_ns_median=median(medians_ns) if medians_ns else None,
         worst=find_worst(run, worst_max),
+        window_ratios=find_run_ratios(run.ranks),
+        window_effect=describe_window_effect(run.ranks),
     )
 
 

@@ -121,4 +121,5 @@ def read_samples(attempt: Attempt) -> Samples:
         devices=_PerRank(ranks, lambda rank: rank.devices),
         allocators=_PerRank(samples, lambda one: one.allocators),
         hosts=_PerRank(ranks, lambda rank: rank.host),
+        absent_ratios=_PerRank(ranks, lambda rank: rank.absent_ratios),
     )

@@ -9,6 +9,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
@@ -27,7 +28,8 @@ from rankscope.measure.stalls import GroupStatus, Stall
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One rank's present process. Medians and ratios are over the last steps of the detection pass.
+    """One rank's present process. Medians and ratios are over the last steps of the detection pass. `breakdown` is the
+    sum of the last full windows, None where there is none or these are none of the present; `ratio_basis` says why.
     `wait_caused_ns_median`: the waiting of all ranks in a step that this one caused.
 
     `stalled`: by its own or its sidecar's report, None when unknown or ended. `stall` and `unresponsive` are what was
@@ -74,12 +76,14 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ended_collector_ns: int | None = None
     steps: StepCounts = StepCounts()
     awaited: bool = False
+    ratio_basis: RatioBasis = NO_WINDOW
 
 
 SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
-        "devices", "breakdown", "step_ns_median", "self_ns_median", "slowdown_ratio", "wait_caused_ns_median",
+        "devices", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
+        "wait_caused_ns_median",
     }
 )  # fmt: skip
 """Fields of a rank that the measures of runs and nodes, and the history, read: a third of the time of all."""

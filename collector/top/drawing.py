@@ -14,7 +14,9 @@ from rich.text import Text
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import describe_end
+from rankscope.collector.runs.run_ratios import describe_absence
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 from rankscope.measure.records import PHASES
@@ -57,7 +59,11 @@ def draw(board: Board, latest: RunView, width: int, height: int) -> tuple[Render
     """Return the screen, and the board with the number of rows that fit, which scrolling needs."""
     view = board.choose_shown(latest)
     width = max(width, WIDTH_MIN)
-    head: list[RenderableType] = [_draw_title(board, latest, view), *_draw_findings(view, width)]
+    head: list[RenderableType] = [
+        _draw_title(board, latest, view),
+        *_draw_findings(view, width),
+        *_draw_absence(view, width),
+    ]
     foot = _draw_foot(board)
     used = len(head) + _count_lines(head) + 3
     board = board._replace(rows=max(1, height - used))
@@ -116,6 +122,14 @@ def _draw_findings(view: RunView, width: int) -> list[Text]:
     shown = [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
     more = len(run.open_findings) - len(shown)
     return shown + ([Text(f"and {more} more findings", style="bright_black")] if more > 0 else [])
+
+
+def _draw_absence(view: RunView, width: int) -> list[Text]:
+    """Return why ranks have no bar of the device; nothing while no rank has had a window."""
+    absent = describe_absence([(rank.rank, rank.ratio_basis) for rank in view.ranks])
+    if absent is None or absent == NO_WINDOW.absent:
+        return []
+    return [_cut(Text(printable(f"device: {absent}"), style="bright_black"), width)]
 
 
 def _draw_finding(finding: Finding, width: int) -> Text:

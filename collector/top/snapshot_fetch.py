@@ -7,6 +7,7 @@ import msgspec
 
 from rankscope.collector.client import Credentials, fetch, fetch_runs
 from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.snapshot import RunSnapshot
 
 RANKS_MAX = 16_384
@@ -28,6 +29,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     wait_caused_ns_median: float | None = None
     phases_ns_median: Mapping[str, float] = {}
     ratios: Mapping[str, float] = {}
+    ratio_basis: RatioBasis = NO_WINDOW
 
     @property
     def state(self) -> str:

@@ -123,7 +123,8 @@ EARLIER_COST = AgentCost(
     part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
     changes=1,
 )  # fmt: skip
-COST = msgspec.structs.replace(EARLIER_COST, attached_ratio=0.34, detached_ratio=-0.01)
+LATER_COST = msgspec.structs.replace(EARLIER_COST, attached_ratio=0.34, detached_ratio=-0.01)
+COST = msgspec.structs.replace(LATER_COST, window_effect="ended")
 ALLOCATOR = AllocatorSample(
     host_ns=1_602, allocated_bytes=1, reserved_bytes=2, active_bytes=3, inactive_split_bytes=0, allocated_peak_bytes=4,
     reserved_peak_bytes=5, active_peak_bytes=6, retries=0, ooms=7, device_allocs=8, device_frees=9,
@@ -315,6 +316,11 @@ def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
 def test_earlier_report_without_steps_made_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(STATED["report"], losses=LATER_LOSSES, cost=EARLIER_COST)
+
+
+def test_earlier_report_without_window_effect_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_window_effect.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["report"], cost=LATER_COST)
 
 
 def test_earlier_report_without_step_effect_decodes() -> None:

@@ -57,14 +57,21 @@ class Judged(NamedTuple):
     evidence: Mapping[str, float]
 
 
+NO_WINDOWS: Final = "no GPU has enough profiler windows yet"
+NO_TRANSFERS: Final = "how long the data movement takes is not known"
+
 Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
 
 
 def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the steps wait for the data loaders."""
-    if signals.data is None or not signals.has_windows:
-        return Abstain("the data phase or the idle time of the GPUs in it is not known")
+    if signals.data is None:
+        return Abstain("the data phase is not known")
+    if signals.data < ease * DATA_RATIO_MIN:
+        return None
+    if not signals.has_windows:
+        return Abstain(signals.absent or "the idle time of the GPUs in the data phase is not known")
     ratio = signals.data if signals.idle is None else min(signals.data, signals.idle)
     if ratio < ease * DATA_RATIO_MIN:
         return None
@@ -80,7 +87,7 @@ def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs wait for their hosts, and not for data or for each other."""
     if signals.idle is None:
-        return Abstain("no GPU has enough profiler windows yet")
+        return Abstain(signals.absent or NO_WINDOWS)
     data, moving = min(signals.data or 0.0, signals.idle), signals.moving or 0.0
     if signals.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
@@ -96,7 +103,7 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs are idle much of the time, and no other rule explains it."""
     if signals.idle is None:
-        return Abstain("no GPU has enough profiler windows yet")
+        return Abstain(signals.absent or NO_WINDOWS)
     explained = any(isinstance(judge(signals), Judged) for judge in (judge_data, judge_host))
     if signals.idle < ease * IDLE_RATIO_MIN or explained:
         return None
@@ -113,7 +120,7 @@ def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether exposed communication takes much of the time."""
     if signals.moving is None:
-        return Abstain("how long the data movement takes is not known")
+        return Abstain(signals.absent or NO_TRANSFERS)
     if signals.moving < ease * EXPOSED_RATIO_MIN:
         return None
     return Judged(
@@ -128,7 +135,7 @@ def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
 def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether communication and compute alternate although they could overlap."""
     if signals.hideable is None or signals.overlap is None:
-        return Abstain("how long the data movement takes is not known")
+        return Abstain(signals.absent or NO_TRANSFERS)
     if signals.overlap >= OVERLAP_RATIO_MAX / ease or signals.hideable < ease * HIDEABLE_RATIO_MIN:
         return None
     return Judged(
@@ -192,6 +199,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
 }
 """The rules by kind, which is the cause too, in the order in which they run."""
+OF_WINDOWS_ONLY: Final = frozenset(
+    {"host_bound", "low_gpu_utilisation", "communication_bound", "serialised_communication"}
+)
+"""What only windows of GPUs show: once these have ended nothing can be said of the present."""
 
 
 class RunRules:
@@ -216,9 +227,13 @@ class RunRules:
         return found
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether it no longer holds by the laxer threshold either."""
+        """Return whether it no longer holds by the laxer threshold either, or can no longer be seen."""
         signals = read_signals(view, self._steps)
-        return not isinstance(signals, Abstain) and RULES[finding.kind].judge(signals, CLOSE_RATIO) is None
+        if isinstance(signals, Abstain):
+            return False
+        judged = RULES[finding.kind].judge(signals, CLOSE_RATIO)
+        is_unseen = isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY
+        return judged is None or is_unseen
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:

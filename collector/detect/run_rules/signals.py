@@ -3,7 +3,8 @@
 The share that most ranks have is the lower median over them: more than half have at least that much, and of two ranks
 both. So a single rank, however slow, makes no finding about the run. In a large run RANKS_SAMPLED_MAX ranks are read.
 
-Shares of the device's time come from full profiler windows, of which every rank read must have WINDOWS_MIN. The steps
+Shares of the device's time come from full profiler windows, of which every rank read must have WINDOWS_MIN; windows of
+GPUs that have ended, or are old, do not count. The steps
 of a window take longer than others, because the profiler slows the host: the difference is subtracted from the idle
 time. Communication counts only as data movement: per step at most the exposed transfer of the rank's groups, which
 excludes waits for other ranks.
@@ -43,7 +44,8 @@ class RunSignals(NamedTuple):
     exposed communication without waits; `hideable` the part of it that compute could hide, `overlap` the hidden part of
     all communication. `retrying` and `churning` are shares of the intervals between samples: those in which the
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
-    over all ranks read. `has_windows`: whether enough ranks have enough windows; `since_step` is the first step used.
+    over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why a GPU's windows do not
+    count, None where all do; `since_step` is the first step used.
     """
 
     since_step: int
@@ -57,6 +59,7 @@ class RunSignals(NamedTuple):
     retrying: float | None
     churning: float | None
     retries: int
+    absent: str | None = None
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
@@ -90,7 +93,15 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         retrying=_of_most((one.retrying for one in intervals), len(sampled)),
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
+        absent=next((why for rank in sampled if (why := _find_absence(view, rank)) is not None), None),
     )
+
+
+def _find_absence(view: RunView, rank: int) -> str | None:
+    """Return why the windows of a rank with a GPU do not count. On a CPU nothing of them is used but that there are
+    some.
+    """
+    return view.samples.absent_ratios.get(rank) if view.samples.devices.get(rank) else None
 
 
 def _known(values: Iterable[float | None], ranks: int) -> list[float]:
@@ -162,6 +173,7 @@ def _find_windows(view: RunView, sampled: Sequence[int], steps: int) -> Mapping[
             if window.first_step >= steps and window.step_count > 0 and window.window_ns > 0
         ][-WINDOWS_READ:]
         for rank in sampled
+        if _find_absence(view, rank) is None
     }
     return {rank: windows for rank, windows in found.items() if len(windows) >= WINDOWS_MIN}
 

@@ -26,7 +26,9 @@ from rankscope.collector.publish.routes import Response, RunSummary, refuse, sum
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end
+from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios, find_run_ratios
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.window_effect import describe_window_effect
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
@@ -47,8 +49,8 @@ SNAPSHOT_SKIPPED: Final = "snapshot_skipped"
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run at the time of the snapshot. `run` is its name, `run_id` is unique. `latest_step` is the last step that
     detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
-    states how it ended and which rank failed first. The other fields are as in RunSnapshot and RunSummary; None: not
-    known.
+    states how it ended and which rank failed first. `window_effect` says what full windows of GPUs have done to the
+    steps; None: nothing was measured. The other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -68,6 +70,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     findings_past: int
     end: RunEnd | None = None
     end_in_words: str = ""
+    window_ratios: RunRatios = RunRatios()
+    window_ratios_said: str = ""
+    window_effect: str | None = None
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +233,7 @@ def build_live_snapshot(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
 
 
 def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None) -> LiveRun:
+    window_ratios = find_run_ratios(run.ranks)
     return LiveRun(
         run=run.run,
         run_id=run.run_id,
@@ -246,4 +252,7 @@ def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None
         findings_past=len(run.findings) - len(run.open_findings),
         end=run.end,
         end_in_words="" if run.end is None else write_end(run.end),
+        window_ratios=window_ratios,
+        window_ratios_said=describe_run_ratios(window_ratios),
+        window_effect=describe_window_effect(run.ranks),
     )

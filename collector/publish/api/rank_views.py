@@ -8,8 +8,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.runs import ratios
 from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
+from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
+from rankscope.collector.runs.ratios import read_ratios
+from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
 
@@ -17,17 +19,11 @@ BY_RANK: Final = "rank"
 BY_SLOWDOWN: Final = "slowdown"
 ORDERS: Final = (BY_RANK, BY_SLOWDOWN)
 
-RATIOS: Final = {
-    "compute": ratios.compute_ratio,
-    "communication": ratios.communication_ratio,
-    "overlap": ratios.overlap_ratio,
-    "exposed_communication": ratios.exposed_communication_ratio,
-    "idle": ratios.idle_ratio,
-}
-
 
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name."""
+    """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name, and stand on
+    `ratio_basis`, which says why there are none.
+    """
 
     rank: int
     local_rank: int
@@ -42,6 +38,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     wait_caused_ns_median: float | None
     phases_ns_median: Mapping[str, float]
     ratios: Mapping[str, float]
+    ratio_basis: RatioBasis = NO_WINDOW
 
 
 class RankList(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +81,8 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One rank beside its peers. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
-    `peers` and `recent` are None before detection has looked at it.
+    `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
+    None before detection has looked at it.
     """
 
     run: str
@@ -97,6 +95,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     ratios: Mapping[str, float]
     peers: PeerMedians | None = None
     recent: RankSteps | None = None
+    ratios_said: str = ""
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
@@ -122,7 +121,8 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         pid=identity.pid,
         gpu_model=found.devices[0].model or None if found.devices else None,
         rank=found,
-        ratios=_ratios_of(found),
+        ratios=read_ratios(found.breakdown),
+        ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
     )
     column = None if recent_steps is None else recent_steps.find_column(number)
     if recent_steps is None or column is None:
@@ -147,15 +147,9 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         slowdown_ratio=rank.slowdown_ratio,
         wait_caused_ns_median=rank.wait_caused_ns_median,
         phases_ns_median=rank.phases_ns_median,
-        ratios=_ratios_of(rank),
+        ratios=read_ratios(rank.breakdown),
+        ratio_basis=rank.ratio_basis,
     )
-
-
-def _ratios_of(rank: RankSnapshot) -> dict[str, float]:
-    if rank.breakdown is None:
-        return {}
-    found = {name: ratio(rank.breakdown) for name, ratio in RATIOS.items()}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedians:
@@ -170,7 +164,7 @@ def _compare(run: RunSnapshot, number: int, comparison: Comparison) -> PeerMedia
         self_ns_median=_median_of([rank.self_ns_median for rank in read]),
         wait_caused_ns_median=_median_of([rank.wait_caused_ns_median for rank in read]),
         phases_ns_median=_medians_by_name([rank.phases_ns_median for rank in read]),
-        ratios=_medians_by_name([_ratios_of(rank) for rank in read]),
+        ratios=_medians_by_name([read_ratios(rank.breakdown) for rank in read]),
     )
 
 

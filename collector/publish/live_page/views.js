@@ -16,6 +16,8 @@ const TIMED = {
   "caused wait a step, ms": "wait_caused_ns_median",
 };
 
+const IN_WORDS = new Set(["no straggler verdict", "full windows", "cost of full windows"]);
+
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
 /** Return the address of a run: its name if it is the latest of that name, else its id. Runs of a name are in order. */
@@ -59,6 +61,8 @@ export const showFigures = (run) => {
     ["goodput", percent(run.goodput_ratio)],
     ["restarts", number(run.restart_count)],
     ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
+    ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
+    ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
   ];
   const list = at("figures");
   if (list.children.length !== figures.length) {
@@ -68,7 +72,7 @@ export const showFigures = (run) => {
     const [term, detail] = list.children[place].children;
     say(term, name);
     say(detail, value);
-    detail.classList.toggle("words", name === "no straggler verdict");
+    detail.classList.toggle("words", IN_WORDS.has(name));
   });
 };
 
@@ -142,7 +146,8 @@ export const showRank = (answer) => {
   const place = `local rank ${answer.local_rank}, process ${answer.pid}${gpu}`;
   const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank)}; ${compared(peers)}.`;
   say(at("rank-problem"), "");
-  say(at("rank-said"), said);
+  const basis = answer.ratios_said ? ` Shares of the device's time: ${answer.ratios_said}.` : "";
+  say(at("rank-said"), `${said}${basis}`);
   at("rank-shown").hidden = false;
   const line = (name, mine, theirs, format) => ({
     cells: [name, format(mine), format(theirs), mine > 0 && theirs > 0 ? times(mine / theirs) : "-"],

@@ -35,7 +35,8 @@ _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 def _run_ratio(part: str, what: str, formula: str, read: OfOverview) -> Measure:
     return Measure(
         f"rankscope_run_{part}_ratio", "gauge", "ratio", RUN,
-        f"{what}, in the last profiler windows of all live ranks together.", formula, _WINDOWS, RATIO, read,
+        f"{what}, in the last profiler windows of all live ranks whose windows are of the present.",
+        formula, _WINDOWS, RATIO, read,
     )  # fmt: skip
 
 

@@ -56,7 +56,8 @@ def _window_seconds(part: str, what: str, formula: str, read: RankColumns) -> Me
 def _window_ratio(part: str, what: str, formula: str, read: RankColumns) -> Measure:
     return Measure(
         f"rankscope_{part}_ratio", "gauge", "ratio", RANK,
-        f"{what}, in the last profiler windows.", formula, _LAST_WINDOWS, RATIO, read,
+        f"{what}, in the last profiler windows; absent once these have ended or are old.",
+        formula, _LAST_WINDOWS, RATIO, read,
     )  # fmt: skip
 
 
@@ -245,6 +246,20 @@ RANKS: Final[tuple[Measure, ...]] = (
     _window_ratio(
         "idle", "Share of the time in which the device was idle", "1 - |K or M or X| / |W|",
         of_breakdown(ratios.idle_ratio),
+    ),
+    Measure(
+        "rankscope_window_age_seconds", "gauge", "seconds", RANK,
+        "Time from the report with the newest full profiler window to the rank's last report, by its own clock. The "
+        "ratios are absent when it is old or windows have ended.",
+        "host time of the last report - that of the report with the window", _LAST_WINDOWS, NOT_NEGATIVE,
+        per_rank(lambda rank: rank.ratio_basis.age_s),
+    ),
+    Measure(
+        "rankscope_window_step_share_ratio", "gauge", "ratio", RANK,
+        "Share of the steps since the first of the last full profiler windows that were in these windows: what the "
+        "ratios stand on.",
+        "steps in windows / steps since the first of them", _LAST_WINDOWS, RATIO,
+        per_rank(lambda rank: rank.ratio_basis.share),
     ),
     Measure(
         "rankscope_collectives_total", "counter", "", COLLECTIVE,

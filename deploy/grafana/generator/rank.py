@@ -374,6 +374,21 @@ def _agent() -> list[Placed]:
             width=THIRD,
         ),
         lines(
+            "Age of the newest profiler window",
+            "By the rank's clock, at its last report. The compute, communication and idle ratios are absent when it is "
+            "old (docs/definitions.md).",
+            SECONDS,
+            Query(series("window_age_seconds", OF_RANK), OF_THIS),
+            width=THIRD,
+        ),
+        lines(
+            "Steps in profiler windows",
+            "Share of the steps since the first of the last windows that the ratios stand on.",
+            RATIO,
+            Query(series("window_step_share_ratio", OF_RANK), OF_THIS),
+            width=THIRD,
+        ),
+        lines(
             "Step time since the first window of the GPU",
             "Step time outside of full windows over that before the first one, minus 1; docs/cost.md explains CUPTI.",
             RATIO,

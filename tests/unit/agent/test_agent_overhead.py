@@ -83,6 +83,7 @@ def test_the_effect_of_windows_on_steps_is_reported_beside_the_cost() -> None:
     effect.attached_ratio, effect.detached_ratio = 0.3, 0.01
     found = [Agent(effect=one).cost.govern(NS_PER_S) for one in (None, effect)]
     assert [(one.attached_ratio, one.detached_ratio) for one in found] == [(None, None), (0.3, 0.01)]
+    assert [one.window_effect for one in found] == ["", "reference"]
 
 
 def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> None:

@@ -27,6 +27,7 @@ from rankscope.measure.records import (
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus
+from rankscope.measure.table import Table
 
 JOINED_NS = 1_000
 CLOCKS = Clocks(JOINED_NS, 1_800_000_009.0)
@@ -253,3 +254,40 @@ def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None
     seen = RankEnded(sequence=1, identity=rank.identity, host_ns=number, wall_ns=number, reason="killed")
     rank = rank.apply(EndSeen("boot-of-3", seen, JOINED_NS))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState) == rank
+
+
+def test_ratios_end_in_snapshots_with_the_windows() -> None:
+    """Windows of the steps 10 and 20 come; at the third report the agent has dropped them, after step 39."""
+    rank, samples = joined(), RankSamples()
+    dropped = AgentCost(dropped={"full_windows": True}, attached_ratio=0.29, window_effect="ended")
+    known, found = [], snapshot_of(rank)
+    for sequence, (step, windows, cost) in enumerate(
+        ((19, (window_at(10),), AgentCost()), (29, (window_at(20),), AgentCost()), (39, (), dropped)), start=1
+    ):
+        report = Report(
+            sequence=sequence, host_ns=sequence * 10**9, breakdowns=windows, cost=cost, steps=table_to(step)
+        )
+        fields = ReportFields.of(report)
+        samples.record(fields)
+        rank = rank.record_report(fields, samples.breakdowns.sum, JOINED_NS, 0.0).record_steps(fields, 0, step)
+        found = snapshot_of(rank)
+        known.append((found.breakdown is not None, found.ratio_basis.steps, found.ratio_basis.of_steps))
+        summary = rank.summarize(NO_MEDIANS)
+        assert (summary.breakdown, summary.ratio_basis) == (found.breakdown, found.ratio_basis)
+        assert (rank.absent_ratios, found.cost) == (found.ratio_basis.absent, summary.cost)
+    assert known == [(True, 1, 10), (True, 2, 20), (False, 2, 30)]
+    assert found.ratio_basis.absent == (
+        "full windows ended after step 20: since the first one steps were 29 % longer than before"
+    )
+    assert (found.ratio_basis.age_steps, found.ratio_basis.age_s) == (19, 1.0)
+
+
+def window_at(step: int) -> WindowBreakdown:
+    return WindowBreakdown(
+        first_step=step, step_count=1, window_ns=10, compute_ns=6, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=4,
+    )  # fmt: skip
+
+
+def table_to(step: int) -> Table:
+    return steps_to_table([StepRecord(step=step, start_host_ns=0, duration_ns=10, phases_ns={})])

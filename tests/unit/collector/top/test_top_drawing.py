@@ -7,6 +7,7 @@ from rich.console import Console
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
@@ -35,6 +36,13 @@ def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: obje
 def view(ranks: tuple[RankLine, ...], findings: tuple[Finding, ...] = (), **more: object) -> RunView:
     run = RunSnapshot(run="llama", world_size=4, restart_count=0, ranks=(), open_findings=findings, **more)  # type: ignore[arg-type]
     return RunView(wall_s=0.0, runs=("llama",), run=run, ranks=ranks)
+
+
+def test_device_bars_that_are_absent_have_a_reason() -> None:
+    why = "full windows ended after step 9: the agent dropped them"
+    ended = tuple(line(rank, ratio_basis=RatioBasis(absent=why)) for rank in range(2))
+    assert f"device: {why}" in lines_of(Board(), view(ended))[2]
+    assert not any("device:" in text for text in lines_of(Board(), view((line(0),))))
 
 
 FINDING = Finding(kind="straggler", ranks=(2,), cause="host_cpu", sentence=SENTENCE)

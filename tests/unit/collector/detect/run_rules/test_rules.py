@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
-from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, RULES
+from rankscope.collector.detect.run_rules.rules import CLOSE_RATIO, OF_WINDOWS_ONLY, RULES
 from rankscope.collector.detect.run_rules.signals import (
     read_signals,
 )
@@ -246,9 +246,36 @@ def test_every_finding_passes_in_a_healthy_run() -> None:
 
 
 def test_unknown_signal_has_not_passed() -> None:
-    unwatched = job_of(BUSY, BUSY, windows=0, moved_ms=None)
+    unwatched = job_of(BUSY, BUSY, windows=0, moved_ms=None, phases=False)
     assert not any(RULE.has_passed(unwatched, finding_of(kind), ()) for kind in RULE.kinds)
     assert not any(RULE.has_passed(job_of(BUSY, BUSY, made=STEPS), finding_of(kind), ()) for kind in RULE.kinds)
+
+
+def test_rules_of_a_gpu_abstain_and_pass_once_windows_have_ended() -> None:
+    reason = "full windows ended after step 80: the agent dropped them"
+    for kind in sorted(OF_WINDOWS_ONLY):
+        view = run_with(kind)
+        ended = with_samples(view, view.samples._replace(absent_ratios={0: reason, 1: reason}))
+        signals = read_signals(ended, STEPS)
+        assert not isinstance(signals, Abstain)
+        assert RULES[kind].judge(signals, 1.0) == Abstain(reason)
+        assert (kinds_in(ended), RULE.has_passed(ended, finding_of(kind), ())) == ([], True)
+
+
+def test_data_wait_beside_windows_that_have_ended_is_not_judged() -> None:
+    view = job_of({"compute": 50}, {"compute": 50}, data_ms=50)
+    ended = with_samples(view, view.samples._replace(absent_ratios={0: "old", 1: "old"}))
+    assert (kinds_in(view), kinds_in(ended)) == (["data_bound"], [])
+    assert not RULE.has_passed(ended, finding_of("data_bound"), ())
+    quick = job_of({"compute": 50}, {"compute": 50}, data_ms=1)
+    assert RULE.has_passed(
+        with_samples(quick, quick.samples._replace(absent_ratios={0: "old", 1: "old"})), finding_of("data_bound"), ()
+    )
+
+
+def test_data_wait_of_a_cpu_is_judged_whatever_became_of_windows() -> None:
+    view = job_of(BUSY, BUSY, data_ms=50, gpus=0)
+    assert kinds_in(with_samples(view, view.samples._replace(absent_ratios={0: "old", 1: "old"}))) == ["data_bound"]
 
 
 def test_every_kind_has_a_rule_whose_cause_is_its_name() -> None:

@@ -1,0 +1,156 @@
+"""Say what the ratios of a rank stand on: how many steps, how old, and why there are none (docs/definitions.md section
+1). Pure.
+
+A ratio that is shown is one of the present. It is of no use once windows have ended, or when the newest one is old.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from rankscope.measure.records import AgentCost, WindowBreakdown
+from rankscope.measure.units import NS_PER_S, format_length
+
+INTERVALS_MAX: Final = 4
+"""Age of the newest window beyond which it is old, in distances between windows. These are powers of two of steps, so
+that the next one may be twice as long, and one window between them may be left out for its cost.
+"""
+AGE_NS_MIN: Final = 60 * NS_PER_S
+"""No window is old before: the first ones follow each other within seconds, and a scraper may read twice a minute."""
+COUNT_MAX: Final = 2**63 - 1
+"""Largest number that can be encoded, whatever numbers a rank has sent."""
+
+FULL_WINDOWS: Final = "full_windows"
+ENDED: Final = "ended"
+"""Part and state of an agent, in AgentCost, once windows of its GPU are over."""
+
+
+class WindowTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When full windows of a rank came. `last_step` is the last step of the newest one, `host_ns` the time of the
+    report that brought it, by the rank's clock. `steps` and `ns` lie between it and the window before it, or the start
+    of the rank process; `former_steps` and `former_ns` are the same of that window.
+    """
+
+    last_step: int
+    host_ns: int
+    steps: int
+    ns: int
+    former_steps: int = 0
+    former_ns: int = 0
+
+    @property
+    def interval_steps(self) -> int:
+        """The distance between windows in steps: the longer of the last two."""
+        return max(self.steps, self.former_steps)
+
+    @property
+    def interval_ns(self) -> int:
+        """The distance between windows in ns: the longer of the last two."""
+        return max(self.ns, self.former_ns)
+
+
+def note_windows(
+    before: WindowTimes | None, windows: Sequence[WindowBreakdown], host_ns: int, begin_host_ns: int
+) -> WindowTimes | None:
+    """Return the times with the windows of a report of `host_ns`. The rank process began at `begin_host_ns`."""
+    if not windows:
+        return before
+    last_step = _count(max(window.first_step + window.step_count for window in windows) - 1)
+    former = WindowTimes(-1, begin_host_ns, 0, 0) if before is None else before
+    return WindowTimes(
+        last_step,
+        host_ns,
+        _count(last_step - former.last_step),
+        _count(host_ns - former.host_ns),
+        former.steps,
+        former.ns,
+    )
+
+
+class RatioBasis(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the ratios of the last full windows stand on. `steps` were in these windows, of the `of_steps` from the
+    first of them to the rank's last step; `share` is the former over the latter. `age_steps` and `age_s` lie between
+    the newest window and the rank's last report, by its own clock. `absent` says why there are no ratios, None where
+    there are. None elsewhere: there was no window.
+    """
+
+    steps: int = 0
+    of_steps: int | None = None
+    share: float | None = None
+    age_steps: int | None = None
+    age_s: float | None = None
+    absent: str | None = "no full window has come yet"
+
+
+NO_WINDOW: Final = RatioBasis()
+
+
+def find_basis(
+    windows: WindowBreakdown | None,
+    times: WindowTimes | None,
+    cost: AgentCost,
+    last_step: int | None,
+    host_ns: int,
+) -> RatioBasis:
+    """Return what the ratios of a rank stand on. `windows` is the sum of its last windows, `last_step` and `host_ns`
+    are of its last report.
+    """
+    if windows is None or times is None:
+        why = _explain_none(cost)
+        return NO_WINDOW if why is None else RatioBasis(absent=why)
+    age_steps, age_ns = _find_age(times, last_step, host_ns)
+    of_steps = max(windows.step_count, _count(times.last_step + age_steps + 1 - windows.first_step))
+    return RatioBasis(
+        steps=windows.step_count,
+        of_steps=of_steps,
+        share=windows.step_count / of_steps if of_steps > 0 else None,
+        age_steps=age_steps,
+        age_s=age_ns / NS_PER_S,
+        absent=find_absence(times, cost, last_step, host_ns),
+    )
+
+
+def find_absence(times: WindowTimes, cost: AgentCost, last_step: int | None, host_ns: int) -> str | None:
+    """Return why the ratios of a rank that has had windows are none of the present; None where they are."""
+    if cost.dropped.get(FULL_WINDOWS):
+        return f"full windows ended after step {times.last_step}: {_explain_dropped(cost)}"
+    age_steps, age_ns = _find_age(times, last_step, host_ns)
+    is_old = age_steps > INTERVALS_MAX * times.interval_steps and age_ns > INTERVALS_MAX * times.interval_ns
+    if not is_old or age_ns <= AGE_NS_MIN:
+        return None
+    age = f"{format_length(age_ns / NS_PER_S)} and {age_steps:,} steps"
+    return f"the newest full window is {age} old, more than {INTERVALS_MAX} times the distance between windows"
+
+
+def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[int, int]:
+    """Return the age of the newest window in steps and in ns."""
+    return _count((last_step or 0) - times.last_step), _count(host_ns - times.host_ns)
+
+
+def _explain_none(cost: AgentCost) -> str | None:
+    if cost.window_effect == ENDED and cost.attached_ratio is None:
+        return "no full window has come (device_windows = off)"
+    return f"no full window comes: {_explain_dropped(cost)}" if cost.dropped.get(FULL_WINDOWS) else None
+
+
+def _explain_dropped(cost: AgentCost) -> str:
+    if cost.window_effect == ENDED and cost.attached_ratio is not None:
+        return f"since the first one steps were {describe_change(cost.attached_ratio)}"
+    return "the agent dropped them (docs/cost.md says when it does)"
+
+
+def describe_change(ratio: float) -> str:
+    """Return by how much steps have become longer, as text.
+
+    >>> describe_change(0.294), describe_change(0.004), describe_change(-0.021), describe_change(0.0003)
+    ('29 % longer than before', '0.4 % longer than before', '2.1 % shorter than before', 'as long as before')
+    """
+    percent = abs(100 * ratio)
+    if percent < 0.05:  # noqa: PLR2004 - it would be shown as 0.0
+        return "as long as before"
+    return f"{percent:.{0 if percent >= 10 else 1}f} % {'longer' if ratio > 0 else 'shorter'} than before"  # noqa: PLR2004
+
+
+def _count(number: int) -> int:
+    return max(0, min(COUNT_MAX, number))

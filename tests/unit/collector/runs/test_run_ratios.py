@@ -1,0 +1,139 @@
+"""The ratios of a run, and what windows have done to its steps, as sentences."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.collector.reports.status_text import render_one_rank, render_status
+from rankscope.collector.runs.ratio_basis import RatioBasis
+from rankscope.collector.runs.run_ratios import RunRatios, describe_absence, describe_run_ratios, find_run_ratios
+from rankscope.collector.runs.run_status import build_status
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.runs.window_effect import describe_window_effect
+from rankscope.measure.records import AgentCost, WindowBreakdown
+from tests.unit.collector.runs.run_snapshots import rank_of
+
+ENDED_WHY = "full windows ended after step 201: since the first one steps were 29 % longer than before"
+ENDED = RatioBasis(steps=4, of_steps=400, share=0.01, age_steps=900, age_s=90.0, absent=ENDED_WHY)
+
+
+def measured(rank: int, compute_ns: int, steps: int, age_steps: int, **known: Any) -> RankSnapshot:
+    """A rank with windows of 100 ns a step, of which it computes in `compute_ns`, out of 100 steps."""
+    window = WindowBreakdown(
+        first_step=10, step_count=steps, window_ns=100 * steps, compute_ns=compute_ns * steps, communication_ns=0,
+        overlap_ns=0, exposed_communication_ns=0, copy_ns=0, idle_ns=(100 - compute_ns) * steps,
+    )  # fmt: skip
+    basis = RatioBasis(
+        steps=steps, of_steps=100, share=steps / 100, age_steps=age_steps, age_s=age_steps / 10, absent=None
+    )
+    return rank_of(rank, breakdown=window, ratio_basis=basis, **known)
+
+
+def slowed(rank: int, attached: float | None, detached: float | None = None, state: str = "ended") -> RankSnapshot:
+    return rank_of(rank, cost=AgentCost(attached_ratio=attached, detached_ratio=detached, window_effect=state))
+
+
+# -- ratios ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_adds_up_the_windows_of_its_ranks() -> None:
+    found = find_run_ratios([measured(0, 90, 2, age_steps=20), measured(1, 60, 4, age_steps=50)])
+    assert found.ratios["compute"] == (2 * 90 + 4 * 60) / (6 * 100)
+    assert (found.steps, found.of_steps, found.share) == (6, 200, 0.03)
+    assert (found.ranks, found.of_ranks, found.absent) == (2, 2, None)
+
+
+def test_age_of_a_run_is_that_of_its_oldest_newest_window() -> None:
+    found = find_run_ratios([measured(0, 90, 2, age_steps=20), measured(1, 60, 4, age_steps=50)])
+    assert (found.age_steps, found.age_s) == (50, 5.0)
+
+
+def test_ranks_without_present_windows_do_not_count() -> None:
+    found = find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)])
+    assert (found.ratios["compute"], found.ranks, found.of_ranks, found.steps) == (0.9, 1, 2, 2)
+    assert found.absent == f"1 of 2 ranks have none; rank 1: {ENDED_WHY}"
+
+
+def test_run_whose_windows_have_ended_has_no_ratios() -> None:
+    found = find_run_ratios([rank_of(rank, ratio_basis=ENDED) for rank in range(8)])
+    assert found == RunRatios(of_ranks=8, absent=ENDED_WHY)
+
+
+def test_ended_ranks_count_only_once_no_rank_is_up() -> None:
+    ended = [measured(rank, 90, 2, age_steps=20, up=False, ended="finished") for rank in (0, 1)]
+    assert find_run_ratios([*ended, measured(2, 50, 2, age_steps=1)]).ratios["compute"] == 0.5
+    assert find_run_ratios(ended).ratios["compute"] == 0.9
+
+
+def test_a_reason_comes_before_a_window_not_seen_yet() -> None:
+    assert describe_absence([(0, RatioBasis()), (1, ENDED)]) == f"2 of 2 ranks have none; rank 1: {ENDED_WHY}"
+    assert describe_absence([(0, RatioBasis()), (1, RatioBasis())]) == "no full window has come yet"
+    assert describe_absence([]) is None
+
+
+def test_ratios_of_some_ranks_are_given_with_the_reason_of_others() -> None:
+    text = describe_run_ratios(find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)]))
+    known = (
+        "compute 90 %, exposed communication 0 %, idle 10 %, from 2 of 100 steps; the newest window is 20 steps (2 s) "
+        "old"
+    )
+    assert text == f"{known}; 1 of 2 ranks have none; rank 1: {ENDED_WHY}"
+
+
+# -- what windows have done to the steps -------------------------------------------------------------------------------
+
+
+def test_windows_that_ended_are_told_with_what_detaching_did() -> None:
+    ranks = [slowed(rank, 0.27 + rank / 100, 0.004) for rank in range(5)]
+    assert describe_window_effect(ranks) == (
+        "full windows ended on 5 of 5 ranks: steps between them were 29 % longer than before the first one, 0.4 % "
+        "longer than before it after CUPTI was detached"
+    )
+
+
+def test_ranks_that_did_not_detach_are_not_counted_as_if() -> None:
+    ranks = [slowed(0, 0.2), slowed(1, 0.2, 0.0), slowed(2, None, state="reference")]
+    assert describe_window_effect(ranks) == (
+        "full windows ended on 2 of 3 ranks: steps between them were 20 % longer than before the first one, as long as "
+        "before it after CUPTI was detached, on 1 of these ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("kept", "full windows go on on 1 of 1 ranks: steps between them were 0.4 % longer"),
+        ("attached", "full windows are still being compared on 1 of 1 ranks: steps between them were 0.4 % longer"),
+    ],
+)
+def test_windows_that_go_on_are_told_with_their_effect(state: str, text: str) -> None:
+    assert describe_window_effect([slowed(0, 0.004, state=state)]) == f"{text} than before the first one"
+
+
+def test_nothing_is_said_where_nothing_was_measured() -> None:
+    assert describe_window_effect([rank_of(0), slowed(1, None, state="reference")]) is None
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+def test_status_says_why_there_are_no_ratios_and_what_windows_cost() -> None:
+    rank = msgspec.structs.replace(slowed(0, 0.29, 0.004), ratio_basis=ENDED)
+    run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank,))
+    lines = render_status(build_status(run, 1)).splitlines()
+    assert f"  full windows: no compute and idle ratios: {ENDED_WHY}" in lines
+    assert any(line.startswith("  full windows ended on 1 of 1 ranks") for line in lines)
+    assert f"  ratios: {ENDED_WHY}" in render_one_rank(run, rank, None).splitlines()
+
+
+def test_status_of_a_run_without_windows_says_nothing_about_them() -> None:
+    run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank_of(0),))
+    assert not any("windows" in line for line in render_status(build_status(run, 1)).splitlines())
+    assert "ratios:" not in render_one_rank(run, rank_of(0), None)
+
+
+def test_status_of_a_rank_says_what_its_ratios_stand_on() -> None:
+    rank = measured(0, 90, 2, age_steps=20)
+    run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank,))
+    assert "  ratios: from 2 of 100 steps; the newest window is 20 steps (2 s) old" in render_one_rank(run, rank, None)
