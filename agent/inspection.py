@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rankscope.agent.collector_address import read_address
-from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.config import OFF, AgentConfig, read_config
 from rankscope.agent.guard import describe
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
@@ -43,6 +43,7 @@ def inspect() -> Inspection:
         embedded_metrics_port=config.embedded_metrics_port,
         nvml_problem=nvml_problem,
         gpus=gpus,
+        device_windows=config.device_windows if config.full_windows else OFF,
     )
 
 
@@ -55,27 +56,29 @@ def _inspect_torch() -> TorchFound:
     known = (("gloo", "is_gloo_available"), ("nccl", "is_nccl_available"), ("mpi", "is_mpi_available"))
     is_there = distributed.is_available()
     backends = tuple(name for name, asked in known if is_there and getattr(distributed, asked, lambda: False)())
+    windows_problem, can_detach = _inspect_profiler(torch)
     return TorchFound(
         version=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
         hip=str(getattr(torch.version, "hip", "") or ""),
         backends=backends,
         has_autoload=hasattr(torch, "_import_device_backends"),
-        windows_problem=_find_windows_problem(torch),
+        windows_problem=windows_problem,
+        can_detach=can_detach,
         gpus=tuple(_uuid_of(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())),
     )
 
 
-def _find_windows_problem(torch: Any) -> str:
+def _inspect_profiler(torch: Any) -> tuple[str, bool]:
+    """Return why windows cannot be used, empty if they can, and whether CUPTI can be detached after them."""
     from rankscope.agent.profiler.torch_profiler import TorchProfiler  # noqa: PLC0415 - imports torch, as in training
 
     if not torch.profiler.kineto_available():
-        return "this torch was built without Kineto"
+        return "this torch was built without Kineto", False
     try:
-        TorchProfiler.find()
+        return "", TorchProfiler.find().can_detach
     except UnavailableError as error:
-        return str(error)
-    return ""
+        return str(error), False
 
 
 def _uuid_of(properties: Any) -> str:

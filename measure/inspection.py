@@ -10,7 +10,8 @@ class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
 
     `backends` are those of torch.distributed, `gpus` the UUIDs of the visible devices, empty for those without one.
     `has_autoload`: torch loads other packages by itself, as 2.5 and later do. `windows_problem`: why profiler windows
-    cannot be used; `problem`: why torch could not be imported.
+    cannot be used; `can_detach`: CUPTI can be detached from a process without CUDA graphs; `problem`: why torch could
+    not be imported.
     """
 
     version: str = ""
@@ -21,6 +22,7 @@ class TorchFound(msgspec.Struct, frozen=True, kw_only=True):
     windows_problem: str = ""
     gpus: tuple[str, ...] = ()
     problem: str = ""
+    can_detach: bool = False
 
 
 class GpuFound(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,3 +52,4 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     embedded_metrics_port: int = 0
     nvml_problem: str = ""
     gpus: tuple[GpuFound, ...] = ()
+    device_windows: str = "governed"

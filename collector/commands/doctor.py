@@ -13,7 +13,7 @@ from rankscope.collector.client import add_credentials, open_collector, read_con
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, Check, problem
 from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
 from rankscope.collector.doctor.machine import check_machine
-from rankscope.collector.doctor.reach import check_connections, check_http
+from rankscope.collector.doctor.reach import check_connections, check_http, check_window_effects
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.errors import SettingError
 from rankscope.measure.inspection import Inspection
@@ -80,7 +80,9 @@ def _check_url(options: argparse.Namespace) -> Iterator[Check]:
     try:
         config = read_config(options)
         if config.is_url_given:
-            yield check_http(*open_collector(config))
+            url, credentials = open_collector(config)
+            yield check_http(url, credentials)
+            yield from check_window_effects(url, credentials)
     except SettingError as error:
         costs = "status, top, incidents and report fail with this error"
         yield problem("http", str(error), costs, "The error names the setting and its allowed values.")

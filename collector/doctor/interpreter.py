@@ -55,6 +55,8 @@ def check_interpreter(found: Inspection, environment: Mapping[str, str]) -> Iter
         yield _check_launch(found, environment)
         yield _check_backends(found.torch)
         yield _check_profiler(found.torch)
+        if found.torch.gpus and not found.torch.windows_problem:
+            yield _check_device_windows(found)
         yield from _check_gpus(found)
     yield _check_settings(found)
 
@@ -99,6 +101,22 @@ def _check_profiler(torch: TorchFound) -> Check:
         costs = "no windows: no collectives, no compute, overlap and idle ratios; steps and phases stay"
         return note("profiler", torch.windows_problem, costs, "docs/torch.md has the versions that were tried.")
     return ok("profiler", "available, with all features that windows use")
+
+
+def _check_device_windows(found: Inspection) -> Check:
+    """Say what governs the full windows of GPUs in this interpreter."""
+    name, torch = "windows of GPUs", found.torch
+    if found.device_windows == "off":
+        costs = "no compute, communication, overlap and idle ratios of GPUs"
+        return note(name, "off", costs, "Set device_windows = governed, and full_windows = true.")
+    if torch.hip:
+        return ok(name, f"{found.device_windows}; on AMD nothing is detached after them")
+    detached = "can" if torch.can_detach else "cannot"
+    cuda = f"CUPTI {detached} be detached with CUDA {torch.cuda or 'unknown'} (never beside a CUDA graph)"
+    if found.device_windows == "always":
+        costs = "on NVIDIA steps may be longer for the rest of the job after the first window, and nothing ends that"
+        return note(name, "always: what they cost is not measured", costs, "Set device_windows = governed.")
+    return ok(name, f"governed: they end if steps between them are longer than before the first; {cuda}")
 
 
 def _check_gpus(found: Inspection) -> Iterator[Check]:

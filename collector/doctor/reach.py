@@ -1,12 +1,14 @@
 """Check that the collector can be reached: over the agents' connection, with the agent's keys, and over HTTP."""
 
 from typing import Final
+from urllib.parse import quote
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from rankscope.collector.client import Credentials, fetch_bytes, fetch_runs
+from rankscope.collector.client import Credentials, fetch, fetch_bytes, fetch_runs
 from rankscope.collector.doctor.check import Check, ok, problem
+from rankscope.collector.runs.run_status import RunStatus
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.shards import parse_collectors
@@ -14,6 +16,8 @@ from rankscope.uplink.curve_client import set_keys
 
 WAIT_MS: Final = 5_000
 """A handshake has three round trips: 0.6 s at 200 ms each."""
+RUNS_READ_MAX: Final = 16
+"""Runs of a collector whose windows are described."""
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -43,6 +47,18 @@ def check_http(url: str, credentials: Credentials) -> Check:
         costs = "status, top, incidents and Prometheus get no data from there"
         return problem("http", str(error), costs, "Check --url, the firewall, and --token-file where it has a token.")
     return ok("http", f"{url} is ready")
+
+
+def check_window_effects(url: str, credentials: Credentials) -> list[Check]:
+    """Return what full windows have done to the steps of each run that goes on; nothing where nothing was measured."""
+    try:
+        run_ids = fetch_runs(url, credentials)
+        paths = [f"{url}/api/v1/runs/{quote(run_id, safe='')}/status?worst=0" for run_id in run_ids[-RUNS_READ_MAX:]]
+        found = [fetch(path, RunStatus, credentials) for path in paths]
+    except UnavailableError:
+        return []  # check_http says it
+    running = [(one.run.run_id, one.window_effect) for one in found if one.run.end is None]
+    return [ok(f"windows of {run_id}", effect) for run_id, effect in running if effect is not None]
 
 
 def _read_keys(key_file: str, collector_key_file: str) -> ClientKeys | None:

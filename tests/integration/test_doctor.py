@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 
 from rankscope.agent.inspection import _inspect_nvml
+from rankscope.collector.client import Credentials
+from rankscope.collector.doctor.reach import check_window_effects
+from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.inspection import TorchFound
+from rankscope.measure.records import AgentCost
+from tests.integration.live_worlds import LiveWorld
 from tests.integration.serving import find_fixed_port, serving
 from tests.nvml_stand_in import compile_nvml
 from tests.nvml_stand_in.sampling import QUIET, STRAINED
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 COMMAND = (sys.executable, "-m", "rankscope.collector")
 
@@ -107,3 +114,20 @@ def test_gpus_are_read_as_by_the_agent(tmp_path: Path) -> None:
 def test_missing_driver_has_the_reason_of_nvml() -> None:
     problem, gpus = _inspect_nvml(TorchFound(gpus=("GPU-1",)))
     assert (problem, gpus) == ("library_not_found", ())
+
+
+def test_effect_of_windows_on_running_runs_is_said() -> None:
+    cost = AgentCost(attached_ratio=0.29, detached_ratio=0.004, window_effect="ended")
+    slowed = RunSnapshot(run="a", world_size=1, restart_count=0, ranks=(rank_of(0, run="a", cost=cost),))
+    over = RunSnapshot(run="b", world_size=1, restart_count=0, ranks=slowed.ranks, end=RunEnd(reason="finished"))
+    unmeasured = RunSnapshot(run="c", world_size=1, restart_count=0, ranks=(rank_of(0, run="c"),))
+    world = LiveWorld()
+    world.show(slowed, over, unmeasured)
+    with world.serve() as server:
+        (check,) = check_window_effects(server.url, Credentials())
+    assert (check.name, check.state) == ("windows of a", "ok")
+    assert check.found.startswith("full windows ended on 1 of 1 ranks: steps between them were 29 % longer")
+
+
+def test_collector_that_does_not_answer_says_nothing_of_windows() -> None:
+    assert check_window_effects("http://127.0.0.1:1", Credentials()) == []

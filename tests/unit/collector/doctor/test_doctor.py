@@ -35,6 +35,22 @@ def test_machine_without_gpus_lacks_only_gpus() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("torch", "device_windows", "state", "text"),
+    [
+        (CUDA, "governed", OK, "CUPTI cannot be detached with CUDA 13.0 (never beside a CUDA graph)"),
+        (msgspec.structs.replace(CUDA, can_detach=True), "governed", OK, "CUPTI can be detached with CUDA 13.0"),
+        (CUDA, "always", NOTE, "always: what they cost is not measured"),
+        (CUDA, "off", NOTE, "off"),
+        (msgspec.structs.replace(CUDA, cuda="", hip="6.2"), "governed", OK, "governed; on AMD nothing is detached"),
+    ],
+)
+def test_what_governs_windows_of_a_gpu_is_named(torch: TorchFound, device_windows: str, state: str, text: str) -> None:
+    found = Inspection(python="3.11.7", release="0.1.0", torch=torch, is_autoloaded=True, device_windows=device_windows)
+    (check,) = [check for check in check_interpreter(found, {}) if check.name == "windows of GPUs"]
+    assert (check.state, text in check.found) == (state, True), check.found
+
+
 def test_machine_with_readable_gpu_lacks_nothing() -> None:
     found = states(CUDA, gpus=(GpuFound(uuid=UUID, model="H100", absent={"nvlink_tx_bytes": "not_supported"}),))
     assert set(found.values()) == {OK}
