@@ -67,7 +67,6 @@ test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(
 test-gpu: ## what needs a CUDA device, then what it costs there: make test-gpu PYTHON=python3
 	@$(PYTHON) -c 'import torch, numpy, msgspec, zmq, pynvml, psutil, pytest, pytest_timeout, hypothesis' || \
 	    { echo "test-gpu needs these as modules of $(PYTHON); name the one that has them: make test-gpu PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
 	$(PYTHON) -m tests.gpu.report
 
 # With other versions the whole of CUDA comes along where the index has no build without it.

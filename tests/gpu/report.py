@@ -1,25 +1,34 @@
-"""Measure the agent's results and cost on this machine's GPU, in one table: python -m tests.gpu.report [--out FILE]
+"""Run the tests on this machine's GPU and measure the agent's results and cost there, in one table:
 
-Everything is measured in one run, in turns, and each number is a median: what a window costs to begin, to end, to read
-and to save, what device events, memory statistics and a sample of NVML cost; NVML compared with nvidia-smi; how long
-the work of a window is by its kernels beside CUDA events around it; whether NCCL lets two ranks share the GPU; and
-how long steps of several trainings take before the first window, between windows, and after CUPTI was detached
-(`tests/gpu/window_effect.py` describes them): the median, and in brackets the tenth and the ninth tenth of the blocks.
+    python -m tests.gpu.report [--out FILE]
 
-Without a CUDA device it prints that and ends with 0.
+Everything is measured in one run, and each number is a median: steps per second without the agent, with it before its
+first window, and between windows (`tests/gpu/agent_effect.py`); what torch's timing of NCCL's collectives costs each of
+them; the agent's reading of a window beside torch's trace file of the same session (what export_chrome_trace writes),
+and beside CUDA events around it; what a window costs to begin, to end, to read and to save; what device events, memory
+statistics and a sample of NVML cost; NVML compared with nvidia-smi; whether NCCL lets two ranks share the GPU; and how
+long steps take before the first window, between windows and after CUPTI was detached, without the rest of the agent
+(`tests/gpu/window_effect.py`): the median, and in brackets the tenth and the ninth tenth of the blocks.
+
+The file is written after each part, so that what was measured stays if a part hangs or crashes the machine. A part that
+does not fit into LIMIT_S any more is left out, and says so. The exit status is that of the tests. Without a CUDA device
+it prints that and ends with 0.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,11 +38,13 @@ from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
-from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.machine import RESULTS, ROOT, describe_run
+from tests.gpu import agent_effect
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
 from tests.gpu.training_device import observe_device
 from tests.gpu.window_effect import run_all
 from tests.integration.torchrun import run, torchrun
+from tests.unit.agent.profiler.saved_window import record_window
 
 REPEATS = 20
 FEW_REPEATS = 7
@@ -42,6 +53,16 @@ LAYERS = 24
 WIDTH = 512
 NCCL_RANKS = 2
 NCCL_SCRIPT = Path(__file__).parent / "scripts" / "nccl_on_one_gpu.py"
+NCCL_TIMING_SCRIPT = NCCL_SCRIPT.with_name("nccl_timing.py")
+NCCL_TURNS = 2
+WINDOW_EFFECT_HOWS = ("eager", "busy", "graph")
+"""The others of tests/gpu/window_effect.py take their time and have crashed; they are run by hand."""
+
+LIMIT_S = 460
+"""A run on a lent GPU is over in 8 minutes."""
+TESTS_S_MAX = 170
+ARMS_S, NCCL_S, FEW_S, IN_PROCESS_S, WINDOW_EFFECT_S = 50.0, 40.0, 5.0, 15.0, 20.0
+"""What parts take about, in s, on an H200."""
 
 Row = tuple[str, str]
 """The measured quantity, and its value."""
@@ -197,22 +218,130 @@ def try_nccl() -> list[Row]:
     ended = run(torchrun(NCCL_RANKS, str(NCCL_SCRIPT)))
     summary = "; ".join(ended.stdout.split("\n")[:4]).strip("; ")
     text = summary if ended.exit_code == 0 else f"ended with {ended.exit_code}: {ended.stderr[-500:]}"
-    return [(f"NCCL, {NCCL_RANKS} ranks on this GPU through sockets", text.replace("|", "/").replace("\n", " "))]
+    return [(f"NCCL, {NCCL_RANKS} ranks on this GPU through sockets", text)]
 
 
-def render(head: str, rows: list[Row]) -> str:
+def compare_nccl_timing(ranks: int) -> list[Row]:
+    """Return the us of an all-reduce without and with torch's timing of collectives, in turns."""
+    said: dict[str, list[str]] = {"0": [], "1": []}
+    for _ in range(NCCL_TURNS):
+        for timing, texts in said.items():
+            environment = {"TORCH_NCCL_ENABLE_TIMING": timing, "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+            ended = run(torchrun(ranks, str(NCCL_TIMING_SCRIPT)), environment)
+            texts.append(ended.stdout.strip() if ended.exit_code == 0 else f"ended with {ended.exit_code}")
+    return [(f"NCCL, {ranks} rank{'s' if ranks > 1 else ''}: us an all-reduce of 4 KiB", describe_nccl_timing(said))]
+
+
+def describe_nccl_timing(said: Mapping[str, Sequence[str]]) -> str:
+    """Return what processes without ("0") and with ("1") timing have said, with the difference of the medians.
+
+    >>> describe_nccl_timing({"0": ["us 12.70", "us 12.90"], "1": ["us 16.50", "us 15.30"]})
+    'untimed 12.70, 12.90; timed 16.50, 15.30: +3.10 us a collective'
+    >>> describe_nccl_timing({"0": ["refused: one GPU"], "1": ["us 9.00"]})
+    'untimed: refused: one GPU; timed 9.00'
+    """
+    numbers = {name: [float(text.split()[1]) for text in said[name] if text.startswith("us ")] for name in said}
+    parts = []
+    for name, what in (("0", "untimed"), ("1", "timed")):
+        values = ", ".join(f"{value:.2f}" for value in numbers[name])
+        parts.append(f"{what} {values}" if values else f"{what}: {'; '.join(said[name])}")
+    text = "; ".join(parts)
+    if not all(numbers.values()):
+        return text
+    return f"{text}: {statistics.median(numbers['1']) - statistics.median(numbers['0']):+.2f} us a collective"
+
+
+def compare_window_with_file() -> list[Row]:
+    """Return whether the agent reads from a window what torch's trace file of the same session holds."""
+    window = record_window("cuda", STEPS_PER_WINDOW)
+    live, file = window.live, window.file
+    is_same = all(np.array_equal(*both) for both in zip(live.sets, file.sets, strict=True))
+    busy = " and ".join(f"{sum(len(one) for one in view.sets)} intervals of work" for view in (live, file))
+    answer = "the same to the ns" if is_same and live.has_device and file.has_device else "not the same"
+    return [("a window by the agent and by torch's trace file", f"{answer}: {busy}")]
+
+
+def run_tests() -> tuple[list[Row], int]:
+    """Run `tests/gpu`, and return its last line with the tests that failed, and its exit status."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        return [("pytest tests/gpu", f"not over after {TESTS_S_MAX} s")], 1
+    print(done.stdout, flush=True)
+    return [("pytest tests/gpu", summarise_tests(done.stdout) or done.stderr[-300:])], done.returncode
+
+
+def summarise_tests(printed: str) -> str:
+    """Return the last line of pytest and the tests that failed.
+
+    >>> summarise_tests("..F\\nFAILED tests/gpu/test_a.py::test_b - AssertionError: x\\n1 failed, 2 passed in 3.00s\\n")
+    '1 failed, 2 passed in 3.00s; failed: test_a.py::test_b'
+    """
+    lines = printed.strip().splitlines()
+    failed = [line.split()[1].removeprefix("tests/gpu/") for line in lines if line.startswith("FAILED ")]
+    return "; ".join([*lines[-1:], *(["failed: " + ", ".join(failed)] if failed else [])])
+
+
+class Report:
+    """The result file, written anew after each part. `read_clock_s` counts from any time."""
+
+    def __init__(self, head: str, path: Path, read_clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._head = head
+        self._path = path
+        self._read_clock_s = read_clock_s
+        self._begin_s = read_clock_s()
+        self.rows: list[Row] = []
+
+    def add(self, name: str, takes_s: float, measure: Callable[[], Iterable[Row]]) -> None:
+        """Measure a part that takes about `takes_s`, and write the file. A part that fails says so in its row."""
+        left_s = LIMIT_S - (self._read_clock_s() - self._begin_s)
+        if takes_s > left_s:
+            self._write([(name, f"not run: it takes {takes_s:.0f} s, and {left_s:.0f} of {LIMIT_S} s are left")])
+            return
+        try:
+            for row in measure():
+                self._write([row])
+        except Exception as error:  # noqa: BLE001 - the other parts are still worth measuring
+            self._write([(name, f"failed: {type(error).__name__}: {str(error)[-300:]}")])
+
+    def _write(self, rows: Iterable[Row]) -> None:
+        for name, answer in rows:
+            self.rows.append((name, " ".join(answer.replace("|", "/").split())))
+            print(f"{name}: {answer}", flush=True)
+        self._path.write_text(render(self._head, self.rows))
+
+
+def render(head: str, rows: Sequence[Row]) -> str:
     """Return the text of the result file."""
+    explanation = (__doc__ or "").partition("[--out FILE]\n\n")[2].partition("\n\n")[0]
+    table = "\n".join(["| what | result |", "|---|---|", *(f"| {name} | {answer} |" for name, answer in rows)])
+    return f"# The agent on a GPU\n\n{head}\n\n{explanation}\n\n{table}\n"
+
+
+def describe_gpu() -> str:
+    """Return the GPU and the libraries in a line."""
     properties = torch.cuda.get_device_properties(0)
     gpu = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+    if torch.distributed.is_nccl_available():
         gpu += f", NCCL {'.'.join(str(part) for part in torch.cuda.nccl.version())}"
-    explanation = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[0]
-    table = "\n".join(["| what | result |", "|---|---|", *(f"| {name} | {answer} |" for name, answer in rows)])
-    return "\n\n".join(["# The agent on a GPU", head, f"GPU: {gpu}", explanation, table]) + "\n"
+    return f"GPU: {gpu}"
+
+
+def measure_in_process() -> Iterator[Row]:
+    """Yield what is measured in this process."""
+    training = Training()
+    for _ in range(FEW_REPEATS):
+        training.step()
+    yield from measure_windows(training, full=True)
+    yield from measure_windows(training, full=False)
+    yield from compare_window_with_events(training)
+    yield from measure_calls()
+    yield from compare_nvml()
 
 
 def main() -> int:
-    """Measure, print and write the result; 0 also where there is nothing to measure."""
+    """Test, measure, print and write the result; 0 also where there is nothing to measure."""
     parser = argparse.ArgumentParser(description="What the agent sees and costs on this machine's GPU.")
     parser.add_argument("--out", type=Path, help="the file to write [tests/benchmarks/results/gpu-MODEL.md]")
     options = parser.parse_args()
@@ -220,25 +349,24 @@ def main() -> int:
         print(f"no report: torch {torch.__version__} finds no CUDA device here")
         return 0
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    head = describe_run("make test-gpu")
-    training = Training()
-    for _ in range(FEW_REPEATS):
-        training.step()
-    rows = [
-        *measure_windows(training, full=True),
-        *measure_windows(training, full=False),
-        *compare_window_with_events(training),
-        *measure_calls(),
-        *compare_nvml(),
-        *try_nccl(),
-        *((f"us a step: {seen.how}", seen.describe().replace("|", "/").replace("\n", " ")) for seen in run_all()),
-    ]
-    text = render(head, rows)
     model = "-".join(torch.cuda.get_device_name(0).lower().split())
     out = options.out or RESULTS / f"gpu-{model}.md"
-    out.write_text(text)
-    print(f"{text}\nwritten to {out}")
-    return 0
+    report = Report(f"{describe_run('make test-gpu')}\n\n{describe_gpu()}", out)
+    rows, exit_status = run_tests()
+    report.add("pytest tests/gpu", 0, lambda: rows)
+    for how in agent_effect.HOWS:
+        name = f"steps per second: {how}"
+        report.add(name, ARMS_S, lambda name=name, how=how: [(name, agent_effect.compare(how))])  # type: ignore[misc]
+    for ranks in (1, NCCL_RANKS):
+        report.add(f"NCCL timing, {ranks} ranks", NCCL_S, lambda ranks=ranks: compare_nccl_timing(ranks))  # type: ignore[misc]
+    report.add("NCCL, two ranks", NCCL_S / 4, try_nccl)
+    report.add("a window and torch's file", FEW_S, compare_window_with_file)
+    report.add("in one process", IN_PROCESS_S, measure_in_process)
+    for how in WINDOW_EFFECT_HOWS:
+        name = f"us a step: {how}"
+        report.add(name, WINDOW_EFFECT_S, lambda name=name, how=how: ((name, one.describe()) for one in run_all([how])))  # type: ignore[misc]
+    print(f"written to {out}")
+    return exit_status
 
 
 if __name__ == "__main__":

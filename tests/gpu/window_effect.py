@@ -38,14 +38,16 @@ WINDOW_STEPS = 2
 PROCESS_S_MAX = 100.0
 
 
-def make_step(*, wide: bool, compiled: bool) -> Callable[[], None]:
-    """A training step on the GPU, always of the same batch."""
+def make_step(*, wide: bool, compiled: bool, device: str = "cuda") -> Callable[[], None]:
+    """A training step on the device, always of the same batch."""
     torch.manual_seed(0)
     width, layers, rows = (4096, 4, 4096) if wide else (512, 24, 256)
+    if device == "cpu":
+        width, layers, rows = 64, 4, 32  # to try the scripts without a GPU
     blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)) for _ in range(layers)]
-    model = nn.Sequential(*blocks).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=True)
-    batch = torch.ones(rows, width, device="cuda")
+    model = nn.Sequential(*blocks).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=device == "cuda")
+    batch = torch.ones(rows, width, device=device)
     forward = torch.compile(model) if compiled else model
 
     def step() -> None:

@@ -1,0 +1,74 @@
+"""The arithmetic of the report about a GPU, and its file, without one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.measure.records import AgentCost
+from tests.gpu.agent_effect import ARMS, WITHOUT, Arm, Block, describe_arms, parse_blocks, run_arm, split_blocks
+from tests.gpu.report import LIMIT_S, Report, Row, render
+
+BLOCKS = [Block(first_step, 10_000.0 if first_step < 100 else 12_500.0) for first_step in range(30, 200, 10)]
+"""Blocks of ten steps: 100 steps per second up to step 100, 80 from then on."""
+
+
+def test_first_blocks_in_which_training_became_warm_do_not_count() -> None:
+    printed = "\n".join(f'{{"first_step": {10 * number}, "us": 5.0}}' for number in range(5))
+    assert parse_blocks(f"a line of the agent\n{printed}\n") == [Block(30, 5.0), Block(40, 5.0)]
+
+
+def test_blocks_are_before_the_first_window_or_between_windows() -> None:
+    """Windows of the steps 100, 101 and 150, 151; blocks within 20 steps of them do not count."""
+    before, between = split_blocks(BLOCKS, (100, 101, 150, 151))
+    assert before == [100.0] * 5  # the blocks of the steps 30 to 79
+    assert between == [80.0] * 2  # those of the steps 180 to 199; 120 to 129 are within 20 steps of 100
+
+
+def test_without_windows_all_blocks_are_before() -> None:
+    assert split_blocks(BLOCKS, ()) == ([100.0] * 7 + [80.0] * 10, [])
+
+
+def test_changes_are_against_the_steps_without_the_agent() -> None:
+    governed = Arm(
+        [99.0, 101.0],
+        [98.0],
+        AgentCost(attached_ratio=0.29, detached_ratio=0.004, window_effect="ended"),
+    )
+    assert describe_arms(
+        {WITHOUT: Arm([100.0], []), "governed": governed, "always": Arm([], [], problem="it crashed")}
+    ) == (
+        "without the agent 100.0 steps/s (1 blocks); governed: before the first window 100.0 (+0.0 %, 2 blocks), "
+        "between windows 98.0 (-2.0 %, 1 blocks) (by the agent +29.0 % between windows, +0.4 % detached: ended); "
+        "always: it crashed"
+    )
+    assert describe_arms({WITHOUT: Arm([], [], problem="no GPU")}) == "without the agent: no GPU"
+
+
+def test_file_is_written_after_each_part_and_a_failed_one_is_named(tmp_path: Path) -> None:
+    def fail() -> Iterator[Row]:
+        yield "first half", "7 us"
+        raise RuntimeError("CUDA error | in a line\nof two")
+
+    path = tmp_path / "gpu-a.md"
+    report = Report("head", path, lambda: 0.0)
+    report.add("one", 1.0, lambda: [("a", "1 us")])
+    assert path.read_text() == render("head", [("a", "1 us")])
+    report.add("two", 1.0, fail)
+    assert report.rows[1:] == [("first half", "7 us"), ("two", "failed: RuntimeError: CUDA error / in a line of two")]
+    assert path.read_text().endswith("| two | failed: RuntimeError: CUDA error / in a line of two |\n")
+
+
+def test_part_that_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    times = iter((0.0, LIMIT_S - 30.0, LIMIT_S - 30.0))
+    report = Report("head", tmp_path / "gpu-a.md", lambda: next(times))
+    report.add("long", 31.0, lambda: [("a", "1 us")])
+    report.add("short", 30.0, lambda: [("b", "2 us")])
+    assert report.rows == [("long", f"not run: it takes 31 s, and 30 of {LIMIT_S} s are left"), ("b", "2 us")]
+
+
+@pytest.mark.parametrize("arm", ARMS[:2])
+def test_training_times_itself_with_and_without_the_agent(arm: str) -> None:
+    found = run_arm("eager", arm, device="cpu", seconds=0.0, blocks_min=5)
+    assert (found.problem, found.cost is None) == ("", arm == WITHOUT)
+    assert found.before or found.between
