@@ -8,8 +8,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.records import AgentCost
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story, totals_of
@@ -172,6 +174,17 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     assert page.shown("#run-end")
     assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC"]]
     assert "steps a second" not in page.text("#figures")
+
+
+def test_windows_that_ended_are_named_with_their_cost(page: LivePage, world: LiveWorld) -> None:
+    assert "full windows" not in page.text("#figures")
+    why = "full windows ended after step 9: since the first one steps were 29 % longer than before"
+    cost = AgentCost(attached_ratio=0.29, detached_ratio=0.004, window_effect="ended")
+    rank = rank_of(0, run="story", world_size=1, cost=cost, ratio_basis=RatioBasis(absent=why))
+    world.show(RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(rank,)))
+    said = page.wait_for_text("#figures", "cost of full windows")
+    assert f"no compute and idle ratios: {why}" in said
+    assert "full windows ended on 1 of 1 ranks: steps between them were 29 % longer than before the first one" in said
 
 
 def test_evidence_that_is_open_stays_open_while_its_finding_changes(page: LivePage, world: LiveWorld) -> None:
