@@ -11,6 +11,13 @@ from typing import NamedTuple
 import pytest
 
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN
+from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.ratio_basis import RatioBasis
+from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.runs.sample_rings import RankSamples
+from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.runs.window_effect import describe_window_effect
+from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.records import AgentCost
 from tests.fake_gpu import Counts, Work, compile_device, read_work
 from tests.integration.listening_collector import Life, listening
@@ -71,6 +78,18 @@ def train(
     return Job(ended, life, counts, read_work(file))
 
 
+def replay(life: Life) -> list[RankSnapshot]:
+    """Return the collector's snapshot of the rank after each of its reports."""
+    rank, samples, found = RankState.begin(life.hello, 0), RankSamples(), []
+    for report in life.reports:
+        fields = ReportFields.of(report)
+        samples.record(fields)
+        rank = rank.record_report(fields, samples.breakdowns.sum, report.host_ns, 0.0)
+        rank = rank.record_steps(fields, 0, report.totals.steps - 1)
+        found.append(rank.build(report.host_ns, NO_MEDIANS, ()))
+    return found
+
+
 def check_breakdowns(job: Job) -> None:
     """Each breakdown has exactly the kernels that its step launched."""
     assert job.life.breakdowns
@@ -114,6 +133,17 @@ def test_windows_that_slow_training_end_and_training_is_as_fast_as_before(
     assert job.cost.detached_ratio < job.cost.attached_ratio / 2
     check_breakdowns(job)
     assert min(found.first_step for found in job.life.breakdowns) > STRETCH_STEPS_MIN
+    check_ratios_end(job.life)
+
+
+def check_ratios_end(life: Life) -> None:
+    """The collector has ratios while there are windows, and a reason afterwards."""
+    snapshots = replay(life)
+    last, newest = snapshots[-1], max(found.first_step for found in life.breakdowns)
+    assert any(one.breakdown is not None for one in snapshots)
+    assert (last.breakdown, last.ratio_basis.age_steps) == (None, life.reports[-1].totals.steps - 1 - newest)
+    assert (last.ratio_basis.absent or "").startswith(f"full windows ended after step {newest}: since the first one")
+    assert (describe_window_effect([last]) or "").startswith("full windows ended on 1 of 1 ranks: steps between them")
 
 
 def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(library: Path, tmp_path: Path) -> None:
@@ -127,3 +157,4 @@ def test_a_device_whose_windows_are_off_is_never_attached(library: Path, tmp_pat
     job = train(library, tmp_path, "off", 60, *options_of("waits", *SLOWED))
     assert job.counts == Counts(0, 0, 0, is_attached=False)
     assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
+    assert replay(job.life)[-1].ratio_basis == RatioBasis(absent="no full window has come (device_windows = off)")
