@@ -125,12 +125,16 @@ class TimedCollectives:
         self._covered.extend(range(first_step, last_step + 1))
         return True
 
-    def add_steps(self, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> list[ReducedWindow]:
-        """Add finished steps, and return the collectives of those that are known by now; mostly none."""
+    def add_steps(
+        self, steps: Sequence[StepRecord], wall_minus_host_ns: int, *, last: bool = False
+    ) -> list[ReducedWindow]:
+        """Add finished steps, and return the collectives of those that are known by now; mostly none. With the last
+        report nothing is read any more, since the answer would come too late.
+        """
         self._steps.extend(steps)
         begin_ns = self._thread_cpu_ns()
         self._find_host_communication()
-        if self._steps and self._is_due():
+        if self._steps and not last and self._is_due():
             self._requested_ns = self._monotonic_ns()
             self._first_ns = self._requested_ns if self._first_ns is None else self._first_ns
             self._spent_before_ns = self.thread_ns + self.outside_ns

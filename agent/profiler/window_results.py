@@ -87,7 +87,7 @@ class WindowResults:
         if self._windows.progress.times_collectives:
             self._windows.log_timing()
             wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
-            results += self._guarded(lambda: self.timed.add_steps(steps, wall_minus_host_ns))
+            results += self._guarded(lambda: self.timed.add_steps(steps, wall_minus_host_ns, last=last))
         return results
 
     def _without_known(self, found: ReducedWindow) -> ReducedWindow:

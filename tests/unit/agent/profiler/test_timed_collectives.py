@@ -277,6 +277,12 @@ def test_readings_without_a_result_are_counted_by_reason() -> None:
     assert Rank(skipped={"timed_lost": 2}).timed.skipped == {"timed_lost": 2}
 
 
+def test_nothing_is_read_for_the_last_report() -> None:
+    rank = Rank([entry(5_000)])
+    assert rank.timed.add_steps(steps(5), WALL, last=True) == []
+    assert rank.reads == 0
+
+
 def test_without_a_step_nothing_is_read() -> None:
     rank = Rank([entry(5_000)])
     rank.add_steps()
