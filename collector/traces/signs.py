@@ -18,8 +18,8 @@ import numpy as np
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
-from rankscope.collector.traces.tables import SYNCHRONISES
 from rankscope.measure import intervals
+from rankscope.measure.blocking_calls import find_blocking_calls, find_launching_threads
 from rankscope.measure.communication import GEMMS
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
@@ -119,9 +119,8 @@ class _Idle:
     def _blocked_ns(self) -> int:
         """Return the host's time in blocking calls that found the device at work, on threads that launch."""
         events, rows = self.view.events, self.blocking_rows
-        launch = self.view.launch
-        launchers = np.unique(events.thread[launch[launch != NONE]])
-        waited = intervals.contains(self.busy, events.start_ns[rows]) & np.isin(events.thread[rows], launchers)
+        mine = np.isin(events.thread[rows], find_launching_threads(self.view))
+        waited = intervals.contains(self.busy, events.start_ns[rows]) & mine
         return intervals.total_ns(intervals.clip(self._of_rows(rows[waited]), self.start_ns, self.end_ns))
 
     # -- what the host did --------------------------------------------------------------------------------------------
@@ -146,16 +145,10 @@ class _Idle:
 
     @cached_property
     def blocking_rows(self) -> Ints:
-        """Rows of calls that waited for the device: synchronisations but the profiler's own, and copies whose call
-        returned after their end, as with pageable memory, although they are named Async.
-        """
-        view = self.view
-        rows = view.trace.rows_named(self._calls, SYNCHRONISES.match)
-        rows = rows[rows != self._profiler_row]
-        copies = np.flatnonzero((view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE))
-        call = view.launch[copies]
-        waited = view.events.end_ns[call] >= view.work.end_ns[copies]
-        return np.union1d(rows, call[waited])
+        """Rows of calls that waited for the device, without the profiler's own."""
+        rows = find_blocking_calls(self.view)
+        mine: Ints = rows[rows != self._profiler_row]
+        return mine
 
     @cached_property
     def _profiler_row(self) -> int:

@@ -16,7 +16,8 @@ from rankscope.collector.traces.report import (
     SynchronisationRow,
 )
 from rankscope.measure import communication
-from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, Ints
+from rankscope.measure.blocking_calls import find_operators_around, find_synchronisations
+from rankscope.measure.kineto import NONE, Category, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.traced_collectives import Collective
@@ -29,8 +30,6 @@ _TENSOR_CORE = re.compile(
 )
 """CUTLASS, cuBLAS and cuDNN put the shape of the matrix instruction or its type into a kernel's name; AMD's Tensile and
 MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
-SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
-"""Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
 
 
 def uses_tensor_cores(name: str) -> bool:
@@ -205,8 +204,8 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
     """Return the calls that waited for the device, by operator and source line."""
-    rows = view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONISES.match)
-    operators = _operators_around(view, rows)
+    rows = find_synchronisations(view)
+    operators = find_operators_around(view, rows)
     sources = find_sources(view, rows, operators)
     found: dict[tuple[str, str | None, str | None], list[int]] = defaultdict(list)
     for row, operator, source in zip(rows.tolist(), operators, sources, strict=True):
@@ -219,27 +218,6 @@ def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
         for (name, operator, source), mine in found.items()
     ]
     return sorted(table, key=lambda row: (-row.total_ns, row.name, row.operator or "", row.source or ""))
-
-
-def _operators_around(view: RankView, rows: Ints) -> list[int]:
-    """Return for each row the outermost operator in HOST_VALUE_OPERATORS around it, else the innermost operator."""
-    inside = view.host.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
-    found = []
-    for place in inside.tolist():
-        best, above = place, place
-        while above != OUTSIDE:
-            if view.trace.name(int(view.host.operator_rows[above])) in HOST_VALUE_OPERATORS:
-                best = above
-            above = int(view.host.operators.parent[above])
-        found.append(int(view.host.operator_rows[best]) if best != OUTSIDE else NONE)
-    return found
-
-
-HOST_VALUE_OPERATORS = frozenset(
-    {"aten::item", "aten::nonzero", "aten::is_nonzero", "aten::unique", "aten::_unique2", "aten::masked_select",
-     "aten::equal", "aten::allclose", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"}
-)  # fmt: skip
-"""Operators whose result or its shape the host must know: they wait for the device."""
 
 
 def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[str | None]:

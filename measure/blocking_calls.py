@@ -1,0 +1,96 @@
+"""Find the calls in which the host waits for its device: which, inside which operator, for how long, and what follows.
+
+    host      launch launch [ cudaStreamSynchronize, e.g. loss.item() ]  Python   launch
+    device    ...work... work [ all_reduce alone ] work|        idle              |work
+                              `- not a wait for      ^          ^-- may follow from the wait: at most as much as was
+                                 the own device                     waited, since the host came later by so much
+
+A wait counts without the time in which only a collective ran on the device: then another rank was waited for.
+"""
+
+import re
+
+import numpy as np
+
+from rankscope.measure.intervals import covered_before, subtract, union
+from rankscope.measure.kineto import LAUNCHES, NONE, Category, Codes, Ints
+from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.rank_view import RankView
+
+SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
+"""Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
+_COPIES = re.compile(r"^(?:cuda|hip)Memcpy")
+HOST_VALUE_OPERATORS = frozenset(
+    {"aten::item", "aten::nonzero", "aten::is_nonzero", "aten::unique", "aten::_unique2", "aten::masked_select",
+     "aten::equal", "aten::allclose", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"}
+)  # fmt: skip
+"""Operators whose result or its shape the host must know: they wait for the device."""
+
+
+def may_block(name: str) -> bool:
+    """Return whether a call of the device's runtime with this name may wait for the device.
+
+    >>> [may_block(name) for name in ("cudaStreamSynchronize", "hipMemcpyAsync", "cudaLaunchKernel")]
+    [True, True, False]
+    """
+    return SYNCHRONISES.match(name) is not None or _COPIES.match(name) is not None
+
+
+def find_synchronisations(view: RankView) -> Ints:
+    """Return the rows of calls that wait for the device by their name, ascending."""
+    return view.trace.rows_named(view.trace.rows(*LAUNCHES), SYNCHRONISES.match)
+
+
+def find_blocking_calls(view: RankView) -> Ints:
+    """Return the rows of all calls that waited for the device, ascending: synchronisations, and copies whose call
+    returned after their end, as with pageable memory, although they are named Async.
+    """
+    copies = np.flatnonzero((view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE))
+    call = view.launch[copies]
+    waited = view.events.end_ns[call] >= view.work.end_ns[copies]
+    return np.union1d(find_synchronisations(view), call[waited])
+
+
+def find_launching_threads(view: RankView) -> Codes:
+    """Return the threads that launched device work: waits of others, as of a loader that pins memory, delay none."""
+    return np.unique(view.events.thread[view.launch[view.launch != NONE]])
+
+
+def find_operators_around(view: RankView, rows: Ints) -> list[int]:
+    """Return for each row the outermost operator in HOST_VALUE_OPERATORS around it, else the innermost operator; NONE
+    where none was recorded.
+    """
+    inside = view.host.operators.find_innermost(view.events.thread[rows], view.events.start_ns[rows])
+    found = []
+    for place in inside.tolist():
+        best, above = place, place
+        while above != OUTSIDE:
+            if view.trace.name(int(view.host.operator_rows[above])) in HOST_VALUE_OPERATORS:
+                best = above
+            above = int(view.host.operators.parent[above])
+        found.append(int(view.host.operator_rows[best]) if best != OUTSIDE else NONE)
+    return found
+
+
+def find_waits_ns(view: RankView, rows: Ints) -> Ints:
+    """Return how long each call waited for its own device, shape (n,): its duration without the time in which a
+    collective ran on the device and nothing computed.
+    """
+    compute, communication, _ = view.sets
+    alone = subtract(communication, compute)
+    of_others = covered_before(alone, view.events.end_ns[rows]) - covered_before(alone, view.events.start_ns[rows])
+    return view.events.duration_ns[rows] - of_others
+
+
+def find_idle_after_ns(view: RankView, rows: Ints, waits_ns: Ints) -> Ints:
+    """Return how long the device, which has some work in the trace, was idle around the end of each call: from the
+    call's start at the earliest to its next work, at most the wait; shape (n,). 0 where it still works when the call
+    returns. Where no work follows in the trace it counts up to the call's end: as far as it was recorded.
+    """
+    busy = union(np.concatenate(view.sets))
+    start_ns, end_ns = view.events.start_ns[rows], view.events.end_ns[rows]
+    following = np.searchsorted(busy[:, 0], end_ns, side="right")
+    from_ns = np.where(following > 0, busy[np.maximum(following - 1, 0), 1], start_ns)
+    to_ns = np.where(following < len(busy), busy[np.minimum(following, len(busy) - 1), 0], end_ns)
+    idle_ns = np.where(from_ns <= end_ns, to_ns - np.maximum(from_ns, start_ns), 0)
+    return np.minimum(idle_ns, waits_ns)
