@@ -102,6 +102,7 @@ class AgentThread:
         """Start reporting."""
         self._samples.start()
         self._watchdog.start()
+        self._training.windows.start_sampler()
         self._thread.start()
 
     def connect(self, address: CollectorAddress, is_configured: bool) -> None:  # noqa: FBT001 - of the connect thread
@@ -112,6 +113,7 @@ class AgentThread:
     def stop(self, end: ScriptEnd) -> None:
         """Send the last report and a goodbye; wait at most `drain_s` for the acknowledgement."""
         self._samples.stop()
+        self._training.windows.close_sampler()
         self._end = end
         self._stopping.set()
         self._outbox.wake()
@@ -196,6 +198,7 @@ class AgentThread:
             collectives=[record for window in windows for record in window.collectives],
             covered_steps=[window.covered_steps for window in windows if window.covered_steps is not None],
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
+            synchronisations=[one.synchronisations for one in windows if one.synchronisations is not None],
             host=self._samples.host,
             devices=self._samples.devices,
             allocator=self._samples.allocator,

@@ -205,6 +205,13 @@ class AgentConfig(Settings):
             choices=(AUTO, ON, OFF),
         ),
     )
+    sync_lines: bool = setting(
+        True,
+        Setting(
+            "Find the source lines at which the host waits for its GPU: during full windows of a GPU another thread "
+            "looks a hundred times a second where the training thread is."
+        ),
+    )
     full_window_steps: int = setting(
         2,
         Setting("Length of a full window.", unit="steps", smallest=1, largest=16),

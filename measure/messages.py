@@ -39,6 +39,7 @@ from rankscope.measure.records import (
     Losses,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
 )
 from rankscope.measure.stalls import GroupStatus, KernelThread, PendingCollective, Stall, ThreadStack
 from rankscope.measure.table import Table
@@ -117,6 +118,7 @@ class Report(Message, frozen=True):
     progress: Annotated[tuple[GroupStatus, ...], msgspec.Meta(max_length=GROUPS_MAX)] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
+    synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
 
 
 class Ack(Message, frozen=True):

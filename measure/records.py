@@ -4,6 +4,7 @@ A name that ends in `_host_ns` is a time by that host's clock, one in `_ns` a du
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -85,6 +86,56 @@ class WindowBreakdown(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     copy_ns: int
     idle_ns: int
     operator_count: int | None = None
+
+
+SYNCHRONISATIONS_MAX = 8
+"""Kinds of blocking call that a window reports one by one, those with the longest waits; all count in its sums."""
+
+CALLS_MAX = 16
+"""Names of calls that are summed one by one; CUDA has six that wait."""
+OTHER_CALLS = "other"
+"""Stands for the calls beyond."""
+
+
+class Synchronisation(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The blocking calls of one kind in a window: one runtime function, called inside one operator, from one line.
+
+    `operator` is None where none was recorded, `line` (`train.py:24 (main)`) where the training thread was not seen
+    during the call. `waits_ns` is their time without that in which only a collective ran on the device, `longest_ns`
+    the longest of them; during `idle_ns`, at most that long, the device was idle by the end of a call and after it.
+    """
+
+    call: Name
+    operator: Name | None = None
+    line: Name | None = None
+    count: int = 0
+    waits_ns: int = 0
+    longest_ns: int = 0
+    idle_ns: int = 0
+
+
+class WindowSynchronisations(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """How a rank's host waited for its device in the steps of a full window; all zero: there was no blocking call.
+
+    `call_ns` is the sum of the waits by call, `idle_ns` that of all kinds, of which `kinds` has the longest.
+    """
+
+    first_step: int
+    step_count: int
+    call_ns: Numbers = {}
+    idle_ns: int = 0
+    kinds: Annotated[tuple[Synchronisation, ...], msgspec.Meta(max_length=SYNCHRONISATIONS_MAX)] = ()
+
+    @property
+    def waits_ns(self) -> int:
+        """The sum of all waits."""
+        return sum(self.call_ns.values())
+
+
+def add_waits(call_ns: dict[str, int], call: str, waits_ns: int) -> None:
+    """Add the waits in a call to the sums by call, of which there are at most CALLS_MAX and OTHER_CALLS."""
+    key = call if call in call_ns or len(call_ns) < CALLS_MAX else OTHER_CALLS
+    call_ns[key] = call_ns.get(key, 0) + waits_ns
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -191,7 +242,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
 
     `samples` and `tokens` are None until a step has a known number of them; `samples_step_ns` and `tokens_step_ns` are
     the durations of the steps where they are known: samples / samples_step_ns is a speed even if some steps are
-    unknown.
+    unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronisations), by call.
     """
 
     steps: int = 0
@@ -213,6 +264,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     tokens: int | None = None
     samples_step_ns: int = 0
     tokens_step_ns: int = 0
+    call_ns: Numbers = {}
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

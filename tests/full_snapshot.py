@@ -102,6 +102,7 @@ def totals_of(times: int) -> Totals:
             "data": 0, "forward": times * 700 * MS, "backward": times * 1_000 * MS,
             "optimizer": times * 250 * MS, "other": times * 50 * MS,
         },
+        call_ns={"cudaMemcpyAsync": times * 2 * MS, "cudaStreamSynchronize": times * 24 * MS},
     )  # fmt: skip
 
 

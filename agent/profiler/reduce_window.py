@@ -28,12 +28,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.agent.profiler.synchronisations import LineSamples, sum_synchronisations
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
@@ -71,6 +72,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     steps: tuple[StepBounds, ...]
     wall_minus_host_ns: int
     on_device: bool
+    lines: LineSamples = LineSamples()
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -90,8 +92,8 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing.
-    `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded. With
-    `has_impossible_times` none of the window is used.
+    `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded. Nor are
+    there `synchronisations` then, or without a whole step. With `has_impossible_times` none of the window is used.
     """
 
     first_step: int
@@ -101,6 +103,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     on_device: bool = False
     launches_graphs: bool | None = None
     has_impossible_times: bool = False
+    synchronisations: WindowSynchronisations | None = None
 
 
 class _Window(NamedTuple):
@@ -123,13 +126,16 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     if _has_impossible_times(view, request):
         return WindowAnswer(first_step=first_step, on_device=True, has_impossible_times=True)
     windows = _find_device_windows(view, request.steps)
+    whole = {window.step for window in windows}
+    of_host = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps if one.step in whole]
     return WindowAnswer(
         first_step=first_step,
         breakdowns=_break_down(view, windows),
-        collectives=_find_device_collectives(view, request.steps, {window.step for window in windows}),
+        collectives=_find_device_collectives(view, request.steps, whole),
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
         launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
+        synchronisations=sum_synchronisations(view, of_host, request.lines) if of_host else None,
     )
 
 

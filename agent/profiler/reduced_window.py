@@ -2,15 +2,18 @@
 
 from typing import Final, NamedTuple
 
-from rankscope.measure.records import CollectiveRecord, WindowBreakdown
+from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowSynchronisations
 
 
 class ReducedWindow(NamedTuple):
-    """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any."""
+    """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any.
+    `synchronisations` are those of a device's full window with a whole step.
+    """
 
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]
     covered_steps: tuple[int, int] | None
+    synchronisations: WindowSynchronisations | None = None
 
 
 EMPTY_WINDOW: Final = ReducedWindow([], [], None)

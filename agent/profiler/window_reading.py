@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.measure.blocking_calls import may_block
 from rankscope.measure.communication import HOST_PREFIXES, is_backend_range
 from rankscope.measure.kineto import DEVICE_WORK, LAUNCHES, NONE, Category, find_category
 from rankscope.measure.window_columns import WindowColumns
@@ -19,7 +20,8 @@ LAUNCHED_BY_COLLECTIVES = "record_param_comms"
 """The operator that describes a collective; kernels of communication are linked to it."""
 _ON_CPU = frozenset({Category.CPU_OP})
 _ON_DEVICE = frozenset({*DEVICE_WORK, *LAUNCHES})
-"""Operators are not needed when a device is in use."""
+"""Of the operators only those around calls that may wait are needed when a device is in use; such a call knows its
+own. There are a few in a step, so that this takes some microseconds, where all operators take milliseconds."""
 _MAY_BE_RANGES = frozenset({Category.ANNOTATION, Category.CPU_OP})
 
 
@@ -61,6 +63,7 @@ class _Reader:
         self._names: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
         self._collective_metadata: dict[int, str] = {}
+        self._may_block: dict[str, bool] = {}
         self._category, self._name, self._lane = array("b"), array("i"), array("i")
         self._start_ns, self._duration_ns, self._correlation = array("q"), array("q"), array("q")
 
@@ -74,7 +77,7 @@ class _Reader:
             return
         name = activity.name()
         if self._window.full and (kind in self._wanted or is_backend_range(name)):
-            self._keep(activity, kind, name)
+            self._keep(activity, kind, name, activity.resource_id())
         if kind in _MAY_BE_RANGES and name.startswith(HOST_PREFIXES):
             self._ranges.append(self._read_range(activity, name))
 
@@ -83,8 +86,9 @@ class _Reader:
         start_host_ns = activity.timestamp() - self._window.wall_minus_host_ns
         return HostRange(name, start_host_ns, activity.duration(), activity.resource_id(), metadata)
 
-    def _keep(self, activity: Any, kind: Category, name: str) -> None:
-        lane = activity.resource_id()
+    def _keep(self, activity: Any, kind: Category, name: str, lane: int) -> None:
+        if kind in LAUNCHES:
+            self._keep_operator_around(activity, name, lane)
         if kind is Category.KERNEL:
             launcher = activity.linked_activity()
             if launcher is not None and launcher.name() == LAUNCHED_BY_COLLECTIVES:
@@ -95,6 +99,15 @@ class _Reader:
         self._start_ns.append(activity.timestamp())
         self._duration_ns.append(activity.duration())
         self._correlation.append(activity.correlation_id() if kind in _ON_DEVICE else NONE)
+
+    def _keep_operator_around(self, call: Any, name: str, lane: int) -> None:
+        """Keep the operator inside which the host may have waited for its device, as far as operators are recorded."""
+        may_wait = self._may_block.get(name)
+        if may_wait is None:
+            may_wait = self._may_block[name] = may_block(name)
+        operator = call.linked_activity() if may_wait else None
+        if operator is not None and find_category(operator.type()) is Category.CPU_OP:
+            self._keep(operator, Category.CPU_OP, operator.name(), lane)
 
     def result(self) -> ReadWindow:
         ranges = sorted(self._ranges, key=lambda found: found.start_host_ns)

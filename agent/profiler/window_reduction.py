@@ -12,10 +12,12 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
+from rankscope.agent.profiler.line_sampler import WindowLines
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
 from rankscope.agent.profiler.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.reduction_process import PENDING_ANSWERS_MAX, ReductionProcesses
+from rankscope.agent.profiler.synchronisations import LineSamples
 from rankscope.agent.profiler.window_reading import HostRange, read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
@@ -27,6 +29,7 @@ NOT_SAVED = "not_saved"
 LOST = "collectives_lost"
 STEPS_CUT = "steps_cut"
 TIMES_IMPOSSIBLE = "times_impossible"
+LINES_DROPPED = "line_samples"
 
 
 class GroupSource:
@@ -108,6 +111,8 @@ class WindowReduction:
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
             return EMPTY_WINDOW
+        if window.lines is not None and window.lines.dropped:
+            self._count(LINES_DROPPED, window.lines.dropped)
         read = read_window(window, found, self._yield_gil)
         host = _match_host(window, read.ranges)
         if host.lost:
@@ -169,11 +174,12 @@ class WindowReduction:
         }
         of_device = self._name_groups(answer.collectives)
         if of_host is None or of_device is None:
-            return ReducedWindow([], breakdowns, None)
+            return ReducedWindow([], breakdowns, None, answer.synchronisations)
         steps = [found.first_step for found in breakdowns]
         records = [record for record in of_host if record.step in steps] + of_device
         in_a_row = bool(steps) and steps[-1] - steps[0] == len(steps) - 1
-        return ReducedWindow(records, breakdowns, (steps[0], steps[-1]) if in_a_row else None)
+        covered = (steps[0], steps[-1]) if in_a_row else None
+        return ReducedWindow(records, breakdowns, covered, answer.synchronisations)
 
     def _name_groups(self, found: Sequence[DeviceCollective]) -> list[CollectiveRecord] | None:
         """Return the collectives with their groups; None when one has none. Point-to-point operations are not waited
@@ -280,7 +286,13 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
         steps=tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps),
         wall_minus_host_ns=window.wall_minus_host_ns,
         on_device=window.on_device,
+        lines=LineSamples() if window.lines is None else _pack_lines(window.lines),
     )
+
+
+def _pack_lines(found: WindowLines) -> LineSamples:
+    places = found.places[:]  # the sampler may be adding a last one
+    return LineSamples(found.times_host_ns[: len(places)].tobytes(), places.tobytes(), found.lines)
 
 
 def _within(sequence: int, bounds: tuple[int, int]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
+from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
@@ -72,9 +73,10 @@ class RawWindow(NamedTuple):
 
     `wall_minus_host_ns` converts Kineto's wall-clock times to the host clock. `enqueued_before` and `enqueued_after`
     are the last sequence numbers of each process group at its begin and end. `training_cost_ns` is the CPU time of
-    beginning and ending it on the training thread. With `on_device` a full window has a device's work, and one step
-    more than is reported: the last only bounds the one before. `resident_before_bytes` is the resident memory of the
-    process at its begin, None: not known.
+    beginning and ending it on the training thread, and of sampling its `lines`. With `on_device` a full window has a
+    device's work, and one step more than is reported: the last only bounds the one before. `resident_before_bytes` is
+    the resident memory of the process at its begin, None: not known. `lines`: where the training thread was meanwhile,
+    None: not sampled.
     """
 
     full: bool
@@ -86,6 +88,7 @@ class RawWindow(NamedTuple):
     training_cost_ns: int
     on_device: bool = False
     resident_before_bytes: int | None = None
+    lines: WindowLines | None = None
 
 
 class WindowScheduler:
@@ -101,6 +104,8 @@ class WindowScheduler:
 
     Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
     unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
+
+    During a device's windows but the first the `sampler` notes where the training thread is.
     """
 
     def __init__(
@@ -119,7 +124,9 @@ class WindowScheduler:
         find_resident_bytes: Callable[[], int | None] = lambda: None,
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
+        sampler: LineSampler | None = None,
     ) -> None:
+        self._sampler = sampler
         self._profiler = profiler
         self._plan = plan
         self._guard = guard
@@ -203,6 +210,7 @@ class WindowScheduler:
             # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
             # So it stays on, and there are no more windows.
             self._running = None
+            self._end_lines()
             self._count_skip("user_profiler")
 
     def close(self) -> None:
@@ -302,10 +310,17 @@ class WindowScheduler:
             self._on_device, self._is_first_of_device = on_device, is_first
             if full and not is_first:
                 self._gate.on_begin()
+                if on_device and self._sampler is not None:
+                    self._sampler.begin(self._thread)
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
+
+    def _end_lines(self) -> WindowLines | None:
+        lines = None if self._sampler is None else self._sampler.end()
+        self.full_spent_ns += 0 if lines is None else lines.cpu_ns
+        return lines
 
     def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
         is_finished = not self._on_device or self._is_device_finished(wait_ns_max)
@@ -316,12 +331,13 @@ class WindowScheduler:
             return
         begin_ns = thread_time_ns()
         full, on_device = bool(self._running), self._on_device
+        lines = self._end_lines()
         result = self._stop()
         offset_ns = time_ns() - monotonic_ns()
         enqueued = self._read_enqueued()
         end_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += end_cost_ns if full else 0
-        cost_ns = self._begin_cost_ns + end_cost_ns
+        cost_ns = self._begin_cost_ns + end_cost_ns + (0 if lines is None else lines.cpu_ns)
         before = self._enqueued_before
         window = RawWindow(
             full,
@@ -333,6 +349,7 @@ class WindowScheduler:
             cost_ns,
             on_device,
             self._resident_before_bytes,
+            lines,
         )
         if not self._on_window(window):
             self._count_skip("backlog")
@@ -371,6 +388,7 @@ class WindowScheduler:
             return self._profiler.stop()
         finally:
             self._is_idle.set()
+            self._end_lines()
             if on_device:
                 self._gate.on_session_end()
 

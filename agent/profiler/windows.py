@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from rankscope.agent.config import ALWAYS, OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.profiler.line_sampler import LineSampler
 from rankscope.agent.profiler.nccl_timing import RING_ENTRIES, describe_timing, find_ring_entries
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
@@ -102,7 +103,10 @@ class ProfilerWindows:
         self._profiler = profiler = self._find_profiler(config, environment)
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
+        self._sampler: LineSampler | None = None
         if profiler is not None:
+            if profiler.knows_devices and config.full_windows and config.sync_lines:
+                self._sampler = LineSampler(guard)
             self.scheduler = WindowScheduler(
                 profiler,
                 self.plan,
@@ -116,7 +120,18 @@ class ProfilerWindows:
                 find_resident_bytes=find_resident_bytes,
                 effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,
+                sampler=self._sampler,
             )
+
+    def start_sampler(self) -> None:
+        """Start the thread that finds source lines, if there is to be one; it waits for the first window."""
+        if self._sampler is not None:
+            self._sampler.start()
+
+    def close_sampler(self) -> None:
+        """End that thread."""
+        if self._sampler is not None:
+            self._sampler.close()
 
     def log_effect(self) -> None:
         """Log once on each node that the windows of a GPU have ended, if steps were longer. For the agent thread."""

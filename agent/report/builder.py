@@ -23,6 +23,8 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
+    add_waits,
     collectives_to_table,
     steps_to_table,
 )
@@ -59,6 +61,7 @@ class Interval(msgspec.Struct, kw_only=True):
     progress: tuple[GroupStatus, ...] = ()
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
+    synchronisations: Sequence[WindowSynchronisations] = ()
 
 
 REPORTERS_MAX: Final = 8
@@ -104,7 +107,8 @@ class ReportBuilder:
         It contains the process groups only if they have changed. A range of covered steps is delayed until the records
         of its steps are reported, which may still wait for device times.
         """
-        self._totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
+        totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
+        self._totals = _add_waits(totals, interval.synchronisations)
         return Report(
             sequence=self._next_sequence(),
             host_ns=now_host_ns,
@@ -123,6 +127,7 @@ class ReportBuilder:
             progress=interval.progress,
             stalled_since_host_ns=interval.stalled_since_host_ns,
             stall=interval.stall,
+            synchronisations=tuple(interval.synchronisations),
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:
@@ -228,3 +233,11 @@ def _add_breakdowns(totals: Totals, breakdowns: Sequence[WindowBreakdown]) -> To
             idle_ns=totals.idle_ns + window.idle_ns,
         )
     return totals
+
+
+def _add_waits(totals: Totals, windows: Sequence[WindowSynchronisations]) -> Totals:
+    call_ns = dict(totals.call_ns)
+    for window in windows:
+        for call, waits_ns in window.call_ns.items():
+            add_waits(call_ns, call, waits_ns)
+    return msgspec.structs.replace(totals, call_ns=call_ns) if windows else totals

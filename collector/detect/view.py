@@ -13,7 +13,13 @@ from rankscope.collector.detect.statistics.excess import find_excess, find_exces
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
+from rankscope.measure.records import (
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    WindowBreakdown,
+    WindowSynchronisations,
+)
 
 
 class GcPauses(NamedTuple):
@@ -32,9 +38,9 @@ class AllocatorCounts(NamedTuple):
 
 class Samples(NamedTuple):
     """The samples of each rank, oldest first where there are several: breakdowns of full windows, pauses of Python's
-    garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host. A rank that is
-    missing, or has none, was not measured. `absent_ratios` says why the breakdowns of a rank are none of the present,
-    None where they are.
+    garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host, blocking calls
+    in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
+    breakdowns of a rank are none of the present, None where they are.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -43,6 +49,7 @@ class Samples(NamedTuple):
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
     hosts: Mapping[int, HostSample | None] = {}
     absent_ratios: Mapping[int, str | None] = {}
+    synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

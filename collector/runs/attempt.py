@@ -228,6 +228,8 @@ class Attempt:
         samples.record(report)
         state = self.ranks[rank]
         breakdown = samples.breakdowns.sum if report.breakdowns else state.breakdown
+        if report.synchronisations:
+            state = msgspec.structs.replace(state, synchronisations=samples.synchronisations.sum)
         self.ranks[rank] = state.record_report(report, breakdown, now_collector_ns, now_wall_s)
         for group in report.groups or ():
             self._record_group(group)
@@ -307,7 +309,10 @@ class Attempt:
             require(rank.identity.rank == number, "a rank is in another's place")
             rank.validate()
             self.samples[number].validate()
-            require(rank.breakdown == self.samples[number].breakdowns.sum, "the sum of breakdowns is another one")
+            samples = self.samples[number]
+            require(rank.breakdown == samples.breakdowns.sum, "the sum of breakdowns is another one")
+            waits = samples.synchronisations.sum
+            require(rank.synchronisations == waits, "the sum of blocking calls is another one")
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
         self.batcher.validate()

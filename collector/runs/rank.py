@@ -31,7 +31,15 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
-from rankscope.measure.records import Collectives, DeviceSample, HostSample, Losses, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    Collectives,
+    DeviceSample,
+    HostSample,
+    Losses,
+    Totals,
+    WindowBreakdown,
+    WindowSynchronisations,
+)
 from rankscope.measure.table import Table
 
 FRAME_BYTES_KEPT: Final = 4096
@@ -103,6 +111,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     breakdown: WindowBreakdown | None = None
     #: When these came; None while there is none.
     window_times: WindowTimes | None = None
+    #: Its last SYNCHRONISATIONS_KEPT windows with blocking calls as one; None while there is none.
+    synchronisations: WindowSynchronisations | None = None
     #: Frame of its last report; empty before any.
     frame: bytes = b""
     #: Frame of an earlier report, where the last one has no sample of the host: empty where none has had one.
@@ -316,6 +326,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             steps=steps,
             breakdown=self.breakdown if basis.absent is None else None,
             ratio_basis=basis,
+            synchronisations=self.synchronisations if basis.absent is None else None,
             totals=last.totals,
             losses=last.losses,
             collectives=collectives,
@@ -385,6 +396,6 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None,
+        progress=(), stall=None, synchronisations=(),
     )  # fmt: skip
     return encode(report)

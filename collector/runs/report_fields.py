@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
-from rankscope.measure.records import AllocatorSample, Collectives, GroupInfo, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, Collectives, GroupInfo, WindowBreakdown, WindowSynchronisations
 from rankscope.measure.stalls import GroupStatus, Stall
 from rankscope.measure.table import Table
 
@@ -47,6 +47,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     collectives: Collectives
     covered_steps: tuple[tuple[int, int], ...]
     breakdowns: tuple[WindowBreakdown, ...]
+    synchronisations: tuple[WindowSynchronisations, ...]
     groups: tuple[GroupInfo, ...] | None
     allocator: AllocatorSample | None
     progress: tuple[GroupStatus, ...]
@@ -71,6 +72,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.collectives if report.collectives.table.row_count else _NO_COLLECTIVES,
             report.covered_steps,
             report.breakdowns,
+            report.synchronisations,
             report.groups,
             report.allocator,
             report.progress,

@@ -122,4 +122,5 @@ def read_samples(attempt: Attempt) -> Samples:
         allocators=_PerRank(samples, lambda one: one.allocators),
         hosts=_PerRank(ranks, lambda rank: rank.host),
         absent_ratios=_PerRank(ranks, lambda rank: rank.absent_ratios),
+        synchronisations=_PerRank(samples, lambda one: one.synchronisations),
     )

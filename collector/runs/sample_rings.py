@@ -13,14 +13,17 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
+from rankscope.collector.detect.blocking_calls import add_synchronisations
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 
 T = TypeVar("T")
 
 BREAKDOWNS_KEPT: Final = 32
+SYNCHRONISATIONS_KEPT: Final = 8
+"""Windows whose blocking calls are kept: with one call of one kind each 0.1 KB, with the most 2 KB and more."""
 GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
 PAUSES_LEFT_AT_ONCE: Final = 64
@@ -165,7 +168,20 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
             self._operators += sign * sample.operator_count
 
 
+_SYNCHRONISATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronisations)
 _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
+
+
+class SynchronisationRing(PackedRing[WindowSynchronisations]):
+    """The last `kept` windows with blocking calls, and their sum."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__(_SYNCHRONISATIONS, kept)
+
+    @property
+    def sum(self) -> WindowSynchronisations | None:
+        """All of them as one window. None while there is none."""
+        return add_synchronisations(self)
 
 
 class RankSamples:
@@ -174,6 +190,8 @@ class RankSamples:
     def __init__(self) -> None:
         #: At most BREAKDOWNS_KEPT, oldest first.
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
+        #: At most SYNCHRONISATIONS_KEPT, oldest first.
+        self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
         #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
         #: At most GC_PAUSES_KEPT, oldest first.
@@ -183,6 +201,8 @@ class RankSamples:
         """Add the samples of a report, each after the steps reported by then."""
         for window in report.breakdowns:
             self.breakdowns.append(window)
+        for waits in report.synchronisations:
+            self.synchronisations.append(waits)
         if report.allocator is not None:
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
         if report.gc_pause_ns is not None:
@@ -191,4 +211,5 @@ class RankSamples:
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
+        kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

@@ -23,6 +23,7 @@ from rankscope.measure.records import (
     Losses,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 
@@ -35,7 +36,8 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `stalled`: by its own or its sidecar's report, None when unknown or ended. `stall` and `unresponsive` are what was
     recorded then, also before the end of a rank that has ended; `end` is what the sidecar saw of the end, None where
     only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
-    are those known before, and its counters may be behind.
+    are those known before, and its counters may be behind. `synchronisations` are the waits of its host for its GPU in
+    its last full windows; None: no window of a GPU.
     """
 
     identity: RankIdentity
@@ -77,6 +79,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: StepCounts = StepCounts()
     awaited: bool = False
     ratio_basis: RatioBasis = NO_WINDOW
+    synchronisations: WindowSynchronisations | None = None
 
 
 SUMMARY_FIELDS: Final = frozenset(

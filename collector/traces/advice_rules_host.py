@@ -6,6 +6,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     FREE_THE_ALLOCATOR,
     FREE_THE_HOST,
     IDLE_RATIO_MIN,
+    LAUNCH_AHEAD,
     percent,
 )
 from rankscope.collector.traces.advice_rules import (
@@ -181,7 +182,7 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
             f"{on_rank(report)}the host waited for the GPU for {format_duration(signs.blocked_ns)} instead of "
             f"launching ahead, which cost up to {percent(cost_ns / window_ns)} of the time; mostly in {where}."
         ),
-        action=_LAUNCH_AHEAD,
+        action=f"{LAUNCH_AHEAD} torch.cuda.set_sync_debug_mode('warn') names the lines.",
         evidence={
             "blocked_cost_ratio": cost_ns / window_ns,
             "blocked_cost_ratio_min": BLOCKED_RATIO_MIN,
@@ -193,13 +194,6 @@ def judge_blocking_sync(report: RankReport) -> Advice | Abstention | None:
             "total_ns": worst.total_ns if worst else None,
         },
     )
-
-
-_LAUNCH_AHEAD = (
-    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
-    ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
-    "from pinned memory. torch.cuda.set_sync_debug_mode('warn') names the lines."
-)
 
 
 def own_synchronisations(report: RankReport) -> list[SynchronisationRow]:

@@ -32,6 +32,7 @@ from tests.full_snapshot import full_snapshot
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 LABELS = {
+    "call",
     "run", "rank", "node", "gpu", "group", "op", "phase", "cause", "reason", "part",
     "direction", "kind", "scope", "subject", "state", "page",
     "world_size", "restart_count", "run_id", "local_rank", "gpu_model", "pid", "agent_version", "torch_version",

@@ -42,8 +42,10 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     Losses,
+    Synchronisation,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
 )
 from rankscope.measure.stalls import (
     GroupStatus,
@@ -81,6 +83,15 @@ BREAKDOWN = WindowBreakdown(
     first_step=40, step_count=2, window_ns=600, compute_ns=400, communication_ns=150, overlap_ns=90,
     exposed_communication_ns=60, copy_ns=40, idle_ns=100, operator_count=12,
 )  # fmt: skip
+SYNCHRONISATIONS = WindowSynchronisations(
+    first_step=40, step_count=2, call_ns={"cudaStreamSynchronize": 150}, idle_ns=20,
+    kinds=(
+        Synchronisation(
+            call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)", count=2, waits_ns=150,
+            longest_ns=90, idle_ns=20,
+        ),
+    ),
+)  # fmt: skip
 HOST = HostSample(
     host_ns=1_600, cpu_ns=5_000, resident_bytes=1 << 30, voluntary_switches=3, involuntary_switches=2,
     major_faults=0, gc_pause_ns=70, gc_collections=4,
@@ -102,7 +113,7 @@ EARLIER_TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
     communication_ns=150, overlap_ns=90, exposed_communication_ns=60, copy_ns=40, idle_ns=100, windows=1,
 )  # fmt: skip
-TOTALS = msgspec.structs.replace(
+LATER_TOTALS = msgspec.structs.replace(
     EARLIER_TOTALS,
     device_steps=3,
     device_step_ns=900,
@@ -112,6 +123,7 @@ TOTALS = msgspec.structs.replace(
     samples_step_ns=11_000,
     tokens_step_ns=11_500,
 )
+TOTALS = msgspec.structs.replace(LATER_TOTALS, call_ns={"cudaStreamSynchronize": 150})
 EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
@@ -166,7 +178,7 @@ STATED: dict[str, Message] = {
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
-        stall=STALL,
+        stall=STALL, synchronisations=(SYNCHRONISATIONS,),
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -193,6 +205,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
+WITHOUT_SYNCHRONISATIONS = msgspec.structs.replace(STATED["report"], totals=LATER_TOTALS, synchronisations=())
+
 Place = tuple[str | int, ...]
 """Place of a structure in a message: names of fields, indices in lists."""
 
@@ -201,7 +215,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("hello", ("identity",)),
     *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost", "allocator")),
     ("report", ("collectives", "table")),
-    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress")),
+    *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronisations")),
+    ("report", ("synchronisations", 0, "kinds", 0)),
     ("report", ("stall",)),
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
@@ -297,7 +312,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     assert isinstance(report, Report)
     earlier = {
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
-        "stalled_since_host_ns": None, "stall": None,
+        "stalled_since_host_ns": None, "stall": None, "synchronisations": (),
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -315,17 +330,22 @@ def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
 
 def test_earlier_report_without_steps_made_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["report"], losses=LATER_LOSSES, cost=EARLIER_COST)
+    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, losses=LATER_LOSSES, cost=EARLIER_COST)
 
 
 def test_earlier_report_without_window_effect_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_window_effect.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["report"], cost=LATER_COST)
+    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, cost=LATER_COST)
 
 
 def test_earlier_report_without_step_effect_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_step_effect.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["report"], cost=EARLIER_COST)
+    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, cost=EARLIER_COST)
+
+
+def test_earlier_report_without_synchronisations_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_synchronisations.hex").read_text())
+    assert decode(frame) == WITHOUT_SYNCHRONISATIONS
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

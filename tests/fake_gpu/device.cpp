@@ -184,7 +184,7 @@ struct Device {
     if (rule != rules.end()) launch(rule->second);
     const auto hold = holds.find(name);
     if (hold == holds.end()) return;
-    Work call{BLOCKING_CALL, hold->second.call, hold->second.call, "", STREAM, host_ns(), wall_ns(), 0, 0, 0};
+    Work call{BLOCKING_CALL, hold->second.call, hold->second.call, name, STREAM, host_ns(), wall_ns(), 0, 0, 0};
     const int64_t until = std::max(idle_from_ns[STREAM], call.call_ns + hold->second.ns_min);
     lock.unlock();
     sleep_until(until);
@@ -311,6 +311,9 @@ struct Session : IActivityProfilerSession {
     auto& call = add(type, name, work.call_ns, blocks ? work.end_ns : work.call_ns + CALL_NS, work.correlation);
     call.device = libkineto::processId();
     call.resource = call.threadId = libkineto::systemThreadId();
+    if (blocks && !work.metadata.empty()) {
+      call.linked = &add(ActivityType::CPU_OP, work.metadata.c_str(), work.call_ns, work.end_ns, 0);
+    }
     into.push_back(&call);
   }
 

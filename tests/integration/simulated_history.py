@@ -156,6 +156,7 @@ def _add_totals(totals: Totals) -> Totals:
         device_steps=timed,
         device_step_ns=timed * 120 * NS_PER_MS,
         device_phases_ns={"forward": timed * 40 * NS_PER_MS, "backward": timed * 80 * NS_PER_MS},
+        call_ns={"cudaStreamSynchronize": timed * NS_PER_MS},
     )
 
 

@@ -11,7 +11,8 @@ from selenium.webdriver.common.keys import Keys
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.measure.records import AgentCost
+from rankscope.measure.records import AgentCost, Synchronisation, WindowSynchronisations
+from rankscope.measure.units import NS_PER_MS
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story, totals_of
@@ -245,6 +246,27 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
     # The axis ends at 1.05 * 65 ms: its peers' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
     assert found["mine"] == pytest.approx((1 - 65 / 68.25) * (height - BELOW), abs=4)
     assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - BELOW), abs=4)
+
+
+def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:
+    kinds = (
+        Synchronisation(
+            call="cudaStreamSynchronize", operator="aten::item", line="<b>train.py:24 (main)", count=4,
+            waits_ns=80 * NS_PER_MS, idle_ns=20 * NS_PER_MS,
+        ),
+        Synchronisation(call="cudaMemcpyAsync", count=2, waits_ns=2 * NS_PER_MS),
+    )  # fmt: skip
+    waits = WindowSynchronisations(first_step=4, step_count=4, kinds=kinds)
+    ranks = (rank_of(0, run="story", synchronisations=waits), rank_of(1, run="story"))
+    world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
+    page.open("#run=story&rank=0")
+    assert page.wait_for_rows("#waits", 2) == [
+        ["<b>train.py:24 (main)", "aten::item", "cudaStreamSynchronize", "1.0", "20.00", "5.00"],
+        ["not sampled", "not recorded", "cudaMemcpyAsync", "0.5", "0.50", "0.00"],
+    ]
+    page.open("#run=story&rank=1")
+    page.wait_for_text("#rank-said", "Rank 1 on")
+    assert not page.shown("#waits-shown")
 
 
 def find_highest(page: LivePage, name: str, x: float) -> int:

@@ -15,7 +15,8 @@ run or a slow link.
 | `memory_pressure` | repeatedly the allocator runs out of memory, or allocates from the driver and frees to it |
 
 In a run without GPUs only `data_bound` is judged. A host that waits for its device instead of launching ahead
-(`blocking_sync` in traces) has no rule here: the reported breakdowns do not hold the calls that wait.
+(`blocking_sync` in traces) is no finding of its own: where that makes half of the idle time, `host_bound` says so and
+names the source line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     FREE_THE_HOST,
     HIDEABLE_RATIO_MIN,
     IDLE_RATIO_MIN,
+    LAUNCH_AHEAD,
     OVERLAP,
     OVERLAP_RATIO_MAX,
     percent,
@@ -44,6 +46,8 @@ from rankscope.measure.units import format_duration
 CLOSE_RATIO: Final = 0.8
 """An open finding passes when its number falls below this share of its threshold: shares of windows vary by less than
 a fifth in a steady run."""
+EXPLAINS: Final = 0.5
+"""Share of the idle time that blocking calls must explain to be named."""
 INTERVALS_RATIO_MIN: Final = 0.5
 """Share of the intervals between allocator samples. A cache emptied once, at an unusual batch, is no pressure."""
 
@@ -91,12 +95,23 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     data, moving = min(signals.data or 0.0, signals.idle), signals.moving or 0.0
     if signals.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
+    evidence = {
+        "host_idle_ratio": signals.idle - data,
+        "host_idle_ratio_min": IDLE_RATIO_MIN,
+        "idle_ratio": signals.idle,
+    }
+    sentence = (
+        f"The GPUs are idle {percent(signals.idle)} of the time, waiting for their hosts; waiting for data is "
+        f"{percent(data)} of the time"
+    )
+    if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
+        return Judged(signals.idle - data, f"{sentence}.", FREE_THE_HOST, evidence)
+    waits = f"up to {percent(signals.synchronising)} follows synchronisations of the hosts with them"
     return Judged(
         signals.idle - data,
-        f"The GPUs are idle {percent(signals.idle)} of the time, waiting for their hosts; waiting for data is "
-        f"{percent(data)} of the time.",
-        FREE_THE_HOST,
-        {"host_idle_ratio": signals.idle - data, "host_idle_ratio_min": IDLE_RATIO_MIN, "idle_ratio": signals.idle},
+        f"{sentence}, and {waits}, {signals.synchronises_in}.",
+        LAUNCH_AHEAD,
+        {**evidence, "synchronising_ratio": signals.synchronising},
     )
 
 

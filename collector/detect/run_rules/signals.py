@@ -20,7 +20,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.blocking_calls import describe_kind, find_costliest
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.past import OF_IT
+from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
 from rankscope.collector.detect.view import AllocatorCounts, RunView
 from rankscope.collector.steps.step_series import Floats, medians_of_last
@@ -46,6 +49,8 @@ class RunSignals(NamedTuple):
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why a GPU's windows do not
     count, None where all do; `since_step` is the first step used.
+    `synchronising` is idle time around calls in which the host waits for its GPU, `synchronises_in` the calls with most
+    of it, as text that ends a sentence, empty if there are none.
     """
 
     since_step: int
@@ -60,6 +65,8 @@ class RunSignals(NamedTuple):
     churning: float | None
     retries: int
     absent: str | None = None
+    synchronising: float | None = None
+    synchronises_in: str = ""
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
@@ -94,6 +101,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
         absent=next((why for rank in sampled if (why := _find_absence(view, rank)) is not None), None),
+        **_read_synchronisations(view, sampled, steps, usual_ns)._asdict(),
     )
 
 
@@ -203,6 +211,36 @@ def _idle_share(window: WindowBreakdown, usual_ns: float) -> float:
     step_ns = window.window_ns / window.step_count
     stretched_ns = max(0.0, step_ns - usual_ns)
     return max(0.0, window.idle_ns / window.step_count - stretched_ns) / (step_ns - stretched_ns)
+
+
+class _Synchronisations(NamedTuple):
+    """As in RunSignals."""
+
+    synchronising: float | None
+    synchronises_in: str
+
+
+def _read_synchronisations(
+    view: RunView, sampled: Sequence[int], steps: int, usual_ns: Mapping[int, float]
+) -> _Synchronisations:
+    """Return the share of a usual step that the GPU is idle around blocking calls, and the costliest of these."""
+    windows = {
+        rank: [
+            window
+            for window in view.samples.synchronisations.get(rank, ())
+            if window.first_step >= steps and window.step_count > 0
+        ][-WINDOWS_READ:]
+        for rank in sampled
+        if usual_ns.get(rank)
+    }
+    shares = [
+        median(window.idle_ns / window.step_count for window in found) / usual_ns[rank]
+        for rank, found in windows.items()
+        if len(found) >= WINDOWS_MIN
+    ]
+    costliest = find_costliest([window for found in windows.values() for window in found])
+    where = "" if costliest is None else f"{percent(costliest[1])}{OF_IT}{describe_kind(costliest[0])}"
+    return _Synchronisations(_of_most(shares, len(sampled)), where)
 
 
 def _find_moved(view: RunView, sampled: Sequence[int], steps: int) -> dict[int, float]:

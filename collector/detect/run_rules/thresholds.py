@@ -29,6 +29,11 @@ FREE_THE_ALLOCATOR: Final = (
     "PYTORCH_NO_HIP_MEMORY_CACHING), that no code calls empty_cache in a step, and that memory is not so full that the "
     "cache is emptied (expandable_segments, a smaller batch)."
 )
+LAUNCH_AHEAD: Final = (
+    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
+    ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
+    "from pinned memory."
+)
 FEED_FASTER: Final = (
     "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, decoding "
     "ahead of time."

@@ -2,8 +2,8 @@
 5).
 
 Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
-first because they are the most specific, then memory, which makes a host wait for its GPU, then the host.
-`unattributed` when no rule holds.
+first because they are the most specific, then memory, which makes a host wait for its GPU, then calls in which it waits
+by itself, then the host. `unattributed` when no rule holds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.blocking_calls import describe_kind, find_costliest
+from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
 from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
-from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
 from rankscope.measure.units import format_duration
 
 # Memory pressure: the counters of torch's allocator and of the host, compared with those of the peers.
@@ -104,7 +106,7 @@ CLOCK_RATIO = 0.95
 HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 """Xid errors of the GPU or its links, not of the program (NVIDIA's Xid catalogue): memory errors and row
 remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
-NO_PHASES = frozenset({"cpu", "gc", "compute", "idle"})
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync"})
 """Excesses that are not phases of the step."""
 
 
@@ -120,7 +122,7 @@ def find_cause(slow: SlowRank, series: StepSeries, samples: Samples) -> Cause:
     """Return the cause of one straggler."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
-    for rule in (_data, _garbage, _fault, _clock, _memory, _window):
+    for rule in (_data, _garbage, _fault, _clock, _memory, _sync, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             return Cause(cause[0], cause[1], evidence)
@@ -156,6 +158,7 @@ def _excess(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> fl
 
 
 Verdict = tuple[str, str] | None
+Window = WindowBreakdown | WindowSynchronisations
 
 
 def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _samples: Samples) -> Verdict:
@@ -262,18 +265,39 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
 
 def _memory(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find memory pressure, which stops a GPU between its kernels: longer kernels have another cause."""
-    compute = _window_medians(slow, samples, "compute_ns")
+    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
     if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
         return None
     because = find_memory_pressure(slow, EXPLAINS * excess_ns, evidence, samples)
     return None if because is None else ("memory_pressure", because)
 
 
+def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """Find calls in which the host waits longer for its GPU than its peers do, and after which the GPU is idle longer.
+
+    A GPU that computes longer lengthens only the waits, a host that is busy only the idle time.
+    """
+    windows = samples.synchronisations
+    waits, idle = (_window_medians(slow, windows, field) for field in ("waits_ns", "idle_ns"))
+    if waits is None or idle is None:
+        return None
+    evidence["sync_excess_ns"] = min(waits[0] - waits[1], idle[0] - idle[1])
+    if evidence["sync_excess_ns"] < EXPLAINS * excess_ns:
+        return None
+    because = (
+        f"its host waits {format_duration(evidence['sync_excess_ns'])} a step longer for its GPU, which is idle "
+        "afterwards"
+    )
+    found = find_costliest([one for one in windows[slow.rank] if _is_judged(one, slow.rank, slow)])
+    where = "" if found is None else f", {100 * found[1]:.0f} %{OF_IT}{describe_kind(found[0])}"
+    return "host_device_sync", because + where
+
+
 def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find in the windows more work, slower kernels, or a device that is idle while its host works."""
-    compute = _window_medians(slow, samples, "compute_ns")
-    operators = _window_medians(slow, samples, "operator_count")
-    idle = _window_medians(slow, samples, "idle_ns")
+    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
+    operators = _window_medians(slow, samples.breakdowns, "operator_count")
+    idle = _window_medians(slow, samples.breakdowns, "idle_ns")
     if compute is None or idle is None:
         return None
     has_device = bool(samples.devices.get(slow.rank))
@@ -318,19 +342,16 @@ def _where(evidence: Mapping[str, float], excess_ns: float) -> str:
     return f", {format_duration(part_ns)} of it in {phase}" if part_ns >= EXPLAINS * excess_ns else ""
 
 
-def _window_medians(slow: SlowRank, samples: Samples, field: str) -> tuple[float, float] | None:
-    """Return the median of a breakdown's field per step at the present level: the rank's and its peers'. For an
+def _window_medians(slow: SlowRank, windows: Mapping[int, Sequence[Window]], field: str) -> tuple[float, float] | None:
+    """Return the median of a window's field per step at the present level: the rank's and its peers'. For an
     intermittent slowness only the rank's windows with a slow step count.
     """
 
     def per_step(rank: int) -> list[float]:
         return [
             float(getattr(window, field)) / window.step_count
-            for window in samples.breakdowns.get(rank, ())
-            if window.first_step >= slow.level_from_step
-            and window.step_count > 0
-            and getattr(window, field) is not None
-            and (rank != slow.rank or _holds_slow_step(window, slow))
+            for window in windows.get(rank, ())
+            if _is_judged(window, rank, slow) and getattr(window, field) is not None
         ]
 
     mine = per_step(slow.rank)
@@ -338,7 +359,13 @@ def _window_medians(slow: SlowRank, samples: Samples, field: str) -> tuple[float
     return (float(np.median(mine)), float(np.median(peers))) if mine and peers else None
 
 
-def _holds_slow_step(window: WindowBreakdown, slow: SlowRank) -> bool:
+def _is_judged(window: Window, rank: int, slow: SlowRank) -> bool:
+    """Return whether a window of this rank is of the present level, and for the slow rank has a slow step."""
+    is_present = window.first_step >= slow.level_from_step and window.step_count > 0
+    return is_present and (rank != slow.rank or _holds_slow_step(window, slow))
+
+
+def _holds_slow_step(window: Window, slow: SlowRank) -> bool:
     if slow.pattern != "intermittent":
         return True
     end = window.first_step + window.step_count

@@ -14,6 +14,7 @@ from rankscope.collector.runs.ratios import read_ratios
 from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.measure.text import to_line
 
 BY_RANK: Final = "rank"
 BY_SLOWDOWN: Final = "slowdown"
@@ -79,10 +80,25 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
     peers_self_ns_max: tuple[float | None, ...]
 
 
+class BlockingCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocking calls of one kind in which a rank's host waited for its GPU, in its last full windows, mean of a step.
+    `line` is null where no sample met the call, `operator` where none was recorded. During `idle_ns`, at most the wait,
+    the GPU was idle by the end of a call and after it.
+    """
+
+    line: str | None
+    operator: str | None
+    call: str
+    count: float
+    wait_ns: float
+    idle_ns: float
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One rank beside its peers. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
     `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
     None before detection has looked at it.
+    `blocking_calls` are those with the longest waits, None before the first full window of a GPU.
     """
 
     run: str
@@ -96,6 +112,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     peers: PeerMedians | None = None
     recent: RankSteps | None = None
     ratios_said: str = ""
+    blocking_calls: tuple[BlockingCalls, ...] | None = None
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
@@ -123,6 +140,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         rank=found,
         ratios=read_ratios(found.breakdown),
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
+        blocking_calls=_show_blocking_calls(found),
     )
     column = None if recent_steps is None else recent_steps.find_column(number)
     if recent_steps is None or column is None:
@@ -149,6 +167,23 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         phases_ns_median=rank.phases_ns_median,
         ratios=read_ratios(rank.breakdown),
         ratio_basis=rank.ratio_basis,
+    )
+
+
+def _show_blocking_calls(rank: RankSnapshot) -> tuple[BlockingCalls, ...] | None:
+    windows = rank.synchronisations
+    if windows is None or windows.step_count <= 0:
+        return None
+    return tuple(
+        BlockingCalls(
+            line=None if kind.line is None else to_line(kind.line),
+            operator=None if kind.operator is None else to_line(kind.operator),
+            call=to_line(kind.call),
+            count=kind.count / windows.step_count,
+            wait_ns=kind.waits_ns / windows.step_count,
+            idle_ns=kind.idle_ns / windows.step_count,
+        )
+        for kind in windows.kinds
     )
 
 

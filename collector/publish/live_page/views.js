@@ -163,4 +163,24 @@ export const showRank = (answer) => {
       line(`${name.replaceAll("_", " ")}, share of the device's time`, ratios[name], peers?.ratios[name], percent),
     ),
   ]);
+  showWaits(answer.blocking_calls ?? []);
+};
+
+/** Show the blocking calls of a rank by kind, the longest waits first; nothing where none was seen. */
+const showWaits = (kinds) => {
+  at("waits-shown").hidden = !kinds.length;
+  fill(
+    at("waits"),
+    kinds.map((kind) => ({
+      cells: [
+        kind.line ?? "not sampled",
+        kind.operator ?? "not recorded",
+        kind.call,
+        number(kind.count, 1),
+        ms(kind.wait_ns),
+        ms(kind.idle_ns),
+      ],
+      right: [3, 4, 5],
+    })),
+  );
 };

@@ -12,6 +12,7 @@ import msgspec
 from rankscope.collector.publish.metrics.overview import Overview
 from rankscope.collector.publish.metrics.rank_columns import Labels, Number, RankColumns
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.measure.records import CALLS_MAX
 
 Kind = Literal["counter", "gauge", "info"]
 
@@ -104,6 +105,8 @@ PHASE_NAMES_MAX: Final = 32
 """Phases of one rank on the page: the five of every step and those the user adds."""
 PART_NAMES_MAX: Final = 32
 """Parts of the agent of one rank on the page; there are fewer than 20."""
+CALL_NAMES_MAX: Final = CALLS_MAX + 1
+"""Blocking calls of one rank on the page, with the sum of those beyond: an agent has no more."""
 REASONS_MAX: Final = 8
 """Reasons of one loss of one rank on the page; there are three."""
 
@@ -114,6 +117,7 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     (*RANK, "phase"): PHASE_NAMES_MAX,
     (*RANK, "part"): PART_NAMES_MAX,
     (*RANK, "reason"): REASONS_MAX,
+    (*RANK, "call"): CALL_NAMES_MAX,
     (*RANK, "kind"): 2,
     (*RANK, "state"): 2,
     COLLECTIVE: COLLECTIVE_KINDS_MAX,

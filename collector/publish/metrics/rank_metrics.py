@@ -102,6 +102,10 @@ def _device_phases(rank: RankSnapshot) -> Mapping[str, Number]:
     return {phase: ns_to_s(nanoseconds) for phase, nanoseconds in rank.totals.device_phases_ns.items()}
 
 
+def _call_waits(rank: RankSnapshot) -> Mapping[str, Number]:
+    return {call: ns_to_s(nanoseconds) for call, nanoseconds in rank.totals.call_ns.items()}
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 RANKS: Final[tuple[Measure, ...]] = (
@@ -226,6 +230,13 @@ RANKS: Final[tuple[Measure, ...]] = (
     _window_seconds(
         "idle", "in which the device was idle", "|W| - |K or M or X|",
         of_windows(lambda totals: totals.idle_ns),
+    ),
+    Measure(
+        "rankscope_host_sync_seconds_total", "counter", "seconds", (*RANK, "call"),
+        "Time in profiler windows of a GPU in which the host waited for it in a blocking call, by call. Divide by "
+        "rankscope_device_window_seconds_total for a ratio. Without a series there was no such call in any window.",
+        "sum of the calls' durations, without the time in which only communication ran", _WINDOWS, NOT_NEGATIVE,
+        per_rank_and(_call_waits),
     ),
     _window_ratio(
         "compute", "Share of the time in which compute kernels ran", "|K| / |W|",

@@ -5,7 +5,7 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
-from deploy.grafana.generator.expressions import phases_of_run, rate, series, shares_of_rank, shares_of_run
+from deploy.grafana.generator.expressions import WINDOWS, phases_of_run, rate, series, shares_of_rank, shares_of_run
 from deploy.grafana.generator.frame import (
     NODE,
     OF_RANK,
@@ -192,6 +192,7 @@ def _phases() -> Query:
 
 def _device() -> list[Placed]:
     step_seconds = f"sum({rate('step_seconds_total', OF_RANK)})"
+    windows = f"sum({rate('device_window_seconds_total', OF_RANK, WINDOWS)})"
     wait, transfer = (
         Query(
             f"sum by (op) ({rate(f'collective_{part}_seconds_total', OF_RANK)}) / on () group_left () {step_seconds}",
@@ -213,6 +214,12 @@ def _device() -> list[Placed]:
             RATIO,
             *shares_of_run(),
             parts_of_whole=True,
+        ),
+        areas(
+            "Waits of its host for its GPU",
+            "Share of its profiler windows spent in blocking calls, by call. The live page names the source lines.",
+            RATIO,
+            Query(f"{rate('host_sync_seconds_total', OF_RANK, WINDOWS)} / on () group_left () {windows}", "{{call}}"),
         ),
         lines(
             "Collectives",

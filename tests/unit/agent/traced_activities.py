@@ -59,9 +59,30 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def to_activities(events: Iterable[Mapping[str, Any]]) -> list[TracedActivity]:
-    """As Kineto had them before it wrote the file: what a collective is stands with the operator, not the kernel."""
+    """As Kineto had them before it wrote the file: what a collective is stands with the operator, not the kernel, and
+    a call knows the operator around it.
+    """
     lanes: dict[object, int] = {}
-    return [_to_activity(event, lanes.setdefault((event["pid"], event["tid"]), len(lanes))) for event in events]
+    found = []
+    operators: dict[object, TracedActivity] = {}
+    for event in events:
+        activity = _to_activity(event, lanes.setdefault((event["pid"], event["tid"]), len(lanes)))
+        found.append((event, activity))
+        if event["cat"] in OPERATOR_KINDS:
+            operators[_read_external_id(event)] = activity
+    for event, activity in found:
+        if event["cat"] in CALL_KINDS:
+            activity.linked = operators.get(_read_external_id(event))
+    return [activity for _, activity in found]
+
+
+OPERATOR_KINDS = frozenset({"cpu_op", "Operator", "operator"})
+CALL_KINDS = frozenset({"cuda_runtime", "Runtime", "runtime"})
+
+
+def _read_external_id(event: Mapping[str, Any]) -> object:
+    arguments = event.get("args", {})
+    return arguments.get("External id", arguments.get("external id"))
 
 
 def _to_activity(event: Mapping[str, Any], lane: int) -> TracedActivity:

@@ -3,11 +3,13 @@
 Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Group "0" is the world, "17" two ranks.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from rankscope.agent.profiler.line_sampler import WindowLines
 from rankscope.agent.profiler.process_groups import FlightEntry
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
@@ -65,6 +67,7 @@ def reduce(
     enqueued: dict[int, int] | None = None,
     entries_of: str = "",
     result_of: Callable[[Sequence[TracedActivity]], Any] = Result,
+    lines: WindowLines | None = None,
 ) -> tuple[ReducedWindow, dict[str, int]]:
     """`enqueued` are the host's collectives of each group by number, of which 0 has the name `entries_of`."""
     entries = [FlightEntry(0, number, "all_reduce", 0) for number in (1, 2)]
@@ -76,7 +79,7 @@ def reduce(
         yield_gil=lambda: None,
     )
     steps = [StepRecord(step=n, start_host_ns=n * STEP, duration_ns=STEP, phases_ns={}) for n in range(5, 9)]
-    window = RawWindow(True, tuple(steps), result_of(activities), WALL, {}, enqueued or {}, 0, on_device=True)
+    window = RawWindow(True, tuple(steps), result_of(activities), WALL, {}, enqueued or {}, 0, True, lines=lines)
     at_once = reducing.reduce(window)
     assert at_once == ReducedWindow([], [], None), "what it covers is not known yet"
     (later,) = reducing.collect() or reducing.finish()  # a file is read by a child
@@ -152,3 +155,42 @@ def test_window_with_a_cut_step_covers_no_range(result_of: Any) -> None:
     reduced, skipped = reduce([*STEPS_5_TO_7, lost], result_of=result_of)
     assert ([found.first_step for found in reduced.breakdowns], reduced.covered_steps) == ([5, 7], None)
     assert skipped == {"steps_cut": 1}
+
+
+# -- blocking calls ---------------------------------------------------------------------------------------------------
+
+
+def wait(at: int, length: int) -> TracedActivity:
+    return TracedActivity("cudaStreamSynchronize", "cuda_runtime", at + WALL, length, MAIN)
+
+
+def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> None:
+    lines = WindowLines(thread=1)
+    lines.add(6_320, sys._getframe())
+    reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_300, 40), wait(8_300, 40)], lines=lines)
+    assert reduced.synchronisations is not None
+    (kind,) = reduced.synchronisations.kinds
+    assert (kind.count, kind.waits_ns) == (1, 40)
+    assert str(kind.line).startswith("test_device_windows.py:")
+    assert skipped == {}
+
+
+def test_without_samples_blocking_calls_have_no_line() -> None:
+    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_300, 40)])
+    assert reduced.synchronisations is not None
+    assert [kind.line for kind in reduced.synchronisations.kinds] == [None]
+
+
+def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
+    lines = WindowLines(thread=1)
+    lines.add(6_320, sys._getframe())
+    lines.times_host_ns.append(6_330)  # the sampler is between its two columns
+    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_300, 40)], lines=lines)
+    assert reduced.synchronisations is not None
+    assert [kind.line is None for kind in reduced.synchronisations.kinds] == [False]
+
+
+def test_dropped_samples_are_counted() -> None:
+    lines = WindowLines(thread=1)
+    lines.dropped = 3
+    assert reduce(STEPS_5_TO_7, lines=lines)[1] == {"line_samples": 3}

@@ -273,5 +273,6 @@ def test_child_imports_neither_torch_nor_the_agent() -> None:
     ended = wait_for(SpawnedChild(command, b"", {**os.environ, **ENVIRONMENT}))
     modules = msgspec.json.decode(ended.output, type=list[str])
     ours = {name for name in modules if name.startswith("rankscope.agent")}
-    assert ours == {"rankscope.agent", "rankscope.agent.profiler", "rankscope.agent.profiler.reduce_window"}
+    parts = ("", ".profiler", ".profiler.reduce_window", ".profiler.synchronisations")
+    assert ours == {f"rankscope.agent{part}" for part in parts}
     assert "torch" not in modules

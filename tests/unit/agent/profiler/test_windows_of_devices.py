@@ -1,5 +1,6 @@
 """WindowScheduler once a device is in use: its first window, one step more, CUDA graphs, and light windows left out."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,13 @@ from rankscope.agent.governor import Allowance
 from rankscope.agent.profiler.device_gate import GRAPHS_WAIT_NS
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
-from rankscope.agent.profiler.window_scheduler import DEVICE_NOT_FINISHED, FIRST_OF_DEVICE, NOT_FINISHED_MAX, PART
+from rankscope.agent.profiler.window_scheduler import (
+    DEVICE_NOT_FINISHED,
+    FIRST_OF_DEVICE,
+    NOT_FINISHED_MAX,
+    PART,
+    RawWindow,
+)
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training, ratios_of
 
@@ -374,3 +381,53 @@ def test_where_a_device_may_not_be_recorded_only_the_host_has_windows() -> None:
 def test_governed_windows_of_the_host_begin_as_without() -> None:
     effect = WindowEffect(warmup_steps=WARMUP_STEPS)
     assert Training(effect=effect).run(200).spans() == Training().run(200).spans()
+
+
+# -- the lines of a window --------------------------------------------------------------------------------------------
+
+
+def test_only_windows_of_a_device_but_the_first_are_sampled() -> None:
+    training = Training()
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + FULL_STEPS + LIGHT + 2)
+    assert [(full, window.lines is not None) for (full, *_), window in zip_windows(training)] == [
+        ("full", True), ("light", False),
+    ]  # fmt: skip
+
+
+def zip_windows(training: Training) -> list[tuple[tuple[str, int, int], RawWindow]]:
+    return list(zip(training.spans(), training.windows_taken, strict=True))
+
+
+def test_windows_of_the_host_are_not_sampled() -> None:
+    training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert [window.lines for window in training.windows_taken] == [None]
+
+
+def test_sampling_counts_as_cost_of_full_windows() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + 1)
+    lines = training.sampler.end()
+    assert lines is not None
+    lines.cpu_ns = NS_PER_S
+    training.sampler._current = lines  # as if its thread had sampled for a second
+    training.run(FULL_STEPS)
+    assert training.windows_taken[0].lines is lines
+    assert NS_PER_S <= training.windows_taken[0].training_cost_ns < 2 * NS_PER_S
+    assert NS_PER_S <= training.windows.full_spent_ns < 2 * NS_PER_S
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_sampling_ends_with_a_window_that_is_given_up(is_ours: bool) -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + 1)
+    call = training.windows.on_user_profiler
+    if is_ours:
+        call(True)
+    else:
+        other = threading.Thread(target=call, args=(True,))
+        other.start()
+        other.join()
+    assert training.sampler.end() is None

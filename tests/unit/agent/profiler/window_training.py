@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.line_sampler import LineSampler
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
@@ -109,6 +110,8 @@ class Training:
         self.step_ns = 1
         self.effect = effect or WindowEffect(warmup_steps=WARMUP_STEPS)
         self.may_detach: bool | None = True
+        self.sampler = LineSampler(self.guard)
+        """Its thread is not started: it has the window, and no samples."""
         self.plan = WindowPlan(
             warmup_steps=WARMUP_STEPS,
             collective_window_ns=LIGHT * NS_PER_S,
@@ -131,6 +134,7 @@ class Training:
             find_resident_bytes=lambda: 100 * self.step,
             effect=effect,
             may_detach=lambda: self.may_detach,
+            sampler=self.sampler,
         )
 
     def _take(self, window: RawWindow) -> bool:

@@ -6,6 +6,8 @@ from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
+    CALLS_MAX,
+    OTHER_CALLS,
     CollectiveRecord,
     Collectives,
     GroupInfo,
@@ -14,6 +16,7 @@ from rankscope.measure.records import (
     StepRecord,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
 
@@ -78,6 +81,23 @@ def test_totals_count_device_timed_steps_separately() -> None:
     totals = builder.build(Interval(steps=[timed[1]]), 0).totals
     assert (totals.steps, totals.device_steps) == (4, 2)
     assert (totals.device_step_ns, totals.device_phases_ns) == (2 * 8, {"data": 2, "forward": 14})
+
+
+def test_totals_add_up_the_blocking_calls_of_all_windows() -> None:
+    def waits(**call_ns: int) -> WindowSynchronisations:
+        return WindowSynchronisations(first_step=3, step_count=2, call_ns=call_ns)
+
+    builder = ReportBuilder()
+    report = builder.build(Interval(synchronisations=[waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1)]), 0)
+    assert report.synchronisations == (waits(cudaMemcpy=5), waits(cudaMemcpy=7, hipMemcpy=1))
+    assert builder.build(Interval(), 0).totals.call_ns == {"cudaMemcpy": 12, "hipMemcpy": 1}
+
+
+def test_totals_have_a_bounded_number_of_calls() -> None:
+    calls = {f"cuda{number}": 1 for number in range(CALLS_MAX + 4)}
+    window = WindowSynchronisations(first_step=3, step_count=2, call_ns=calls)
+    call_ns = ReportBuilder().build(Interval(synchronisations=[window]), 0).totals.call_ns
+    assert (len(call_ns), call_ns[OTHER_CALLS], call_ns["cuda0"]) == (CALLS_MAX + 1, 4, 1)
 
 
 def test_totals_add_up_the_breakdowns_of_all_windows() -> None:

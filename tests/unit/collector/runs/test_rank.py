@@ -22,8 +22,10 @@ from rankscope.measure.records import (
     HostSample,
     Losses,
     StepRecord,
+    Synchronisation,
     Totals,
     WindowBreakdown,
+    WindowSynchronisations,
     steps_to_table,
 )
 from rankscope.measure.stalls import GroupStatus
@@ -241,16 +243,26 @@ def test_state_can_be_encoded_whatever_numbers_a_rank_sends(number: int) -> None
         first_step=number, step_count=number, window_ns=number, compute_ns=number, communication_ns=number,
         overlap_ns=number, exposed_communication_ns=number, copy_ns=number, idle_ns=number, operator_count=number,
     )  # fmt: skip
+    kind = Synchronisation(call="c", count=number, waits_ns=number, longest_ns=number, idle_ns=number)
+    waits = WindowSynchronisations(
+        first_step=number, step_count=number, call_ns={"c": number}, idle_ns=number, kinds=(kind,)
+    )
     samples, rank = RankSamples(), RankState.restore(joined().save(CLOCKS, None), CLOCKS)
     rank = rank.apply(ClockSampled("boot-of-3", sent_collector_ns=0, host_ns=-number // 4, received_collector_ns=100))
     losses = Losses(steps_made=number, steps_buffered=number, steps_overwritten=number, reports_dropped=number)
     for sequence in (1, 2):
         report = Report(
-            sequence=sequence, host_ns=number, breakdowns=(window,), totals=Totals(steps=number), losses=losses
+            sequence=sequence,
+            host_ns=number,
+            breakdowns=(window,),
+            totals=Totals(steps=number),
+            losses=losses,
+            synchronisations=(waits,),
         )
         fields = ReportFields.of(report)
         samples.record(fields)
         rank = rank.record_report(fields, samples.breakdowns.sum, JOINED_NS, 0.0).record_steps(fields, 0, 7)
+        rank = msgspec.structs.replace(rank, synchronisations=samples.synchronisations.sum)
     seen = RankEnded(sequence=1, identity=rank.identity, host_ns=number, wall_ns=number, reason="killed")
     rank = rank.apply(EndSeen("boot-of-3", seen, JOINED_NS))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(rank), type=RankState) == rank

@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import GcPauses, Samples
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of
 
 SLOW = 3
@@ -35,11 +35,13 @@ def cause_of(
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
     gc_pauses: Mapping[int, Sequence[GcPauses]] | None = None,
     devices: Devices | None = None,
+    synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
     level_from_step: int = 0,
 ) -> Cause:
     series = series_of(alike(150.0, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
     slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
-    return find_cause(slow, series, Samples(breakdowns or {}, gc_pauses or {}, devices or {}))
+    samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
+    return find_cause(slow, series, samples)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -362,3 +364,91 @@ def test_the_more_specific_cause_is_asked_first() -> None:
         cause_of(breakdowns=work, cpu_ms=alike(140.0, 90.0)).name,
     ]
     assert names == ["data_loading", "garbage_collection", "gpu_slow_clock", "more_work"]
+
+
+# -- a host that waits for its GPU ------------------------------------------------------------------------------------
+
+ITEM = Synchronisation(call="cudaStreamSynchronize", operator="aten::item", line="train.py:24 (main)")
+
+
+def waits(
+    waits_ms: float, idle_ms: float, *kinds: Synchronisation, first_step: int = 0, step_count: int = 1
+) -> WindowSynchronisations:
+    return WindowSynchronisations(
+        first_step=first_step,
+        step_count=step_count,
+        call_ns={ITEM.call: round(waits_ms * MS)},
+        idle_ns=round(idle_ms * MS),
+        kinds=kinds,
+    )
+
+
+def all_wait(
+    slow: WindowSynchronisations, peer: WindowSynchronisations
+) -> Mapping[int, Sequence[WindowSynchronisations]]:
+    return {SLOW: (slow,)} | dict.fromkeys(PEERS, (peer,))
+
+
+def idle_of(kind: Synchronisation, idle_ms: float, **changed: str | None) -> Synchronisation:
+    return msgspec.structs.replace(kind, count=1, waits_ns=40 * MS, idle_ns=round(idle_ms * MS), **changed)
+
+
+def test_longer_waits_with_an_idle_gpu_after_them_are_host_device_sync() -> None:
+    mine = waits(45.0, 40.0, idle_of(ITEM, 30.0), idle_of(ITEM, 10.0, line="train.py:30 (log)"))
+    cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)))
+    assert cause.name == "host_device_sync"
+    assert cause.because == (
+        "its host waits 38.0 ms a step longer for its GPU, which is idle afterwards, "
+        "75 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
+    )
+    assert cause.evidence == {"sync_excess_ns": 38 * MS}
+
+
+@pytest.mark.parametrize(
+    ("why", "mine", "name"),
+    [
+        ("half of the excess", waits(30.0, 25.0), "host_device_sync"),
+        ("less than half", waits(30.0, 24.9), "unattributed"),
+        ("its GPU computes longer, and is not idle", waits(60.0, 0.0), "unattributed"),
+        ("its host is busy after a wait as long as its peers'", waits(0.0, 60.0), "unattributed"),
+        ("two steps", waits(98.0, 98.0, step_count=2), "host_device_sync"),
+        ("two steps, too short", waits(48.0, 48.0, step_count=2), "unattributed"),
+    ],
+)
+def test_both_the_wait_and_the_idle_time_must_be_longer(why: str, mine: WindowSynchronisations, name: str) -> None:
+    assert cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0))).name == name, why
+
+
+def test_the_costliest_line_is_named_rather_than_a_call_without_one() -> None:
+    kinds = (idle_of(ITEM, 30.0, line=None), idle_of(ITEM, 10.0))
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, *kinds), waits(0.0, 0.0)))
+    assert cause.because.endswith(", 25 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)")
+
+
+def test_without_a_line_the_operator_and_the_call_are_named() -> None:
+    mine = waits(45.0, 40.0, idle_of(ITEM, 40.0, line=None))
+    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)))
+    assert cause.because.endswith(", 100 % of it in aten::item, cudaStreamSynchronize")
+
+
+def test_without_kinds_nothing_is_named() -> None:
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)))
+    assert cause.because.endswith("which is idle afterwards")
+
+
+def test_windows_before_the_present_level_are_no_evidence_of_waits() -> None:
+    old = all_wait(waits(45.0, 40.0, first_step=3), waits(0.0, 0.0, first_step=3))
+    assert cause_of(synchronisations=old, level_from_step=4).evidence == {}
+
+
+def test_waits_are_not_compared_with_peers_of_whom_none_are_known() -> None:
+    assert cause_of(synchronisations={SLOW: (waits(45.0, 40.0),)}).evidence == {}
+
+
+def test_texts_of_the_job_are_one_line_of_bounded_length() -> None:
+    kind = idle_of(ITEM, 40.0, line="a.py:1 (\x1b[2J" + "m" * 300, operator="x\ny")
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, kind), waits(0.0, 0.0)))
+    where = cause.because.partition(" of it in ")[2]
+    assert where.startswith("a.py:1 (\\x1b[2Jm")
+    assert where.endswith("m... (x\\ny, cudaStreamSynchronize)")
+    assert len(where) < 200

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rankscope.collector.publish.api.rank_views import RankAnswer, list_ranks, show_rank
+from rankscope.collector.publish.api.rank_views import BlockingCalls, RankAnswer, list_ranks, show_rank
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
 
@@ -90,6 +90,30 @@ def test_rank_says_where_it_runs_and_on_what() -> None:
     assert answer is not None
     assert (answer.number, answer.node, answer.local_rank, answer.pid, answer.gpu_model) == (0, "n0", 0, 7, "H100")
     assert answer_of(Story(2).join().train(8), 1).gpu_model is None
+
+
+def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> None:
+    kinds = (
+        Synchronisation(call="cudaMemcpy", line="a.py:1 (f\n)", count=6, waits_ns=40, longest_ns=30, idle_ns=10),
+        Synchronisation(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
+    )
+    waits = WindowSynchronisations(first_step=3, step_count=4, kinds=kinds)
+    answer = show_rank(run_of(rank_of(0, synchronisations=waits)), 0, None)
+    assert answer is not None
+    assert answer.blocking_calls == (
+        BlockingCalls(line="a.py:1 (f\\n)", operator=None, call="cudaMemcpy", count=1.5, wait_ns=10.0, idle_ns=2.5),
+        BlockingCalls(
+            line=None, operator="aten::item", call="cudaStreamSynchronize", count=0.25, wait_ns=1.0, idle_ns=0.0
+        ),
+    )
+
+
+@pytest.mark.parametrize("step_count", [None, 0, -1])
+def test_blocking_calls_of_no_step_are_not_known(step_count: int | None) -> None:
+    waits = None if step_count is None else WindowSynchronisations(first_step=3, step_count=step_count)
+    answer = show_rank(run_of(rank_of(0, synchronisations=waits)), 0, None)
+    assert answer is not None
+    assert answer.blocking_calls is None
 
 
 def test_rank_before_the_first_detection_pass_has_no_peers() -> None:

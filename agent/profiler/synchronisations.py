@@ -1,0 +1,95 @@
+"""Sum the blocking calls of a device's window by kind, each with the source line that was waiting.
+
+The profiler knows when a call waited, and nothing of Python. So while the window is on, another thread notes the line
+at which the training thread is (`line_sampler.py`), and a call belongs to the line of the first sample within it.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rankscope.measure.blocking_calls import (
+    find_blocking_calls,
+    find_idle_after_ns,
+    find_launching_threads,
+    find_operators_around,
+    find_waits_ns,
+)
+from rankscope.measure.bounds import NAME_LENGTH_MAX
+from rankscope.measure.kineto import NONE, Ints
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations, add_waits
+
+
+class LineSamples(msgspec.Struct, frozen=True, array_like=True):
+    """Where the training thread was: host times (int64, ascending) and places in `lines` (int32), of equal number."""
+
+    times_host_ns: bytes = b""
+    places: bytes = b""
+    lines: tuple[str, ...] = ()
+
+
+def sum_synchronisations(
+    view: RankView, steps: Sequence[tuple[int, int, int]], samples: LineSamples
+) -> WindowSynchronisations:
+    """Return the blocking calls that began within these steps: number, start and end by the host clock, at least one.
+    The view, of the same clock, has a device.
+    """
+    rows = find_blocking_calls(view)
+    rows = rows[np.isin(view.events.thread[rows], find_launching_threads(view))]
+    starts_ns = view.events.start_ns[rows]
+    inside = [slice(*np.searchsorted(starts_ns, [start_ns, end_ns])) for _, start_ns, end_ns in steps]
+    rows = np.concatenate([rows[part] for part in inside])
+    waits_ns = find_waits_ns(view, rows)
+    idle_ns = find_idle_after_ns(view, rows, waits_ns)
+    names = [view.trace.name(row)[:NAME_LENGTH_MAX] for row in rows.tolist()]
+    kinds: dict[tuple[str, str | None, str | None], list[tuple[int, int]]] = {}
+    times = zip(waits_ns.tolist(), idle_ns.tolist(), strict=True)
+    for kind, waited in zip(_find_kinds(view, rows, names, samples), times, strict=True):
+        kinds.setdefault(kind, []).append(waited)
+    call_ns: dict[str, int] = {}
+    for name, waited_ns in zip(names, waits_ns.tolist(), strict=True):
+        add_waits(call_ns, name, waited_ns)
+    found = [_sum_kind(*kind, waits) for kind, waits in kinds.items()]
+    found.sort(key=lambda one: (-one.waits_ns, one.call, one.operator or "", one.line or ""))
+    return WindowSynchronisations(
+        first_step=steps[0][0],
+        step_count=len(steps),
+        call_ns=call_ns,
+        idle_ns=int(idle_ns.sum()),
+        kinds=tuple(found[:SYNCHRONISATIONS_MAX]),
+    )
+
+
+def _find_kinds(
+    view: RankView, rows: Ints, names: Sequence[str], samples: LineSamples
+) -> list[tuple[str, str | None, str | None]]:
+    operators = [
+        view.trace.name(row)[:NAME_LENGTH_MAX] if row != NONE else None for row in find_operators_around(view, rows)
+    ]
+    return list(zip(names, operators, _find_lines(view, rows, samples), strict=True))
+
+
+def _find_lines(view: RankView, rows: Ints, samples: LineSamples) -> list[str | None]:
+    """Return the line of the first sample within each call; None where there is none, or it had no line."""
+    times_host_ns, places = np.frombuffer(samples.times_host_ns, np.int64), np.frombuffer(samples.places, np.int32)
+    first = np.searchsorted(times_host_ns, view.events.start_ns[rows], side="left").tolist()
+    after = np.searchsorted(times_host_ns, view.events.end_ns[rows], side="left").tolist()
+    return [
+        samples.lines[place] if start < end and (place := int(places[start])) != NONE else None
+        for start, end in zip(first, after, strict=True)
+    ]
+
+
+def _sum_kind(call: str, operator: str | None, line: str | None, times: Sequence[tuple[int, int]]) -> Synchronisation:
+    waits_ns = [waited for waited, _ in times]
+    return Synchronisation(
+        call=call,
+        operator=operator,
+        line=line,
+        count=len(times),
+        waits_ns=sum(waits_ns),
+        longest_ns=max(waits_ns),
+        idle_ns=sum(idle for _, idle in times),
+    )

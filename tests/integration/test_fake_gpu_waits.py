@@ -1,0 +1,87 @@
+"""Blocking calls on the fake GPU, from the script's line to the report, against the device's own list of calls."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rankscope.measure.records import WindowSynchronisations
+from tests.fake_gpu import BLOCKING_CALL, Work, compile_device, read_work
+from tests.integration.listening_collector import Life, listening
+from tests.integration.torchrun import ALONE, OFTEN, SCRIPTS, python, run
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "fake_gpu_waits.py"
+LINES = (SCRIPTS / SCRIPT).read_text().splitlines()
+WAITS_AT = next(number for number, line in enumerate(LINES, start=1) if line.endswith("# the host waits here"))
+WAIT_NS = 150_000_000
+"""Fifteen times the distance of two samples, so that a busy machine does not hide it."""
+CALL, OPERATOR = "cudaStreamSynchronize", "aten::_local_scalar_dense"
+
+
+class Job(NamedTuple):
+    """What the rank has reported, and the device's work."""
+
+    life: Life
+    work: list[Work]
+
+    @property
+    def windows(self) -> list[WindowSynchronisations]:
+        return [window for report in self.life.reports for window in report.synchronisations]
+
+    def find_calls(self, window: WindowSynchronisations) -> list[Work]:
+        """Return the calls that began in the window's steps, as the device knows them."""
+        steps = {record.step: record for record in self.life.steps}
+        begin_ns = steps[window.first_step].start_host_ns
+        end_ns = steps[window.first_step + window.step_count - 1].end_host_ns
+        return [one for one in self.work if one.kind == BLOCKING_CALL and begin_ns <= one.called_ns < end_ns]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_device(tmp_path_factory.mktemp("fake_gpu"))
+
+
+def train(library: Path, folder: Path, *options: str, steps: int = 44, **settings: str) -> Job:
+    file = folder / "work.txt"
+    command = python(SCRIPT, str(library), str(file), "--steps", str(steps), "--wait-ns", str(WAIT_NS), *options)
+    with listening() as collector:
+        given = {
+            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
+            "RANKSCOPE_DEVICE_WINDOWS": "always", "RANKSCOPE_GPU": "false", **settings,
+        }  # fmt: skip
+        ended = run(command, given)
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    (life,) = collector.lives
+    assert life.losses.errors == {}
+    return Job(life, read_work(file))
+
+
+def test_the_line_that_waits_is_reported_with_all_of_its_time(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path)
+    assert job.windows
+    for window in job.windows:
+        (kind,) = window.kinds
+        calls = job.find_calls(window)
+        assert (kind.call, kind.operator, kind.line) == (CALL, OPERATOR, f"{SCRIPT}:{WAITS_AT} (train)")
+        assert kind.count == len(calls) == window.step_count
+        assert window.call_ns == {CALL: sum(call.length_ns for call in calls)}
+        assert kind.waits_ns >= WAIT_NS * window.step_count
+        assert WAIT_NS / 2 < kind.idle_ns / window.step_count <= kind.waits_ns / window.step_count
+    last = job.life.reports[-1].totals
+    assert last.call_ns == {CALL: sum(window.call_ns[CALL] for window in job.windows)}
+
+
+def test_without_the_sampler_the_call_has_no_line(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, RANKSCOPE_SYNC_LINES="false")
+    assert job.windows
+    found = {(kind.call, kind.operator, kind.line) for window in job.windows for kind in window.kinds}
+    assert found == {(CALL, OPERATOR, None)}
+    assert all(window.call_ns[CALL] == sum(c.length_ns for c in job.find_calls(window)) for window in job.windows)
+
+
+def test_a_script_that_never_waits_has_windows_without_calls(library: Path, tmp_path: Path) -> None:
+    job = train(library, tmp_path, "--never", steps=200)
+    assert job.windows
+    assert {(window.waits_ns, window.idle_ns, window.kinds) for window in job.windows} == {(0, 0, ())}
+    assert job.life.reports[-1].totals.call_ns == {}

@@ -1,0 +1,182 @@
+"""Blocking calls of a device's window: which count, how long the host waited, what followed, and the source line.
+
+Steps 10 and 11 are reported, 12 bounds them:
+
+    host    | step 10   0-100                       | step 11  100-200 | step 12
+    calls     10 launch  [30 synchronize 60]  80      110 launch         210 launch
+    device          20 kernel ......... 60    85-95      120-150            220-230
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from rankscope.agent.profiler.synchronisations import LineSamples
+from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, WindowSynchronisations
+from tests.unit.agent.profiler.made_windows import MAIN, at, metadata_of, ran, reduce
+from tests.unit.agent.traced_activities import TracedActivity
+
+BOUNDS_US = (0, 100, 200, 300)
+WORK = [*ran(10, 20, 40), *ran(80, 85, 10), *ran(110, 120, 30), *ran(210, 220, 10)]
+SYNCHRONIZE = "cudaStreamSynchronize"
+LOADER = 200
+"""A thread that launches nothing."""
+
+
+def wait(
+    start_us: int, length_us: int, call: str = SYNCHRONIZE, operator: str | None = None, thread: int = MAIN
+) -> TracedActivity:
+    around = None if operator is None else at("cpu_op", operator, start_us - 1, length_us + 2, thread)
+    return at("cuda_runtime", call, start_us, length_us, thread, linked=around)
+
+
+def seen(*found: tuple[int, str | None]) -> LineSamples:
+    """Samples of the training thread: when (us), and its line."""
+    lines = tuple(dict.fromkeys(line for _, line in found if line is not None))
+    places = array("i", (-1 if line is None else lines.index(line) for _, line in found))
+    return LineSamples(array("q", (at_us * 1000 for at_us, _ in found)).tobytes(), places.tobytes(), lines)
+
+
+def find(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> WindowSynchronisations:
+    found = reduce([*WORK, *activities], BOUNDS_US, lines=lines).synchronisations
+    assert found is not None
+    return found
+
+
+def find_one(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> Synchronisation:
+    (one,) = find(activities, lines).kinds
+    return one
+
+
+# -- which calls ------------------------------------------------------------------------------------------------------
+
+
+def test_window_without_a_blocking_call_reports_that_there_was_none() -> None:
+    assert find([]) == WindowSynchronisations(first_step=10, step_count=2)
+
+
+def test_window_without_work_of_a_device_reports_nothing() -> None:
+    assert reduce([wait(30, 30)], BOUNDS_US).synchronisations is None
+
+
+def test_window_without_a_whole_step_reports_nothing() -> None:
+    assert reduce([*WORK, wait(30, 30)], BOUNDS_US[:2]).synchronisations is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [SYNCHRONIZE, "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "hipStreamSynchronize",
+     "hipDeviceSynchronize", "hipMemcpyWithStream"],
+)  # fmt: skip
+def test_calls_that_wait_count_in_every_spelling(call: str) -> None:
+    assert find([wait(30, 30, call)]).call_ns == {call: 30_000}
+
+
+@pytest.mark.parametrize("call", ["cudaStreamWaitEvent", "cudaEventQuery", "cudaEventRecord", "cudaMalloc"])
+def test_other_calls_do_not_count(call: str) -> None:
+    assert find([wait(30, 30, call)]).call_ns == {}
+
+
+@pytest.mark.parametrize(("ends_us", "call_ns"), [(31, {"cudaMemcpyAsync": 1_000}), (32, {})])
+def test_copy_counts_if_its_call_returned_after_it(ends_us: int, call_ns: dict[str, int]) -> None:
+    # The call is from 30 to 31 us: the host held a pageable copy that was over by then, and not one that goes on.
+    copy = ran(30, 30, ends_us - 30, "Memcpy DtoH", kind="gpu_memcpy", call="cudaMemcpyAsync")
+    assert find(copy).call_ns == call_ns
+
+
+def test_calls_of_threads_that_launch_nothing_do_not_count() -> None:
+    assert find([wait(30, 30, thread=LOADER)]).call_ns == {}
+
+
+def test_calls_of_the_step_that_only_bounds_do_not_count() -> None:
+    assert find([wait(190, 5), wait(220, 50)]).call_ns == {SYNCHRONIZE: 5_000}
+
+
+# -- how long ---------------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_by_call_and_kind() -> None:
+    found = find([wait(30, 30, operator="aten::item"), wait(130, 20, operator="aten::item"), wait(90, 4, "cudaMemcpy")])
+    assert found.call_ns == {SYNCHRONIZE: 50_000, "cudaMemcpy": 4_000}
+    assert [(one.call, one.operator, one.count, one.waits_ns, one.longest_ns) for one in found.kinds] == [
+        (SYNCHRONIZE, "aten::item", 2, 50_000, 30_000),
+        ("cudaMemcpy", None, 1, 4_000, 4_000),
+    ]
+    assert found.waits_ns == 54_000
+
+
+def test_wait_for_a_collective_alone_is_no_wait_for_the_own_device() -> None:
+    # From 60 to 75 us only the all-reduce runs, on another stream, and another rank is waited for.
+    late = ran(15, 50, 25, "ncclDevKernel_AllReduce", metadata=metadata_of(1))
+    assert find_one([*late, wait(30, 46)]).waits_ns == (46 - 15) * 1000
+
+
+def test_longest_kinds_are_listed_and_all_count() -> None:
+    calls = [wait(10 * number, number, operator=f"aten::op{number}") for number in range(1, 10)]
+    found = find(calls)
+    assert [one.waits_ns for one in found.kinds] == [1000 * number for number in range(9, 9 - SYNCHRONISATIONS_MAX, -1)]
+    assert found.call_ns == {SYNCHRONIZE: 45_000}
+
+
+# -- what follows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start_us", "length_us", "idle_us"),
+    [
+        (30, 30, 25),  # the kernel ends at 60, the next begins at 85
+        (50, 12, 12),  # not longer than the wait
+        (70, 10, 10),  # idle since 60, but counted from the call's start
+        (25, 10, 0),  # returns while the kernel runs, as when another stream was waited for
+        (150, 40, 40),  # the next work is of the step that only bounds: 220
+    ],
+)
+def test_idle_time_around_the_end_of_a_call_is_counted(start_us: int, length_us: int, idle_us: int) -> None:
+    found = find([wait(start_us, length_us)])
+    assert (found.idle_ns, found.kinds[0].idle_ns) == (idle_us * 1000, idle_us * 1000)
+
+
+def test_without_later_work_idle_time_ends_with_the_call() -> None:
+    # The only work behind step 10 begins before the call of step 10, which another stream launched late, ends.
+    queue = [*ran(10, 20, 40), *ran(110, 112, 8), wait(80, 60)]
+    found = reduce(queue, (0, 100, 200)).synchronisations
+    assert found is not None
+    assert found.idle_ns == (140 - 120) * 1000
+
+
+# -- whose line -------------------------------------------------------------------------------------------------------
+
+
+def test_line_is_where_the_thread_was_during_the_call() -> None:
+    samples = seen((20, "train.py:7 (main)"), (40, "train.py:8 (main)"), (70, "train.py:9 (main)"))
+    assert find_one([wait(30, 30)], samples).line == "train.py:8 (main)"
+
+
+@pytest.mark.parametrize("samples", [LineSamples(), seen((29, "train.py:7 (main)"), (60, "train.py:9 (main)"))])
+def test_call_without_a_sample_within_it_has_no_line(samples: LineSamples) -> None:
+    assert find_one([wait(30, 30)], samples).line is None
+
+
+def test_sample_outside_of_any_script_is_no_line() -> None:
+    assert find_one([wait(30, 30)], seen((40, None), (50, "train.py:9 (main)"))).line is None
+
+
+def test_calls_of_different_lines_are_different_kinds() -> None:
+    samples = seen((40, "train.py:8 (main)"), (140, "train.py:20 (log)"))
+    found = find([wait(30, 30), wait(130, 20), wait(170, 5)], samples)
+    assert [(one.line, one.waits_ns) for one in found.kinds] == [
+        ("train.py:8 (main)", 30_000), ("train.py:20 (log)", 20_000), (None, 5_000),
+    ]  # fmt: skip
+
+
+# -- inside which operator --------------------------------------------------------------------------------------------
+
+
+def test_operator_is_the_one_that_the_call_is_linked_to() -> None:
+    assert find_one([wait(30, 30, operator="aten::_local_scalar_dense")]).operator == "aten::_local_scalar_dense"
+
+
+def test_range_of_the_user_around_a_call_is_no_operator() -> None:
+    around = at("user_annotation", "validation", 20, 50, MAIN)
+    assert find_one([at("cuda_runtime", SYNCHRONIZE, 30, 30, MAIN, linked=around)]).operator is None
