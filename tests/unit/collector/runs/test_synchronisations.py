@@ -6,7 +6,7 @@ from rankscope.collector.runs.run_view import read_samples
 from rankscope.collector.runs.sample_rings import SYNCHRONISATIONS_KEPT
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.messages import Report
-from rankscope.measure.records import Synchronisation, WindowSynchronisations
+from rankscope.measure.records import Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.runs.run_stories import Story, boot_of
 
 CALL = "cudaStreamSynchronize"
@@ -20,7 +20,14 @@ def window(first_step: int, waits_ns: int) -> WindowSynchronisations:
 def report(story: Story, *windows: WindowSynchronisations) -> None:
     """The next report of rank 0."""
     story.sequence[0] += 1
-    message = Report(sequence=story.sequence[0], host_ns=story.now_ns, synchronisations=windows)
+    breakdowns = tuple(
+        WindowBreakdown(
+            first_step=window.first_step, step_count=1, window_ns=1, compute_ns=1, communication_ns=0, overlap_ns=0,
+            exposed_communication_ns=0, copy_ns=0, idle_ns=0,
+        )
+        for window in windows
+    )  # fmt: skip
+    message = Report(sequence=story.sequence[0], host_ns=story.now_ns, breakdowns=breakdowns, synchronisations=windows)
     story.run.apply(ReportAdmitted(boot_of(0), ReportFields.of(message), story.now_ns, 0.0))
 
 
