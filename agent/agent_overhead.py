@@ -32,8 +32,8 @@ from rankscope.measure.records import AgentCost
 WINDOW_CHILDREN = "window_children"
 DEVICE_TIMES = "device_times"
 NCCL_TIMING = "nccl_timing"
-SAMPLERS = {GPU_SAMPLES: "gpu", HOST_SAMPLES: "host"}
-"""The names of samplers in the sample loop, by the governor's parts."""
+SAMPLERS = {GPU_SAMPLES: ("gpu",), HOST_SAMPLES: ("host", "node")}
+"""The names of samplers in the sample loop, by the governor's parts. That of the machine is in one rank a node only."""
 
 
 class TimeSpent(Protocol):
@@ -136,7 +136,9 @@ class AgentOverhead:
         allowance = self._governor.decide(spent_ns, now_ns - self._started_ns)
         self._plan.allow(allowance)
         self._timed.allow(allowance.windows_ratio / 2, allowance.budget_left_ns)
-        self._samples.sample_less_often(frozenset(SAMPLERS[part] for part in allowance.dropped & SAMPLERS.keys()))
+        self._samples.sample_less_often(
+            frozenset(name for part in allowance.dropped & SAMPLERS.keys() for name in SAMPLERS[part])
+        )
         self.reports_less_often = FREQUENT_REPORTS in allowance.dropped
         dropped = allowance.dropped | self._plan.dropped
         not_governed_ns = {WINDOW_CHILDREN: self._reduction.child_cpu_ns}
@@ -161,7 +163,11 @@ class AgentOverhead:
         full_recording_ns, light_recording_ns = self._reduction.full_recording_ns, self._reduction.light_recording_ns
         windows = self._windows
         counts = self._samples.counts
-        samples_ns = {part: counts[name].cpu_ns for part, name in SAMPLERS.items() if name in counts}
+        samples_ns = {
+            part: sum(counts[name].cpu_ns for name in names if name in counts)
+            for part, names in SAMPLERS.items()
+            if not counts.keys().isdisjoint(names)
+        }
         timed_ns = self._timed.thread_ns
         is_timed = self._timed.timing_ns is not None
         return {

@@ -210,6 +210,7 @@ class AgentThread:
             progress=observed.progress,
             stalled_since_host_ns=observed.stalled_since_host_ns,
             stall=observed.stall,
+            node=self._samples.pop_node(),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

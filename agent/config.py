@@ -258,6 +258,10 @@ class AgentConfig(Settings):
         Setting("Time the phases of some steps on the GPU as well, if torch is built for one."),
     )
     gpu: bool = setting(True, Setting("Sample the GPU through NVML or amdsmi, if there is one."))
+    node_samples: bool = setting(
+        True,
+        Setting("Sample network ports and CPU pressure of the machine, in one rank a node."),
+    )
     embedded_metrics_port: int = setting(
         0,
         Setting(

@@ -41,7 +41,7 @@ class Session:
         self.identity = read_identity(environment, config.run, config.node)
         self._guard = Guard(config.error_budget, lambda part: self._training.on_part_off(part))  # noqa: PLW0108 - made later
         device = TrainingDevice()
-        samples = RankSamples(config, self._clock, self._guard, device)
+        samples = RankSamples(config, self._clock, self._guard, device, local_rank=self.identity.local_rank)
         self._training = TrainingThread(
             config, self.identity, environment, self._guard, device, find_resident_bytes=samples.find_resident_bytes
         )

@@ -37,6 +37,7 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     Losses,
+    NodeSample,
     Totals,
     WindowBreakdown,
     WindowSynchronisations,
@@ -97,7 +98,8 @@ class Report(Message, frozen=True):
     `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a step
     outside them was not profiled, so the absence of a collective there means nothing.
 
-    While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`.
+    While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
+    reports of one rank a node, and only where it is newer than that of the report before.
     """
 
     KIND: ClassVar[int] = 3
@@ -119,6 +121,7 @@ class Report(Message, frozen=True):
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
     synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
+    node: NodeSample | None = None
 
 
 class Ack(Message, frozen=True):

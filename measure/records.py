@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Numbers, Reasons
+from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Numbers, Reasons, Some
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -162,7 +162,8 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     NVLink and XGMI (all links together) and PCIe count up, as do the ECC errors, since the driver was loaded;
     `xid_count` since the agent first read the GPU. `xid_last` is the number of the latest Xid error. Remapped rows are
     rows of memory that were permanently replaced; a pending remapping needs a reset of the GPU, a failed one a new GPU.
-    The activity ratios and bytes per second are means since the previous sample.
+    The activity ratios and bytes per second are means since the previous sample. The PCIe link has a width in lanes and
+    a generation, both now (a GPU lowers the generation while it is idle) and at most, with this board in this slot.
     """
 
     host_ns: int
@@ -198,6 +199,10 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     nvlink_rx_bytes_per_s: float | None = None
     xgmi_tx_bytes: int | None = None
     xgmi_rx_bytes: int | None = None
+    pcie_link_width: int | None = None
+    pcie_link_width_max: int | None = None
+    pcie_link_generation: int | None = None
+    pcie_link_generation_max: int | None = None
 
 
 class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -223,6 +228,65 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     ooms: int | None = None
     device_allocs: int | None = None
     device_frees: int | None = None
+    absent: Reasons = {}
+
+
+class PortSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Sample of one port of an InfiniBand or RoCE card, `mlx5_0/1`, as Linux shows it in /sys/class/infiniband.
+
+    All but the state and the rate count up since the card was reset. Which of them there are differs between cards and
+    drivers: None where the file is missing. `xmit_wait` counts ticks, of a length that the card defines, in which data
+    waited to be sent. `cnps_sent` and `cnps_handled` are congestion notifications of RoCE: sent by this port because
+    packets arrived marked, and received by it, so that it slowed down.
+    """
+
+    name: Name
+    is_active: bool | None = None
+    rate_bits_per_s: int | None = None
+    tx_bytes: int | None = None
+    rx_bytes: int | None = None
+    xmit_wait: int | None = None
+    symbol_errors: int | None = None
+    receive_errors: int | None = None
+    link_recoveries: int | None = None
+    link_downs: int | None = None
+    receiver_not_ready: int | None = None
+    out_of_sequence: int | None = None
+    adaptive_retransmissions: int | None = None
+    ack_timeouts: int | None = None
+    cnps_sent: int | None = None
+    cnps_handled: int | None = None
+
+
+class InterfaceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Sample of one network interface, `eth0`; counts of both directions together since it was created."""
+
+    name: Name
+    bytes: int
+    errors: int
+    drops: int
+
+
+class NodeSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Sample of the machine that a rank runs on, read by its rank with local rank 0. A field that could not be read is
+    None, with the reason in `absent`; ports and interfaces beyond a limit are only counted.
+
+    All times and segments count up, times since the machine or the control group was started. `cpu_pressure_ns`: some
+    task of the machine waited for a CPU (/proc/pressure/cpu); `group_cpu_pressure_ns` the same for the tasks of the
+    reading process's control group. `cpu_steal_ns`: the hypervisor ran others, the mean over the CPUs. TCP segments
+    are those of the network namespace.
+    """
+
+    host_ns: int
+    ports: Annotated[tuple[PortSample, ...], Some] = ()
+    ports_left_out: int = 0
+    interfaces: Annotated[tuple[InterfaceSample, ...], Some] = ()
+    interfaces_left_out: int = 0
+    tcp_segments_sent: int | None = None
+    tcp_segments_retransmitted: int | None = None
+    cpu_pressure_ns: int | None = None
+    group_cpu_pressure_ns: int | None = None
+    cpu_steal_ns: int | None = None
     absent: Reasons = {}
 
 

@@ -13,7 +13,10 @@ from rankscope.measure.records import (
     AllocatorSample,
     DeviceSample,
     HostSample,
+    InterfaceSample,
     Losses,
+    NodeSample,
+    PortSample,
     Totals,
     WindowBreakdown,
 )
@@ -58,6 +61,7 @@ def full_rank(rank: int) -> RankSnapshot:
             host_ns=1, allocated_bytes=40 * 2**30, reserved_bytes=60 * 2**30, active_bytes=41 * 2**30,
             inactive_split_bytes=3 * 2**30, retries=rank, ooms=0, device_allocs=310, device_frees=12 * rank,
         ),
+        node=machine_of() if rank == 0 else None,
         overhead_ratio=0.0025,
         cost=AgentCost(
             part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},
@@ -129,6 +133,21 @@ def device_of(rank: int) -> DeviceSample:
         xid_count=2 if rank == 0 else 0, xid_last=79 if rank == 0 else None, sm_active_ratio=0.75,
         sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
         xgmi_tx_bytes=2**35, xgmi_rx_bytes=2**36, nvlink_tx_bytes_per_s=2.0**30, nvlink_rx_bytes_per_s=2.0**31,
+        pcie_link_width=8, pcie_link_width_max=16, pcie_link_generation=5, pcie_link_generation_max=5,
+    )  # fmt: skip
+
+
+def machine_of() -> NodeSample:
+    """Return the sample of the machine node-a: one port, and one interface."""
+    port = PortSample(
+        name="mlx5_0/1", is_active=True, rate_bits_per_s=400_000_000_000, tx_bytes=2**42, rx_bytes=2**43,
+        xmit_wait=10**9, symbol_errors=1, receive_errors=2, link_recoveries=3, link_downs=4, receiver_not_ready=5,
+        out_of_sequence=6, adaptive_retransmissions=7, ack_timeouts=8, cnps_sent=9, cnps_handled=10,
+    )  # fmt: skip
+    return NodeSample(
+        host_ns=1, ports=(port,), interfaces=(InterfaceSample(name="eth0", bytes=2**40, errors=11, drops=12),),
+        tcp_segments_sent=10**6, tcp_segments_retransmitted=13, cpu_pressure_ns=14_000 * MS,
+        group_cpu_pressure_ns=5_000 * MS, cpu_steal_ns=250 * MS,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     Losses,
+    NodeSample,
     StepRecord,
     Totals,
     WindowBreakdown,
@@ -62,6 +63,7 @@ class Interval(msgspec.Struct, kw_only=True):
     stalled_since_host_ns: int | None = None
     stall: Stall | None = None
     synchronisations: Sequence[WindowSynchronisations] = ()
+    node: NodeSample | None = None
 
 
 REPORTERS_MAX: Final = 8
@@ -128,6 +130,7 @@ class ReportBuilder:
             stalled_since_host_ns=interval.stalled_since_host_ns,
             stall=interval.stall,
             synchronisations=tuple(interval.synchronisations),
+            node=interval.node,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

@@ -53,10 +53,15 @@ LINK_COUNTERS: Final[Mapping[str, str]] = {
     "xgmi_tx_bytes": "xgmi_write_data_acc",
     "xgmi_rx_bytes": "xgmi_read_data_acc",
 }
-METRICS_FIELDS = ("throttle_reasons", *LINK_COUNTERS)
+METRICS_FIELDS = ("throttle_reasons", *LINK_COUNTERS, "pcie_link_width")
 
 NOT_COUNTED: Final = ("pcie_tx_bytes", "pcie_rx_bytes")
 """The metrics have only the sum of both directions, in an unsuitable unit."""
+
+PCIE_WIDTH: Final = "pcie_link_width"
+"""Name of the field, and of the counter in the metrics: the lanes in use."""
+NOT_IN_METRICS: Final = ("pcie_link_width_max", "pcie_link_generation", "pcie_link_generation_max")
+"""Would take a further call each time."""
 
 ONLY_NVIDIA: Final = (
     "nvlink_tx_bytes", "nvlink_rx_bytes", "remapped_rows_correctable", "remapped_rows_uncorrectable",
@@ -66,6 +71,7 @@ ONLY_NVIDIA: Final = (
 
 NEVER: Final[Mapping[str, str]] = {
     **dict.fromkeys(NOT_COUNTED, "not_counted_by_direction"),
+    **dict.fromkeys(NOT_IN_METRICS, "not_in_the_metrics"),
     **dict.fromkeys(ONLY_NVIDIA, "not_on_amd"),
 }
 """Fields that are never measured on AMD, with the reason."""
@@ -153,7 +159,7 @@ class _Readings:
     def _read_metrics(self) -> tuple[Any, ...]:
         metrics = self._module.amdsmi_get_gpu_metrics_info(self._handle)
         links = (_add_up(metrics[counter]) for counter in LINK_COUNTERS.values())
-        return (self._name_throttling(metrics), *links)
+        return (self._name_throttling(metrics), *links, _number(metrics.get(PCIE_WIDTH)))
 
     def _name_throttling(self, metrics: Mapping[str, Any]) -> tuple[str, ...] | Absent:
         values = {counter: _number(metrics.get(counter)) for counter in THROTTLE_COUNTERS}

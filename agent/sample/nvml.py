@@ -27,6 +27,7 @@ RETRY_NS_MAX = 600 * NS_PER_S
 FIELDS = (
     *nvml_readings.STATE_FIELDS,
     *nvml_readings.TRAFFIC_FIELDS,
+    *nvml_readings.PCIE_FIELDS,
     *nvml_readings.ECC_FIELDS,
     *nvml_readings.REMAP_FIELDS,
     *nvml_readings.XID_FIELDS,
@@ -48,6 +49,7 @@ class _DeviceReadings:
         self._readings: tuple[Reading, ...] = (
             *nvml_readings.StateReadings(nvml, device).readings,
             *nvml_readings.TrafficReadings(nvml, device).readings,
+            *nvml_readings.PcieReadings(nvml, device).readings,
             *nvml_readings.FaultReadings(nvml, device).readings,
             *xids.readings,
             *self._activity.readings,

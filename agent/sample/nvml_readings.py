@@ -1,9 +1,11 @@
-"""Reads the values of one GPU from NVML: state, traffic, memory errors and Xids, activity of its units.
+"""Reads the values of one GPU from NVML: state, traffic, PCIe link, memory errors and Xids, activity of its units.
 
 State: utilization, memory, power, temperature, clocks, and what throttles the clocks.
 
 Traffic: bytes over NVLink and PCIe so far, from counters of the board, in one call. nvmlDeviceGetPcieThroughput is not
 used, since it waits 20 ms for each direction.
+
+PCIe link: its width and generation, now and at most.
 
 Faults: ECC errors, remapped rows of memory, and Xids, which are the driver's numbers of GPU errors (79: it has fallen
 off the bus). NVML reports Xids as events, collected without waiting from a set that is registered once. Reading a set
@@ -160,6 +162,29 @@ class TrafficReadings:
         if value.valueType == module.NVML_VALUE_TYPE_UNSIGNED_INT:
             return WRAPS
         return int(value.value.ullVal) * unit_bytes
+
+
+PCIE_CALLS: Final = {
+    "pcie_link_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_link_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
+    "pcie_link_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_link_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+}
+PCIE_FIELDS = tuple(PCIE_CALLS)
+
+
+class PcieReadings:
+    """The PCIe link of the board: what it has, and the most that this board and this slot can have together.
+
+    A GPU lowers its generation while it is idle.
+    """
+
+    def __init__(self, nvml: Nvml, device: Device) -> None:
+        self._module, self._board = nvml.module, device.board
+        self.readings = tuple(Reading((field,), partial(self._read, name)) for field, name in PCIE_CALLS.items())
+
+    def _read(self, name: str) -> tuple[int]:
+        return (int(getattr(self._module, name)(self._board)),)
 
 
 ECC_FIELDS = ("ecc_corrected", "ecc_uncorrected")

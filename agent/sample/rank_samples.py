@@ -1,4 +1,4 @@
-"""The samplers of one rank: of its process, its GPU and torch's allocator."""
+"""The samplers of one rank: of its process, its GPU and torch's allocator, and in one rank of a node of the machine."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -7,12 +7,13 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
+from rankscope.agent.sample.node import NodeSampler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.agent.steps.device_timers import find_cuda
 from rankscope.measure.clock import Clock
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 
 
 class RankSamples:
-    """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes`."""
+    """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes`.
 
-    def __init__(self, config: AgentConfig, clock: Clock, guard: Guard, device: TrainingDevice) -> None:
+    The rank with `local_rank` 0 samples the machine too, for all ranks of the node.
+    """
+
+    def __init__(
+        self, config: AgentConfig, clock: Clock, guard: Guard, device: TrainingDevice, *, local_rank: int = 0
+    ) -> None:
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
         self._devices = _make_device_sampler(clock, device)
@@ -32,6 +38,9 @@ class RankSamples:
         cuda = find_cuda()
         if cuda is not None:
             samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
+        if config.node_samples and local_rank == 0:
+            samplers["node"] = NodeSampler(clock).sample
+        self._node_reported: NodeSample | None = None
         # A slow sampler is no news for the user: not logged.
         self.loop: SampleLoop[Any] = SampleLoop(
             samplers, clock, s_to_ns(config.sample_interval_s), guard.record, on_notice=lambda _text: None
@@ -51,6 +60,14 @@ class RankSamples:
     def allocator(self) -> AllocatorSample | None:
         """The last sample of torch's allocator."""
         return self.loop.latest.get("torch_memory")
+
+    def pop_node(self) -> NodeSample | None:
+        """Return the last sample of the machine once; None until there is a newer one, and in all other ranks."""
+        found: NodeSample | None = self.loop.latest.get("node")
+        if found is self._node_reported:
+            return None
+        self._node_reported = found
+        return found
 
     def find_resident_bytes(self) -> int | None:
         """Return the resident memory of this process, None if it cannot be read. For the training thread."""

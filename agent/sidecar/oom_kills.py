@@ -13,7 +13,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from rankscope.agent.sidecar.cgroups import find_cgroup_folders
+from rankscope.agent.cgroups import find_cgroup_folders
 from rankscope.measure.units import NS_PER_S
 
 RISE_NS_MAX: Final = 5 * NS_PER_S

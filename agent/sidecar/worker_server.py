@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from rankscope.agent.cgroups import find_cgroup_folders
 from rankscope.agent.guard import describe
-from rankscope.agent.sidecar.cgroups import find_cgroup_folders
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import NS_PER_MS
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find_machines
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
@@ -40,7 +41,8 @@ class Samples(NamedTuple):
     """The samples of each rank, oldest first where there are several: breakdowns of full windows, pauses of Python's
     garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host, blocking calls
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
-    breakdowns of a rank are none of the present, None where they are.
+    breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
+    rank of a node has.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -50,6 +52,7 @@ class Samples(NamedTuple):
     hosts: Mapping[int, HostSample | None] = {}
     absent_ratios: Mapping[int, str | None] = {}
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
+    machines: Mapping[int, Sequence[NodeCounts]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,11 @@ class RunView:
     def transfer_bytes(self) -> Mapping[str, Floats]:
         """Return by group how many bytes its matched collectives moved in each step, shape (n,)."""
         return self.transfers.size_bytes
+
+    @cached_property
+    def machines(self) -> Machines:
+        """Return the machines of the ranks with their samples."""
+        return find_machines(self.nodes, self.samples.machines)
 
     @cached_property
     def _whole_excess(self) -> Floats:

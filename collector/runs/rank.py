@@ -36,6 +36,7 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     Losses,
+    NodeSample,
     Totals,
     WindowBreakdown,
     WindowSynchronisations,
@@ -121,6 +122,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     devices_frame: bytes | None = None
     #: The same for samples of torch's allocator.
     allocator_frame: bytes | None = None
+    #: The same for samples of its machine, which most reports are without.
+    node_frame: bytes | None = None
 
     @classmethod
     def begin(cls, hello: Hello, now_collector_ns: int) -> "RankState":
@@ -253,6 +256,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             host_frame=None if report.has_host else _choose(self.host_frame, self.frame),
             devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
             allocator_frame=_choose(self.allocator_frame, self.frame) if report.allocator is None else None,
+            node_frame=_choose(self.node_frame, self.frame) if report.node is None else None,
         )
 
     def record_steps(self, report: ReportFields, late: int, last_step: int) -> "RankState":
@@ -298,6 +302,11 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         last = self.last_report
         return find_absence(self.window_times, last.cost, self.last_step, last.host_ns)
 
+    @property
+    def node(self) -> NodeSample | None:
+        """The last sample of its machine; None before any, and in all ranks of a node but one."""
+        return _read(_choose(self.node_frame, self.frame)).node
+
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def build(
@@ -333,6 +342,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             host=last.host if self.host_frame is None else self.host,
             devices=last.devices if self.devices_frame is None else self.devices,
             allocator=last.allocator if self.allocator_frame is None else _read(self.allocator_frame).allocator,
+            node=last.node if self.node_frame is None else self.node,
             overhead_ratio=last.overhead_ratio,
             cost=last.cost,
             clock_error_ns=None if alignment is None else alignment.error_ns,
@@ -362,6 +372,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             cost=last.cost,
             totals=last.totals,
             devices=last.devices if self.devices_frame is None else self.devices,
+            node=last.node if self.node_frame is None else self.node,
             stalled=self.liveness.is_stalled if self.is_live else None,
             awaited=self.is_awaited,
             **medians.summary_of(self.identity.rank),

@@ -12,7 +12,14 @@ import msgspec
 
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
-from rankscope.measure.records import AllocatorSample, Collectives, GroupInfo, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import (
+    AllocatorSample,
+    Collectives,
+    GroupInfo,
+    NodeSample,
+    WindowBreakdown,
+    WindowSynchronisations,
+)
 from rankscope.measure.stalls import GroupStatus, Stall
 from rankscope.measure.table import Table
 
@@ -53,6 +60,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     progress: tuple[GroupStatus, ...]
     stalled_since_host_ns: int | None
     stall: Stall | None
+    node: NodeSample | None
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -78,6 +86,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.progress,
             report.stalled_since_host_ns,
             report.stall,
+            report.node,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

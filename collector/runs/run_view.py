@@ -123,4 +123,5 @@ def read_samples(attempt: Attempt) -> Samples:
         hosts=_PerRank(ranks, lambda rank: rank.host),
         absent_ratios=_PerRank(ranks, lambda rank: rank.absent_ratios),
         synchronisations=_PerRank(samples, lambda one: one.synchronisations),
+        machines=_PerRank(samples, lambda one: one.machines),
     )

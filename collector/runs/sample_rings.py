@@ -3,6 +3,7 @@
     256 pauses of the garbage collector      as objects 32 KB a rank, here 2.5
     32 counts of torch's allocator           20 KB, here 4
     32 breakdowns of full windows            13 KB, here 3
+    16 samples of the machine, one rank a node    with eight network ports 60 KB, here 10
 
 Python's garbage collector does not traverse packed samples.
 """
@@ -14,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 import msgspec
 
 from rankscope.collector.detect.blocking_calls import add_synchronisations
+from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
@@ -26,6 +28,8 @@ SYNCHRONISATIONS_KEPT: Final = 8
 """Windows whose blocking calls are kept: with one call of one kind each 0.1 KB, with the most 2 KB and more."""
 GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
+NODE_COUNTS_KEPT: Final = 16
+"""Of the last 160 s: an agent samples its machine every 10 s."""
 PAUSES_LEFT_AT_ONCE: Final = 64
 """Pauses dropped at a time beyond those that count, since each time all others are moved."""
 
@@ -170,6 +174,7 @@ class BreakdownRing(PackedRing[WindowBreakdown]):
 
 _SYNCHRONISATIONS: Final = msgspec.msgpack.Decoder(WindowSynchronisations)
 _ALLOCATORS: Final = msgspec.msgpack.Decoder(AllocatorCounts)
+_MACHINES: Final = msgspec.msgpack.Decoder(NodeCounts)
 
 
 class SynchronisationRing(PackedRing[WindowSynchronisations]):
@@ -196,6 +201,8 @@ class RankSamples:
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
         #: At most GC_PAUSES_KEPT, oldest first.
         self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
+        #: At most NODE_COUNTS_KEPT, oldest first; empty in all ranks of a node but one.
+        self.machines = PackedRing(_MACHINES, NODE_COUNTS_KEPT)
 
     def record(self, report: ReportFields) -> None:
         """Add the samples of a report, each after the steps reported by then."""
@@ -207,9 +214,12 @@ class RankSamples:
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
         if report.gc_pause_ns is not None:
             self.gc_pauses.append(report.step_totals.reported, report.gc_pause_ns)
+        if report.node is not None:
+            self.machines.append(NodeCounts(report.step_totals.reported, report.node))
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
         kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
+        kept = kept and len(self.machines) <= NODE_COUNTS_KEPT
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

@@ -21,6 +21,7 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     Losses,
+    NodeSample,
     Totals,
     WindowBreakdown,
     WindowSynchronisations,
@@ -80,12 +81,13 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     awaited: bool = False
     ratio_basis: RatioBasis = NO_WINDOW
     synchronisations: WindowSynchronisations | None = None
+    node: NodeSample | None = None
 
 
 SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
-        "devices", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
+        "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
         "wait_caused_ns_median",
     }
 )  # fmt: skip

@@ -82,6 +82,7 @@ def make_gpu(uuid: str, **changes: Any) -> dict[str, Any]:
         "xgmi_read_data_acc": [100, 200, "N/A", "N/A", "N/A", "N/A", "N/A", "N/A"],
         "xgmi_write_data_acc": [10, 20, "N/A", "N/A", "N/A", "N/A", "N/A", "N/A"],
         "pcie_bandwidth_acc": 12_345,
+        "pcie_link_width": 16,
     }
     return {
         "uuid": uuid,

@@ -39,6 +39,9 @@ OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
 WITHOUT_UNIT = {"heatmap", "state-timeline", "table"}
 """Kinds of panel whose numbers are counts and states, or whose unit is given by column."""
 
+OF_MACHINES = ("rankscope_node_tcp_", "rankscope_node_cpu_", "rankscope_node_group_")
+"""Metrics of nodes that are no summary of their ranks."""
+
 NOT_SHOWN = {
     # The account of step records, which docs/delivery.md explains together: what is lost of it is shown.
     "rankscope_step_records_created_total", "rankscope_step_records_published_total",
@@ -51,7 +54,7 @@ NOT_SHOWN = {
     "rankscope_agent_part_changes_total",
     # Dashboards show the families of ranks for whole runs, nodes and the worst ranks; these are for alerts, and for
     # servers that keep no series of every rank.
-    *(measure.name for measure in OVERVIEW),
+    *(measure.name for measure in OVERVIEW if not measure.name.startswith(OF_MACHINES)),
 }  # fmt: skip
 """Measures without a panel."""
 

@@ -14,7 +14,10 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    InterfaceSample,
     Losses,
+    NodeSample,
+    PortSample,
     StepRecord,
     WindowBreakdown,
 )
@@ -31,6 +34,7 @@ COLLECTIVE_BYTES = 8 * 8
 BREAKDOWN_BYTES = 9 * 10 + 1
 COVERED_BYTES = 9 * 2 + 1
 DEVICE_BYTES = 1_000
+NODE_BYTES, PORT_BYTES, INTERFACE_BYTES = 400, 150, 50
 FIXED_BYTES = 3_000
 """Bytes of the fixed part: names of columns, totals, losses, cost, host sample: every number at its largest, 16 user
 phases."""
@@ -123,3 +127,20 @@ def test_process_groups_of_a_report_cost_names_and_ranks() -> None:
     group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(1024)), backend="nccl")
     frame = encode(ReportBuilder().build(Interval(groups={"0": group}), LARGE))
     assert len(frame) <= FIXED_BYTES + 3 * 1024 + 64  # a rank below 65,536 needs 3 bytes
+
+
+def test_sample_of_the_machine_costs_its_ports_and_interfaces() -> None:
+    counts = {**dict.fromkeys(PortSample.__struct_fields__, LARGE), "name": "mlx5_bond_0/1", "is_active": True}
+    ports = (PortSample(**counts),) * 16  # type: ignore[arg-type]
+    interfaces = (InterfaceSample(name="enp195s0f0np0", bytes=LARGE, errors=LARGE, drops=LARGE),) * 8
+    node = NodeSample(
+        host_ns=LARGE, ports=ports, ports_left_out=LARGE, interfaces=interfaces, interfaces_left_out=LARGE,
+        tcp_segments_sent=LARGE, tcp_segments_retransmitted=LARGE, cpu_pressure_ns=LARGE, group_cpu_pressure_ns=LARGE,
+        cpu_steal_ns=LARGE, absent=dict.fromkeys((f"adaptive_retransmissions{n}" for n in range(7)), "missing"),
+    )  # fmt: skip
+    more = len(encode(ReportBuilder().build(Interval(node=node), LARGE))) - build_empty()
+    assert more <= NODE_BYTES + 16 * PORT_BYTES + 8 * INTERFACE_BYTES
+
+
+def build_empty() -> int:
+    return len(encode(ReportBuilder().build(Interval(), LARGE)))

@@ -41,7 +41,10 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    InterfaceSample,
     Losses,
+    NodeSample,
+    PortSample,
     Synchronisation,
     Totals,
     WindowBreakdown,
@@ -102,12 +105,28 @@ NARROW_DEVICE = DeviceSample(
     absent={"xid": "no permission"},
 )  # fmt: skip
 """With the fields that there were when the first frame of a report was written."""
-DEVICE = msgspec.structs.replace(
+EARLIER_DEVICE = msgspec.structs.replace(
     NARROW_DEVICE, memory_clock_hertz=3_201_000_000, power_limit_watts=700.0, nvlink_tx_bytes=11, nvlink_rx_bytes=12,
     pcie_tx_bytes=13, pcie_rx_bytes=1 << 40, ecc_corrected=14, ecc_uncorrected=0, remapped_rows_correctable=15,
     remapped_rows_uncorrectable=16, remapping_pending=True, remapping_failed=False, xid_count=17, xid_last=79,
     sm_active_ratio=0.75, sm_occupancy_ratio=0.25, tensor_active_ratio=0.5, dram_bandwidth_ratio=0.125,
     nvlink_tx_bytes_per_s=1.5, nvlink_rx_bytes_per_s=2.5, xgmi_tx_bytes=18, xgmi_rx_bytes=19,
+)  # fmt: skip
+DEVICE = msgspec.structs.replace(
+    EARLIER_DEVICE, pcie_link_width=8, pcie_link_width_max=16, pcie_link_generation=4, pcie_link_generation_max=5
+)
+NODE = NodeSample(
+    host_ns=1_603,
+    ports=(
+        PortSample(
+            name="mlx5_0/1", is_active=True, rate_bits_per_s=400_000_000_000, tx_bytes=1 << 50, rx_bytes=2,
+            xmit_wait=3, symbol_errors=4, receive_errors=5, link_recoveries=6, link_downs=7, receiver_not_ready=8,
+            out_of_sequence=9, adaptive_retransmissions=10, ack_timeouts=11, cnps_sent=12, cnps_handled=13,
+        ),
+    ),
+    ports_left_out=1, interfaces=(InterfaceSample(name="eth0", bytes=14, errors=15, drops=16),), interfaces_left_out=2,
+    tcp_segments_sent=17, tcp_segments_retransmitted=18, cpu_pressure_ns=19, group_cpu_pressure_ns=20, cpu_steal_ns=21,
+    absent={"cnps_sent": "missing"},
 )  # fmt: skip
 EARLIER_TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
@@ -178,7 +197,7 @@ STATED: dict[str, Message] = {
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
-        stall=STALL, synchronisations=(SYNCHRONISATIONS,),
+        stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -205,7 +224,10 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_SYNCHRONISATIONS = msgspec.structs.replace(STATED["report"], totals=LATER_TOTALS, synchronisations=())
+EARLIER_REPORT = msgspec.structs.replace(
+    STATED["report"], totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
+)
+"""As it was before there were blocking calls, samples of the machine, and of PCIe links."""
 
 Place = tuple[str | int, ...]
 """Place of a structure in a message: names of fields, indices in lists."""
@@ -214,6 +236,9 @@ STRUCTURES: list[tuple[str, Place]] = [
     *((name, ()) for name in STATED),
     ("hello", ("identity",)),
     *(("report", (field,)) for field in ("steps", "collectives", "host", "totals", "losses", "cost", "allocator")),
+    ("report", ("node",)),
+    ("report", ("node", "ports", 0)),
+    ("report", ("node", "interfaces", 0)),
     ("report", ("collectives", "table")),
     *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronisations")),
     ("report", ("synchronisations", 0, "kinds", 0)),
@@ -312,7 +337,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     assert isinstance(report, Report)
     earlier = {
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
-        "stalled_since_host_ns": None, "stall": None, "synchronisations": (),
+        "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -330,22 +355,27 @@ def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
 
 def test_earlier_report_without_steps_made_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, losses=LATER_LOSSES, cost=EARLIER_COST)
+    assert decode(frame) == msgspec.structs.replace(EARLIER_REPORT, losses=LATER_LOSSES, cost=EARLIER_COST)
 
 
 def test_earlier_report_without_window_effect_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_window_effect.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, cost=LATER_COST)
+    assert decode(frame) == msgspec.structs.replace(EARLIER_REPORT, cost=LATER_COST)
 
 
 def test_earlier_report_without_step_effect_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_step_effect.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(WITHOUT_SYNCHRONISATIONS, cost=EARLIER_COST)
+    assert decode(frame) == msgspec.structs.replace(EARLIER_REPORT, cost=EARLIER_COST)
 
 
 def test_earlier_report_without_synchronisations_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_synchronisations.hex").read_text())
-    assert decode(frame) == WITHOUT_SYNCHRONISATIONS
+    assert decode(frame) == EARLIER_REPORT
+
+
+def test_earlier_report_without_the_machine_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_machine.hex").read_text())
+    assert decode(frame) == EARLIER_REPORT
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

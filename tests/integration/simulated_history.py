@@ -13,7 +13,16 @@ from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
-from rankscope.measure.records import AgentCost, AllocatorSample, DeviceSample, HostSample, Losses, Totals
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    InterfaceSample,
+    Losses,
+    NodeSample,
+    Totals,
+)
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, ns_to_s
 from tests.library_exporter import SnapshotExporter
 from tests.simulation.faults import Fault
@@ -134,11 +143,30 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
             host_ns=now_ns, allocated_bytes=40 * GIB, reserved_bytes=60 * GIB, active_bytes=41 * GIB,
             inactive_split_bytes=3 * GIB, retries=0, ooms=0, device_allocs=310, device_frees=0,
         ),
+        node=_add_to_machine(rank.node, now_ns),
         overhead_ratio=0.002,
         cost=AgentCost(
             part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0,
             attached_ratio=0.01
         ),
+    )  # fmt: skip
+
+
+def _add_to_machine(machine: NodeSample | None, now_ns: int) -> NodeSample | None:
+    """The machine with all that the simulation does not measure of it."""
+    if machine is None:
+        return None
+    seconds = int(ns_to_s(now_ns))
+    ports = tuple(
+        replace(
+            port, tx_bytes=seconds * 20 * GIB, rx_bytes=seconds * 20 * GIB, xmit_wait=seconds * 1000,
+            out_of_sequence=seconds // 30, cnps_handled=seconds * 5,
+        )
+        for port in machine.ports
+    )  # fmt: skip
+    return replace(
+        machine, ports=ports, interfaces=(InterfaceSample(name="eth0", bytes=seconds * GIB, errors=0, drops=1),),
+        tcp_segments_sent=seconds * 10_000, tcp_segments_retransmitted=seconds, group_cpu_pressure_ns=now_ns // 100,
     )  # fmt: skip
 
 
@@ -177,6 +205,7 @@ def _add_to_device(device: DeviceSample, number: int, now_ns: int) -> DeviceSamp
         nvlink_rx_bytes=seconds * 50 * GIB,
         pcie_tx_bytes=seconds * GIB,
         pcie_rx_bytes=seconds * 2 * GIB,
+        pcie_link_generation=5,
         xgmi_tx_bytes=seconds * GIB,
         xgmi_rx_bytes=seconds * GIB,
         ecc_corrected=seconds // 20,

@@ -24,9 +24,10 @@ from tests.nvml_stand_in.sampling import MIB, QUIET, SLICE, STRAINED, name_field
 CALLS_TO_FIND = 4
 """The handle by its UUID, the name, the registration of events, whether there is GPM."""
 
-CALLS_TO_READ = 13
+CALLS_TO_READ = 17
 """Utilisation, memory, power, temperature, clock, throttle reasons, clock of the memory, power limit; all traffic
-counters at once; ECC errors of two kinds, remapped rows; GPM. The events of a set are not asked of the device."""
+counters at once; width and generation of the PCIe link, now and at most; ECC errors of two kinds, remapped rows; GPM.
+The events of a set are not asked of the device."""
 
 DEVICE_FIELDS = tuple(field for field in FIELDS if field not in XID_FIELDS)
 """What is lost with a device that was found once."""
@@ -167,15 +168,15 @@ def test_gpu_of_which_nothing_can_be_read_is_lost_whatever_the_error_is_called(d
 
 def test_lost_gpu_is_looked_for_after_10_then_20_seconds_and_measured_once_it_is_back(driver: Path) -> None:
     script = "answer([[at_s, sample(at_s)[0][3] is None, calls()] for at_s in (0, 1, 10, 11, 30, 31)])"
-    # Calls 1-17 are the first sample. Call 18 finds the GPU lost, call 19 still, call 20 sees it again.
-    history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=18, STAND_IN_LOST_UNTIL_CALL=20)
+    # Calls 1-21 are the first sample. Call 22 finds the GPU lost, call 23 still, call 24 sees it again.
+    history = run_script(driver, STRAINED, script, STAND_IN_LOST_FROM_CALL=22, STAND_IN_LOST_UNTIL_CALL=24)
     assert history == [
         [0, False, CALLS_TO_FIND + CALLS_TO_READ],
-        [1, True, 18],
-        [10, True, 18],  # only 9 s after the loss
-        [11, True, 19],
-        [30, True, 19],  # only 19 s after the first try
-        [31, False, 19 + CALLS_TO_FIND + CALLS_TO_READ],
+        [1, True, 22],
+        [10, True, 22],  # only 9 s after the loss
+        [11, True, 23],
+        [30, True, 23],  # only 19 s after the first try
+        [31, False, 23 + CALLS_TO_FIND + CALLS_TO_READ],
     ]
 
 

@@ -52,6 +52,15 @@ def test_bytes_of_pcie_are_counted_beyond_32_bits(driver: Path) -> None:
     assert (sample["pcie_tx_bytes"], sample["pcie_rx_bytes"]) == (5_000_000_000, 6_000_000_000)
 
 
+@pytest.mark.parametrize(("gpu", "present", "most"), [(STRAINED, (8, 5), (16, 5)), (QUIET, (16, 1), (16, 5))])
+def test_pcie_link_has_lanes_and_generation_now_and_at_most(
+    driver: Path, gpu: str, present: tuple[int, int], most: tuple[int, int]
+) -> None:
+    sample = read_sample(driver, gpu)
+    assert (sample["pcie_link_width"], sample["pcie_link_generation"]) == present
+    assert (sample["pcie_link_width_max"], sample["pcie_link_generation_max"]) == most
+
+
 def test_pcie_counter_that_wraps_every_moment_is_no_measurement(driver: Path) -> None:
     sample = read_sample(driver, QUIET)
     assert sample["pcie_tx_bytes"] is None

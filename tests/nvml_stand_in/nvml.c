@@ -200,6 +200,31 @@ int nvmlDeviceGetEnforcedPowerLimit(const device_t *device, unsigned int *milliw
     return result;
 }
 
+/* STRAINED has 8 lanes of the 16 that it and its slot could have; QUIET has lowered its generation, as idle GPUs do. */
+int nvmlDeviceGetCurrPcieLinkWidth(const device_t *device, unsigned int *lanes) {
+    int result = enter_board(device);
+    if (result == SUCCESS) *lanes = device == &devices[STRAINED] ? 8 : 16;
+    return result;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(const device_t *device, unsigned int *generation) {
+    int result = enter_board(device);
+    if (result == SUCCESS) *generation = device == &devices[QUIET] ? 1 : 5;
+    return result;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(const device_t *device, unsigned int *lanes) {
+    int result = enter_board(device);
+    if (result == SUCCESS) *lanes = 16;
+    return result;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(const device_t *device, unsigned int *generation) {
+    int result = enter_board(device);
+    if (result == SUCCESS) *generation = 5;
+    return result;
+}
+
 int nvmlDeviceGetTemperature(const device_t *device, int sensor, unsigned int *celsius) {
     int result = enter_board(device);
     if (result != SUCCESS) return result;

@@ -15,6 +15,7 @@ from typing import Final
 from rankscope.collector.publish.metrics.agent_metrics import AGENT, DELIVERY
 from rankscope.collector.publish.metrics.collector_metrics import COLLECTOR
 from rankscope.collector.publish.metrics.device_metrics import DEVICES
+from rankscope.collector.publish.metrics.fabric_metrics import FABRIC
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, Measure, OfPage
 from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
 from rankscope.collector.publish.metrics.rank_metrics import RANKS
@@ -28,6 +29,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *RUNS,
     *OVERVIEW,
     *DEVICES,
+    *FABRIC,
     *AGENT,
     *DELIVERY,
     *COLLECTOR,

@@ -137,6 +137,17 @@ DEVICES: Final[tuple[Measure, ...]] = (
         per_device_and({"tx": "nvlink_tx_bytes", "rx": "nvlink_rx_bytes"}),
     ),
     Measure(
+        "rankscope_gpu_pcie_link_width", "gauge", "", DEVICE,
+        "Lanes of the GPU's PCIe link in use.", "NVML current PCIe link width", _NVML, NOT_NEGATIVE,
+        per_device(lambda device: device.pcie_link_width),
+    ),
+    Measure(
+        "rankscope_gpu_pcie_link_generation", "gauge", "", DEVICE,
+        "Generation of the GPU's PCIe link; a GPU lowers it while it is idle.", "NVML current PCIe link generation",
+        _NVML, NOT_NEGATIVE,
+        per_device(lambda device: device.pcie_link_generation),
+    ),
+    Measure(
         "rankscope_gpu_xgmi_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
         "Data sent (tx) and received (rx) over all XGMI links of an AMD GPU.",
         "amdsmi xgmi_write_data_acc, xgmi_read_data_acc of all links * 1024", _AMD, NOT_NEGATIVE,

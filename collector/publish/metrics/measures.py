@@ -1,7 +1,7 @@
 """Define what an exported metric is: its name, help, labels, range and reader; and the labels and ranges many share.
 
 Each metric is one row of a table beside its readers: `rank_metrics.py`, `run_metrics.py`, `node_metrics.py`,
-`device_metrics.py`, `agent_metrics.py` and `collector_metrics.py`. `catalog.py` joins the tables.
+`device_metrics.py`, `fabric_metrics.py`, `agent_metrics.py` and `collector_metrics.py`. `catalog.py` joins the tables.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -92,6 +92,9 @@ DEVICE: Final = ("run", "rank", "node", "gpu")
 DEVICE_DIRECTION: Final = (*DEVICE, "direction")
 """Direction: tx out of the GPU, rx into it."""
 DEVICE_KIND: Final = (*DEVICE, "kind")
+PORT: Final = ("run", "rank", "node", "port")
+PORT_DIRECTION: Final = (*PORT, "direction")
+INTERFACE_KIND: Final = ("run", "rank", "node", "interface", "kind")
 RANK_INFO: Final = (
     "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
 )  # fmt: skip
@@ -99,6 +102,9 @@ RANK_END_INFO: Final = ("run", "rank", "reason", "exit_code", "signal")
 
 GPUS_PER_RANK_MAX: Final = 8
 """GPUs of one rank on the page: usually one; eight for a process that drives a whole machine."""
+PORTS_PER_RANK_MAX: Final = 16
+INTERFACES_PER_RANK_MAX: Final = 8
+"""Ports and interfaces on the page of the rank that reads those of its node: as many as its agent reports."""
 COLLECTIVE_KINDS_MAX: Final = 64
 """Pairs (group, op) of one rank on the page: a rank of a 5-dimensional mesh has about 20."""
 PHASE_NAMES_MAX: Final = 32
@@ -124,6 +130,9 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     DEVICE: GPUS_PER_RANK_MAX,
     DEVICE_DIRECTION: 2 * GPUS_PER_RANK_MAX,
     DEVICE_KIND: 2 * GPUS_PER_RANK_MAX,
+    PORT: PORTS_PER_RANK_MAX,
+    PORT_DIRECTION: 2 * PORTS_PER_RANK_MAX,
+    INTERFACE_KIND: 2 * INTERFACES_PER_RANK_MAX,
 }
 """Most series of one rank and metric, by the labels of the metric. More are dropped and counted: reports come
 from other machines, and a page must stay affordable."""

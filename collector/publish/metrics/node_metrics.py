@@ -20,15 +20,16 @@ from rankscope.collector.publish.metrics.measures import (
     Value,
 )
 from rankscope.collector.publish.metrics.overview import NodeOverview, Overview, RunOverview
-from rankscope.collector.publish.metrics.rank_columns import Number
+from rankscope.collector.publish.metrics.rank_columns import Number, to_seconds
 from rankscope.collector.runs import ratios
 from rankscope.collector.runs.snapshot import RankSnapshot
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import DeviceSample, NodeSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
 _RANKS: Final = "collector: the run's ranks (RunSnapshot)"
 _WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown) of all live ranks"
 _GPUS: Final = "agent: NVML, on AMD amdsmi (DeviceSample); each GPU once"
+_MACHINE: Final = "agent: /proc (NodeSample), in one rank a node"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 
 
@@ -52,6 +53,10 @@ def _per_node(read: Callable[[NodeOverview], Number]) -> OfOverview:
     return OfOverview(
         lambda overview: (((one.run.run, name), read(node)) for one in overview for name, node in one.nodes.items())
     )
+
+
+def _of_machine(read: Callable[[NodeSample], Number]) -> OfOverview:
+    return _per_node(lambda node: None if node.machine is None else read(node.machine))
 
 
 def _of_window(read: Callable[[WindowBreakdown], Number]) -> OfOverview:
@@ -224,6 +229,32 @@ OVERVIEW: Final[tuple[Measure, ...]] = (
         "Uncorrected ECC errors of the node's GPUs since their driver was loaded.",
         'sum of rankscope_gpu_ecc_errors_total{kind="uncorrected"}', _GPUS, NOT_NEGATIVE,
         _of_gpus(sum, lambda gpu: gpu.ecc_uncorrected),
+    ),
+    Measure(
+        "rankscope_node_tcp_segments_sent_total", "counter", "", NODE,
+        "TCP segments sent by the node, or by the container that its ranks are in.", "OutSegs", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: machine.tcp_segments_sent),
+    ),
+    Measure(
+        "rankscope_node_tcp_segments_retransmitted_total", "counter", "", NODE,
+        "TCP segments that the node sent again.", "RetransSegs", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: machine.tcp_segments_retransmitted),
+    ),
+    Measure(
+        "rankscope_node_cpu_pressure_seconds_total", "counter", "seconds", NODE,
+        "Time in which some task of the node waited for a CPU.", "PSI some", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: to_seconds(machine.cpu_pressure_ns)),
+    ),
+    Measure(
+        "rankscope_node_group_cpu_pressure_seconds_total", "counter", "seconds", NODE,
+        "Time in which some task in the control group of the node's first rank waited for a CPU.", "PSI some",
+        _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: to_seconds(machine.group_cpu_pressure_ns)),
+    ),
+    Measure(
+        "rankscope_node_cpu_steal_seconds_total", "counter", "seconds", NODE,
+        "Time that a hypervisor took from each CPU of the node, on average.", "steal / CPUs", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: to_seconds(machine.cpu_steal_ns)),
     ),
     Measure(
         "rankscope_worst_rank_slowdown_ratio", "gauge", "ratio", WORST,

@@ -7,16 +7,19 @@ from typing import NamedTuple
 from rankscope.collector.publish.metrics.rank_columns import Number, is_live
 from rankscope.collector.runs import ratios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.measure.records import DeviceSample, WindowBreakdown
+from rankscope.measure.records import DeviceSample, NodeSample, WindowBreakdown
 
 
 @dataclass(slots=True)
 class NodeOverview:
-    """The live ranks of a run on one node, and their GPUs by UUID: several ranks may share one."""
+    """The live ranks of a run on one node, their GPUs by UUID (several ranks may share one), and the last sample of the
+    machine, of the lowest rank that has one.
+    """
 
     ranks: int = 0
     slowdown_ratio: float | None = None
     gpus: dict[str, DeviceSample] = field(default_factory=dict)
+    machine: NodeSample | None = None
 
     def add(self, rank: RankSnapshot) -> None:
         """Add a live rank."""
@@ -26,6 +29,7 @@ class NodeOverview:
             self.slowdown_ratio = slowdown_ratio
         for device in rank.devices:
             self.gpus[device.uuid] = device
+        self.machine = self.machine or rank.node
 
     def read(self, value: Callable[[DeviceSample], Number]) -> list[float]:
         """Return the known values of the GPUs."""

@@ -13,7 +13,15 @@ from typing import Any, Final, NamedTuple, Protocol
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    AllocatorSample,
+    DeviceSample,
+    HostSample,
+    InterfaceSample,
+    PortSample,
+    Totals,
+    WindowBreakdown,
+)
 from rankscope.measure.units import ns_to_s
 
 Number = float | None
@@ -131,6 +139,16 @@ def _split_devices(rank: RankSnapshot) -> Mapping[Labels, DeviceSample]:
     return {(node, device.uuid): device for device in rank.devices}
 
 
+def _split_ports(rank: RankSnapshot) -> Mapping[Labels, PortSample]:
+    node = rank.identity.node
+    return {} if rank.node is None else {(node, port.name): port for port in rank.node.ports}
+
+
+def _split_interfaces(rank: RankSnapshot) -> Mapping[Labels, InterfaceSample]:
+    node = rank.identity.node
+    return {} if rank.node is None else {(node, one.name): one for one in rank.node.interfaces}
+
+
 def _split_collectives(rank: RankSnapshot) -> Mapping[Labels, CollectiveTotals]:
     return {(kind.group, kind.op): kind for kind in rank.collectives}
 
@@ -140,6 +158,8 @@ KNOWN_RANKS: Final = _Ranks(_is_known)
 LIVE_RANKS: Final = _Ranks(is_live)
 ACCOUNTED_RANKS: Final = _Ranks(_has_reported)
 DEVICES: Final = _PartsOfRanks(_split_devices, is_live, is_shared=True)
+PORTS: Final = _PartsOfRanks(_split_ports, is_live, is_shared=True)
+INTERFACES: Final = _PartsOfRanks(_split_interfaces, is_live, is_shared=True)
 COLLECTIVES: Final = _PartsOfRanks(_split_collectives, is_live, is_shared=True)
 
 
@@ -183,6 +203,16 @@ def per_device(read: Callable[[DeviceSample], Number]) -> RankColumns:
 def per_device_and(fields: Mapping[str, str]) -> RankColumns:
     """Return the reader of a GPU metric with one more label; `fields` maps its values to fields of DeviceSample."""
     return RankColumns(DEVICES, {(label,): attrgetter(field) for label, field in fields.items()})
+
+
+def per_port_and(values: Mapping[Labels, Callable[[PortSample], Number]]) -> RankColumns:
+    """Return the reader of a metric of every network port that a rank reads, by the labels after the port's."""
+    return RankColumns(PORTS, values)
+
+
+def per_interface_and(values: Mapping[Labels, Callable[[InterfaceSample], Number]]) -> RankColumns:
+    """Return the same for network interfaces."""
+    return RankColumns(INTERFACES, values)
 
 
 def of_totals(read: Callable[[Totals], Number]) -> RankColumns:

@@ -26,6 +26,7 @@ from deploy.grafana.generator.panels import (
     GREEN,
     HERTZ,
     NUMBER,
+    PER_S,
     RATIO,
     RED,
     THIRD,
@@ -47,6 +48,8 @@ TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
 TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
 ON_NODE: Final = f"and on (run, rank) {series('rank_info', OF_NODE)}"
 """Appended to series without the label node."""
+OF_MACHINE: Final = 'run="$run",node="$node"'
+"""Of the whole node, whichever ranks are chosen."""
 OF_RANKS: Final = 'run="$run",rank=~"$rank"'
 MEMORY: Final = f"{series('gpu_memory_used_bytes', OF_NODE)} / {series('gpu_memory_total_bytes', OF_NODE)}"
 UNCORRECTED: Final = f'{OF_NODE},kind="uncorrected"'
@@ -58,7 +61,7 @@ def build() -> Dashboard:
     page = dashboard(
         NODE,
         "rankscope / Node and GPU",
-        "One node: clocks, power, temperature, memory, links and errors of its GPUs.",
+        "One node: clocks, power, temperature, memory, links and errors of its GPUs, its network ports and its CPUs.",
         run_variable(),
         node_variable(),
         ranks_of_node_variable(),
@@ -69,6 +72,8 @@ def build() -> Dashboard:
         ("Work", _work()),
         ("Memory", _memory()),
         ("Links", _links()),
+        ("Network ports", _ports()),
+        ("CPUs and TCP", _machine()),
         ("Errors", _errors()),
     )
     return lay_out(page, rows)
@@ -278,6 +283,75 @@ def _links() -> list[Placed]:
             width=THIRD,
         )
         for title, name in (("NVLink", "nvlink"), ("PCIe", "pcie"), ("XGMI (AMD)", "xgmi"))
+    ]
+
+
+def _ports() -> list[Placed]:
+    return [
+        lines(
+            "Port traffic",
+            "Bytes a second through each InfiniBand or RoCE port, of all that use it.",
+            BYTES_PER_S,
+            Query(rate("port_bytes_total", OF_MACHINE), "{{port}} {{direction}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Port errors",
+            "Errors of the link a second (symbol and receive errors, recoveries and losses of the link), and packets "
+            "that were lost, late or refused. Compare with the same port of other nodes.",
+            PER_S,
+            Query(rate("port_errors_total", OF_MACHINE), "{{port}} link"),
+            Query(rate("port_transport_errors_total", OF_MACHINE), "{{port}} transport"),
+            Query(rate("interface_errors_total", OF_MACHINE), "{{interface}} {{kind}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Congestion",
+            "Ticks a second in which data waited to be sent (how long one is depends on the card), and congestion "
+            "notifications that a RoCE port received.",
+            PER_S,
+            Query(rate("port_transmit_wait_ticks_total", OF_MACHINE), "{{port}} ticks"),
+            Query(rate("port_congestion_notifications_total", OF_MACHINE), "{{port}} notifications"),
+            width=THIRD,
+        ),
+        states(
+            "Port state",
+            "Whether each InfiniBand or RoCE port carries data.",
+            {0: ("down", RED), 1: ("up", GREEN)},
+            Query(series("port_up", OF_MACHINE), "{{port}}"),
+        ),
+        lines(
+            "PCIe link of each GPU",
+            "Lanes and generation. A GPU lowers the generation while it is idle; lanes are lost by bad contacts.",
+            NUMBER,
+            Query(series("gpu_pcie_link_width", OF_NODE), "rank {{rank}} lanes"),
+            Query(series("gpu_pcie_link_generation", OF_NODE), "rank {{rank}} generation"),
+            link=TO_RANK_OF_LINE,
+        ),
+    ]
+
+
+def _machine() -> list[Placed]:
+    return [
+        lines(
+            "CPU pressure and steal",
+            "Share of the time in which some task waited for a CPU: of the node, and of the control group of its first "
+            "rank. Steal is what a hypervisor took from each CPU.",
+            RATIO,
+            Query(rate("node_cpu_pressure_seconds_total", OF_MACHINE), "node"),
+            Query(rate("node_group_cpu_pressure_seconds_total", OF_MACHINE), "control group"),
+            Query(rate("node_cpu_steal_seconds_total", OF_MACHINE), "steal"),
+        ),
+        lines(
+            "TCP segments sent again",
+            "Share of the TCP segments that the node sent again.",
+            RATIO,
+            Query(
+                f"{rate('node_tcp_segments_retransmitted_total', OF_MACHINE)}"
+                f" / {rate('node_tcp_segments_sent_total', OF_MACHINE)}",
+                "node",
+            ),
+        ),
     ]
 
 

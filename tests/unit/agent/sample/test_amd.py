@@ -85,6 +85,7 @@ def test_gpu_that_torch_uses_is_read_in_our_units(machine: Machine) -> None:
         "ecc_uncorrected": 0,
         "xgmi_tx_bytes": (10 + 20) * 1024,
         "xgmi_rx_bytes": (100 + 200) * 1024,
+        "pcie_link_width": 16,
     }
     assert {field: getattr(sample, field) for field in expected} == expected
 

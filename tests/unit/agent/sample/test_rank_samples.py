@@ -10,8 +10,9 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.units import NS_PER_S
 
 
-def make_samples(**settings: str) -> RankSamples:
-    return RankSamples(read_config(settings), SystemClock(), Guard(error_budget=3), TrainingDevice())
+def make_samples(local_rank: int = 0, **settings: str) -> RankSamples:
+    config, guard = read_config(settings), Guard(error_budget=3)
+    return RankSamples(config, SystemClock(), guard, TrainingDevice(), local_rank=local_rank)
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:
@@ -40,7 +41,29 @@ def test_the_process_is_sampled_when_due_and_at_the_end() -> None:
 def test_a_gpu_that_is_not_wanted_is_not_sampled() -> None:
     samples = make_samples(RANKSCOPE_GPU="0")
     samples.run(0, last=True)
-    assert set(samples.loop.counts) == {"host"}
+    assert set(samples.loop.counts) == {"host", "node"}
+    samples.close()
+
+
+def test_only_the_rank_with_local_rank_0_samples_the_machine() -> None:
+    others = make_samples(local_rank=1)
+    others.run(0, last=True)
+    assert (others.pop_node(), "node" in others.loop.counts) == (None, False)
+    others.close()
+    unwanted = make_samples(RANKSCOPE_NODE_SAMPLES="0")
+    assert "node" not in unwanted.loop.counts
+    unwanted.close()
+
+
+def test_each_sample_of_the_machine_is_reported_once() -> None:
+    samples = make_samples()
+    assert samples.pop_node() is None
+    samples.run(0, last=True)
+    found = samples.pop_node()
+    assert found is not None
+    assert found.tcp_segments_sent is not None
+    samples.run(0, last=True)  # no ten seconds later
+    assert samples.pop_node() is None
     samples.close()
 
 

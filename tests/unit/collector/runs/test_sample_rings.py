@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
+from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import (
     BREAKDOWNS_KEPT,
     GC_PAUSES_KEPT,
+    NODE_COUNTS_KEPT,
     PAUSES_LEFT_AT_ONCE,
     BreakdownRing,
     PackedRing,
@@ -15,7 +17,7 @@ from rankscope.collector.runs.sample_rings import (
     RankSamples,
 )
 from rankscope.measure.messages import Report
-from rankscope.measure.records import AllocatorSample, HostSample, Totals, WindowBreakdown
+from rankscope.measure.records import AllocatorSample, HostSample, NodeSample, Totals, WindowBreakdown
 
 
 def window_of(**changed: int | None) -> WindowBreakdown:
@@ -146,3 +148,13 @@ def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:
     for steps in range(4, 4 + GC_PAUSES_KEPT):
         record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=3, gc_pause_ns=steps))
     assert (len(samples.gc_pauses), samples.gc_pauses[0].pause_ns) == (GC_PAUSES_KEPT, 4)
+
+
+def test_last_samples_of_the_machine_are_kept_with_their_steps() -> None:
+    samples = RankSamples()
+    record(samples, totals=Totals(steps=3))
+    for steps in range(NODE_COUNTS_KEPT + 2):
+        record(samples, totals=Totals(steps=steps), node=NodeSample(host_ns=steps, cpu_steal_ns=5))
+    samples.validate()
+    assert len(samples.machines) == NODE_COUNTS_KEPT
+    assert samples.machines[0] == NodeCounts(2, NodeSample(host_ns=2, cpu_steal_ns=5))

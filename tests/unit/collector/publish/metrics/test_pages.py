@@ -283,21 +283,21 @@ def test_no_rank_has_more_series_than_is_stated_and_what_is_beyond_is_counted() 
     assert by_name["rankscope_collectives_total"] == COLLECTIVE_KINDS_MAX
     assert by_name["rankscope_gpu_power_watts"] == GPUS_PER_RANK_MAX
     assert by_name["rankscope_gpu_nvlink_bytes_total"] == 2 * GPUS_PER_RANK_MAX
-    devices = 12 * (17 + 2 * 5)
+    devices = 12 * (19 + 2 * 5)
     assert left_out(shown) == 2 * (200 - 32) + 3 * (200 - 32) + (200 - 8) + 6 * (100 - 64) + devices
 
 
 def test_a_rank_with_everything_on_has_about_a_hundred_series() -> None:
-    # One GPU, two kinds of collective, five phases: docs/metrics.md states it.
+    # One GPU, two kinds of collective, five phases; of a port 7 and of an interface 2. docs/metrics.md states it.
     shown = series_of(snapshot_of(1), METRICS)
-    assert sum(key[0] in PER_RANK for key in shown) == 106
+    assert sum(key[0] in PER_RANK for key in shown) == 106 + 7 + 2
 
 
-def test_a_node_has_eleven_series_on_metrics_however_many_ranks_it_has() -> None:
+def test_a_node_has_sixteen_series_on_metrics_however_many_ranks_it_has() -> None:
     # docs/metrics.md states it.
     few, many = (series_of(snapshot_of(ranks), METRICS, metrics_ranks_max=0) for ranks in (2, 8))
     of_node = [[name for name, labels in shown if dict(labels).keys() == {"run", "node"}] for shown in (few, many)]
-    assert [len(names) for names in of_node] == [11, 11]
+    assert [len(names) for names in of_node] == [16, 16]
 
 
 def test_what_one_rank_has_too_much_of_costs_no_other_rank_anything() -> None:
