@@ -1,4 +1,4 @@
-"""Check this machine: profiling, open files, clock, folders, ports."""
+"""Check this machine: profiling, open files, clock, network cards, CPU pressure, folders, ports."""
 
 import ctypes
 import os
@@ -20,6 +20,11 @@ FILES_WANTED: Final = 20_000
 """Open files of a collector with 16,384 ranks, one for each and some of its own."""
 UNSYNCHRONISED: Final = 0x0040
 """STA_UNSYNC of adjtimex(2): no program synchronises the clock."""
+INFINIBAND: Final = Path("/sys/class/infiniband")
+CPU_PRESSURE: Final = Path("/proc/pressure/cpu")
+PORTS_NAMED_MAX: Final = 16
+"""As many as an agent reads."""
+ACTIVE: Final = "ACTIVE"
 _TIMEX_BYTES: Final = 512
 """More than struct timex has on any architecture (208)."""
 _TIMEX_STATUS: Final = 10
@@ -37,6 +42,8 @@ def check_machine(
     yield check_flight_recorder(environment)
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield check_clock(read_clock_status())
+    yield check_network_ports(INFINIBAND)
+    yield check_cpu_pressure(CPU_PRESSURE)
     if spill_dir:
         yield check_folder(spill_dir)
     if metrics_port:
@@ -114,6 +121,36 @@ def check_clock(status: int | None) -> Check:
         found = "the clock's status is unknown" if status is None else "this machine's clock is not synchronised"
         return note("time", found, costs, "Run chrony or systemd-timesyncd.")
     return ok("time", "the clock is synchronised")
+
+
+def check_network_ports(folder: Path) -> Check:
+    """Check that the ports of InfiniBand and RoCE cards carry data; `folder` is like /sys/class/infiniband."""
+    ports = sorted(folder.glob("*/ports/*"))
+    if not ports:
+        return ok("network ports", "no InfiniBand or RoCE card; errors of interfaces and of TCP are read")
+    states = {f"{port.parts[-3]}/{port.name}": _read_first_line(port / "state").rpartition(" ")[2] for port in ports}
+    listed = ", ".join(f"{name} {state.lower() or 'unknown'}" for name, state in list(states.items())[:PORTS_NAMED_MAX])
+    listed += f", {len(states) - PORTS_NAMED_MAX} more, which are not read" if len(states) > PORTS_NAMED_MAX else ""
+    if all(state == ACTIVE for state in states.values()):
+        return ok("network ports", listed)
+    costs = "training that would use a port that is down takes another, or none"
+    return note("network ports", listed, costs, "Look at `ibstat` and the cable; a port that nobody uses may be down.")
+
+
+def check_cpu_pressure(file: Path) -> Check:
+    """Check that the kernel counts for how long tasks wait for a CPU (PSI)."""
+    if _read_first_line(file).startswith("some"):
+        return ok("CPU pressure", "counted by the kernel")
+    costs = "a host that is slow because its CPUs are short is called host_cpu, unless a hypervisor takes them"
+    return note("CPU pressure", f"{file} cannot be read", costs, "Linux 4.20 or later; boot it with psi=1.")
+
+
+def _read_first_line(file: Path) -> str:
+    """Return the first line; empty where the file cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+    except OSError:
+        return ""
 
 
 def check_folder(folder: str) -> Check:

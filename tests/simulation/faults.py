@@ -21,6 +21,9 @@ class Effect(NamedTuple):
     slows_clock: bool = False
     xid: int | None = None
     retries: bool = False
+    narrows_pcie: bool = False
+    queues_for_cpu: bool = False
+    port_errors: bool = False
     burns_cpu: bool = True
 
 
@@ -37,9 +40,11 @@ EFFECTS: dict[str, Effect] = {
     "gpu_fault": Effect(KERNEL, xid=63),
     "more_work": Effect(KERNEL, more_operators=True),
     "memory_pressure": Effect(HOST, retries=True),
-    "slow_link": Effect(TRANSFER),
+    "slow_link": Effect(TRANSFER, port_errors=True),
+    "pcie_downgrade": Effect(HOST, narrows_pcie=True),
+    "cpu_pressure": Effect(HOST, queues_for_cpu=True, burns_cpu=False),
 }
-"""By cause of docs/definitions.md section 5."""
+"""By cause of docs/definitions.md section 5. Short CPUs show on the machine of a rank with local rank 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,8 @@ SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_
 """Layouts in which every cause and noise is tried. The large ones need seconds a run: some causes only."""
 PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
+MACHINE_CAUSES = ("pcie_downgrade", "cpu_pressure")
+"""Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
 ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY = (
@@ -54,7 +56,7 @@ class Entry(NamedTuple):
 
 def trials() -> Iterator[Trial]:
     """Yield the whole matrix."""
-    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy)
+    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines)
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
         scenario = layout.scenario(*entry.faults, noise=entry.noise, seed=seed, steps=_steps_of(layout))
@@ -68,11 +70,15 @@ def _steps_of(layout: Layout) -> int:
     return BEGIN + (100 if layout.topology.world_size <= 256 else 40)
 
 
+def _one_rank_causes() -> list[str]:
+    return [cause for cause in EFFECTS if cause not in MACHINE_CAUSES]
+
+
 def _one_rank() -> Iterator[Entry]:
     """Yield every cause at every size wherever every cause is tried."""
-    for where, cause, ratio in itertools.product(SMALL, EFFECTS, RATIOS):
+    for where, cause, ratio in itertools.product(SMALL, _one_rank_causes(), RATIOS):
         yield Entry(ONE_RANK, cause, where, "usual", (slow_rank(cause, ratio),))
-    for cause, ratio in itertools.product(EFFECTS, (1.1, 1.3)):
+    for cause, ratio in itertools.product(_one_rank_causes(), (1.1, 1.3)):
         yield Entry(ONE_RANK, cause, "fsdp 64", "usual", (slow_rank(cause, ratio),))
 
 
@@ -149,3 +155,12 @@ def _healthy() -> Iterator[Entry]:
         yield Entry(HEALTHY, noise, where, noise)
     for noise in NOISES:
         yield Entry(HEALTHY, noise, "fsdp 64", noise)
+
+
+def _machines() -> Iterator[Entry]:
+    """Yield the causes that show in samples of a PCIe link, which is one rank's, and of a machine."""
+    for where, ratio in itertools.product(SMALL, RATIOS):
+        yield Entry(ONE_RANK, "pcie_downgrade", where, "usual", (slow_rank("pcie_downgrade", ratio),))
+    for where, ratio in itertools.product(("ep 4, dp 32", "fsdp 64"), RATIOS):
+        ranks = LAYOUTS[where].topology.ranks_on_node(1)
+        yield Entry(PLACE, "node", where, "usual", (slow_rank("cpu_pressure", ratio, ranks=ranks),))

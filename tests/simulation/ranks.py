@@ -14,6 +14,8 @@ from rankscope.measure.records import (
     GroupInfo,
     HostSample,
     Losses,
+    NodeSample,
+    PortSample,
     StepRecord,
     WindowBreakdown,
 )
@@ -27,6 +29,10 @@ OPERATORS = 1_000
 BLOCKS = 40
 """Blocks of memory that the allocator requested from the driver at the start."""
 HEALTHY_CLOCK_HERTZ = 1_980_000_000
+PCIE_LANES = 16
+SYMBOL_ERRORS_PER_STEP = 5
+CPU_PRESSURE_NS_PER_STEP = 1_000_000
+"""On a healthy machine, too, its tasks wait for a CPU now and then."""
 
 
 class Windows(NamedTuple):
@@ -57,7 +63,8 @@ class SimulatedRank:
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
         self._builder = ReportBuilder()
-        self._gc_pause_ns = self._retries = 0
+        self._gc_pause_ns = self._retries = self._cpu_pressure_ns = self._symbol_errors = 0
+        self._beside = frozenset(topology.ranks_on_node(rank // topology.ranks_per_node))
         self.identity = RankIdentity(
             run=RUN,
             rank=rank,
@@ -116,6 +123,7 @@ class SimulatedRank:
             host=self._host_sample(now_ns, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),
             allocator=self._allocator_sample(now_ns, mine),
+            node=self._node_sample(now_ns, first_step, faults) if self.identity.local_rank == 0 else None,
             groups=self._groups,
             losses=losses,
         )
@@ -198,6 +206,19 @@ class SimulatedRank:
             host_ns=now_ns, retries=self._retries, device_allocs=asked, device_frees=self._retries, ooms=0
         )
 
+    def _node_sample(self, now_ns: int, first_step: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> NodeSample:
+        """Return the sample of the machine: one network port, whose link to a rank beside may have errors, and for how
+        long this rank has waited for a CPU.
+        """
+        for step, there in enumerate(faults, first_step):
+            on_node = [(fault, ns) for fault, ns in there if not self._beside.isdisjoint(fault.ranks)]
+            waited_ns = sum(ns for fault, ns in on_node if fault.effect.queues_for_cpu)
+            self._cpu_pressure_ns += CPU_PRESSURE_NS_PER_STEP + round(waited_ns)
+            has_errors = any(fault.effect.port_errors and fault.strength(step) > 0 for fault, _ in on_node)
+            self._symbol_errors += SYMBOL_ERRORS_PER_STEP * has_errors
+        port = PortSample(name="mlx5_0/1", is_active=True, symbol_errors=self._symbol_errors, link_downs=1)
+        return NodeSample(host_ns=now_ns, ports=(port,), cpu_pressure_ns=self._cpu_pressure_ns, cpu_steal_ns=0)
+
     def _device_sample(self, now_ns: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> DeviceSample:
         """Return the device's sample. Kernels slow down in proportion to the clock."""
         effects = [fault.effect for fault, ns in faults if ns > 0]
@@ -212,4 +233,5 @@ class SimulatedRank:
             throttle_reasons=tuple(effect.throttle_reason for effect in effects if effect.throttle_reason is not None),
             xid_count=len(xids),
             xid_last=xids[-1] if xids else None,
+            pcie_link_width=4 if any(effect.narrows_pcie for effect in effects) else PCIE_LANES,
         )

@@ -83,3 +83,37 @@ def test_two_slow_ranks_at_once() -> None:
 def test_stages_of_unequal_work_are_not_compared() -> None:
     scenario = Scenario(topology=Topology.mesh(pp=4, dp=4), kind="pp", stage_shares=(0.8, 1.0, 1.0, 1.4), steps=120)
     assert not [opened for opened in run(scenario).opened if opened.finding.kind in ("straggler", "stage_slowdown")]
+
+
+def test_node_whose_cpus_are_short_is_named_with_its_pressure() -> None:
+    fault = Fault(cause="cpu_pressure", ranks=NODE, ratio=1.3, begin=BEGIN)
+    (found,) = findings("dp", Topology.mesh(dp=32), fault)
+    assert (found.ranks, found.nodes, found.cause) == (NODE, ("node0001",), "cpu_pressure")
+    assert found.evidence["peers_cpu_pressure_ns_per_step"] == 1_000_000
+
+
+def test_slow_host_of_one_rank_among_healthy_neighbours_is_no_cpu_pressure() -> None:
+    fault = Fault(cause="cpu_pressure", ranks=(8,), ratio=1.3, begin=BEGIN)
+    (found,) = findings("dp", Topology.mesh(dp=32), fault)
+    assert (found.ranks, found.cause) == ((8,), "host_cpu")
+
+
+def test_rank_with_a_narrow_pcie_link_is_named_with_its_lanes() -> None:
+    fault = Fault(cause="pcie_downgrade", ranks=(5,), ratio=1.3, begin=BEGIN)
+    (found,) = findings("dp", Topology.mesh(dp=16), fault)
+    assert (found.ranks, found.cause) == ((5,), "pcie_downgrade")
+    assert (found.evidence["pcie_lanes"], found.evidence["peers_pcie_lanes"]) == (4, 16)
+
+
+def test_slow_link_with_errors_of_its_port_says_so() -> None:
+    fault = Fault(cause="slow_link", ranks=(5,), ratio=1.3, begin=BEGIN)
+    (found,) = findings("tp", Topology.mesh(tp=8, dp=4), fault)
+    assert found.kind == "slow_link"
+    assert "port mlx5_0/1 of node node0000 counted" in found.details["link_errors"]
+    assert "Indicates link_errors:" in found.sentence
+
+
+def test_slow_links_everywhere_with_errors_everywhere_say_nothing_of_errors() -> None:
+    fault = Fault(cause="slow_link", ranks=tuple(range(16)), ratio=1.2, begin=BEGIN)
+    (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
+    assert (found.kind, found.details.keys() & {"link_errors", "congestion"}) == ("slow_link", set())

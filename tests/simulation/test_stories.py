@@ -34,7 +34,7 @@ def test_slow_rank_is_found_and_no_rank_that_waits_for_it(kind: str) -> None:
     assert abs((found[0].finding.since_step or 0) - BEGIN) <= 2
 
 
-@pytest.mark.parametrize("cause", sorted(EFFECTS))
+@pytest.mark.parametrize("cause", sorted(EFFECTS.keys() - {"cpu_pressure"}))  # that is a machine's: test_patterns.py
 def test_cause_is_named(cause: str) -> None:
     judged = judge(run(story("fsdp", Fault(cause=cause, ranks=(SLOW,), ratio=1.3, begin=BEGIN))))
     (fault,) = judged.faults

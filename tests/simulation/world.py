@@ -16,7 +16,7 @@ from rankscope.measure.units import NS_PER_S
 from tests.simulation.clocks import ClockNoise, Clocks
 from tests.simulation.collector_end import CollectorEnd, Opened
 from tests.simulation.engine import Engine, Floats, Step
-from tests.simulation.faults import TRANSFER, Fault, Injection
+from tests.simulation.faults import Fault, Injection
 from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
@@ -199,11 +199,7 @@ class World:
     def _make_step(self, number: int) -> None:
         step = self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
         self._steps.append(step)
-        faults = [
-            (fault, self._injection.extra_ns(fault, number))
-            for fault in self.scenario.faults
-            if fault.effect.kind != TRANSFER
-        ]
+        faults = [(fault, self._injection.extra_ns(fault, number)) for fault in self.scenario.faults]
         made = _Made(number, step, faults)
         for ring in self.rings:
             ring.append(made)

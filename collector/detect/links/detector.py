@@ -1,6 +1,6 @@
 """Build the findings about slow links: between which ranks or nodes, how much slower, since when, at what cost."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from rankscope.collector.detect.finding import (
     Finding,
     format_ranks,
 )
+from rankscope.collector.detect.links.link_counters import Sign, find_signs
 from rankscope.collector.detect.links.slow_links import (
     Links,
     Location,
@@ -116,6 +117,9 @@ def _describe(
     cost = price(lost_ns, view, since_step)
     costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
     indications, details = _find_indications(view, location)
+    signs = find_signs(location.nodes, view.machines.counts, leader.slow.level_from_step)
+    details |= {kind: "; ".join(sign.sentence for sign in there) for kind, there in signs.items()}
+    because = _write_signs([there[0] for there in signs.values()])
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
     family_size = len(links.families.get(leader.group, ()))
@@ -126,16 +130,27 @@ def _describe(
         group=leader.group,
         since_step=since_step,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, family_size, since_step, cost),
-        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True),
+        sentence=_write_sentence(location, leader, family_size, since_step, cost) + because,
+        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True) + because,
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,
-        evidence={**_numbers(view, leader), **excesses, **pasts, **indications},
+        evidence={**_numbers(view, leader), **excesses, **pasts, **indications, **_join_evidence(signs.values())},
         details=details,
     )
     return finding, lost_ns
+
+
+def _write_signs(signs: Sequence[Sign]) -> str:
+    """Write what ports counted meanwhile, to follow the sentence about the link; empty without signs. It is in the past
+    tense while the finding is open too: counters are read after the fact.
+    """
+    return "".join(f" Indicates {sign.kind}: {sign.sentence}." for sign in signs)
+
+
+def _join_evidence(signs: Iterable[Sequence[Sign]]) -> dict[str, float]:
+    return {name: value for there in signs for sign in there for name, value in sign.evidence.items()}
 
 
 def _since_step(link: SlowLink, before: Finding | None) -> int:

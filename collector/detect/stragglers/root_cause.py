@@ -3,16 +3,19 @@
 
 Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
 first because they are the most specific, then memory, which makes a host wait for its GPU, then calls in which it waits
-by itself, then the host. `unattributed` when no rule holds.
+by itself, then the host, and why it is slow. `unattributed` when no rule holds.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from rankscope.collector.detect.blocking_calls import describe_kind, find_costliest
+from rankscope.collector.detect.machine_growth import Machines
 from rankscope.collector.detect.past import OF_IT
+from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
 from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
@@ -106,6 +109,10 @@ CLOCK_RATIO = 0.95
 HARDWARE_XIDS = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 """Xid errors of the GPU or its links, not of the program (NVIDIA's Xid catalogue): memory errors and row
 remapping, NVLink, fallen off the bus, contained and uncontained memory errors, the GPU's own processor."""
+PCIE_UTILIZATION_MIN: Final = 0.5
+"""Utilization from which a GPU counts as busy: an idle one lowers the generation of its PCIe link to save power, and
+raises it within milliseconds once it works. The width it keeps."""
+HOST_CPU: Final = "host_cpu"
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync"})
 """Excesses that are not phases of the step."""
 
@@ -118,16 +125,28 @@ class Cause(NamedTuple):
     evidence: dict[str, float]
 
 
-def find_cause(slow: SlowRank, series: StepSeries, samples: Samples) -> Cause:
-    """Return the cause of one straggler."""
+def find_cause(slow: SlowRank, series: StepSeries, samples: Samples, machines: Machines | None = None) -> Cause:
+    """Return the cause of one straggler. Without `machines` nothing is known of them."""
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
-    for rule in (_data, _garbage, _fault, _clock, _memory, _sync, _window):
+    for rule in (_data, _garbage, _fault, _clock, _pcie, _memory, _sync, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
-            return Cause(cause[0], cause[1], evidence)
-    name, because = _host(slow, excess_ns, evidence, samples)
-    return Cause(name, because, evidence)
+            break
+    else:
+        cause = _host(slow, excess_ns, evidence, samples)
+    is_waiting = evidence.get("cpu_excess_ns", 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
+    if cause[0] == HOST_CPU and is_waiting and machines is not None:
+        because = find_cpu_pressure(
+            slow,
+            EXPLAINS * excess_ns,
+            evidence,
+            series=series,
+            machines=machines,
+            share_of_steps=_share_of_slow_steps(slow),
+        )
+        cause = cause if because is None else ("cpu_pressure", because)
+    return Cause(cause[0], cause[1], evidence)
 
 
 def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
@@ -228,6 +247,36 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
     return None
 
 
+def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
+    """Find a PCIe link with fewer lanes than those of most of its peers' GPUs, or of a lower generation while all of
+    them are busy. It slows copies and launches, and no kernel: longer kernels have another cause.
+    """
+    compute = _window_medians(slow, samples, "compute_ns")
+    if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
+        return None
+    peers = [device for peer in slow.peers.ranks if peer != slow.rank for device in samples.devices.get(peer, ())]
+    for device in samples.devices.get(slow.rank, ()):
+        for read, what in ((_pcie_width, "lanes"), (_pcie_generation, "generation")):
+            mine, theirs = read(device), [value for peer in peers if (value := read(peer)) is not None]
+            usual = statistics.median_low(theirs) if theirs else 0
+            if mine is None or mine >= usual:  # more than half of the known ones have the lower median, or more
+                continue
+            evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
+            text = f"{mine} lanes, its peers' {usual}" if what == "lanes" else f"generation {mine}, its peers' {usual}"
+            return "pcie_downgrade", f"its GPU's PCIe link runs with {text}"
+    return None
+
+
+def _pcie_width(device: DeviceSample) -> int | None:
+    return device.pcie_link_width or None
+
+
+def _pcie_generation(device: DeviceSample) -> int | None:
+    """Return the generation of a busy GPU's link; None for one that may have lowered it."""
+    is_busy = (device.utilization_ratio or 0.0) >= PCIE_UTILIZATION_MIN
+    return device.pcie_link_generation or None if is_busy else None
+
+
 def _find_faults(device: DeviceSample) -> set[str]:
     """Return the faults that the GPU reports."""
     found = {f"Xid {device.xid_last}"} if device.xid_last in HARDWARE_XIDS else set()
@@ -319,7 +368,7 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
         if evidence["idle_excess_ns"] >= EXPLAINS * excess_ns:
             longer = format_duration(evidence["idle_excess_ns"])
             return (
-                "host_cpu",
+                HOST_CPU,
                 f"its GPU is idle {longer} a step longer, waiting for its host{_where(evidence, excess_ns)}",
             )
     return None
@@ -331,8 +380,8 @@ def _host(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
         # On a GPU a slow host shows as an idle device, which only device windows measure.
         return "unattributed", f"no known cause explains it{where}"
     if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
-        return "host_cpu", f"its training thread computes longer{where}"
-    return "host_cpu", f"its training thread is blocked or waits for a CPU core{where}"
+        return HOST_CPU, f"its training thread computes longer{where}"
+    return HOST_CPU, f"its training thread is blocked or waits for a CPU core{where}"
 
 
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:

@@ -154,6 +154,34 @@ def test_kernel_reports_its_clock_status() -> None:
     assert status is None or 0 <= status < 1 << 16  # the flags of adjtimex(2)
 
 
+def test_network_ports_are_listed_with_their_states(tmp_path: Path) -> None:
+    assert machine.check_network_ports(tmp_path).state == OK
+    for card, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN"), ("mlx5_2", "")):
+        folder = tmp_path / card / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+    (tmp_path / "mlx5_2" / "ports" / "1" / "state").unlink()
+    found = machine.check_network_ports(tmp_path)
+    assert (found.state, found.found) == (NOTE, "mlx5_0/1 active, mlx5_1/1 down, mlx5_2/1 unknown")
+
+
+def test_more_ports_than_an_agent_reads_are_counted(tmp_path: Path) -> None:
+    for number in range(machine.PORTS_NAMED_MAX + 2):
+        folder = tmp_path / f"mlx5_{number}" / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text("4: ACTIVE\n")
+    found = machine.check_network_ports(tmp_path)
+    assert found.state == OK
+    assert found.found.endswith(" active, 2 more, which are not read")
+
+
+def test_kernel_without_cpu_pressure_is_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "cpu"
+    assert machine.check_cpu_pressure(file).state == NOTE
+    file.write_text("some avg10=0.00 avg60=0.00 avg300=0.08 total=2198677903\n")
+    assert machine.check_cpu_pressure(file).state == OK
+
+
 def test_unwritable_folder_and_taken_port_are_problems(tmp_path: Path) -> None:
     assert machine.check_folder(str(tmp_path)).state == OK
     assert machine.check_folder(str(tmp_path / "none")).state == PROBLEM

@@ -10,6 +10,7 @@ from rankscope.collector.detect.stragglers.detector import is_explained_by_links
 from rankscope.collector.detect.view import Candidate, RunView, Samples
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import DeviceSample
+from tests.unit.collector.detect.machines import port_growing
 from tests.unit.collector.steps.group_transfers import LINKS, MB, Groups, draw, mesh, noisy, view_with
 from tests.unit.collector.steps.step_series import slow_of
 
@@ -312,3 +313,30 @@ def test_group_of_one_machine_without_gpus_has_no_link() -> None:
     one, several, none = dict.fromkeys(range(8), "a"), {rank: f"n{rank}" for rank in range(8)}, Samples({}, {}, {})
     assert isinstance(DETECTOR.find(view_with(MESH, flat(MESH), nodes=one, samples=none), ()), Abstain)
     assert judged(several, none) == 1
+
+
+# -- counters of ports ------------------------------------------------------------------------------------------------
+
+
+def with_errors(**growths: int) -> Samples:
+    """Machines a and b, read by ranks 0 and 4 from the first slow step on."""
+    gpus = {rank: [DeviceSample(host_ns=0, uuid="", model="")] for rank in range(8)}
+    machines = {"ab".index(node) * 4: port_growing(n, "symbol_errors", first_step=80) for node, n in growths.items()}
+    return Samples({}, {}, gpus, machines=machines)
+
+
+def test_errors_of_the_accused_machine_stand_in_the_finding() -> None:
+    finding = only(view_of(PAIR, samples=with_errors(a=0, b=40)))
+    assert finding.cause == "slow_link"
+    assert finding.details["link_errors"] == (
+        "port mlx5_0/1 of node b counted 40 symbol errors within 20 steps, the same port of the other nodes, at the "
+        "median, 0"
+    )
+    assert finding.sentence.endswith(f" Indicates link_errors: {finding.details['link_errors']}.")
+    assert finding.past.endswith(f" Indicates link_errors: {finding.details['link_errors']}.")
+    assert finding.evidence["symbol_errors/b/mlx5_0/1"] == 40
+
+
+@pytest.mark.parametrize("growths", [{"a": 40, "b": 40}, {"a": 40, "b": 0}, {"b": 40}])
+def test_errors_that_do_not_single_out_the_machine_are_not_named(growths: dict[str, int]) -> None:
+    assert only(view_of(PAIR, samples=with_errors(**growths))).details.keys() & {"link_errors", "congestion"} == set()

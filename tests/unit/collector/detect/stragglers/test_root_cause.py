@@ -213,6 +213,63 @@ def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
     assert (cause.name, cause.because) == ("unattributed", "no known cause explains it, 50.0 ms of it in forward")
 
 
+# -- PCIe link --------------------------------------------------------------------------------------------------------
+
+
+def linked(lanes: int | None, generation: int | None = 5, utilization_ratio: float | None = 0.9) -> DeviceSample:
+    return DeviceSample(
+        host_ns=0, uuid="GPU", pcie_link_width=lanes, pcie_link_generation=generation,
+        utilization_ratio=utilization_ratio,
+    )  # fmt: skip
+
+
+def pcie_cause(slow: DeviceSample, *peers: DeviceSample, **known: Any) -> Cause:
+    return cause_of(devices={SLOW: [slow]} | {rank: [peer] for rank, peer in enumerate(peers)}, **known)
+
+
+def test_link_with_fewer_lanes_than_most_peers_is_pcie_downgrade() -> None:
+    assert pcie_cause(linked(4), linked(16), linked(16), linked(8)) == Cause(
+        "pcie_downgrade",
+        "its GPU's PCIe link runs with 4 lanes, its peers' 16",
+        {"pcie_lanes": 4, "peers_pcie_lanes": 16},
+    )
+
+
+def test_busy_link_of_a_lower_generation_is_pcie_downgrade() -> None:
+    cause = pcie_cause(linked(16, 1), linked(16), linked(16), linked(16))
+    assert cause.name == "pcie_downgrade"
+    assert cause.because == "its GPU's PCIe link runs with generation 1, its peers' 5"
+
+
+@pytest.mark.parametrize(
+    ("slow", "peers"),
+    [
+        (linked(8), [linked(8), linked(8), linked(16)]),  # as most peers
+        (linked(16), [linked(8)] * 3),
+        (linked(None, None), [linked(16)] * 3),
+        (linked(0), [linked(16)] * 3),  # a virtual GPU
+        (linked(4), [linked(None, None)] * 3),
+        (linked(16, 1, 0.1), [linked(16)] * 3),  # an idle GPU lowers its generation
+        (linked(16, 1, None), [linked(16)] * 3),
+        (linked(16, 1), [linked(16, 5, 0.0)] * 3),
+        (linked(16, 0), [linked(16)] * 3),
+    ],
+)
+def test_link_that_is_as_those_of_its_peers_or_not_known_is_no_cause(
+    slow: DeviceSample, peers: list[DeviceSample]
+) -> None:
+    assert pcie_cause(slow, *peers) == Cause(*NO_CAUSE, {})
+
+
+def test_narrow_link_does_not_explain_longer_kernels() -> None:
+    # 50 ms of 50 are computing; with 24 of 50 the rest may be copies.
+    work = {SLOW: [window(150.0, 10)]} | {peer: [window(100.0, 10)] for peer in PEERS}
+    narrow = (linked(4), linked(16), linked(16), linked(16))
+    assert pcie_cause(*narrow, breakdowns=work).name == "gpu_compute"
+    work[SLOW] = [window(124.0, 10)]
+    assert pcie_cause(*narrow, breakdowns=work).name == "pcie_downgrade"
+
+
 # -- more work --------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,81 @@
+"""Find whether a slow host is one whose machine is short of CPUs: pressure (PSI) and steal, compared with its peers'.
+
+Both belong to a machine or a control group, not to a rank. So they explain a slow rank only if the peer ranks beside it
+on the same machine are slow too: where they are as fast as all others, the shortage does not reach their training.
+
+    pressure    time in which some task, of anybody, waited for a CPU. Data loaders that queue up count as well, without
+                harm to the training: so what counts is the excess over the peers' machines
+    steal       time that a hypervisor gave to others, the mean over the CPUs
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.machine_growth import Machines, find_growth, find_stretch, spread
+from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.steps.step_series import StepSeries
+from rankscope.measure.units import format_duration
+
+SOURCES: Final[Mapping[str, str]] = {
+    "group_cpu_pressure_ns": "tasks of its control group wait {mine} a step for a CPU, those of its peers {peers}",
+    "cpu_pressure_ns": "tasks on its machine wait {mine} a step for a CPU, those on its peers' machines {peers}",
+    "cpu_steal_ns": "its hypervisor takes {mine} a step from each CPU, {peers} on its peers' machines",
+}
+"""Clause by field of NodeSample. The control group first, whose tasks are the training's own."""
+PEERS_READ_MAX: Final = 64
+"""Peers, evenly spread, whose machines are compared with: the median of 64 is close enough to that of thousands."""
+
+PerStep = Mapping[str, float]
+"""What a machine counted per step, in ns, by the fields that it has."""
+
+
+def find_cpu_pressure(
+    slow: SlowRank,
+    explained_ns_min: float,
+    evidence: dict[str, float],
+    *,
+    series: StepSeries,
+    machines: Machines,
+    share_of_steps: float,
+) -> str | None:
+    """Describe what the rank's machine was short of, by `explained_ns_min` a step more than the other machines of its
+    peers, and add the numbers to `evidence`; None where nothing is, or it is not known. An excess per step falls on
+    `share_of_steps` of the steps.
+    """
+    node = machines.nodes.get(slow.rank, "")
+    own = _read(machines, node, slow.level_from_step)
+    elsewhere = [peer for peer in slow.peers.ranks if machines.nodes.get(peer, node) != node] if own else []
+    there = [_read(machines, machines.nodes[peer], slow.level_from_step) for peer in spread(elsewhere, PEERS_READ_MAX)]
+    for field, clause in SOURCES.items():
+        peers = [one[field] for one in there if field in one]
+        if field not in own or not peers:
+            continue
+        mine, usual = own[field], float(np.median(peers))
+        name = field.removesuffix("_ns")
+        evidence[f"{name}_ns_per_step"], evidence[f"peers_{name}_ns_per_step"] = mine, usual
+        if (mine - usual) / share_of_steps >= explained_ns_min:
+            are_slow = _are_neighbours_slow(slow, explained_ns_min, series, machines.nodes)
+            return clause.format(mine=format_duration(mine), peers=format_duration(usual)) if are_slow else None
+    return None
+
+
+def _read(machines: Machines, node: str, from_step: int) -> PerStep:
+    """Return what a machine counted since that step; empty when not known."""
+    stretch = find_stretch(machines.counts.get(node, ()), from_step)
+    if stretch is None:
+        return {}
+    grown = {field: find_growth(getattr(stretch.first, field), getattr(stretch.last, field)) for field in SOURCES}
+    return {field: growth / stretch.steps for field, growth in grown.items() if growth is not None}
+
+
+def _are_neighbours_slow(slow: SlowRank, explained_ns_min: float, series: StepSeries, nodes: Mapping[int, str]) -> bool:
+    """Return whether half of its peers on the same machine are as much slower than usual; True where it has none."""
+    beside = [peer for peer in slow.peers.ranks if peer != slow.rank and nodes.get(peer) == nodes.get(slow.rank)]
+    rows = series.steps >= slow.level_from_step
+    self_ns = series.self_ns[rows][:, series.columns_of(beside)]
+    self_ns = self_ns[~np.isnan(self_ns).any(axis=1)]
+    if not self_ns.size:
+        return not beside
+    return bool(np.median(np.median(self_ns, axis=0)) - slow.peers_self_ns >= explained_ns_min)

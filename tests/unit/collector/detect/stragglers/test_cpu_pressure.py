@@ -1,0 +1,126 @@
+"""Short CPUs as the cause of slow hosts, by hand-made cases.
+
+Ranks 0 and 1 are on machine a, 2 and 3 on b, 4 and 5 on c. Rank 0 has a self time of 150 ms, its peers 100 ms; the
+machines are sampled at steps 0, 10 and 20. The excess is 50 ms, so 25 ms of it a step, 500 ms in 20 steps, must be
+explained.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.machine_growth import NodeCounts, find_machines
+from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
+from rankscope.collector.detect.view import Samples
+from tests.unit.collector.detect.machines import growing, machine
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, series_of, slow_of
+
+NODES = {rank: "abc"[rank // 2] for rank in range(6)}
+GROUP, MACHINE, STEAL = "group_cpu_pressure_ns", "cpu_pressure_ns", "cpu_steal_ns"
+
+
+def cause_of(
+    machines: Mapping[int, Sequence[NodeCounts]],
+    *,
+    neighbour_ms: float = 150.0,
+    cpu_ms: float = 90.0,
+    level_from_step: int = 0,
+    pattern: str = "steady",
+) -> Cause:
+    row = [150.0, neighbour_ms, 100.0, 100.0, 100.0, 100.0]
+    series = series_of([row] * 25, cpu_ms=[[cpu_ms] + [90.0] * 5] * 25)
+    slow = slow_of(0, (1, 2, 3, 4, 5), self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
+    if pattern == "intermittent":
+        slow = slow._replace(pattern=pattern, persistence=0.5, slow_steps=np.arange(0, 25, 2))
+    return find_cause(slow, series, Samples({}, {}, {}), find_machines(NODES, machines))
+
+
+def pressed(slow_ms: int, *peers_ms: int, field: str = MACHINE) -> dict[int, Sequence[NodeCounts]]:
+    """Ranks 0, 2 and 4 read their machines."""
+    return {2 * number: growing(ms * MS, field) for number, ms in enumerate((slow_ms, *peers_ms))}
+
+
+@pytest.mark.parametrize(
+    ("field", "because"),
+    [
+        (GROUP, "tasks of its control group wait 40.0 ms a step for a CPU, those of its peers 10.0 ms"),
+        (MACHINE, "tasks on its machine wait 40.0 ms a step for a CPU, those on its peers' machines 10.0 ms"),
+        (STEAL, "its hypervisor takes 40.0 ms a step from each CPU, 10.0 ms on its peers' machines"),
+    ],
+)
+def test_machine_that_is_short_of_cpus_is_cpu_pressure(field: str, because: str) -> None:
+    cause = cause_of(pressed(800, 200, 200, field=field))
+    assert (cause.name, cause.because) == ("cpu_pressure", because)
+    name = field.removesuffix("_ns")
+    assert cause.evidence[f"{name}_ns_per_step"] == 40 * MS
+    assert cause.evidence[f"peers_{name}_ns_per_step"] == 10 * MS
+
+
+@pytest.mark.parametrize(("slow_ms", "name"), [(700, "cpu_pressure"), (699, "host_cpu")])
+def test_pressure_is_the_cause_from_half_of_the_excess_on(slow_ms: int, name: str) -> None:
+    # 35 ms a step and 34.95, of which 10 are usual.
+    assert cause_of(pressed(slow_ms, 200, 200)).name == name
+
+
+def test_peers_under_the_same_pressure_make_it_no_cause() -> None:
+    assert cause_of(pressed(800, 800, 800)).name == "host_cpu"
+
+
+def test_healthy_neighbours_on_the_machine_make_it_no_cause() -> None:
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=100.0).name == "host_cpu"
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=124.0).name == "host_cpu"
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=125.0).name == "cpu_pressure"
+
+
+def test_neighbours_whose_self_time_is_not_known_make_it_no_cause() -> None:
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=UNKNOWN).name == "host_cpu"
+
+
+def test_rank_alone_on_its_machine_needs_no_neighbours() -> None:
+    series = series_of([[150.0, 100.0, 100.0, 100.0]] * 25, cpu_ms=[[90.0] * 4] * 25)
+    slow = slow_of(0, (1, 2, 3), self_ms=150.0, peers_ms=100.0)
+    machines = {rank: growing(ms * MS, MACHINE) for rank, ms in enumerate((800, 200, 200, 200))}
+    nodes = {rank: f"n{rank}" for rank in range(4)}
+    assert find_cause(slow, series, Samples({}, {}, {}), find_machines(nodes, machines)).name == "cpu_pressure"
+
+
+def test_who_computes_longer_does_not_wait_for_a_cpu() -> None:
+    cause = cause_of(pressed(800, 200, 200), cpu_ms=140.0)
+    assert (cause.name, cause.because) == ("host_cpu", "its training thread computes longer")
+
+
+def test_pressure_of_an_intermittent_slowness_falls_on_its_slow_steps() -> None:
+    # 15 ms a step above the peers' are 30 ms in each slow step, of which there is one in two.
+    assert cause_of(pressed(500, 200, 200)).name == "host_cpu"
+    assert cause_of(pressed(500, 200, 200), pattern="intermittent").name == "cpu_pressure"
+
+
+def test_counter_that_begins_again_grows_by_what_it_counted_since() -> None:
+    # At least 800 ms in 20 steps.
+    machines = pressed(0, 200, 200)
+    machines[0] = machine({MACHINE: 900 * MS}, {MACHINE: 1300 * MS}, {MACHINE: 800 * MS})
+    assert cause_of(machines).evidence["cpu_pressure_ns_per_step"] == 40 * MS
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [
+        {},
+        {0: growing(800 * MS, MACHINE)},  # no peer's machine is known
+        {rank: growing(0, MACHINE) for rank in (2, 4)},
+        pressed(800, 200, 200, field="tcp_segments_sent"),
+        {rank: growing(800 * MS, MACHINE)[:1] for rank in (0, 2, 4)},
+    ],
+)
+def test_counts_that_cannot_be_compared_are_no_evidence(machines: Mapping[int, Sequence[NodeCounts]]) -> None:
+    cause = cause_of(machines)
+    assert (cause.name, [name for name in cause.evidence if "cpu_" in name]) == ("host_cpu", ["cpu_excess_ns"])
+
+
+def test_samples_before_the_present_level_do_not_count() -> None:
+    # From step 10 on: 40 ms a step against 10.
+    counts = pressed(0, 200, 200)
+    counts[0] = machine({MACHINE: 0}, {MACHINE: 0}, {MACHINE: 400 * MS})
+    assert cause_of(counts, level_from_step=10).evidence["cpu_pressure_ns_per_step"] == 40 * MS
+    assert cause_of(counts, level_from_step=11).name == "host_cpu"
