@@ -36,7 +36,6 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     Losses,
-    NodeSample,
     Totals,
     WindowBreakdown,
     WindowSynchronisations,
@@ -302,11 +301,6 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         last = self.last_report
         return find_absence(self.window_times, last.cost, self.last_step, last.host_ns)
 
-    @property
-    def node(self) -> NodeSample | None:
-        """The last sample of its machine; None before any, and in all ranks of a node but one."""
-        return _read(_choose(self.node_frame, self.frame)).node
-
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def build(
@@ -342,7 +336,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             host=last.host if self.host_frame is None else self.host,
             devices=last.devices if self.devices_frame is None else self.devices,
             allocator=last.allocator if self.allocator_frame is None else _read(self.allocator_frame).allocator,
-            node=last.node if self.node_frame is None else self.node,
+            node=last.node if self.node_frame is None else _read(self.node_frame).node,
             overhead_ratio=last.overhead_ratio,
             cost=last.cost,
             clock_error_ns=None if alignment is None else alignment.error_ns,
@@ -372,7 +366,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             cost=last.cost,
             totals=last.totals,
             devices=last.devices if self.devices_frame is None else self.devices,
-            node=last.node if self.node_frame is None else self.node,
+            node=last.node if self.node_frame is None else _read(self.node_frame).node,
             stalled=self.liveness.is_stalled if self.is_live else None,
             awaited=self.is_awaited,
             **medians.summary_of(self.identity.rank),

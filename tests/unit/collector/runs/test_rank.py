@@ -167,12 +167,12 @@ def counted_of(rank: RankState) -> tuple[object, ...]:
 
 
 def samples_of(rank: RankState) -> tuple[object, ...]:
-    return rank.host, rank.devices, snapshot_of(rank).allocator, rank.node, snapshot_of(rank).node
+    return rank.host, rank.devices, snapshot_of(rank).allocator, snapshot_of(rank).node
 
 
 def test_before_any_report_nothing_is_known() -> None:
     assert counted_of(joined()) == (Totals(), Losses(), None, AgentCost())
-    assert samples_of(joined()) == (None, (), None, None, None)
+    assert samples_of(joined()) == (None, (), None, None)
 
 
 @pytest.mark.parametrize("steps", [1, 200])
@@ -183,17 +183,17 @@ def test_last_report_is_read_as_it_was_sent(steps: int) -> None:
     assert (len(encode(report)) > FRAME_BYTES_KEPT) == (steps > 1)
     latest = after(joined(), report)
     assert counted_of(latest) == (TOTALS, LOSSES, 0.004, COST)
-    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR, NODE, NODE)
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR, NODE)
     assert len(latest.frame) <= FRAME_BYTES_KEPT
 
 
 def test_samples_stay_and_counts_are_of_the_last_report() -> None:
     latest = after(after(joined(), WHOLE), Report(sequence=2, host_ns=10, totals=Totals(steps=9)))
     assert counted_of(latest) == (Totals(steps=9), Losses(), None, AgentCost())
-    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR, NODE, NODE)
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR, NODE)
     newer = msgspec.structs.replace(HOST, host_ns=11)
     newest = after(latest, Report(sequence=3, host_ns=11, host=newer))
-    assert samples_of(newest) == (newer, (GPU, GPU), ALLOCATOR, NODE, NODE)
+    assert samples_of(newest) == (newer, (GPU, GPU), ALLOCATOR, NODE)
 
 
 def test_samples_are_read_of_full_and_of_short_frames() -> None:
@@ -205,10 +205,10 @@ def test_samples_are_read_of_full_and_of_short_frames() -> None:
         progress=(GroupStatus(group="g", enqueued=4),), stalled_since_host_ns=5,
     )  # fmt: skip
     latest = after(joined(), full)
-    assert (latest.last_report.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR, NODE, NODE)
+    assert (latest.last_report.totals, *samples_of(latest)) == (TOTALS, HOST, (GPU, GPU), ALLOCATOR, NODE)
     short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
     latest = after(joined(), Report(sequence=1, host_ns=0), short)
-    assert (latest.last_report.totals, *samples_of(latest)) == (Totals(), None, (), None, None, None)
+    assert (latest.last_report.totals, *samples_of(latest)) == (Totals(), None, (), None, None)
 
 
 def test_frame_is_kept_and_not_copied() -> None:
@@ -226,7 +226,7 @@ def test_saved_rank_is_restored_with_its_last_report() -> None:
     saved = after(joined(), WHOLE).save(CLOCKS, None)
     latest = RankState.restore(saved, CLOCKS)
     assert counted_of(latest) == (TOTALS, LOSSES, None, AgentCost())
-    assert samples_of(latest) == (None, (GPU, GPU), None, None, None)
+    assert samples_of(latest) == (None, (GPU, GPU), None, None)
     assert latest.save(CLOCKS, None) == saved
 
 
