@@ -251,7 +251,7 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     """Find a PCIe link with fewer lanes than those of most of its peers' GPUs, or of a lower generation while all of
     them are busy. It slows copies and launches, and no kernel: longer kernels have another cause.
     """
-    compute = _window_medians(slow, samples, "compute_ns")
+    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
     if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
         return None
     peers = [device for peer in slow.peers.ranks if peer != slow.rank for device in samples.devices.get(peer, ())]
