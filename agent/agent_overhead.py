@@ -8,7 +8,7 @@ time of the agent; `profiler/window_effect.py` measures it by the steps themselv
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rankscope.agent.governor import (
@@ -110,7 +110,7 @@ class AgentOverhead:
         reduction: ReductionCost,
         timed: TimedCost,
         started_ns: int,
-        effect: WindowEffect | None = None,
+        find_effect: Callable[[], WindowEffect | None] = lambda: None,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
         self._hooks = hooks
@@ -120,7 +120,7 @@ class AgentOverhead:
         self._samples = samples
         self._reduction = reduction
         self._timed = timed
-        self._effect = effect
+        self._find_effect = find_effect
         self._started_ns = started_ns
         self.reports_less_often = False
         """True if reports are to be sent less often."""
@@ -143,7 +143,7 @@ class AgentOverhead:
         dropped = allowance.dropped | self._plan.dropped
         not_governed_ns = {WINDOW_CHILDREN: self._reduction.child_cpu_ns}
         is_dropped = {part: part in dropped for part, *_ in self._governor.order}
-        timing_ns = self._timed.timing_ns
+        timing_ns, effect = self._timed.timing_ns, self._find_effect()
         if timing_ns is not None:
             not_governed_ns[NCCL_TIMING] = timing_ns
             is_dropped[COLLECTIVE_TIMES] = self._timed.is_held
@@ -153,9 +153,9 @@ class AgentOverhead:
             full_stretch_ratio=self._plan.full_stretch_ratio,
             light_stretch_ratio=self._plan.light_stretch_ratio,
             changes=self._governor.changes,
-            attached_ratio=None if self._effect is None else self._effect.attached_ratio,
-            detached_ratio=None if self._effect is None else self._effect.detached_ratio,
-            window_effect="" if self._effect is None else self._effect.state.value,
+            attached_ratio=None if effect is None else effect.attached_ratio,
+            detached_ratio=None if effect is None else effect.detached_ratio,
+            window_effect="" if effect is None else effect.state.value,
         )
 
     def _spent_ns(self) -> Mapping[str, int]:

@@ -81,7 +81,7 @@ class AgentThread:
             reduction=self._window_results,
             timed=self._window_results.timed,
             started_ns=clock.monotonic_ns(),
-            effect=training.windows.effect,
+            find_effect=training.windows.find_effect,
         )
         self._watchdog = Watchdog(
             config,

@@ -358,7 +358,8 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
     `attached_ratio` is the step time outside of full windows over that before the GPU's first one, minus 1 (-1 and up),
     `detached_ratio` that after CUPTI was detached from the process; None: not measured. `window_effect` is the state of
-    this comparison (`agent/profiler/window_effect.py`), empty where it is not made or not reported.
+    this comparison (`agent/profiler/window_effect.py`), empty where no GPU is in use, and where it is not made or not
+    reported.
     """
 
     part_ns: Numbers = {}

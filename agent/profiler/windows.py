@@ -133,6 +133,13 @@ class ProfilerWindows:
         if self._sampler is not None:
             self._sampler.close()
 
+    def find_effect(self) -> WindowEffect | None:
+        """Return what governs the windows of the device in use; None where nothing does, and without one: windows of a
+        CPU go on whatever `device_windows` says.
+        """
+        has_device = self._profiler is not None and self._profiler.sees_device
+        return self.effect if has_device else None
+
     def log_effect(self) -> None:
         """Log once on each node that the windows of a GPU have ended, if steps were longer. For the agent thread."""
         effect = self.effect

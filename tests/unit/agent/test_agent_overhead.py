@@ -67,7 +67,7 @@ class Agent:
             reduction=self.reduction,
             timed=self.timed,
             started_ns=0,
-            effect=self.effect,
+            find_effect=lambda: self.effect,
         )
 
     def overspend(self) -> None:

@@ -74,3 +74,12 @@ def test_the_end_of_windows_is_logged_once_with_what_was_seen(capfd: pytest.Capt
 def test_windows_that_are_off_are_not_said_to_have_ended(capfd: pytest.CaptureFixture[str]) -> None:
     make_windows(device_windows="off").log_effect()
     assert capfd.readouterr().err == ""
+
+
+def test_effect_is_that_of_a_device_in_use() -> None:
+    windows = make_windows(device_windows="off")
+    profiler: Any = windows._profiler
+    profiler.sees_device = False
+    assert windows.find_effect() is None
+    profiler.sees_device = True
+    assert windows.find_effect() is windows.effect is not None
