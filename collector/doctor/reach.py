@@ -53,12 +53,18 @@ def check_window_effects(url: str, credentials: Credentials) -> list[Check]:
     """Return what full windows have done to the steps of each run that goes on; nothing where nothing was measured."""
     try:
         run_ids = fetch_runs(url, credentials)
-        paths = [f"{url}/api/v1/runs/{quote(run_id, safe='')}/status?worst=0" for run_id in run_ids[-RUNS_READ_MAX:]]
-        found = [fetch(path, RunStatus, credentials) for path in paths]
     except UnavailableError:
         return []  # check_http says it
-    running = [(one.run.run_id, one.window_effect) for one in found if one.run.end is None]
-    return [ok(f"windows of {run_id}", effect) for run_id, effect in running if effect is not None]
+    return [check for run_id in run_ids[-RUNS_READ_MAX:] for check in _check_window_effect(url, run_id, credentials)]
+
+
+def _check_window_effect(url: str, run_id: str, credentials: Credentials) -> list[Check]:
+    try:
+        found = fetch(f"{url}/api/v1/runs/{quote(run_id, safe='')}/status?worst=0", RunStatus, credentials)
+    except UnavailableError:
+        return []  # forgotten meanwhile, or of another version; the other runs are still read
+    effect = found.window_effect if found.run.end is None else None
+    return [] if effect is None else [ok(f"windows of {found.run.run_id}", effect)]
 
 
 def _read_keys(key_file: str, collector_key_file: str) -> ClientKeys | None:

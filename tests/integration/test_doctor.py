@@ -14,7 +14,7 @@ from rankscope.agent.inspection import _inspect_nvml
 from rankscope.collector.client import Credentials
 from rankscope.collector.doctor.reach import check_window_effects
 from rankscope.collector.runs.run_end import RunEnd
-from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.runs.snapshot import LostSeconds, RunSnapshot
 from rankscope.measure.inspection import TorchFound
 from rankscope.measure.records import AgentCost
 from tests.integration.live_worlds import LiveWorld
@@ -127,6 +127,16 @@ def test_effect_of_windows_on_running_runs_is_said() -> None:
         (check,) = check_window_effects(server.url, Credentials())
     assert (check.name, check.state) == ("windows of a", "ok")
     assert check.found.startswith("full windows ended on 1 of 1 ranks: steps between them were 29 % longer")
+
+
+def test_run_whose_answer_cannot_be_read_hides_no_other() -> None:
+    ranks = (rank_of(0, cost=AgentCost(attached_ratio=0.29, window_effect="ended")),)
+    unreadable = (LostSeconds(0, "host_cpu", float("nan")),)  # in JSON no number
+    bad = RunSnapshot(run="a", world_size=1, restart_count=0, ranks=ranks, lost=unreadable)
+    world = LiveWorld()
+    world.show(bad, RunSnapshot(run="b", world_size=1, restart_count=0, ranks=ranks))
+    with world.serve() as server:
+        assert [check.name for check in check_window_effects(server.url, Credentials())] == ["windows of b"]
 
 
 def test_collector_that_does_not_answer_says_nothing_of_windows() -> None:
