@@ -51,15 +51,16 @@ def detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
             continue
         updated = {id(_update(held, candidate)) for candidate in found}
         known = [one.finding for one in held]
-        passed = [
-            one
+        judged = [
+            (one, detector.has_passed(view, one.finding, known))
             for one in held
-            if one.finding.kind in detector.kinds
-            and id(one) not in updated
-            and detector.has_passed(view, one.finding, known)
+            if one.finding.kind in detector.kinds and id(one) not in updated
         ]
-        held = [one for one in held if one not in passed]
-        results.append(DetectorResult(detector.kinds, tuple(found), tuple(one.finding.number for one in passed)))
+        passed = tuple(one.finding.number for one, answer in judged if answer is True)
+        unjudged = tuple((one.finding.number, why.reason) for one, why in judged if isinstance(why, Abstain))
+        gone = {id(one) for one, answer in judged if answer}
+        held = [one for one in held if id(one) not in gone]
+        results.append(DetectorResult(detector.kinds, tuple(found), passed, unjudged=unjudged))
     return Detected(view, tuple(results))
 
 

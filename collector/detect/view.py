@@ -148,14 +148,15 @@ class Candidate(NamedTuple):
 
 
 class DetectorResult(NamedTuple):
-    """Result of one detector in a pass: candidates, the numbers of open findings that have passed, or why it gives no
-    verdict.
+    """Result of one detector in a pass: candidates, the numbers of open findings that have passed, those that can no
+    longer be judged with the reason, or why it gives no verdict at all.
     """
 
     kinds: frozenset[str]
     candidates: Sequence[Candidate] = ()
     passed: tuple[int, ...] = ()
     abstained: str | None = None
+    unjudged: tuple[tuple[int, str], ...] = ()
 
 
 class Detected(NamedTuple):
@@ -179,8 +180,10 @@ class Detector(Protocol):
         findings.
         """
 
-    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
-        """Return whether an open finding that `find` did not give again no longer holds; False when not known."""
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool | Abstain:
+        """Return whether an open finding that `find` did not give again no longer holds; False while that is not known,
+        why it can no longer be judged where that will not be known again.
+        """
 
 
 def as_rank_series(view: RunView, columns: Sequence[Floats], comparisons: Sequence[Comparison]) -> RunView:

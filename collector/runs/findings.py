@@ -125,8 +125,10 @@ class RunFindings:
                 continue
             for candidate in result.candidates:
                 self._open_or_update(candidate, found.view, effects)
-            passed = [one for one in self._open if one.finding.number in result.passed]
-            effects += [self._close(one, "passed") for one in passed]
+            reasons = dict.fromkeys(result.passed, "passed")
+            reasons |= {number: f"can no longer be judged: {why}" for number, why in result.unjudged}
+            passed = [one for one in self._open if one.finding.number in reasons]
+            effects += [self._close(one, reasons[one.finding.number]) for one in passed]
         return effects
 
     def validate(self) -> None:

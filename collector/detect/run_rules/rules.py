@@ -241,14 +241,15 @@ class RunRules:
                 found.append(Candidate(_describe(kind, judged, signals, known.get(kind))))
         return found
 
-    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether it no longer holds by the laxer threshold either, or can no longer be seen."""
+    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
+        """Return whether it no longer holds by the laxer threshold either, or why it can no longer be judged."""
         signals = read_signals(view, self._steps)
         if isinstance(signals, Abstain):
             return False
         judged = RULES[finding.kind].judge(signals, CLOSE_RATIO)
-        is_unseen = isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY
-        return judged is None or is_unseen
+        if isinstance(judged, Abstain) and signals.absent is not None and finding.kind in OF_WINDOWS_ONLY:
+            return Abstain(signals.absent)
+        return judged is None
 
 
 def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:

@@ -4,10 +4,9 @@ The share that most ranks have is the lower median over them: more than half hav
 both. So a single rank, however slow, makes no finding about the run. In a large run RANKS_SAMPLED_MAX ranks are read.
 
 Shares of the device's time come from full profiler windows, of which every rank read must have WINDOWS_MIN; windows of
-GPUs that have ended, or are old, do not count. The steps
-of a window take longer than others, because the profiler slows the host: the difference is subtracted from the idle
-time. Communication counts only as data movement: per step at most the exposed transfer of the rank's groups, which
-excludes waits for other ranks.
+GPUs that have ended, or are old, do not count. The steps of a window take longer than others, because the profiler
+slows the host: the difference is subtracted from the idle time. Communication counts only as data movement: per step at
+most the exposed transfer of the rank's groups, which excludes waits for other ranks.
 
 The first `steps` steps (start-up, compilation, the first batches) do not count.
 """
@@ -47,8 +46,8 @@ class RunSignals(NamedTuple):
     exposed communication without waits; `hideable` the part of it that compute could hide, `overlap` the hidden part of
     all communication. `retrying` and `churning` are shares of the intervals between samples: those in which the
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
-    over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why a GPU's windows do not
-    count, None where all do; `since_step` is the first step used.
+    over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
+    count, None where those of enough ranks do; `since_step` is the first step used.
     `synchronising` is idle time around calls in which the host waits for its GPU, `synchronises_in` the calls with most
     of it, as text that ends a sentence, empty if there are none.
     """
@@ -100,9 +99,16 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         retrying=_of_most((one.retrying for one in intervals), len(sampled)),
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
-        absent=next((why for rank in sampled if (why := _find_absence(view, rank)) is not None), None),
+        absent=_find_absence_of_most(view, sampled),
         **_read_synchronisations(view, sampled, steps, usual_ns)._asdict(),
     )
+
+
+def _find_absence_of_most(view: RunView, sampled: Sequence[int]) -> str | None:
+    """Return why windows do not count, where too few ranks are left for a verdict; None where enough are."""
+    reasons = [why for rank in sampled if (why := _find_absence(view, rank)) is not None]
+    are_enough = len(sampled) - len(reasons) >= KNOWN_MIN * len(sampled)
+    return None if are_enough else reasons[0]
 
 
 def _find_absence(view: RunView, rank: int) -> str | None:

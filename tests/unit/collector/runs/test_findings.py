@@ -24,14 +24,14 @@ class Told:
 
     def __init__(self) -> None:
         self.answer: Sequence[Candidate] | Abstain = []
-        self.passed = False
+        self.passed: bool | Abstain = False
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """What it was told."""
         del view, explained
         return self.answer
 
-    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool | Abstain:
         """What it was told."""
         del view, finding, explained
         return self.passed
@@ -89,6 +89,14 @@ def test_finding_not_detected_again_stays_until_it_passes() -> None:
     assert isinstance(closed, CloseFinding)
     assert closed.reason == "passed"
     assert (verdicts.open_findings, len(verdicts.closed_findings)) == ((), 1)
+
+
+def test_finding_that_cannot_be_judged_any_more_closes_with_the_reason() -> None:
+    told, verdicts = started(slow(2), slow(3))
+    told.answer, told.passed = [], Abstain("full windows ended after step 80")
+    closed = [one for one in look(verdicts, told, view_until(5)) if isinstance(one, CloseFinding)]
+    assert [one.reason for one in closed] == ["can no longer be judged: full windows ended after step 80"] * 2
+    assert (verdicts.held, [one.number for one in verdicts.closed_findings]) == ((), [1, 2])
 
 
 def test_finding_and_reason_stay_while_a_detector_abstains() -> None:

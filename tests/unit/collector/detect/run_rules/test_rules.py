@@ -259,7 +259,18 @@ def test_rules_of_a_gpu_abstain_and_pass_once_windows_have_ended() -> None:
         signals = read_signals(ended, STEPS)
         assert not isinstance(signals, Abstain)
         assert RULES[kind].judge(signals, 1.0) == Abstain(reason)
-        assert (kinds_in(ended), RULE.has_passed(ended, finding_of(kind), ())) == ([], True)
+        assert (kinds_in(ended), RULE.has_passed(ended, finding_of(kind), ())) == ([], Abstain(reason))
+
+
+@pytest.mark.parametrize("kind", sorted(OF_WINDOWS_ONLY))
+def test_windows_that_ended_on_one_rank_close_no_finding(kind: str) -> None:
+    shares, data_ms, moved_ms, _ = STRAGGLERS[kind]
+    view = job_of(shares, shares, shares, data_ms=data_ms, moved_ms=moved_ms)
+    one = with_samples(view, view.samples._replace(absent_ratios={2: "ended"}))
+    two = with_samples(view, view.samples._replace(absent_ratios={1: "ended", 2: "ended"}))
+    assert (kinds_in(one), kinds_in(two)) == ([kind], [])
+    assert RULE.has_passed(one, finding_of(kind), ()) is False
+    assert RULE.has_passed(two, finding_of(kind), ()) == Abstain("ended")
 
 
 def test_data_wait_beside_windows_that_have_ended_is_not_judged() -> None:
