@@ -22,7 +22,14 @@ from rankscope.collector.runs.events import (
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.liveness import Liveness
-from rankscope.collector.runs.ratio_basis import RatioBasis, WindowTimes, find_absence, find_basis, note_windows
+from rankscope.collector.runs.ratio_basis import (
+    FirstSeen,
+    RatioBasis,
+    WindowTimes,
+    find_absence,
+    find_basis,
+    note_windows,
+)
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepAccounting, StepCounts
@@ -123,6 +130,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allocator_frame: bytes | None = None
     #: The same for samples of its machine, which most reports are without.
     node_frame: bytes | None = None
+    #: Where the distance to its first full window is counted from; None before any report here.
+    first_seen: FirstSeen | None = None
 
     @classmethod
     def begin(cls, hello: Hello, now_collector_ns: int) -> "RankState":
@@ -241,6 +250,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ) -> "RankState":
         """Return the state after a report, without its steps. `breakdown` is the sum of the last breakdowns."""
         frame = report.frame if len(report.frame) <= FRAME_BYTES_KEPT else _shorten(report.frame)
+        first_seen = _find_first_seen(self, report) if self.first_seen is None else self.first_seen
         return msgspec.structs.replace(
             self,
             last_seen_collector_ns=now_collector_ns,
@@ -250,7 +260,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last_sequence=report.sequence,
             liveness=self.liveness.record_report(report),
             breakdown=breakdown,
-            window_times=note_windows(self.window_times, report.breakdowns, report.host_ns, self.hello.host_ns),
+            window_times=note_windows(self.window_times, report.breakdowns, report.host_ns, first_seen),
+            first_seen=first_seen,
             frame=frame,
             host_frame=None if report.has_host else _choose(self.host_frame, self.frame),
             devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
@@ -386,6 +397,14 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def _find_basis(rank: RankState, last: Report) -> RatioBasis:
     return find_basis(rank.breakdown, rank.window_times, last.cost, rank.last_step, last.host_ns)
+
+
+def _find_first_seen(rank: RankState, report: ReportFields) -> FirstSeen:
+    """Return where windows are counted from, at the first report here. An earlier collector may have had some."""
+    if report.sequence == 1:
+        return FirstSeen(-1, rank.hello.host_ns)
+    last_step = int(report.steps.column("step").max()) if report.steps.row_count else rank.last_step
+    return FirstSeen(-1 if last_step is None else last_step, report.host_ns)
 
 
 def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:

@@ -18,18 +18,35 @@ that the next one may be twice as long, and one window between them may be left 
 """
 AGE_NS_MIN: Final = 60 * NS_PER_S
 """No window is old before: the first ones follow each other within seconds, and a scraper may read twice a minute."""
+FIRST_AGE_NS_MIN: Final = 600 * NS_PER_S
+"""No window is old before while only one distance is known. The second window may be late: it waits until the first one
+was compared, and is paid from the default budget's half for full windows, 0.25 % of the time, by which one that costs
+1 s comes every 400 s.
+"""
 COUNT_MAX: Final = 2**63 - 1
 """Largest number that can be encoded, whatever numbers a rank has sent."""
+CHANGE_MAX: Final = 1000.0
+"""Largest change of the step time that is believed, whatever a rank has sent."""
 
 FULL_WINDOWS: Final = "full_windows"
 ENDED: Final = "ended"
 """Part and state of an agent, in AgentCost, once windows of its GPU are over."""
+PAUSED: Final = "full windows were paused by the agent, as a rule for their cost"
+
+
+class FirstSeen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the first distance between windows is counted from: step -1 and the Hello of a rank process that this
+    collector has heard from its begin, else the last step and the time of the first report that came here.
+    """
+
+    step: int
+    host_ns: int
 
 
 class WindowTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When full windows of a rank came. `last_step` is the last step of the newest one, `host_ns` the time of the
-    report that brought it, by the rank's clock. `steps` and `ns` lie between it and the window before it, or the start
-    of the rank process; `former_steps` and `former_ns` are the same of that window.
+    report that brought it, by the rank's clock. `steps` and `ns` lie between it and the window before it, or its
+    FirstSeen; `former_steps` and `former_ns` are the same of that window, 0 while only one distance is known.
     """
 
     last_step: int
@@ -49,23 +66,26 @@ class WindowTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The distance between windows in ns: the longer of the last two."""
         return max(self.ns, self.former_ns)
 
+    @property
+    def age_ns_min(self) -> int:
+        """The age up to which the newest window is not old."""
+        return AGE_NS_MIN if self.former_steps or self.former_ns else FIRST_AGE_NS_MIN
+
 
 def note_windows(
-    before: WindowTimes | None, windows: Sequence[WindowBreakdown], host_ns: int, begin_host_ns: int
+    before: WindowTimes | None, windows: Sequence[WindowBreakdown], host_ns: int, first_seen: FirstSeen
 ) -> WindowTimes | None:
-    """Return the times with the windows of a report of `host_ns`. The rank process began at `begin_host_ns`."""
+    """Return the times with the windows of a report of `host_ns`. Windows before the newest one change nothing."""
     if not windows:
         return before
-    last_step = _count(max(window.first_step + window.step_count for window in windows) - 1)
-    former = WindowTimes(-1, begin_host_ns, 0, 0) if before is None else before
-    return WindowTimes(
-        last_step,
-        host_ns,
-        _count(last_step - former.last_step),
-        _count(host_ns - former.host_ns),
-        former.steps,
-        former.ns,
-    )
+    last_step = _count(max(window.first_step + max(0, window.step_count) for window in windows) - 1)
+    if before is None:
+        distances = _count(last_step - first_seen.step), _count(host_ns - first_seen.host_ns)
+        return WindowTimes(last_step, host_ns, *distances)
+    if last_step <= before.last_step:
+        return before
+    distances = _count(last_step - before.last_step), _count(host_ns - before.host_ns)
+    return WindowTimes(last_step, host_ns, *distances, before.steps, before.ns)
 
 
 class RatioBasis(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,7 +100,7 @@ class RatioBasis(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     share: float | None = None
     age_steps: int | None = None
     age_s: float | None = None
-    absent: str | None = "no full window has come yet"
+    absent: str | None = "this collector has seen no full window"
 
 
 NO_WINDOW: Final = RatioBasis()
@@ -98,29 +118,37 @@ def find_basis(
     """
     if windows is None or times is None:
         why = _explain_none(cost)
-        return NO_WINDOW if why is None else RatioBasis(absent=why)
+        return NO_WINDOW if why is None else RatioBasis(absent=f"{NO_WINDOW.absent}: {why}")
     age_steps, age_ns = _find_age(times, last_step, host_ns)
-    of_steps = max(windows.step_count, _count(times.last_step + age_steps + 1 - windows.first_step))
+    steps = _count(windows.step_count)
+    of_steps = max(steps, _count(times.last_step + age_steps + 1 - windows.first_step))
+    absent = find_absence(times, cost, last_step, host_ns)
+    if absent is None and windows.window_ns <= 0:
+        absent = "the last full windows lasted no time"
     return RatioBasis(
-        steps=windows.step_count,
+        steps=steps,
         of_steps=of_steps,
-        share=windows.step_count / of_steps if of_steps > 0 else None,
+        share=steps / of_steps if of_steps > 0 else None,
         age_steps=age_steps,
         age_s=age_ns / NS_PER_S,
-        absent=find_absence(times, cost, last_step, host_ns),
+        absent=absent,
     )
 
 
 def find_absence(times: WindowTimes, cost: AgentCost, last_step: int | None, host_ns: int) -> str | None:
-    """Return why the ratios of a rank that has had windows are none of the present; None where they are."""
-    if cost.dropped.get(FULL_WINDOWS):
-        return f"full windows ended after step {times.last_step}: {_explain_dropped(cost)}"
+    """Return why the ratios of a rank that has had windows are none of the present; None where they are. Windows that
+    are paused for their cost may come again: ratios stay until the newest one is old.
+    """
+    if cost.window_effect == ENDED:
+        return f"full windows ended after step {times.last_step}: {_explain_end(cost)}"
     age_steps, age_ns = _find_age(times, last_step, host_ns)
     is_old = age_steps > INTERVALS_MAX * times.interval_steps and age_ns > INTERVALS_MAX * times.interval_ns
-    if not is_old or age_ns <= AGE_NS_MIN:
+    if not is_old or age_ns <= times.age_ns_min:
         return None
     age = f"{format_length(age_ns / NS_PER_S)} and {age_steps:,} steps"
-    return f"the newest full window is {age} old, more than {INTERVALS_MAX} times the distance between windows"
+    why = f": {PAUSED}" if cost.dropped.get(FULL_WINDOWS) else ""
+    limit = f"more than {INTERVALS_MAX} times the distance between windows"
+    return f"at the last report the newest full window was {age} old, {limit}{why}"
 
 
 def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[int, int]:
@@ -129,15 +157,26 @@ def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[
 
 
 def _explain_none(cost: AgentCost) -> str | None:
-    if cost.window_effect == ENDED and cost.attached_ratio is None:
-        return "no full window has come (device_windows = off)"
-    return f"no full window comes: {_explain_dropped(cost)}" if cost.dropped.get(FULL_WINDOWS) else None
+    if cost.window_effect == ENDED:
+        return _explain_end(cost)
+    return PAUSED if cost.dropped.get(FULL_WINDOWS) else None
 
 
-def _explain_dropped(cost: AgentCost) -> str:
-    if cost.window_effect == ENDED and cost.attached_ratio is not None:
-        return f"since the first one steps were {describe_change(cost.attached_ratio)}"
-    return "the agent dropped them (docs/cost.md says when it does)"
+def _explain_end(cost: AgentCost) -> str:
+    """Return why windows of a GPU are over."""
+    if cost.attached_ratio is None:
+        return "device_windows = off"
+    change = read_change(cost.attached_ratio)
+    return "the agent ended them" if change is None else f"since the first one steps were {describe_change(change)}"
+
+
+def read_change(ratio: float | None) -> float | None:
+    """Return the change of the step time that an agent reports, None where it did not, or where it cannot be.
+
+    >>> read_change(0.29), read_change(None), read_change(float("nan")), read_change(-1.5), read_change(1e300)
+    (0.29, None, None, None, None)
+    """
+    return ratio if ratio is not None and -1.0 <= ratio <= CHANGE_MAX else None
 
 
 def describe_change(ratio: float) -> str:

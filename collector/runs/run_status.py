@@ -16,9 +16,9 @@ import msgspec
 
 from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
-from rankscope.collector.runs.run_ratios import RunRatios, find_run_ratios
+from rankscope.collector.runs.run_ratios import RunRatios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.runs.window_effect import describe_window_effect
+from rankscope.collector.runs.window_effect import RunWindows, read_windows
 from rankscope.measure.records import Totals
 from rankscope.measure.units import s_to_ns
 
@@ -85,8 +85,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_effect: str | None = None
 
 
-def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
-    """Return the status of a run, with at most `worst_max` of its worst ranks."""
+def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = None) -> RunStatus:
+    """Return the status of a run, with at most `worst_max` of its worst ranks. `windows` is what `read_windows` returns
+    of it, where that is known already.
+    """
+    windows = read_windows(run) if windows is None else windows
     medians_ns = [rank.step_ns_median for rank in run.ranks if rank.step_ns_median is not None]
     throughput = find_throughput([rank.totals for rank in run.ranks], run.world_size)
     return RunStatus(
@@ -97,8 +100,8 @@ def build_status(run: RunSnapshot, worst_max: int) -> RunStatus:
         steps_per_s=None if throughput is None else throughput.steps_per_s,
         step_ns_median=median(medians_ns) if medians_ns else None,
         worst=find_worst(run, worst_max),
-        window_ratios=find_run_ratios(run.ranks),
-        window_effect=describe_window_effect(run.ranks),
+        window_ratios=windows.ratios,
+        window_effect=windows.effect,
     )
 
 

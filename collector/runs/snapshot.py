@@ -1,7 +1,7 @@
 """Define the immutable snapshot of all runs, which the exporter, the API and the reports read without a lock. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ from rankscope.measure.records import (
     WindowSynchronisations,
 )
 from rankscope.measure.stalls import GroupStatus, Stall
+
+T = TypeVar("T")
 
 
 class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -239,6 +241,7 @@ class Snapshot:
         self._given: tuple[RunSnapshot | LazyRun, ...] = tuple(runs)
         self._runs: tuple[RunSnapshot, ...] | None = None
         self._latest: Snapshot | None = None
+        self._computed: dict[tuple[str, Callable[[RunSnapshot], Any]], Any] = {}
 
     @property
     def runs(self) -> tuple[RunSnapshot, ...]:
@@ -255,6 +258,16 @@ class Snapshot:
         """Return the run with this id, or the latest one of this name; None when there is none."""
         run_id = choose_run_id(asked, (one.run_id for one in self._given))
         return next((run for run in self.runs if run.run_id == run_id), None)
+
+    def compute_once(self, run: RunSnapshot, compute: Callable[[RunSnapshot], T]) -> T:
+        """Return what `compute` returns of one of its runs, called once for all who ask, as a rule: two threads that
+        ask first at the same time both call it.
+        """
+        key = run.run_id, compute
+        if key not in self._computed:
+            self._computed[key] = compute(run)
+        found: T = self._computed[key]
+        return found
 
     def keep_latest(self) -> "Snapshot":
         """Return the same snapshot with the latest run of each name only, always the same object: a time series is

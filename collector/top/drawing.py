@@ -16,7 +16,7 @@ from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import describe_end
-from rankscope.collector.runs.run_ratios import describe_absence
+from rankscope.collector.runs.run_ratios import choose_counted, describe_absence
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 from rankscope.measure.records import PHASES
@@ -125,8 +125,8 @@ def _draw_findings(view: RunView, width: int) -> list[Text]:
 
 
 def _draw_absence(view: RunView, width: int) -> list[Text]:
-    """Return why ranks have no bar of the device; nothing while no rank has had a window."""
-    absent = describe_absence([(rank.rank, rank.ratio_basis) for rank in view.ranks])
+    """Return why ranks that are up have no bar of the device; nothing while no rank has had a window."""
+    absent = describe_absence([(rank.rank, rank.ratio_basis) for rank in choose_counted(view.ranks)])
     if absent is None or absent == NO_WINDOW.absent:
         return []
     return [_cut(Text(printable(f"device: {absent}"), style="bright_black"), width)]

@@ -157,4 +157,5 @@ def test_a_device_whose_windows_are_off_is_never_attached(library: Path, tmp_pat
     job = train(library, tmp_path, "off", 60, *options_of("waits", *SLOWED))
     assert job.counts == Counts(0, 0, 0, is_attached=False)
     assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
-    assert replay(job.life)[-1].ratio_basis == RatioBasis(absent="no full window has come (device_windows = off)")
+    expected = "this collector has seen no full window: device_windows = off"
+    assert replay(job.life)[-1].ratio_basis == RatioBasis(absent=expected)

@@ -26,9 +26,9 @@ from rankscope.collector.publish.routes import Response, RunSummary, refuse, sum
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end
-from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios, find_run_ratios
+from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
-from rankscope.collector.runs.window_effect import describe_window_effect
+from rankscope.collector.runs.window_effect import RunWindows, read_windows
 
 EVENTS_PATH: Final = "/api/v1/events"
 EVENT_STREAM: Final = "text/event-stream"
@@ -225,15 +225,14 @@ def build_live_snapshot(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
     summaries = tuple(summarise_run(one) for one in snapshot.runs)
     asked = None if run is None else snapshot.find_run(run)
     found = (
-        _build_run(one, summary, snapshot.steps.get(one.run_id))
+        _build_run(one, summary, snapshot.steps.get(one.run_id), snapshot.compute_once(one, read_windows))
         for one, summary in zip(snapshot.runs, summaries, strict=True)
         if one is asked
     )
     return LiveSnapshot(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
 
 
-def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None) -> LiveRun:
-    window_ratios = find_run_ratios(run.ranks)
+def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None, windows: RunWindows) -> LiveRun:
     return LiveRun(
         run=run.run,
         run_id=run.run_id,
@@ -252,7 +251,7 @@ def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None
         findings_past=len(run.findings) - len(run.open_findings),
         end=run.end,
         end_in_words="" if run.end is None else write_end(run.end),
-        window_ratios=window_ratios,
-        window_ratios_said=describe_run_ratios(window_ratios),
-        window_effect=describe_window_effect(run.ranks),
+        window_ratios=windows.ratios,
+        window_ratios_said=describe_run_ratios(windows.ratios),
+        window_effect=windows.effect,
     )

@@ -32,6 +32,7 @@ from rankscope.collector.run_ids import read_run_name
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from rankscope.collector.runs.window_effect import read_windows
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.measure.errors import UnavailableError
 
@@ -174,7 +175,9 @@ class Api:
 
     def _show_status(self, name: str, text: str) -> Response:
         worst = _Query.parse(text, "worst").number("worst", WORST_DEFAULT, least=0, most=WORST_MAX)
-        return _as_json(build_status(self._find(name), worst))
+        snapshot = self._read_snapshot()
+        run = self._find(name, snapshot)
+        return _as_json(build_status(run, worst, snapshot.compute_once(run, read_windows)))
 
     def _list_ranks(self, name: str, text: str) -> Response:
         query = _Query.parse(text, "order", "offset", "limit")
@@ -252,8 +255,8 @@ class Api:
     def _find_or_none(self, name: str) -> RunSnapshot | None:
         return self._read_snapshot().find_run(name)
 
-    def _find(self, name: str) -> RunSnapshot:
-        run = self._find_or_none(name)
+    def _find(self, name: str, snapshot: Snapshot | None = None) -> RunSnapshot:
+        run = self._find_or_none(name) if snapshot is None else snapshot.find_run(name)
         if run is None:
             error = f"no run {name[:80]!r} is known; {RUNS_PATH} lists the known runs"
             raise _RefusedError(HTTPStatus.NOT_FOUND, error)

@@ -19,6 +19,7 @@ from rankscope.collector.publish.metrics.rank_columns import (
     per_rank_and,
     to_seconds,
 )
+from rankscope.collector.runs.ratio_basis import read_change
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.units import ns_to_s
 
@@ -38,7 +39,7 @@ def _window_intervals(rank: RankSnapshot) -> Mapping[str, Number]:
 
 
 def _step_effects(rank: RankSnapshot) -> Mapping[str, Number]:
-    return {"attached": rank.cost.attached_ratio, "detached": rank.cost.detached_ratio}
+    return {"attached": read_change(rank.cost.attached_ratio), "detached": read_change(rank.cost.detached_ratio)}
 
 
 AGENT: Final[tuple[Measure, ...]] = (

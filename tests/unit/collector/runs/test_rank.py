@@ -7,6 +7,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import ClockSampled, EndSeen, GoodbyeAdmitted, ProcessGone
 from rankscope.collector.runs.liveness import GONE_NS_MIN
 from rankscope.collector.runs.rank import FRAME_BYTES_KEPT, RankState
+from rankscope.collector.runs.ratio_basis import NO_WINDOW, FirstSeen
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.runs.snapshot import RankSnapshot
@@ -295,6 +296,47 @@ def test_ratios_end_in_snapshots_with_the_windows() -> None:
         "full windows ended after step 20: since the first one steps were 29 % longer than before"
     )
     assert (found.ratio_basis.age_steps, found.ratio_basis.age_s) == (19, 1.0)
+
+
+def report_windows(rank: RankState, samples: RankSamples, sequence: int, last_step: int, *steps: int) -> RankState:
+    """Return the state after a report after `sequence` seconds, with steps up to `last_step` and windows of `steps`."""
+    windows = tuple(window_at(step) for step in steps)
+    report = Report(sequence=sequence, host_ns=sequence * 10**9, breakdowns=windows, steps=table_to(last_step))
+    fields = ReportFields.of(report)
+    samples.record(fields)
+    return rank.record_report(fields, samples.breakdowns.sum, JOINED_NS, 0.0).record_steps(fields, 0, last_step)
+
+
+def test_first_distance_of_a_new_rank_is_from_its_begin() -> None:
+    times = report_windows(joined(), RankSamples(), 1, 29, 20).window_times
+    assert times is not None
+    assert (times.steps, times.ns) == (20 - -1, 10**9)
+
+
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_distances_after_a_restart_of_the_collector_are_from_its_first_report(is_restored: bool) -> None:
+    """The rank has reported for 100 s, up to step 5,000, to an earlier collector, which saved that or did not. This one
+    sees steps up to 5,099, then windows of the steps 5,120 and 5,220, 10 s apart; the next one does not come.
+    """
+    rank, samples = joined(first_sequence=101), RankSamples()
+    if is_restored:
+        before = report_windows(joined(), RankSamples(), 100, 5_000, 4_900)
+        rank = RankState.restore(before.save(CLOCKS, None), CLOCKS)
+        assert (rank.breakdown, rank.window_times, snapshot_of(rank).ratio_basis) == (None, None, NO_WINDOW)
+    rank = report_windows(rank, samples, 101, 5_099)
+    rank = report_windows(rank, samples, 105, 5_139, 5_120)
+    times = rank.window_times
+    assert times is not None
+    assert (times.interval_steps, times.interval_ns) == (5_120 - 5_099, 4 * 10**9)
+    rank = report_windows(rank, samples, 115, 5_239, 5_220)
+    assert rank.absent_ratios is None
+    assert report_windows(rank, samples, 175, 5_720).absent_ratios is None  # 60 s and 500 steps
+    assert report_windows(rank, samples, 176, 5_721).absent_ratios is not None
+
+
+def test_report_without_steps_is_a_beginning_too() -> None:
+    rank = after(joined(first_sequence=7), Report(sequence=7, host_ns=9))
+    assert rank.first_seen == FirstSeen(-1, 9)
 
 
 def window_at(step: int) -> WindowBreakdown:

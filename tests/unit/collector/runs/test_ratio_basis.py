@@ -1,10 +1,13 @@
 """What the ratios of a rank stand on, and when there are none. A rank takes a window of two steps now and then."""
 
+import msgspec
 import pytest
 
 from rankscope.collector.runs.ratio_basis import (
     COUNT_MAX,
     NO_WINDOW,
+    PAUSED,
+    FirstSeen,
     RatioBasis,
     WindowTimes,
     find_basis,
@@ -14,6 +17,7 @@ from rankscope.measure.records import AgentCost, WindowBreakdown
 
 S = 1_000_000_000
 DROPPED = {"full_windows": True}
+FROM_BEGIN = FirstSeen(-1, 0)
 
 
 def window_of(first_step: int, step_count: int = 1) -> WindowBreakdown:
@@ -23,12 +27,12 @@ def window_of(first_step: int, step_count: int = 1) -> WindowBreakdown:
     )  # fmt: skip
 
 
-def times_of(*reports: tuple[int, float]) -> WindowTimes:
+def times_of(*reports: tuple[int, float], first_seen: FirstSeen = FROM_BEGIN) -> WindowTimes:
     """Return the times of windows of two steps from `first_step` on, reported after so many seconds of the process."""
     times = None
     for first_step, at_s in reports:
         windows = [window_of(first_step), window_of(first_step + 1)]
-        times = note_windows(times, windows, round(at_s * S), begin_host_ns=0)
+        times = note_windows(times, windows, round(at_s * S), first_seen)
     assert times is not None
     return times
 
@@ -62,8 +66,32 @@ def test_first_window_is_as_far_from_the_start_as_its_end() -> None:
 
 
 def test_report_without_windows_changes_no_times() -> None:
-    assert note_windows(STEADY, (), 99 * S, 0) is STEADY
-    assert note_windows(None, (), 99 * S, 0) is None
+    assert note_windows(STEADY, (), 99 * S, FROM_BEGIN) is STEADY
+    assert note_windows(None, (), 99 * S, FROM_BEGIN) is None
+
+
+def test_windows_before_the_newest_one_change_no_times() -> None:
+    assert note_windows(STEADY, [window_of(150), window_of(301)], 99 * S, FROM_BEGIN) is STEADY
+
+
+def test_first_distance_is_from_the_first_report_of_this_collector() -> None:
+    """An earlier collector had windows up to step 5,000; the first report here is of step 5,120, after 600 s."""
+    times = times_of((5_199, 610), first_seen=FirstSeen(5_120, 600 * S))
+    assert (times.interval_steps, times.interval_ns) == (5_200 - 5_120, 10 * S)
+
+
+def test_window_in_the_first_report_of_this_collector_has_no_distance() -> None:
+    times = times_of((5_099, 600), first_seen=FirstSeen(5_120, 600 * S))
+    assert (times.interval_steps, times.interval_ns) == (0, 0)
+
+
+def test_newest_window_is_not_old_for_ten_minutes_while_one_distance_is_known() -> None:
+    """The first window ends with step 37 after 3 s; the second is late."""
+    first = times_of((36, 3))
+    assert basis_at(first, last_step=9_000, at_s=603).absent is None
+    assert basis_at(first, last_step=9_000, at_s=604).absent is not None
+    second = times_of((36, 3), (68, 5))
+    assert basis_at(second, last_step=9_000, at_s=66).absent is not None
 
 
 def test_interval_is_the_longer_of_the_last_two_distances() -> None:
@@ -92,9 +120,13 @@ def test_faster_steps_make_no_old_window_by_their_number() -> None:
 
 
 def test_old_window_is_described_by_its_age() -> None:
-    assert basis_at(STEADY, last_step=12_301, at_s=2_430).absent == (
-        "the newest full window is 40.0 min and 12,000 steps old, more than 4 times the distance between windows"
+    old = (
+        "at the last report the newest full window was 40.0 min and 12,000 steps old, more than 4 times the distance "
+        "between windows"
     )
+    assert basis_at(STEADY, last_step=12_301, at_s=2_430).absent == old
+    paused = basis_at(STEADY, 12_301, 2_430, AgentCost(dropped=DROPPED, window_effect="kept")).absent
+    assert paused == f"{old}: {PAUSED}"
 
 
 def test_windows_that_slowed_training_ended_with_a_reason() -> None:
@@ -104,20 +136,30 @@ def test_windows_that_slowed_training_ended_with_a_reason() -> None:
     assert (found.steps, found.age_steps) == (6, 1)
 
 
-def test_windows_dropped_for_their_cost_have_ended_at_once() -> None:
-    kept = AgentCost(dropped=DROPPED, attached_ratio=0.004, window_effect="kept")
-    expected = "full windows ended after step 301: the agent dropped them (docs/cost.md says when it does)"
-    assert basis_at(STEADY, 302, 30, kept).absent == expected
-    assert basis_at(STEADY, 302, 30, AgentCost(dropped={"full_windows": False})).absent is None
+@pytest.mark.parametrize("state", ["", "kept", "attached"])
+def test_ratios_stay_while_windows_are_paused_for_their_cost(state: str) -> None:
+    cost = AgentCost(dropped=DROPPED, attached_ratio=0.004, window_effect=state)
+    assert basis_at(STEADY, 302, 30, cost).absent is None
+
+
+def test_windows_of_a_gpu_that_is_not_to_have_any_ended_by_the_setting() -> None:
+    expected = "full windows ended after step 301: device_windows = off"
+    assert basis_at(STEADY, 302, 30, AgentCost(window_effect="ended")).absent == expected
+
+
+@pytest.mark.parametrize("change", [float("nan"), float("inf"), -1.5, 1e9])
+def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
+    cost = AgentCost(dropped=DROPPED, attached_ratio=change, window_effect="ended")
+    assert basis_at(STEADY, 302, 30, cost).absent == "full windows ended after step 301: the agent ended them"
 
 
 @pytest.mark.parametrize(
     ("cost", "expected"),
     [
-        (AgentCost(), "no full window has come yet"),
-        (AgentCost(window_effect="reference"), "no full window has come yet"),
-        (AgentCost(window_effect="ended"), "no full window has come (device_windows = off)"),
-        (AgentCost(dropped=DROPPED), "no full window comes: the agent dropped them (docs/cost.md says when it does)"),
+        (AgentCost(), "this collector has seen no full window"),
+        (AgentCost(window_effect="reference"), "this collector has seen no full window"),
+        (AgentCost(window_effect="ended"), "this collector has seen no full window: device_windows = off"),
+        (AgentCost(dropped=DROPPED), f"this collector has seen no full window: {PAUSED}"),
     ],
 )
 def test_rank_without_a_window_has_no_ratios_and_a_reason(cost: AgentCost, expected: str) -> None:
@@ -136,7 +178,7 @@ def test_window_ahead_of_the_reported_steps_is_of_age_zero() -> None:
 
 
 def test_numbers_beyond_64_bits_are_cut() -> None:
-    times = note_windows(None, [window_of(COUNT_MAX, COUNT_MAX)], COUNT_MAX, -COUNT_MAX)
+    times = note_windows(None, [window_of(COUNT_MAX, COUNT_MAX)], COUNT_MAX, FirstSeen(-1, -COUNT_MAX))
     assert times == WindowTimes(COUNT_MAX, COUNT_MAX, COUNT_MAX, COUNT_MAX)
     found = find_basis(window_of(-COUNT_MAX, COUNT_MAX), times, AgentCost(), COUNT_MAX, -COUNT_MAX)
     assert (found.of_steps, found.age_steps, found.age_s) == (COUNT_MAX, 0, 0.0)
@@ -145,3 +187,17 @@ def test_numbers_beyond_64_bits_are_cut() -> None:
 def test_window_without_steps_has_no_share() -> None:
     found = find_basis(window_of(5, 0), WindowTimes(4, 0, 0, 0), AgentCost(), 4, 0)
     assert (found.of_steps, found.share) == (0, None)
+
+
+def test_negative_number_of_steps_counts_as_none() -> None:
+    times = note_windows(None, [window_of(5, -9)], S, FROM_BEGIN)
+    assert times is not None
+    assert times.last_step == 4
+    found = find_basis(window_of(5, -9), times, AgentCost(), 4, S)
+    assert (found.steps, found.of_steps, found.share) == (0, 0, None)
+
+
+def test_windows_that_lasted_no_time_give_no_ratios() -> None:
+    empty = msgspec.structs.replace(window_of(100, 6), window_ns=0)
+    found = find_basis(empty, STEADY, AgentCost(), 302, 30 * S)
+    assert found.absent == "the last full windows lasted no time"

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from rankscope.collector.reports.status_text import render_one_rank, render_status
-from rankscope.collector.runs.ratio_basis import RatioBasis
+from rankscope.collector.runs.ratio_basis import COUNT_MAX, RatioBasis
 from rankscope.collector.runs.run_ratios import RunRatios, describe_absence, describe_run_ratios, find_run_ratios
 from rankscope.collector.runs.run_status import build_status
-from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.runs.window_effect import describe_window_effect
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.window_effect import describe_window_effect, read_windows
 from rankscope.measure.records import AgentCost, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
 
@@ -52,7 +52,7 @@ def test_age_of_a_run_is_that_of_its_oldest_newest_window() -> None:
 def test_ranks_without_present_windows_do_not_count() -> None:
     found = find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)])
     assert (found.ratios["compute"], found.ranks, found.of_ranks, found.steps) == (0.9, 1, 2, 2)
-    assert found.absent == f"1 of 2 ranks have none; rank 1: {ENDED_WHY}"
+    assert found.absent == f"none on 1 of 2 ranks; on rank 1: {ENDED_WHY}"
 
 
 def test_run_whose_windows_have_ended_has_no_ratios() -> None:
@@ -67,18 +67,42 @@ def test_ended_ranks_count_only_once_no_rank_is_up() -> None:
 
 
 def test_a_reason_comes_before_a_window_not_seen_yet() -> None:
-    assert describe_absence([(0, RatioBasis()), (1, ENDED)]) == f"2 of 2 ranks have none; rank 1: {ENDED_WHY}"
-    assert describe_absence([(0, RatioBasis()), (1, RatioBasis())]) == "no full window has come yet"
+    assert describe_absence([(0, RatioBasis()), (1, ENDED)]) == f"none on 2 of 2 ranks; on rank 1: {ENDED_WHY}"
+    assert describe_absence([(0, RatioBasis()), (1, RatioBasis())]) == "this collector has seen no full window"
     assert describe_absence([]) is None
 
 
 def test_ratios_of_some_ranks_are_given_with_the_reason_of_others() -> None:
     text = describe_run_ratios(find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)]))
     known = (
-        "compute 90 %, exposed communication 0 %, idle 10 %, from 2 of 100 steps; the newest window is 20 steps (2 s) "
-        "old"
+        "compute 90 %, exposed communication 0 %, idle 10 %, from 2 of 100 steps; at the last report the newest window "
+        "was 20 steps (2 s) old"
     )
-    assert text == f"{known}; 1 of 2 ranks have none; rank 1: {ENDED_WHY}"
+    assert text == f"{known}; none on 1 of 2 ranks; on rank 1: {ENDED_WHY}"
+
+
+def test_run_without_ranks_has_no_sentence() -> None:
+    found = find_run_ratios([])
+    assert found == RunRatios()
+    assert describe_run_ratios(found) == ""
+    assert describe_run_ratios(RunRatios(absent=None)) == ""
+
+
+def test_run_whose_windows_lasted_no_time_says_so() -> None:
+    empty = rank_of(0, ratio_basis=RatioBasis(steps=2, of_steps=9, age_steps=1, age_s=1.0, absent="it is empty"))
+    assert describe_run_ratios(find_run_ratios([empty])) == "no compute and idle ratios: it is empty"
+
+
+def test_steps_of_many_ranks_are_cut_where_they_cannot_be_encoded() -> None:
+    basis = RatioBasis(steps=COUNT_MAX, of_steps=COUNT_MAX, share=1.0, age_steps=1, age_s=1.0, absent=None)
+    ranks = [msgspec.structs.replace(measured(rank, 90, 2, age_steps=20), ratio_basis=basis) for rank in (0, 1)]
+    found = find_run_ratios(ranks)
+    assert (found.steps, found.of_steps, found.share) == (COUNT_MAX, COUNT_MAX, 1.0)
+
+
+def test_two_states_of_one_rank_are_both_counted() -> None:
+    twice = [(3, ENDED), (3, RatioBasis(absent=None)), (3, RatioBasis(absent="old"))]
+    assert describe_absence(twice) == f"none on 2 of 3 ranks; on rank 3: {ENDED_WHY}"
 
 
 # -- what windows have done to the steps -------------------------------------------------------------------------------
@@ -101,14 +125,42 @@ def test_ranks_that_did_not_detach_are_not_counted_as_if() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "text"),
+    ("state", "now", "past"),
     [
-        ("kept", "full windows go on on 1 of 1 ranks: steps between them were 0.4 % longer"),
-        ("attached", "full windows are still being compared on 1 of 1 ranks: steps between them were 0.4 % longer"),
+        ("ended", "ended", "ended"),
+        ("kept", "continue", "continued"),
+        ("attached", "are still being compared", "were still being compared"),
+        ("", "began", "began"),
     ],
 )
-def test_windows_that_go_on_are_told_with_their_effect(state: str, text: str) -> None:
-    assert describe_window_effect([slowed(0, 0.004, state=state)]) == f"{text} than before the first one"
+def test_windows_are_told_with_their_effect_now_or_in_the_past(state: str, now: str, past: str) -> None:
+    rank = slowed(0, 0.004, state=state)
+    over = msgspec.structs.replace(rank, up=False, ended="finished")
+    steps = "on 1 of 1 ranks: steps between them were 0.4 % longer than before the first one"
+    assert describe_window_effect([rank]) == f"full windows {now} {steps}"
+    assert describe_window_effect([over]) == f"full windows {past} {steps}"
+
+
+def test_windows_that_are_paused_do_not_continue() -> None:
+    cost = AgentCost(attached_ratio=0.004, window_effect="kept", dropped={"full_windows": True})
+    paused, kept = rank_of(0, cost=cost), slowed(1, 0.0, state="kept")
+    assert describe_window_effect([paused, kept]) == (
+        "full windows are paused on 1 of 2 ranks: steps between them were 0.4 % longer than before the first one; full "
+        "windows continue on 1 of 2 ranks: steps between them were as long as before the first one"
+    )
+
+
+def test_effect_is_of_the_ranks_that_are_up() -> None:
+    gone = msgspec.structs.replace(slowed(0, 0.5), up=False, ended="failed")
+    text = describe_window_effect([gone, slowed(1, 0.2)])
+    assert text == "full windows ended on 1 of 1 ranks: steps between them were 20 % longer than before the first one"
+
+
+@pytest.mark.parametrize("change", [float("nan"), float("inf"), -2.0, 1e9])
+def test_effect_that_cannot_be_is_not_told(change: float) -> None:
+    assert describe_window_effect([slowed(0, change)]) is None
+    text = describe_window_effect([slowed(0, 0.2, change)])
+    assert text == "full windows ended on 1 of 1 ranks: steps between them were 20 % longer than before the first one"
 
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:
@@ -136,4 +188,14 @@ def test_status_of_a_run_without_windows_says_nothing_about_them() -> None:
 def test_status_of_a_rank_says_what_its_ratios_stand_on() -> None:
     rank = measured(0, 90, 2, age_steps=20)
     run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank,))
-    assert "  ratios: from 2 of 100 steps; the newest window is 20 steps (2 s) old" in render_one_rank(run, rank, None)
+    expected = "  ratios: from 2 of 100 steps; at the last report the newest window was 20 steps (2 s) old"
+    assert expected in render_one_rank(run, rank, None)
+
+
+def test_windows_of_a_run_are_read_once_for_each_snapshot() -> None:
+    run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(measured(0, 90, 2, age_steps=20),))
+    snapshot = Snapshot(wall_s=1.0, version="", runs=[run])
+    found = snapshot.compute_once(run, read_windows)
+    assert found == (find_run_ratios(run.ranks), None)
+    assert snapshot.compute_once(run, read_windows) is found
+    assert build_status(run, 1, found) == build_status(run, 1)

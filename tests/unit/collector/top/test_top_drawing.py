@@ -43,6 +43,8 @@ def test_device_bars_that_are_absent_have_a_reason() -> None:
     ended = tuple(line(rank, ratio_basis=RatioBasis(absent=why)) for rank in range(2))
     assert f"device: {why}" in lines_of(Board(), view(ended))[2]
     assert not any("device:" in text for text in lines_of(Board(), view((line(0),))))
+    gone = line(2, up=False, ended="failed")
+    assert f"device: {why}" in lines_of(Board(), view((*ended, gone)))[2]
 
 
 FINDING = Finding(kind="straggler", ranks=(2,), cause="host_cpu", sentence=SENTENCE)
