@@ -11,19 +11,20 @@ long steps take before the first window, between windows and after CUPTI was det
 (`tests/gpu/window_effect.py`): the median, and in brackets the tenth and the ninth tenth of the blocks.
 
 The file is written after each part, so that what was measured stays if a part hangs or crashes the machine. A part that
-does not fit into LIMIT_S any more is left out, and says so. The exit status is that of the tests. Without a CUDA device
-it prints that and ends with 0.
+does not fit into LIMIT_S any more is left out, and says so; a process of a part is killed when no time is left, with
+all that it has started. (A part in this very process cannot be ended.) The exit status is that of the tests. Without a
+CUDA device it prints that and ends with 0.
 """
 
 import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -43,7 +44,7 @@ from tests.gpu import agent_effect
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
 from tests.gpu.training_device import observe_device
 from tests.gpu.window_effect import run_all
-from tests.integration.torchrun import run, torchrun
+from tests.integration.torchrun import DEADLINE_S, run, started, torchrun
 from tests.unit.agent.profiler.saved_window import record_window
 
 REPEATS = 20
@@ -61,6 +62,9 @@ WINDOW_EFFECT_HOWS = ("eager", "busy", "graph")
 LIMIT_S = 460
 """A run on a lent GPU is over in 8 minutes."""
 TESTS_S_MAX = 170
+TESTS = (sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf")
+TAIL_CHARACTERS = 4_000
+"""How much is printed of tests that are not over in time."""
 ARMS_S, NCCL_S, FEW_S, IN_PROCESS_S, WINDOW_EFFECT_S = 50.0, 40.0, 5.0, 15.0, 20.0
 """What parts take about, in s, on an H200."""
 
@@ -213,23 +217,31 @@ def compare_nvml() -> list[Row]:
     return [*rows, ("absent in the agent's sample", json.dumps(dict(ours.absent)) if ours.absent else "nothing")]
 
 
-def try_nccl() -> list[Row]:
+def try_nccl(left_s: float) -> list[Row]:
     """Run two ranks on one GPU, without the agent."""
-    ended = run(torchrun(NCCL_RANKS, str(NCCL_SCRIPT)))
+    ended = run(torchrun(NCCL_RANKS, str(NCCL_SCRIPT)), deadline_s=min(DEADLINE_S, left_s))
     summary = "; ".join(ended.stdout.split("\n")[:4]).strip("; ")
     text = summary if ended.exit_code == 0 else f"ended with {ended.exit_code}: {ended.stderr[-500:]}"
     return [(f"NCCL, {NCCL_RANKS} ranks on this GPU through sockets", text)]
 
 
-def compare_nccl_timing(ranks: int) -> list[Row]:
-    """Return the us of an all-reduce without and with torch's timing of collectives, in turns."""
+def compare_nccl_timing(ranks: int, find_left_s: Callable[[], float]) -> list[Row]:
+    """Return the us of an all-reduce without and with torch's timing of collectives, in turns while time is left."""
     said: dict[str, list[str]] = {"0": [], "1": []}
     for _ in range(NCCL_TURNS):
         for timing, texts in said.items():
             environment = {"TORCH_NCCL_ENABLE_TIMING": timing, "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
-            ended = run(torchrun(ranks, str(NCCL_TIMING_SCRIPT)), environment)
-            texts.append(ended.stdout.strip() if ended.exit_code == 0 else f"ended with {ended.exit_code}")
+            texts.append(run_nccl_timing(ranks, environment, min(DEADLINE_S, find_left_s())))
     return [(f"NCCL, {ranks} rank{'s' if ranks > 1 else ''}: us an all-reduce of 4 KiB", describe_nccl_timing(said))]
+
+
+def run_nccl_timing(ranks: int, environment: Mapping[str, str], deadline_s: float) -> str:
+    """Return what rank 0 has printed, or why it has not."""
+    try:
+        ended = run(torchrun(ranks, str(NCCL_TIMING_SCRIPT)), environment, deadline_s=deadline_s)
+    except AssertionError:
+        return f"not over after {deadline_s:.0f} s"
+    return ended.stdout.strip() if ended.exit_code == 0 else f"ended with {ended.exit_code}"
 
 
 def describe_nccl_timing(said: Mapping[str, Sequence[str]]) -> str:
@@ -261,15 +273,19 @@ def compare_window_with_file() -> list[Row]:
     return [("a window by the agent and by torch's trace file", f"{answer}: {busy}")]
 
 
-def run_tests() -> tuple[list[Row], int]:
-    """Run `tests/gpu`, and return its last line with the tests that failed, and its exit status."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S_MAX, check=False)
-    except subprocess.TimeoutExpired:
-        return [("pytest tests/gpu", f"not over after {TESTS_S_MAX} s")], 1
-    print(done.stdout, flush=True)
-    return [("pytest tests/gpu", summarise_tests(done.stdout) or done.stderr[-300:])], done.returncode
+def run_tests(command: Sequence[str] = TESTS, limit_s: float = TESTS_S_MAX) -> tuple[list[Row], int]:
+    """Run `tests/gpu`, and return its last line with the tests that failed, and its exit status. After `limit_s` all
+    its processes are killed, the ranks of its jobs too; the end of what it had printed by then is kept.
+    """
+    with started(command, folder=ROOT) as job:
+        try:
+            ended = job.wait(limit_s)
+        except AssertionError:
+            tail = job.printed[-TAIL_CHARACTERS:]
+            print(tail, flush=True)
+            return [("pytest tests/gpu", f"not over after {limit_s:.0f} s; printed last: {tail[-300:]}")], 1
+    print(ended.stdout, flush=True)
+    return [("pytest tests/gpu", summarise_tests(ended.stdout) or ended.stderr[-300:])], ended.exit_code
 
 
 def summarise_tests(printed: str) -> str:
@@ -293,9 +309,13 @@ class Report:
         self._begin_s = read_clock_s()
         self.rows: list[Row] = []
 
+    def find_left_s(self) -> float:
+        """Return how much of LIMIT_S is left."""
+        return max(0.0, LIMIT_S - (self._read_clock_s() - self._begin_s))
+
     def add(self, name: str, takes_s: float, measure: Callable[[], Iterable[Row]]) -> None:
         """Measure a part that takes about `takes_s`, and write the file. A part that fails says so in its row."""
-        left_s = LIMIT_S - (self._read_clock_s() - self._begin_s)
+        left_s = self.find_left_s()
         if takes_s > left_s:
             self._write([(name, f"not run: it takes {takes_s:.0f} s, and {left_s:.0f} of {LIMIT_S} s are left")])
             return
@@ -340,6 +360,17 @@ def measure_in_process() -> Iterator[Row]:
     yield from compare_nvml()
 
 
+def compare_arms(name: str, how: str, find_left_s: Callable[[], float]) -> list[Row]:
+    """Return the steps per second of one kind of training, without the agent and with it."""
+    return [(name, agent_effect.compare(how, find_left_s))]
+
+
+def describe_effects(name: str, how: str, find_left_s: Callable[[], float]) -> Iterator[Row]:
+    """Yield the us a step of one kind of training, in each of its stretches."""
+    for seen in run_all([how], find_left_s):
+        yield name, seen.describe()
+
+
 def main() -> int:
     """Test, measure, print and write the result; 0 also where there is nothing to measure."""
     parser = argparse.ArgumentParser(description="What the agent sees and costs on this machine's GPU.")
@@ -354,17 +385,18 @@ def main() -> int:
     report = Report(f"{describe_run('make test-gpu')}\n\n{describe_gpu()}", out)
     rows, exit_status = run_tests()
     report.add("pytest tests/gpu", 0, lambda: rows)
+    find_left_s = report.find_left_s
     for how in agent_effect.HOWS:
         name = f"steps per second: {how}"
-        report.add(name, ARMS_S, lambda name=name, how=how: [(name, agent_effect.compare(how))])  # type: ignore[misc]
+        report.add(name, ARMS_S, partial(compare_arms, name, how, find_left_s))
     for ranks in (1, NCCL_RANKS):
-        report.add(f"NCCL timing, {ranks} ranks", NCCL_S, lambda ranks=ranks: compare_nccl_timing(ranks))  # type: ignore[misc]
-    report.add("NCCL, two ranks", NCCL_S / 4, try_nccl)
+        report.add(f"NCCL timing, {ranks} ranks", NCCL_S, partial(compare_nccl_timing, ranks, find_left_s))
+    report.add("NCCL, two ranks", NCCL_S / 4, lambda: try_nccl(find_left_s()))
     report.add("a window and torch's file", FEW_S, compare_window_with_file)
     report.add("in one process", IN_PROCESS_S, measure_in_process)
     for how in WINDOW_EFFECT_HOWS:
         name = f"us a step: {how}"
-        report.add(name, WINDOW_EFFECT_S, lambda name=name, how=how: ((name, one.describe()) for one in run_all([how])))  # type: ignore[misc]
+        report.add(name, WINDOW_EFFECT_S, partial(describe_effects, name, how, find_left_s))
     print(f"written to {out}")
     return exit_status
 

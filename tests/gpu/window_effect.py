@@ -16,7 +16,6 @@ window, so that one that is ended by a crash leaves what it has seen.
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter_ns
@@ -29,6 +28,8 @@ from rankscope.agent.profiler.kineto_events import read_saved
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
+from tests.benchmarks.machine import ROOT
+from tests.integration.torchrun import started
 
 HOWS = ("eager", "busy", "compiled", "graph", "window_first", "empty_first")
 BLOCKS = 30
@@ -186,16 +187,18 @@ class Seen(NamedTuple):
         return "; ".join([*parts, *([self.ended] if self.ended else [])])
 
 
-def run_all(hows: Sequence[str] = HOWS) -> Iterator[Seen]:
-    """Each kind of training in a process of its own."""
+def run_all(hows: Sequence[str] = HOWS, find_left_s: Callable[[], float] = lambda: PROCESS_S_MAX) -> Iterator[Seen]:
+    """Each kind of training in a process of its own, which is killed when no time is left."""
     for how in hows:
         command = [sys.executable, "-m", "tests.gpu.window_effect", "--in-process", "--how", how]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_S_MAX, check=False)
-            said = done.stdout
-            ended = f"ended with {done.returncode}: {done.stderr[-200:].strip()}" if done.returncode else ""
-        except subprocess.TimeoutExpired as error:
-            said, ended = (error.stdout or b"").decode(), f"not over after {PROCESS_S_MAX:.0f} s"
+        limit_s = min(PROCESS_S_MAX, find_left_s())
+        with started(command, folder=ROOT) as job:
+            try:
+                done = job.wait(limit_s)
+                ended = f"ended with {done.exit_code}: {done.stderr[-200:].strip()}" if done.exit_code else ""
+            except AssertionError:
+                ended = f"not over after {limit_s:.0f} s"
+            said = job.printed
         yield Seen(how, [json.loads(line) for line in said.splitlines() if line.startswith("{")], ended)
 
 

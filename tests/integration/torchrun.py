@@ -27,8 +27,9 @@ LEAVING_S = 10.0
 """How long after the launcher's end its helpers, such as multiprocessing's resource tracker, may take to see it."""
 
 MARK = "JOB_OF_A_TEST"
-"""A variable that every process of a job inherits, with a value of its own: so its processes are found wherever they
-have gone (torchrun gives each rank a session of its own, orphans lose their parent), and nobody else's."""
+"""A variable that every process of a job inherits, with a word of its own: so its processes are found wherever they
+have gone (torchrun gives each rank a session of its own, orphans lose their parent), and nobody else's. A job that is
+started by a job has the words of both."""
 
 
 ATTENTIVE = (
@@ -74,7 +75,7 @@ class Ended:
 class Job:
     """A running job. Made by `started`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str, folder: Path) -> None:
         self._mark = secrets.token_hex(8)
         self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
         self._stderr: IO[bytes] = (
@@ -86,7 +87,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,
-            cwd=SCRIPTS,
+            cwd=folder,
             env=_environment(environment, self._mark),
             start_new_session=True,
         )
@@ -103,20 +104,25 @@ class Job:
         return Ended(exit_code, self._read(self._stdout), stderr, described)
 
     def wait_for_output(self, text: str, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until the job has printed that. Its own place in the file is left alone."""
+        """Wait until the job has printed that."""
 
         def look() -> bool | None:
-            file = self._stdout.fileno()
-            return text.encode() in os.pread(file, os.fstat(file).st_size, 0) or None
+            return text in self.printed or None
 
         wait_for(look, lambda: f"{text!r} is not printed; stderr: {self._read(self._stderr)}", deadline_s)
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far. Its own place in the file is left alone."""
+        file = self._stdout.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def find_members(self) -> list[psutil.Process]:
         """Every living process of the job."""
         members = {child.pid: child for child in _find_children(self.launcher.pid)}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self._mark:
+                if self._mark in process.environ().get(MARK, "").split():
                     members[process.pid] = process
         return list(members.values())
 
@@ -137,20 +143,30 @@ class Job:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = ""
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stderr_path: str = "",
+    folder: Path = SCRIPTS,
 ) -> Iterator[Job]:
-    """Start a command in the folder of the scripts; whatever happens, nothing of it outlives the block."""
-    job = Job(command, environment or {}, stderr_path)
+    """Start a command in a folder, that of the scripts; whatever happens, nothing of it outlives the block."""
+    job = Job(command, environment or {}, stderr_path, folder)
     try:
         yield job
     finally:
         job.end()
 
 
-def run(command: Sequence[str], environment: Mapping[str, str] | None = None, *, stderr_path: str = "") -> Ended:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stderr_path: str = "",
+    deadline_s: float = DEADLINE_S,
+) -> Ended:
     """Start a command and wait for its end."""
     with started(command, environment, stderr_path=stderr_path) as job:
-        return job.wait()
+        return job.wait(deadline_s)
 
 
 def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[str]:
@@ -168,7 +184,8 @@ def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
     # A launcher's port gives a run its name where nobody else does. Runs of one name share a sidecar, which is there
     # until the last of them has ended.
     own_name = {"RANKSCOPE_RUN": f"alone-{mark}"} if given.get("MASTER_PORT") == ALONE["MASTER_PORT"] else {}
-    return {**os.environ, "OMP_NUM_THREADS": "1", MARK: mark, **own_name, **given}
+    marks = f"{os.environ.get(MARK, '')} {mark}".strip()
+    return {**os.environ, "OMP_NUM_THREADS": "1", MARK: marks, **own_name, **given}
 
 
 def _find_children(pid: int) -> list[psutil.Process]:
