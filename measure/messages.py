@@ -47,8 +47,8 @@ from rankscope.measure.table import Table
 
 Sequence = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 COVERED_RANGES_MAX = 4096
-"""Ranges of steps in a report: each profiler window adds one. Admitting a range costs the collector 20 us, and a frame
-has room for millions."""
+"""Ranges of steps of each kind in a report: each profiler window adds one. Admitting a range costs the collector 20 us,
+and a frame has room for millions."""
 
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
@@ -96,7 +96,9 @@ class Report(Message, frozen=True):
     """Measurements of one rank in one interval, number `sequence` of this rank process, counted from 1.
 
     `covered_steps` are ranges (first, last) of steps all of whose collectives are in the reports up to this one: a step
-    outside them was not profiled, so the absence of a collective there means nothing.
+    outside them was not profiled, so the absence of a collective there means nothing. `timed_steps` are ranges of steps
+    outside of windows whose collectives of devices, as far as torch's flight recorder has timed them, are in this
+    report: how much of them was exposed is not known, and some kinds are missing, so no self time follows from them.
 
     While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
     reports of one rank a node, and only where it is newer than that of the report before.
@@ -122,6 +124,7 @@ class Report(Message, frozen=True):
     stall: Stall | None = None
     synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
     node: NodeSample | None = None
+    timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
 
 
 class Ack(Message, frozen=True):

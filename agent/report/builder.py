@@ -51,6 +51,7 @@ class Interval(msgspec.Struct, kw_only=True):
     steps: Sequence[StepRecord] = ()
     collectives: Sequence[CollectiveRecord] = ()
     covered_steps: Sequence[tuple[int, int]] = ()
+    timed_steps: Sequence[tuple[int, int]] = ()
     breakdowns: Sequence[WindowBreakdown] = ()
     host: HostSample | None = None
     devices: tuple[DeviceSample, ...] = ()
@@ -131,6 +132,7 @@ class ReportBuilder:
             stall=interval.stall,
             synchronisations=tuple(interval.synchronisations),
             node=interval.node,
+            timed_steps=tuple(interval.timed_steps),
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

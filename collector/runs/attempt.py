@@ -83,13 +83,15 @@ class ReportBatcher:
             ranks[rank] = ranks[rank].record_steps(report, late_rows, step)
 
     def _mark_complete(self, pending: Sequence[PendingReport]) -> None:
-        """Mark the steps of profiler windows; ranks mostly cover the same ones."""
-        ranks: dict[tuple[int, int], list[int]] = {}
+        """Mark the steps of profiler windows, and those that are timed; ranks mostly have the same ones."""
+        ranks: dict[tuple[int, int, bool], list[int]] = {}
         for one in pending:
-            for step_range in one.report.covered_steps:
-                ranks.setdefault(step_range, []).append(one.rank)
-        for (first_step, last_step), numbers in ranks.items():
-            self._window.mark_complete_of(np.unique(numbers), first_step, last_step)
+            for first_step, last_step in one.report.covered_steps:
+                ranks.setdefault((first_step, last_step, False), []).append(one.rank)
+            for first_step, last_step in one.report.timed_steps:
+                ranks.setdefault((first_step, last_step, True), []).append(one.rank)
+        for (first_step, last_step, is_timed), numbers in ranks.items():
+            self._window.mark_complete_of(np.unique(numbers), first_step, last_step, is_timed=is_timed)
 
 
 def find_end_of_steps(report: ReportFields, now_collector_ns: int) -> int:

@@ -420,6 +420,6 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None, synchronisations=(),
+        progress=(), stall=None, synchronisations=(), timed_steps=(),
     )  # fmt: skip
     return encode(report)

@@ -53,6 +53,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     steps: Table
     collectives: Collectives
     covered_steps: tuple[tuple[int, int], ...]
+    timed_steps: tuple[tuple[int, int], ...]
     breakdowns: tuple[WindowBreakdown, ...]
     synchronisations: tuple[WindowSynchronisations, ...]
     groups: tuple[GroupInfo, ...] | None
@@ -79,6 +80,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             Table(_share(steps.names), steps.row_count, steps.data),
             report.collectives if report.collectives.table.row_count else _NO_COLLECTIVES,
             report.covered_steps,
+            report.timed_steps,
             report.breakdowns,
             report.synchronisations,
             report.groups,

@@ -36,7 +36,7 @@ QUANTITIES: Final = len(GroupTransfers._fields)
 
 class TransferRing:
     """The transfers of steps in `slots` slots, of at most `groups_max` groups; NaN where not known. Memory is used only
-    for slots with known transfers, as a rule two of twenty.
+    for slots with known transfers: two of twenty as a rule, and all where the flight recorder times collectives.
     """
 
     def __init__(self, slots: int, groups_max: int = GROUPS_MAX) -> None:
@@ -46,8 +46,10 @@ class TransferRing:
         self.dropped = 0
         """How often a group had no column: once a step for each group beyond `groups_max`."""
 
-    def put(self, slot: int, kinds: KindColumns, group_sizes: Mapping[str, int]) -> None:
-        """Store the collectives of a matched step. A group with unmatched collectives is unknown in this step."""
+    def put(self, slot: int, kinds: KindColumns, group_sizes: Mapping[str, int], *, has_exposure: bool = True) -> None:
+        """Store the collectives of a matched step. A group with unmatched collectives is unknown in this step; without
+        `has_exposure` the exposed transfer of all is.
+        """
         found = sum_groups(kinds, group_sizes)
         columns = [self._place(group) for group in found]
         values = np.full((QUANTITIES, len(self._column)), np.nan)
@@ -55,6 +57,8 @@ class TransferRing:
         self.dropped += len(columns) - len(known)
         if known:
             values[:, [column for column, _ in known]] = np.array([sums for _, sums in known]).T
+        if not has_exposure:
+            values[GroupTransfers._fields.index("exposed_ns")] = np.nan
         self._kept[slot] = values
 
     def _place(self, group: str) -> int | None:

@@ -84,6 +84,18 @@ COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "byte
 """Columns of a table of collectives, in the order of CollectiveBlock."""
 
 
+def _mark(marks: npt.NDArray[np.bool_], counts: Ints, ranks: Ints, steps: Ints) -> list[int]:
+    """Set the marks of these ranks in these steps of a ring, shape (slots, ranks), and their sums by slot; return the
+    steps that have those of all ranks since now.
+    """
+    slots = steps % len(marks)
+    fresh = (~marks[np.ix_(slots, ranks)]).sum(axis=1)
+    marks[np.ix_(slots, ranks)] = True
+    counts[slots] += fresh
+    found: list[int] = steps[(fresh > 0) & (counts[slots] == marks.shape[1])].tolist()
+    return found
+
+
 class SparseRows:
     """Rows of a ring of steps most of which stay unknown: waiting is measured in about two steps of twenty. Of 16,384
     ranks and 26 known steps of 256, rows take 1.7 MB where a whole block would take 16.
@@ -199,6 +211,10 @@ class StepTable:
         self._covered = np.zeros((steps_kept, world_size), dtype=bool)
         #: Sums of the rows of `_covered`, for the slots that are in use.
         self._covered_count = np.zeros(steps_kept, dtype=np.int64)
+        #: Whether those have come that a window or the flight recorder had, shape as above; implied by `_covered`.
+        self._reported = np.zeros((steps_kept, world_size), dtype=bool)
+        #: Sums of the rows of `_reported`.
+        self._reported_count = np.zeros(steps_kept, dtype=np.int64)
         #: Steps whose collectives all ranks have reported, to be matched, in the order of their completion.
         self._complete: deque[int] = deque()
         #: Results of steps that left the ring before `match_collectives` was called.
@@ -275,22 +291,20 @@ class StepTable:
             block = CollectiveBlock(numbers, groups, ops, *(column[:, begin:end] for column in columns))
             self._pending.setdefault(int(steps[begin - offset]), []).append(block)
 
-    def mark_complete_of(self, ranks: Ints, first_step: int, last_step: int) -> None:
-        """Record that all collectives of these steps of these ranks, each given once, have come. Steps of which this is
-        true for all ranks can be matched.
+    def mark_complete_of(self, ranks: Ints, first_step: int, last_step: int, *, is_timed: bool = False) -> None:
+        """Record that all collectives of these steps of these ranks, each given once, have come; with `is_timed` those
+        that the flight recorder had. Steps of which either is true for all ranks can be matched; only those that are
+        complete for all have exposed waiting, and so a self time.
         """
-        self._distance.is_watched = True
         steps = np.arange(max(first_step, self.latest_step - self._kept + 1, 0), min(last_step, self.latest_step) + 1)
         steps = steps[self._steps[steps % self._kept] == steps]
-        slots = steps % self._kept
-        fresh = (~self._covered[np.ix_(slots, ranks)]).sum(axis=1)
-        self._covered[np.ix_(slots, ranks)] = True
-        self._covered_count[slots] += fresh
-        complete = steps[(fresh > 0) & (self._covered_count[slots] == self._world_size)].tolist()
-        if complete:
-            self._distance.record_measured(complete[0], complete[-1])
-            self._attribute_wait(complete)
-        self._complete.extend(complete)
+        if not is_timed:
+            self._distance.is_watched = True
+            complete = _mark(self._covered, self._covered_count, ranks, steps)
+            if complete:
+                self._distance.record_measured(complete[0], complete[-1])
+                self._attribute_wait(complete)
+        self._complete.extend(_mark(self._reported, self._reported_count, ranks, steps))
 
     def match_collectives(self, steps_max: int | None = None) -> list[KindColumns]:
         """Match up to `steps_max` complete steps (None: all) and return their collectives by kind, in order. Steps that
@@ -325,7 +339,10 @@ class StepTable:
     def _match_step(self, step: int) -> KindColumns:
         slot = step % self._kept
         waits = split_waits(self._pending.pop(step, ()), self._group_sizes)
-        self._transfers.put(slot, waits.kinds, self._group_sizes)
+        is_complete = bool(self._covered_count[slot] == self._world_size)
+        self._transfers.put(slot, waits.kinds, self._group_sizes, has_exposure=is_complete)
+        if not is_complete:
+            return waits.kinds
         exposed_ns = np.zeros(self._world_size)
         exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
@@ -351,6 +368,8 @@ class StepTable:
             self._steps[slots] = new
             self._covered[slots] = False
             self._covered_count[slots] = 0
+            self._reported[slots] = False
+            self._reported_count[slots] = 0
             for values in self._columns.all:
                 values[slots] = np.nan
         return rows
@@ -405,9 +424,11 @@ class StepTable:
         require(int(known.max(initial=-1)) <= self.latest_step, "a step is later than the latest")
         counted = self._covered.sum(axis=1)
         require(bool((self._covered_count[slots] == counted[slots]).all()), "counts of complete ranks differ")
+        reported = self._reported.sum(axis=1)
+        require(bool((self._reported_count[slots] == reported[slots]).all()), "counts of reported ranks differ")
         require(all(step > self.latest_step - self._kept for step in self._pending), "collectives of a step that left")
-        complete = [self._covered_count[step % self._kept] == self._world_size for step in self._complete]
-        require(all(complete), "a step counts as complete without all ranks")
+        complete = [self._reported_count[step % self._kept] == self._world_size for step in self._complete]
+        require(all(complete), "a step is to be matched without all ranks")
         require(len(self._columns.phases_ns) <= PHASES_MAX, "too many phases")
 
     # -- reading ------------------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices:
         steps=[step(number, own_phases) for number in range(steps)],
         collectives=[collective(number) for number in range(collectives)],
         covered_steps=[(LARGE, LARGE)] * breakdowns,
+        timed_steps=[(LARGE, LARGE)] * breakdowns,
         breakdowns=[breakdown()] * breakdowns,
         host=HostSample(**dict.fromkeys(HostSample.__struct_fields__, LARGE)),
         devices=tuple(device() for _ in range(devices)),
@@ -105,7 +106,7 @@ def test_report_size_is_fixed_part_plus_size_of_each_item() -> None:
         FIXED_BYTES
         + steps * (STEP_BYTES + 8 * OWN_PHASES_MAX)
         + collectives * COLLECTIVE_BYTES
-        + breakdowns * (BREAKDOWN_BYTES + COVERED_BYTES)
+        + breakdowns * (BREAKDOWN_BYTES + 2 * COVERED_BYTES)
         + devices * DEVICE_BYTES
     )
     assert build(steps=steps, collectives=collectives, breakdowns=breakdowns, devices=devices) <= bound

@@ -197,7 +197,7 @@ STATED: dict[str, Message] = {
         breakdowns=(BREAKDOWN,), host=HOST, devices=(DEVICE,), totals=TOTALS, losses=LOSSES,
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
-        stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE,
+        stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -224,8 +224,9 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
+WITHOUT_TIMED_STEPS = msgspec.structs.replace(STATED["report"], timed_steps=())
 EARLIER_REPORT = msgspec.structs.replace(
-    STATED["report"], totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
+    WITHOUT_TIMED_STEPS, totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
 )
 """As it was before there were blocking calls, samples of the machine, and of PCIe links."""
 
@@ -337,7 +338,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     assert isinstance(report, Report)
     earlier = {
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
-        "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None,
+        "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -376,6 +377,11 @@ def test_earlier_report_without_synchronisations_decodes() -> None:
 def test_earlier_report_without_the_machine_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_machine.hex").read_text())
     assert decode(frame) == EARLIER_REPORT
+
+
+def test_earlier_report_without_timed_steps_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_timed_steps.hex").read_text())
+    assert decode(frame) == WITHOUT_TIMED_STEPS
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

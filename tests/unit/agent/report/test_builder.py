@@ -152,6 +152,7 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
             steps=[step(9, data=1)],
             collectives=[collective],
             covered_steps=[(3, 9)],
+            timed_steps=[(10, 12)],
             breakdowns=[breakdown()],
             host=HostSample(host_ns=5),
             losses=Losses(steps_overwritten=7),
@@ -167,6 +168,7 @@ def test_everything_of_the_interval_is_in_the_report() -> None:
     assert (report.stalled_since_host_ns, report.stall.taken_host_ns) == (60, 95)
     assert (report.collectives.groups, report.collectives.ops) == (("default_pg",), ("all_reduce",))
     assert (report.covered_steps, report.breakdowns, report.host) == (((3, 9),), (breakdown(),), HostSample(host_ns=5))
+    assert report.timed_steps == ((10, 12),)
     assert (report.losses.steps_overwritten, report.overhead_ratio) == (7, 0.25)
 
 

@@ -31,6 +31,7 @@ WHOLE = Report(
         [CollectiveRecord(step=3, group="g", op="all_reduce", start_host_ns=1, duration_ns=1, sequence=1)]
     ),
     covered_steps=((3, 3),),
+    timed_steps=((4, 5),),
     breakdowns=(
         WindowBreakdown(
             first_step=3, step_count=1, window_ns=9, compute_ns=5, communication_ns=4, overlap_ns=2,
@@ -57,7 +58,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     both = set(ReportFields.__struct_fields__) & set(Report.__struct_fields__)
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
-        "stalled_since_host_ns", "stall", "synchronisations", "node",
+        "stalled_since_host_ns", "stall", "synchronisations", "node", "timed_steps",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 

@@ -18,6 +18,6 @@ def add_collectives(window: StepTable, rank: int, collectives: Collectives) -> N
         window.add_collectives_of([rank], [collectives], block)
 
 
-def mark_complete(window: StepTable, rank: int, first_step: int, last_step: int) -> None:
+def mark_complete(window: StepTable, rank: int, first_step: int, last_step: int, *, is_timed: bool = False) -> None:
     """Record that all collectives of these steps of that rank have come."""
-    window.mark_complete_of(np.array([rank]), first_step, last_step)
+    window.mark_complete_of(np.array([rank]), first_step, last_step, is_timed=is_timed)

@@ -161,6 +161,49 @@ def test_steps_that_only_some_have_told_of_stay_unknown() -> None:
     assert self_times(window, 0, 1) == [[None, None], [100, 100], [100, 100], [None, None]]
 
 
+def time_all(window: StepTable, rank: int, first_step: int, last_step: int) -> list[KindWaits]:
+    mark_complete(window, rank, first_step, last_step, is_timed=True)
+    return [kind for step in window.match_collectives() for kind in rows_of(step)]
+
+
+def test_timed_step_has_waits_and_transfer_but_no_self_time() -> None:
+    window = window_of(2, steps=2)
+    for rank, duration_ns in ((0, 50), (1, 20)):
+        reduce_all(window, rank, duration_ns, 0)
+    assert time_all(window, 0, 0, 1) == []
+    found = time_all(window, 1, 0, 1)
+    assert [(kind.calls, kind.duration_ns, kind.wait_ns, kind.transfer_ns) for kind in found] == [
+        (1, 50, 30, 20),
+        (1, 20, 0, 20),
+    ]
+    assert self_times(window, 0, 1) == [[None, None]] * 2
+    transfers = window.transfers(skip_steps=0)
+    assert transfers.ns[GROUP].tolist()[0] == 20
+    assert np.isnan(transfers.exposed_ns[GROUP]).tolist() == [True, True], "how much was exposed is not known"
+    assert window.signatures == {}, "some kinds of communication are missing"
+    window.validate()
+
+
+def test_step_in_the_window_of_one_rank_only_has_no_self_time() -> None:
+    window = window_of(2, steps=1)
+    reduce_all(window, 0, 50, 0)
+    cover(window, 0, 0, 0)
+    reduce_all(window, 1, 20, 0)
+    assert [kind.wait_ns for kind in time_all(window, 1, 0, 0)] == [30, 0]
+    assert self_times(window, 0, 1) == [[None, None]]
+    window.validate()
+
+
+def test_timed_steps_are_forgotten_with_the_ring() -> None:
+    window = window_of(2, steps=2, kept=4)
+    for rank in (0, 1):
+        reduce_all(window, rank, 20, 1)
+    assert time_all(window, 0, 0, 1) == []
+    add(window, 0, *map(step_of, range(2, 6)))
+    assert time_all(window, 1, 1, 5) == [], "step 5 took the slot of step 1"
+    window.validate()
+
+
 def test_step_told_of_twice_is_counted_once() -> None:
     window = window_of(2, steps=1)
     for rank in (0, 1):
@@ -308,6 +351,13 @@ def test_phases_stand_in_when_no_window_has_come_for_long() -> None:
     series = made(STAND_IN_STEPS + 1).series((0,), skip_steps=0)
     assert not series.self_is_measured
     assert series.self_ns.tolist() == [[1 + 2 + 3 + 4]] * 4
+
+
+def test_phases_stand_in_although_collectives_are_timed() -> None:
+    window = made(STAND_IN_STEPS + 1)
+    time_all(window, 0, STAND_IN_STEPS - 1, STAND_IN_STEPS)
+    series = window.series((0,), skip_steps=0)
+    assert (series.self_is_measured, series.self_ns.tolist()) == (False, [[1 + 2 + 3 + 4]] * 4)
 
 
 def test_phases_do_not_stand_in_early() -> None:
