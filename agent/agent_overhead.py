@@ -69,6 +69,11 @@ class TimedCost(Protocol):
     thread_ns: int
 
     @property
+    def is_used(self) -> bool:
+        """Whether a reading has been begun."""
+        ...
+
+    @property
     def outside_ns(self) -> int:
         """Time of others for this rank."""
         ...
@@ -80,7 +85,7 @@ class TimedCost(Protocol):
 
     @property
     def timing_ns(self) -> int | None:
-        """Cost of the timing; None where collectives are not timed."""
+        """Cost of the timing; None where collectives are not timed, or the job itself has them timed."""
         ...
 
     def allow(self, share: float, budget_left_ns: int) -> None:
@@ -146,6 +151,7 @@ class AgentOverhead:
         timing_ns, effect = self._timed.timing_ns, self._find_effect()
         if timing_ns is not None:
             not_governed_ns[NCCL_TIMING] = timing_ns
+        if self._timed.is_used:
             is_dropped[COLLECTIVE_TIMES] = self._timed.is_held
         return AgentCost(
             part_ns={**spent_ns, **not_governed_ns},
@@ -169,13 +175,12 @@ class AgentOverhead:
             if not counts.keys().isdisjoint(names)
         }
         timed_ns = self._timed.thread_ns
-        is_timed = self._timed.timing_ns is not None
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
             LIGHT_WINDOWS: light_ns + light_recording_ns + (windows.light_spent_ns if windows is not None else 0),
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
             AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - timed_ns - sum(samples_ns.values())),
-            **({COLLECTIVE_TIMES: timed_ns + self._timed.outside_ns} if is_timed else {}),
+            **({COLLECTIVE_TIMES: timed_ns + self._timed.outside_ns} if self._timed.is_used else {}),
             **samples_ns,
         }

@@ -197,6 +197,7 @@ class AgentThread:
             steps=steps,
             collectives=[record for window in windows for record in window.collectives],
             covered_steps=[window.covered_steps for window in windows if window.covered_steps is not None],
+            timed_steps=[window.timed_steps for window in windows if window.timed_steps is not None],
             breakdowns=[breakdown for window in windows for breakdown in window.breakdowns],
             synchronisations=[one.synchronisations for one in windows if one.synchronisations is not None],
             host=self._samples.host,

@@ -53,6 +53,7 @@ class AgentConfig(Settings):
         "RANKSCOPE_CLIENT_CONFIG",
         "RANKSCOPE_CONFIG",
         "RANKSCOPE_DEBUG",
+        "RANKSCOPE_NCCL_TIMING_SET",
         "RANKSCOPE_PID",
         "RANKSCOPE_RELAY_*",
         "RANKSCOPE_SERVE_*",
@@ -200,8 +201,9 @@ class AgentConfig(Settings):
         Setting(
             "Let torch time each collective of NCCL, so that the collectives between windows are measured too. auto: "
             "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if it is unset and this torch has a flight "
-            "recorder with durations; on: whatever torch it is; off: neither set it nor read the durations. It costs "
-            "about 3 us a collective (docs/cost.md).",
+            "recorder with durations; on: also where it is not known whether the recorder is on; off: neither set it "
+            "nor read the durations. Neither is done where reading would be unsafe (torch before 2.6, or without its "
+            "cache of events). It costs about 3 us a collective (docs/cost.md).",
             choices=(AUTO, ON, OFF),
         ),
     )

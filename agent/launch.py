@@ -162,10 +162,9 @@ def _enable_timing(choice: str, environment: Mapping[str, str]) -> None:
     from rankscope.agent.profiler.nccl_timing import describe_too_late, enable_timing  # noqa: PLC0415
     from rankscope.agent.profiler.process_groups import ProcessGroups, is_nccl  # noqa: PLC0415
 
-    groups = ProcessGroups(1).read()
-    if not groups:
+    if not any(is_nccl(group.backend) for group in ProcessGroups(1).read().values()):
         enable_timing(choice, os.environ)
-    elif any(is_nccl(group.backend) for group in groups.values()) and enable_timing(choice, dict(os.environ)):
+    elif enable_timing(choice, dict(os.environ)):
         log_once_per_node(describe_too_late(), environment)
 
 

@@ -10,9 +10,11 @@ an H200 (`tests/benchmarks/results/gpu-nvidia-h200.md`). Its flight recorder has
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-from rankscope.agent.config import AUTO, OFF
+from rankscope.agent.config import OFF, ON
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
+SET_VARIABLE: Final = "RANKSCOPE_NCCL_TIMING_SET"
+"""Set beside TIMING_VARIABLE by the agent, whose cost the timing is then, also in children that inherit both."""
 COST_NS: Final = 3_700
 """Cost of timing one collective, on the training thread: the larger of the two measurements."""
 COST_TEXT: Final = "2.5 to 3.7 us a collective on an H200"
@@ -23,6 +25,10 @@ RING_ENTRIES: Final = 2_000
 RECORDER_ON_SINCE: Final = (2, 11)
 """The first torch of which it was seen on a GPU that its recorder is on by default and has durations."""
 EVENT_CACHE_VARIABLE: Final = "TORCH_NCCL_CUDA_EVENT_CACHE"
+EVENT_CACHE_SINCE: Final = (2, 6)
+"""The first torch that reuses CUDA events by default (pytorch #140975)."""
+OLD_RING_VARIABLE: Final = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The only variable that switches on the recorder of NCCL before RECORDER_ON_SINCE."""
 
 _TRUE: Final = frozenset({"1", "y", "yes", "t", "true"})
 """What torch takes for yes: any other value but those of _FALSE ends in an error."""
@@ -33,12 +39,30 @@ def enable_timing(choice: str, environment: MutableMapping[str, str]) -> bool:
     """Set the variable in `environment` by the setting `nccl_timing`; return whether this call has set it. A value that
     is there stays, whatever it is. Call it with torch imported, before the first process group.
     """
-    if choice == OFF or TIMING_VARIABLE in environment:
+    if choice == OFF or TIMING_VARIABLE in environment or not is_safe_to_read(environment):
         return False
-    if choice == AUTO and not _can_time(environment):
+    if choice != ON and not _has_recorder_on(environment):
         return False
-    environment[TIMING_VARIABLE] = "1"
+    environment[TIMING_VARIABLE] = environment[SET_VARIABLE] = "1"
     return True
+
+
+def may_read(environment: Mapping[str, str]) -> bool:
+    """Return whether torch times collectives, and their durations may be read."""
+    return is_timing(environment) and is_safe_to_read(environment)
+
+
+def is_safe_to_read(environment: Mapping[str, str]) -> bool:
+    """Return whether torch's recorder can be read while collectives run. Without torch's cache of CUDA events reading
+    could query one that has just been destroyed.
+    """
+    if environment.get(EVENT_CACHE_VARIABLE, "").lower() in _FALSE or _find_release() < EVENT_CACHE_SINCE:
+        return False
+    try:
+        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - the user's torch
+    except ImportError:
+        return False
+    return any(hasattr(c10d, name) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"))
 
 
 def is_timing(environment: Mapping[str, str]) -> bool:
@@ -67,29 +91,41 @@ def describe_too_late() -> str:
 
 def describe_timing(environment: Mapping[str, str]) -> str:
     """Return the line about collectives that are timed, with what it costs."""
-    return (
-        f"NCCL's collectives are timed ({TIMING_VARIABLE}={environment.get(TIMING_VARIABLE, '')}), which costs "
-        f"{COST_TEXT}. RANKSCOPE_NCCL_TIMING=off leaves them untimed (docs/cost.md)"
-    )
+    value = environment.get(TIMING_VARIABLE, "")
+    if is_set_by_agent(environment):
+        advice = "RANKSCOPE_NCCL_TIMING=off leaves them untimed (docs/cost.md)"
+    else:
+        advice = "The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)"
+    return f"NCCL's collectives are timed ({TIMING_VARIABLE}={value}), which costs {COST_TEXT}. {advice}"
 
 
-def _can_time(environment: Mapping[str, str]) -> bool:
-    """Return whether torch's recorder would have durations. Whether a GPU is there is not asked, since that could
+def is_set_by_agent(environment: Mapping[str, str]) -> bool:
+    """Return whether it is the agent, here or in a parent process, that has torch time collectives."""
+    return environment.get(SET_VARIABLE, "") == "1"
+
+
+def _has_recorder_on(environment: Mapping[str, str]) -> bool:
+    """Return whether torch has NCCL, and a recorder that is on. Whether a GPU is there is not asked, since that could
     initialise CUDA: without a process group of NCCL nothing reads the variable.
-
-    Without torch's cache of CUDA events reading the recorder could query an event that has just been destroyed.
     """
     try:
-        import torch  # noqa: PLC0415 - the user's torch
-        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415
+        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - the user's torch
     except ImportError:
         return False
-    has_nccl = hasattr(c10d, "ProcessGroupNCCL")
-    has_dump = any(hasattr(c10d, name) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"))
-    if not (has_nccl and has_dump) or environment.get(EVENT_CACHE_VARIABLE, "").lower() in _FALSE:
+    if not hasattr(c10d, "ProcessGroupNCCL"):
         return False
-    entries = find_ring_entries(environment)
-    return _read_release(torch.__version__) >= RECORDER_ON_SINCE if entries is None else entries > 0
+    if _find_release() >= RECORDER_ON_SINCE:
+        return find_ring_entries(environment) != 0
+    size = environment.get(OLD_RING_VARIABLE, "")
+    return size.isdecimal() and int(size) > 0
+
+
+def _find_release() -> tuple[int, ...]:
+    try:
+        import torch  # noqa: PLC0415 - the user's torch
+    except ImportError:
+        return (0,)
+    return _read_release(torch.__version__)
 
 
 def _read_release(version: object) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.profiler.nccl_timing import is_timing
+from rankscope.agent.profiler.nccl_timing import may_read
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.communication import HOST_BACKENDS
 from rankscope.measure.identity import group_label
@@ -45,7 +45,7 @@ class GroupProgress:
     def __init__(
         self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._is_timing = is_timing(environment or {})
+        self._may_read_times = may_read(environment or {})
         self._process_groups = ProcessGroups(world_size)
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
@@ -71,10 +71,11 @@ class GroupProgress:
 
     @property
     def times_collectives(self) -> bool:
-        """Whether the flight recorder has the durations of the collectives of devices. torch must be configured to time
-        those of NCCL. After a capture it does not have all of them: those in CUDA graphs are in profiler windows only.
+        """Whether the flight recorder has the durations of the collectives of devices, and may be read: torch must be
+        configured to time those of NCCL. After a capture it does not have all of them: those in CUDA graphs are in
+        profiler windows only.
         """
-        if not self._is_timing or self._captures.begun:
+        if not self._may_read_times or self._captures.begun:
             return False
         groups = self.groups or self.find_groups()  # the former are found by windows, of which there may be none
         return any(is_nccl(group.backend) for group in groups.values())
@@ -93,10 +94,6 @@ class GroupProgress:
     def find_groups(self) -> dict[str, GroupInfo]:
         """Return the process groups by torch's name: the present ones, and those that were in use and are destroyed."""
         return {**self.groups, **self._process_groups.read()}
-
-    def count_on_host(self) -> int:
-        """Return how many operations were enqueued so far in groups that communicate on the host only."""
-        return sum(self._process_groups.count_on_host().values())
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and

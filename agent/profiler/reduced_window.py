@@ -7,13 +7,15 @@ from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowS
 
 class ReducedWindow(NamedTuple):
     """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any.
-    `synchronisations` are those of a device's full window with a whole step.
+    `synchronisations` are those of a device's full window with a whole step. `timed_steps` are the first and last step
+    between windows whose collectives are those that torch's flight recorder has timed.
     """
 
     collectives: list[CollectiveRecord]
     breakdowns: list[WindowBreakdown]
     covered_steps: tuple[int, int] | None
     synchronisations: WindowSynchronisations | None = None
+    timed_steps: tuple[int, int] | None = None
 
 
 EMPTY_WINDOW: Final = ReducedWindow([], [], None)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
@@ -45,12 +46,12 @@ class WindowResults:
         self.timed = TimedCollectives(
             source,
             windows.progress.find_groups,
-            windows.progress.count_on_host,
             monotonic_ns=clock.monotonic_ns,
             thread_cpu_ns=time.thread_time_ns,
             ring_entries=windows.ring_entries,
+            timing_is_ours=windows.timing_is_ours,
         )
-        """The collectives between windows."""
+        """The collectives between windows: a part of its own, whose errors cost no window."""
         self._heap_relief = MallocTrim(find_malloc_trim())
         self._reduction: WindowReduction | None = None
         """None before the first window."""
@@ -79,22 +80,26 @@ class WindowResults:
         """Return the results since the last call. `steps` have ended since then. For the last report the results that
         are not ready yet are computed at once.
         """
-        results = self._reduce_all(self._windows.finished.drain())
+        window_from_step = self._windows.open_from_step  # read before the finished windows, so that none is missed
+        finished = self._windows.finished.drain()
+        for window in finished:
+            self.timed.leave_to_window(window.steps)
+        results = self._reduce_all(finished)
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
             self._windows.graphs_seen = self._reduction.launches_graphs
-        results = [self._without_known(found) for found in results]
-        if self._windows.progress.times_collectives:
-            self._windows.log_timing()
-            wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
-            results += self._guarded(lambda: self.timed.add_steps(steps, wall_minus_host_ns, last=last))
+        if not self._guard.is_off(COLLECTIVE_TIMES):
+            results += self._guarded(lambda: self._add_steps(steps, window_from_step, last=last), part=COLLECTIVE_TIMES)
         return results
 
-    def _without_known(self, found: ReducedWindow) -> ReducedWindow:
-        """Return a window's results without collectives that the recorder has had already."""
-        if found.covered_steps is None or self.timed.claim(*found.covered_steps):
-            return found
-        return found._replace(collectives=[], covered_steps=None)
+    def _add_steps(
+        self, steps: Sequence[StepRecord], window_from_step: int | None, *, last: bool
+    ) -> list[ReducedWindow]:
+        if not self._windows.progress.times_collectives:
+            return []
+        self._windows.log_timing()
+        wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+        return self.timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
 
     def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:
         if not windows:
@@ -151,9 +156,9 @@ class WindowResults:
         else:
             self.light_reduced_ns += cost_ns
 
-    def _guarded(self, read: Callable[[], list[ReducedWindow]]) -> list[ReducedWindow]:
+    def _guarded(self, read: Callable[[], list[ReducedWindow]], part: str = PART) -> list[ReducedWindow]:
         try:
             return read()
         except Exception as error:  # noqa: BLE001 - as above
-            self._guard.record(PART, error)
+            self._guard.record(part, error)
             return []

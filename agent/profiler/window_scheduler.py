@@ -159,10 +159,13 @@ class WindowScheduler:
         self.full_spent_ns = 0
         """CPU time of beginning and ending full windows so far; `light_spent_ns` is that of light ones."""
         self.light_spent_ns = 0
+        self.open_from_step: int | None = None
+        """The first step of the window that is running or being passed on; None: there is no step of one."""
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""
         if self._running is not None:
+            self.open_from_step = record.step if not self._steps else self.open_from_step
             self._steps.append(record)
         try:
             in_window = self._running is True or self._user_profilers > 0
@@ -209,7 +212,7 @@ class WindowScheduler:
         elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
             # So it stays on, and there are no more windows.
-            self._running = None
+            self._running = self.open_from_step = None
             self._end_lines()
             self._count_skip("user_profiler")
 
@@ -234,6 +237,8 @@ class WindowScheduler:
             self.interrupt = stop.error  # the window goes on, and ends at the next boundary
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the training script
             self._guard.record(PART, error)
+        if self._running is None:
+            self.open_from_step = None
         self.full_spent_ns += self._full_in_run_ns
         self.light_spent_ns += thread_time_ns() - begin_ns - self._full_in_run_ns
 

@@ -6,7 +6,12 @@ from rankscope.agent.config import ALWAYS, OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.line_sampler import LineSampler
-from rankscope.agent.profiler.nccl_timing import RING_ENTRIES, describe_timing, find_ring_entries
+from rankscope.agent.profiler.nccl_timing import (
+    RING_ENTRIES,
+    describe_timing,
+    find_ring_entries,
+    is_set_by_agent,
+)
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect
@@ -86,6 +91,8 @@ class ProfilerWindows:
         self.progress = GroupProgress(identity.world_size, captures, environment if is_timing_read else {})
         self.ring_entries = find_ring_entries(environment) or RING_ENTRIES
         """Entries of torch's flight recorder."""
+        self.timing_is_ours = is_set_by_agent(environment)
+        """Whether torch times collectives because of the agent."""
         self.plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),
@@ -178,6 +185,11 @@ class ProfilerWindows:
             return False
         self.finished.append(window)
         return True
+
+    @property
+    def open_from_step(self) -> int | None:
+        """The first step of the window that is running or being passed on, if any of its steps has ended."""
+        return None if self.scheduler is None else self.scheduler.open_from_step
 
     @property
     def spent_ns(self) -> int:

@@ -52,7 +52,7 @@ def parse_safely(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -
     """Return `parse_dump` of the text, or a reading with a `problem`."""
     try:
         return parse_dump(text, taken_wall_ns=taken_wall_ns, since_wall_ns=since_wall_ns)
-    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, OverflowError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, OverflowError, RecursionError) as error:
         return Reading(taken_wall_ns=taken_wall_ns, problem=describe(error)[:200])
 
 

@@ -2,7 +2,8 @@
 server, and parsed by the sidecar (`recorder_files.py`). Where one of them is missing the rank does its part itself.
 
 A dump queries CUDA events, which invalidates a CUDA graph that another thread is capturing. So this process asks for
-it, and holds off captures until the answer is there (50 to 63 ms for 2,000 entries, at most ASK_S); nobody else can.
+it, and holds off captures until the answer is there (50 to 63 ms for 2,000 entries, at most HELD_S); nobody else can.
+A server that needs longer than HELD_S may still query events when a capture begins: nothing is known about its work.
 """
 
 from collections.abc import Callable
@@ -12,16 +13,22 @@ import msgspec
 
 from rankscope.agent.capture.timed_entries import Reading
 from rankscope.agent.sidecar.recorder_files import parse_safely, pop_dump, pop_reading, write_dump
-from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, ask_text
+from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, NoHandlerError, ask_text
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
 from rankscope.measure.units import NS_PER_S
 
 ASK_S: Final = 2.0
-"""Timeout of the worker server, 30 times what it needs. After one timeout it is not asked again: it may still work on
-the answer, and captures are no longer held off."""
+"""Time of the worker server after which it is not asked again, 30 times what it needs."""
+HELD_S: Final = 2 * ASK_S
+"""Longest time that captures are held off for an answer."""
+FAILURES_MAX: Final = 3
+"""Failures of the server in a row after which it is not asked again, and the rank makes its dumps itself."""
+SIDECAR_AGAIN_NS: Final = 60 * NS_PER_S
+"""Time after which a sidecar that has left a dump lying is tried again."""
 SIDECAR_NS: Final = 10 * NS_PER_S
-"""Longest wait for the sidecar, whose tick is half a second. After that the rank parses its dumps itself."""
+"""Longest wait for the sidecar, whose tick is half a second. Then the rank parses its dumps itself, for
+SIDECAR_AGAIN_NS."""
 QUESTIONS: Final = ("dump_nccl_trace_json?includecollectives=true&onlyactive=false", "fr_trace_json")
 """The recorder of NCCL, and that of all backends, which newer versions of torch have instead."""
 
@@ -55,7 +62,8 @@ class RecorderReader:
         self._ask = ask
         self._questions: tuple[str, ...] = QUESTIONS
         self._waits_since_ns: int | None = None
-        self._has_sidecar = True
+        self._sidecar_lost_ns: int | None = None
+        self._failures = 0
         self._found: Reading | None = None
         self.is_off = False
         """Whether nothing is read any more, since the server did not answer in time, or with too much: a dump made here
@@ -66,21 +74,28 @@ class RecorderReader:
         self.skipped: dict[str, int] = {}
         """Readings without a result, by reason."""
 
-    def request(self, since_wall_ns: int) -> None:
-        """Begin to read the collectives since then. The reading comes from `collect`, at once or some reports later."""
+    def request(self, since_wall_ns: int) -> bool:
+        """Begin to read the collectives since then; return whether anything was begun, also if it failed. The reading
+        comes from `collect`, at once or some reports later.
+        """
         if self.is_off or self._waits_since_ns is not None:
-            return
+            return False
+        if self._captures.is_open():
+            self._skip("timed_not_read")
+            return False
         place = self._find_place()
         taken_wall_ns = self._clock.wall_ns()
         text: bytes | str | None = None
-        if place is not None and place.socket_path:
+        if place is not None and place.socket_path and self._questions:
             text = self._captures.run_between(lambda: self._ask_server(place.socket_path))
-        if text is None and not self.is_off:
+        has_server = place is not None and bool(place.socket_path and self._questions)
+        if text is None and not has_server and not self.is_off:
             text = self._dump_here()
         if text is None:
             self._skip("timed_not_read")
         elif place is None or isinstance(text, str) or not self._pass_on(place, text, taken_wall_ns, since_wall_ns):
             self._found = parse_safely(text, taken_wall_ns=taken_wall_ns, since_wall_ns=since_wall_ns)
+        return True
 
     def collect(self) -> Reading | None:
         """Return a finished reading, once."""
@@ -93,33 +108,40 @@ class RecorderReader:
         return found
 
     def _ask_server(self, path: str) -> bytes | None:
-        """Return the server's dump; None if it has none."""
+        """Return the server's dump; None if there is none this time. A handler that this torch lacks is not asked
+        again, and after FAILURES_MAX failures in a row none is.
+        """
         begin_ns = self._clock.monotonic_ns()
+        text = None
         try:
-            while self._questions:
+            while self._questions and text is None:
                 try:
-                    return self._ask(path, self._questions[0], ASK_S)
-                except AnswerTooLargeError:
-                    raise
-                except ValueError:  # this torch has no such handler
+                    text = self._ask(path, self._questions[0], HELD_S)
+                except NoHandlerError:
                     self._questions = self._questions[1:]
         except (TimeoutError, AnswerTooLargeError):
             self.is_off = True
-        except OSError:  # the socket is gone
-            self._questions = ()
-        finally:
-            self.server_ns += self._clock.monotonic_ns() - begin_ns
-        return None
+        except (OSError, ValueError):
+            self._failures += 1
+            self._questions = self._questions if self._failures < FAILURES_MAX else ()
+        took_ns = self._clock.monotonic_ns() - begin_ns
+        self.server_ns += took_ns
+        if text is not None:
+            self._failures = 0
+            self.is_off = took_ns > ASK_S * NS_PER_S
+        return text
 
     def _pass_on(self, place: RecorderPlace, text: bytes, taken_wall_ns: int, since_wall_ns: int) -> bool:
         """Leave the dump to the sidecar; return whether that was possible."""
-        if not self._has_sidecar:
+        now_ns = self._clock.monotonic_ns()
+        if self._sidecar_lost_ns is not None and now_ns - self._sidecar_lost_ns < SIDECAR_AGAIN_NS:
             return False
+        self._sidecar_lost_ns = None
         try:
             write_dump(place.folder, place.name, text, taken_wall_ns=taken_wall_ns, since_wall_ns=since_wall_ns)
         except OSError:  # the file system is full
             return False
-        self._waits_since_ns = self._clock.monotonic_ns()
+        self._waits_since_ns = now_ns
         return True
 
     def _find_answer(self, since_ns: int) -> None:
@@ -128,7 +150,7 @@ class RecorderReader:
         try:
             self._found = None if place is None else pop_reading(place.folder, place.name)
             if self._found is None and place is not None and is_late:
-                self._has_sidecar = False
+                self._sidecar_lost_ns = self._clock.monotonic_ns()
                 self._found = pop_dump(place.folder, place.name)
         except (OSError, msgspec.MsgspecError):
             is_late = True

@@ -36,6 +36,10 @@ class AnswerTooLargeError(ValueError):
     """A response has more than ANSWER_BYTES_MAX."""
 
 
+class NoHandlerError(ValueError):
+    """The server has no handler of that name."""
+
+
 def open_server(path: str) -> Any:
     """Open the server at the socket `path`. Raise UnavailableError if that is not possible or not safe.
 
@@ -79,7 +83,7 @@ def ask(path: str, question: str, seconds: float) -> Any:
 
 def ask_text(path: str, question: str, seconds: float) -> bytes:
     """Return the text of the server's response within `seconds`. Raise OSError (TimeoutError if it is late),
-    AnswerTooLargeError, or ValueError if the question is refused.
+    AnswerTooLargeError, NoHandlerError, or another ValueError if the question is refused.
     """
     deadline_s = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX) as connection:
@@ -106,7 +110,8 @@ def ask_text(path: str, question: str, seconds: float) -> bytes:
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
-        raise ValueError(f"the response to {question} was {head[:60]!r}")
+        error = NoHandlerError if status == [b"404"] else ValueError
+        raise error(f"the response to {question} was {head[:60]!r}")
     return body
 
 

@@ -14,7 +14,9 @@ NVIDIA_PARAMETERS: Final = Path("/proc/driver/nvidia/params")
 INJECTIONS: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 """Variables through which other profilers (Nsight, DCGM's, sanitizers) enter a process. CUPTI has one subscriber."""
 RECORDER_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+EVENT_CACHE: Final = "TORCH_NCCL_CUDA_EVENT_CACHE"
 TIMING_ON: Final = frozenset({"1", "y", "yes", "t", "true"})
+TIMING_OFF: Final = frozenset({"0", "n", "no", "f", "false"})
 """What torch takes for yes."""
 FILES_WANTED: Final = 20_000
 """Open files of a collector with 16,384 ranks, one for each and some of its own."""
@@ -89,6 +91,9 @@ def check_flight_recorder(environment: Mapping[str, str]) -> Check:
 def check_nccl_timing(environment: Mapping[str, str]) -> Check:
     """Check whether torch will time the collectives of NCCL: only the environment is known, not the job's torch."""
     value, setting = environment.get("TORCH_NCCL_ENABLE_TIMING"), environment.get("RANKSCOPE_NCCL_TIMING", "auto")
+    if environment.get(EVENT_CACHE, "").lower() in TIMING_OFF:
+        found, cure = f"{EVENT_CACHE} is {environment[EVENT_CACHE]}", "Unset it: without the cache reading is unsafe."
+        return note("NCCL timing", found, "collectives of NCCL are known in full windows only", cure)
     if setting == "off" or (value is not None and value.lower() not in TIMING_ON):
         found = "RANKSCOPE_NCCL_TIMING is off" if setting == "off" else f"TORCH_NCCL_ENABLE_TIMING is {value}"
         costs = "collectives of NCCL, and who waits in them, are known in full windows only"

@@ -52,6 +52,12 @@ class Life:
         return {step for first, last in spans for step in range(first, last + 1)}
 
     @property
+    def timed_steps(self) -> set[int]:
+        """The steps between windows whose collectives are those that the flight recorder has timed."""
+        spans = [span for report in self.reports for span in report.timed_steps]
+        return {step for first, last in spans for step in range(first, last + 1)}
+
+    @property
     def breakdowns(self) -> list[WindowBreakdown]:
         """Every breakdown of a full window reported."""
         return [window for report in self.reports for window in report.breakdowns]

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.agent.agent_overhead import NCCL_TIMING
 from rankscope.agent.governor import COLLECTIVE_TIMES
-from rankscope.agent.profiler.nccl_timing import COST_NS, TIMING_VARIABLE
+from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from tests.integration.listening_collector import listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, torchrun
 
@@ -37,19 +37,18 @@ def test_timed_collectives_of_steps_without_windows_are_reported() -> None:
     assert (ended.exit_code, ended.left) == (0, ())
     (said,) = ended.heard_of_agent
     assert said.startswith("rankscope: NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=1), which costs ")
-    durations_ns = dict(json.loads(ended.stdout.splitlines()[-1]))
+    assert said.endswith("The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)")
+    made = [tuple(one) for one in json.loads(ended.stdout.splitlines()[-1])]
 
-    sequences = [record.sequence or 0 for record in life.collectives]
-    assert len(sequences) == len(set(sequences)), "none twice"
-    assert {record.sequence: record.duration_ns for record in life.collectives}.items() <= durations_ns.items()
-    of_steps = {step: sum(record.step == step for record in life.collectives) for step in life.covered_steps}
-    assert set(of_steps.values()) == {2}, "a covered step has all of its collectives"
-    assert len(of_steps) >= 50
+    told = sorted((record.step, record.sequence, record.duration_ns) for record in life.collectives)
+    assert told == [one for one in made if one[0] in life.timed_steps], "each once, in its step, and all of a step"
+    assert told
+    assert life.covered_steps == set(), "no self time follows from them"
 
     cost = life.reports[-1].cost
     assert cost.part_ns[COLLECTIVE_TIMES] > 0
-    assert COST_NS * max(sequences) <= cost.part_ns[NCCL_TIMING] <= COST_NS * max(durations_ns)
-    assert life.losses.windows_skipped == {}
+    assert NCCL_TIMING not in cost.part_ns, "which the job has asked for"
+    assert life.losses.windows_skipped.keys() <= {"timed_too_old"}, "where this machine was slow"
 
 
 @pytest.mark.parametrize(
@@ -75,5 +74,5 @@ def test_timing_that_is_off_is_not_read() -> None:
         ended = run(python("timed_nccl.py"), {**settings, "RANKSCOPE_NCCL_TIMING": "off"})
         (life,) = collector.lives
     assert (ended.exit_code, ended.left, ended.heard_of_agent) == (0, (), [])
-    assert (life.collectives, life.covered_steps) == ([], set())
+    assert (life.collectives, life.timed_steps) == ([], set())
     assert COLLECTIVE_TIMES not in life.reports[-1].cost.part_ns

@@ -41,7 +41,7 @@ class Agent:
     )
     timed: Any = field(
         default_factory=lambda: SimpleNamespace(
-            thread_ns=0, outside_ns=0, timing_ns=None, is_held=False, allow=lambda _share, _left_ns: None
+            thread_ns=0, outside_ns=0, timing_ns=None, is_used=False, is_held=False, allow=lambda _share, _left_ns: None
         )
     )
     effect: WindowEffect | None = None
@@ -90,7 +90,7 @@ def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> N
     agent = Agent()
     allowed = []
     agent.timed = SimpleNamespace(
-        thread_ns=0, outside_ns=60 * NS_PER_MS, timing_ns=90 * NS_PER_MS, is_held=True,
+        thread_ns=0, outside_ns=60 * NS_PER_MS, timing_ns=90 * NS_PER_MS, is_used=True, is_held=True,
         allow=lambda share, left_ns: allowed.append((share, left_ns)),
     )  # fmt: skip
     agent.__post_init__()

@@ -8,15 +8,17 @@ from torch._C import _distributed_c10d as c10d
 
 from rankscope.agent.config import AUTO, OFF, ON
 from rankscope.agent.profiler.nccl_timing import (
+    SET_VARIABLE,
     TIMING_VARIABLE,
     describe_timing,
     describe_too_late,
     enable_timing,
     find_ring_entries,
     is_timing,
+    may_read,
 )
 
-SET = {TIMING_VARIABLE: "1"}
+SET = {TIMING_VARIABLE: "1", SET_VARIABLE: "1"}
 
 
 @pytest.fixture
@@ -58,6 +60,10 @@ def test_torch_without_nccl_is_left_alone_by_auto(monkeypatch: pytest.MonkeyPatc
     [
         ("2.10.1", {}, {}),
         ("2.10.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, SET),
+        ("2.10.1", {"TORCH_FR_BUFFER_SIZE": "2000"}, {}),
+        ("2.10.1", {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, SET),
+        ("2.10.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {}),
+        ("2.5.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, {}),
         ("2.11.0", {"TORCH_FR_BUFFER_SIZE": "0"}, {}),
         ("2.11.0", {"TORCH_FR_BUFFER_SIZE": "no number"}, SET),
         ("3.0", {}, SET),
@@ -72,16 +78,36 @@ def test_auto_needs_a_recorder_that_is_on(
 
 
 @pytest.mark.usefixtures("with_nccl")
-def test_auto_needs_the_cache_of_events() -> None:
-    assert enabled(AUTO, {"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}) == {}
-    assert enabled(AUTO, {"TORCH_NCCL_CUDA_EVENT_CACHE": "1"}) == SET
+@pytest.mark.parametrize("choice", [AUTO, ON])
+def test_timing_needs_the_cache_of_events(choice: str) -> None:
+    assert enabled(choice, {"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}) == {}
+    assert enabled(choice, {"TORCH_NCCL_CUDA_EVENT_CACHE": "1"}) == SET
 
 
 @pytest.mark.usefixtures("with_nccl")
-def test_auto_needs_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "changes", "expected"),
+    [
+        ("2.6.0", {}, True),
+        ("2.13.0+cu130", {"TORCH_NCCL_CUDA_EVENT_CACHE": "1"}, True),
+        ("2.5.1", {}, False),
+        ("main", {}, False),
+        ("2.11.0", {"TORCH_NCCL_CUDA_EVENT_CACHE": "FALSE"}, False),
+        ("2.11.0", {TIMING_VARIABLE: "0"}, False),
+    ],
+)
+def test_timing_of_the_job_is_read_only_where_that_is_safe(
+    monkeypatch: pytest.MonkeyPatch, version: str, changes: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert may_read({TIMING_VARIABLE: "1", **changes}) is expected
+
+
+@pytest.mark.usefixtures("with_nccl")
+def test_timing_needs_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(c10d, name, raising=False)
-    assert enabled(AUTO) == {}
+    assert (enabled(AUTO), enabled(ON)) == ({}, {})
 
 
 def test_variable_is_read_as_torch_does() -> None:
@@ -103,5 +129,9 @@ def test_what_is_said_has_value_cost_and_cure() -> None:
     assert describe_timing(SET) == (
         "NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=1), which costs 2.5 to 3.7 us a collective on an H200. "
         "RANKSCOPE_NCCL_TIMING=off leaves them untimed (docs/cost.md)"
+    )
+    assert describe_timing({TIMING_VARIABLE: "TRUE"}) == (
+        "NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=TRUE), which costs 2.5 to 3.7 us a collective on an "
+        "H200. The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)"
     )
     assert describe_too_late().startswith("NCCL's collectives are not timed: the agent was started after init_process")

@@ -1,9 +1,9 @@
-"""TimedCollectives: which steps a reading of the flight recorder covers, and when it is read.
+"""TimedCollectives: which steps have collectives by a reading of the flight recorder, and when it is read.
 
 Steps last 1,000 ticks on the host clock; the recorder writes wall time, `WALL` ahead of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,10 +12,10 @@ from rankscope.agent.capture.timed_entries import Reading, TimedEntry
 from rankscope.agent.profiler.nccl_timing import COST_NS
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.timed_collectives import (
+    CLOCK_MOVED_NS,
     COST_SHARE,
     INTERVAL_NS_MAX,
     INTERVAL_NS_MIN,
-    ON_HOST_MAX,
     STEPS_MAX,
     TimedCollectives,
 )
@@ -46,7 +46,11 @@ class Rank:
     cpu_ns: int = 0
     reads: int = 0
     is_slow: bool = False
-    on_host: int = 0
+    began: bool = True
+    groups: Mapping[str, GroupInfo] = field(default_factory=lambda: {"0": WORLD})
+    left_out: int = 0
+    recorded: int = 7
+    error: Exception | None = None
     taken_wall_ns: int = LATER
     ring: tuple[int, int] = (1, 0)
     server_ns: int = 0
@@ -59,21 +63,25 @@ class Rank:
     def __post_init__(self) -> None:
         self.timed = TimedCollectives(
             self,
-            lambda: {"0": WORLD},
-            lambda: self.on_host,
+            lambda: self.groups,
             monotonic_ns=lambda: self.now_ns,
             thread_cpu_ns=lambda: self._thread_ns,
         )
 
-    def request(self, since_wall_ns: int) -> None:
+    def request(self, since_wall_ns: int) -> bool:
         self.reads += 1
         self._thread_ns += self.cost_ns
+        if self.error is not None:
+            raise self.error
+        if not self.began:
+            return False
         self.since_wall_ns = since_wall_ns
         count, ring_ns = self.ring
         self._found = Reading(
-            taken_wall_ns=self.taken_wall_ns, entries=list(self.entries), recorded=7 * self.reads,
-            ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns,
+            taken_wall_ns=self.taken_wall_ns, entries=list(self.entries), recorded=self.recorded * self.reads,
+            ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns, left_out=self.left_out,
         )  # fmt: skip
+        return True
 
     def collect(self) -> Reading | None:
         if self.is_slow:
@@ -81,8 +89,8 @@ class Rank:
         found, self._found = self._found, None
         return found
 
-    def add_steps(self, *numbers: int) -> list[ReducedWindow]:
-        return self.timed.add_steps(steps(*numbers), WALL)
+    def add_steps(self, *numbers: int, wall: int = WALL, window_from_step: int | None = None) -> list[ReducedWindow]:
+        return self.timed.add_steps(steps(*numbers), wall, window_from_step=window_from_step)
 
 
 def count_reads(rank: Rank, *times_ns: int) -> int:
@@ -95,8 +103,9 @@ def count_reads(rank: Rank, *times_ns: int) -> int:
     return rank.reads - before
 
 
-def covered(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
-    return [window.covered_steps for window in found]
+def timed(found: list[ReducedWindow]) -> list[tuple[int, int] | None]:
+    assert [window.covered_steps for window in found] == [None] * len(found), "no self time follows from them"
+    return [window.timed_steps for window in found]
 
 
 def test_timed_collective_is_in_the_step_that_enqueued_it() -> None:
@@ -104,11 +113,11 @@ def test_timed_collective_is_in_the_step_that_enqueued_it() -> None:
     assert found.collectives[1] == CollectiveRecord(
         step=6, group="default_pg", op="all_reduce", start_host_ns=6_300, duration_ns=70, sequence=6_300, bytes=4_000
     )
-    assert ([record.step for record in found.collectives], found.covered_steps) == ([5, 6], (5, 6))
+    assert ([record.step for record in found.collectives], found.timed_steps) == ([5, 6], (5, 6))
 
 
-def test_steps_before_the_recorders_first_entry_are_not_covered() -> None:
-    assert covered(Rank([entry(5_300), entry(6_300), entry(7_300)]).add_steps(4, 5, 6, 7)) == [(6, 7)]
+def test_steps_before_the_recorders_first_entry_are_left_out() -> None:
+    assert timed(Rank([entry(5_300), entry(6_300), entry(7_300)]).add_steps(4, 5, 6, 7)) == [(6, 7)]
 
 
 def test_collectives_since_the_oldest_open_step_are_asked_for() -> None:
@@ -122,87 +131,110 @@ def test_collectives_since_the_oldest_open_step_are_asked_for() -> None:
 
 def test_steps_with_an_unfinished_collective_come_later() -> None:
     rank = Rank([entry(5_000), entry(6_300), entry(6_400, None, is_over=False)])
-    assert covered(rank.add_steps(5, 6)) == [(5, 5)]
+    assert timed(rank.add_steps(5, 6)) == [(5, 5)]
     rank.entries = [entry(5_000), entry(6_300), entry(6_400), entry(7_100)]
     rank.now_ns += INTERVAL_NS_MAX
     (found,) = rank.add_steps(7)
-    assert (found.covered_steps, [record.step for record in found.collectives]) == ((6, 7), [6, 6, 7])
+    assert (found.timed_steps, [record.step for record in found.collectives]) == ((6, 7), [6, 6, 7])
 
 
 def test_steps_that_ended_after_the_dump_come_later() -> None:
     rank = Rank([entry(5_000), entry(6_300)], is_slow=True, taken_wall_ns=WALL + 6_500)
     assert rank.add_steps(5) == []
     rank.is_slow = False
-    assert covered(rank.add_steps(6)) == [(5, 5)], "step 6 may have had another collective after 6,500"
+    assert timed(rank.add_steps(6)) == [(5, 5)], "step 6 may have had another collective after 6,500"
 
 
 def test_step_is_returned_once() -> None:
     rank = Rank([entry(5_000)])
-    assert covered(rank.add_steps(5)) == [(5, 5)]
+    assert timed(rank.add_steps(5)) == [(5, 5)]
     rank.now_ns += INTERVAL_NS_MAX
     assert rank.add_steps() == []
 
 
-def test_step_of_a_window_is_not_covered_again() -> None:
+def test_step_of_a_window_is_left_to_it() -> None:
     rank = Rank([entry(5_000), entry(6_300), entry(7_300)])
-    assert rank.timed.claim(6, 6)
-    assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
+    rank.timed.leave_to_window(steps(6))
+    assert timed(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
+    assert rank.timed.skipped == {}, "nothing is lost"
 
 
-def test_window_of_a_covered_step_is_refused() -> None:
-    rank = Rank([entry(5_000), entry(6_300)])
-    rank.add_steps(5, 6)
-    assert [rank.timed.claim(first, first + 1) for first in (3, 4, 6, 7)] == [True, False, False, True]
+def test_steps_of_a_running_window_wait_for_its_end() -> None:
+    rank = Rank([entry(5_000), entry(6_300), entry(7_300)])
+    assert timed(rank.add_steps(5, 6, 7, window_from_step=6)) == [(5, 5)]
+    rank.timed.leave_to_window(steps(6))
+    rank.now_ns += INTERVAL_NS_MAX
+    assert timed(rank.add_steps()) == [(7, 7)]
 
 
-def test_steps_with_communication_on_the_host_are_not_covered() -> None:
-    rank = Rank([entry(n * 1_000) for n in range(5, 10)], is_slow=True)
-    for rank.now_ns, rank.on_host, step in ((6_000, 0, 5), (7_100, 3, 6), (8_200, 4, 7), (9_300, 4, 8)):
-        rank.add_steps(step)  # some between 6,000 and 8,200, which is in the steps 6, 7 and 8
-    rank.is_slow = False
-    assert covered(rank.add_steps(9)) == [(5, 5), (9, 9)]
-    assert rank.timed.skipped == {"timed_on_host": 3}
+def test_a_step_without_communication_is_timed() -> None:
+    assert timed(Rank([entry(5_000)]).add_steps(5, 6)) == [(5, 6)]
 
 
-def test_communication_on_the_host_before_the_first_step_may_be_in_it() -> None:
-    rank = Rank([entry(5_000), entry(6_000)], now_ns=5_500, on_host=1)
-    assert covered(rank.add_steps(5, 6)) == [(6, 6)]
+def test_collective_without_a_duration_is_left_out_and_counted() -> None:
+    (found,) = (rank := Rank([entry(5_000), entry(6_300, None), entry(6_400)])).add_steps(5, 6)
+    assert [(record.step, record.sequence) for record in found.collectives] == [(5, 5_000), (6, 6_400)]
+    assert (found.timed_steps, rank.timed.skipped) == ((5, 6), {"timed_unplaced": 1})
 
 
-def test_of_too_much_communication_on_the_host_the_oldest_counts_as_one() -> None:
-    rank = Rank([entry(n * 1_000) for n in range(1, 2 * ON_HOST_MAX + 5)], is_slow=True)
-    for number in range(1, ON_HOST_MAX + 2):  # in every second step
-        rank.now_ns = 2_000 * number
-        rank.add_steps(2 * number - 1)
-        rank.now_ns, rank.on_host = 2_000 * number + 1_000, number
-        rank.add_steps(2 * number)
-    rank.is_slow = False
-    found = covered(rank.add_steps())
-    assert found[0] == (1, 1)
-    assert found[1] == (5, 5), "step 3 is between the two oldest"
-    assert rank.timed.steps_on_host == ON_HOST_MAX + 2
-
-
-def test_a_step_without_communication_is_covered() -> None:
-    assert covered(Rank([entry(5_000)]).add_steps(5, 6)) == [(5, 6)]
-
-
-def test_untimed_collective_costs_its_own_step_only() -> None:
-    rank = Rank([entry(5_000), entry(6_300, None), entry(7_300)])
-    assert covered(rank.add_steps(5, 6, 7)) == [(5, 5), (7, 7)]
+def test_collective_of_an_unknown_group_is_left_out_and_counted() -> None:
+    (found,) = (rank := Rank([entry(5_000), entry(5_100, group="9"), entry(6_300)])).add_steps(5, 6)
+    assert [record.sequence for record in found.collectives] == [5_000, 6_300]
     assert rank.timed.skipped == {"timed_unplaced": 1}
 
 
-def test_unknown_group_costs_its_own_step_only() -> None:
-    rank = Rank([entry(5_000), entry(5_100, group="9"), entry(6_300)])
-    assert (covered(rank.add_steps(5, 6)), rank.timed.unplaced) == ([(6, 6)], 2)
+def test_entries_that_stand_for_several_operations_are_counted() -> None:
+    rank = Rank([entry(5_000)], left_out=3)
+    rank.add_steps(5)
+    assert rank.timed.skipped == {"timed_several": 3}
 
 
-def test_empty_recorder_covers_nothing_and_keeps_the_steps() -> None:
+def test_steps_that_the_ring_has_lost_are_counted() -> None:
+    rank = Rank([entry(7_000), entry(8_300)])
+    assert timed(rank.add_steps(5, 6, 7, 8)) == [(7, 8)]
+    assert rank.timed.skipped == {"timed_too_old": 2}
+
+
+def test_a_ring_that_lost_nothing_has_the_steps_before_its_first_entry() -> None:
+    rank = Rank([entry(7_000), entry(8_300)], ring=(2, 1_300), recorded=2)
+    assert timed(rank.add_steps(5, 6, 7, 8)) == [(5, 8)]
+    assert rank.timed.skipped == {}
+
+
+# -- the wall clock is set --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moved_ns", [CLOCK_MOVED_NS + 1, -CLOCK_MOVED_NS - 1])
+def test_steps_around_a_clock_that_was_set_are_dropped(moved_ns: int) -> None:
+    rank = Rank([entry(5_000), entry(6_300)], is_slow=True)
+    rank.add_steps(5)
+    rank.is_slow = False
+    assert rank.add_steps(6, wall=WALL + moved_ns) == []
+    assert rank.timed.skipped == {"timed_clock_set": 2}
+
+
+def test_clock_that_drifts_drops_nothing() -> None:
+    rank = Rank([entry(5_000), entry(6_300)], is_slow=True)
+    rank.add_steps(5)
+    rank.is_slow = False
+    (found,) = rank.add_steps(wall=WALL + CLOCK_MOVED_NS)
+    assert [record.start_host_ns for record in found.collectives] == [5_000], "by the clock as of the step's report"
+
+
+def test_entries_out_of_order_are_not_assigned() -> None:
+    rank = Rank([entry(5_000), entry(6_300), entry(6_200)])
+    assert rank.add_steps(5, 6) == []
+    assert rank.timed.skipped == {"timed_clock_set": 2}
+
+
+# -- when it is read --------------------------------------------------------------------------------------------------
+
+
+def test_empty_recorder_has_nothing_and_keeps_the_steps() -> None:
     rank = Rank()
     assert rank.add_steps(5) == []
     rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS_MAX
-    assert covered(rank.add_steps()) == [(5, 5)]
+    assert timed(rank.add_steps()) == [(5, 5)]
 
 
 def test_the_recorder_is_read_once_an_interval() -> None:
@@ -266,6 +298,41 @@ def test_without_budget_nothing_is_read(share: float, left_ns: int) -> None:
     assert (rank.reads, rank.timed.is_held) == (2, False)
 
 
+def test_reading_that_was_not_begun_is_tried_with_the_next_report() -> None:
+    rank = Rank([entry(5_000)], began=False)
+    rank.add_steps(5)
+    assert not rank.timed.is_used
+    rank.began = True
+    assert timed(rank.add_steps()) == [(5, 5)]
+    assert rank.timed.is_used
+
+
+def test_failed_reading_has_its_cost() -> None:
+    rank = Rank([entry(5_000)], cost_ns=3, error=RuntimeError("torch has changed"))
+    with pytest.raises(RuntimeError):
+        rank.add_steps(5)
+    assert rank.timed.thread_ns == 3
+
+
+def test_reading_without_a_result_is_repeated_as_its_cost_allows() -> None:
+    rank = Rank([entry(5_000)], is_slow=True)
+    rank.add_steps(5)
+    rank.server_ns = INTERVAL_NS_MAX // 100  # at the share allowed: once in four intervals
+    rank.add_steps()
+    reads = []
+    for rank.now_ns in (INTERVAL_NS_MAX, 2 * INTERVAL_NS_MAX - 1, 4 * INTERVAL_NS_MAX):
+        rank.add_steps()
+        reads.append(rank.reads)
+    assert reads == [1, 1, 2]
+
+
+def test_timing_that_the_job_has_asked_for_is_no_cost_of_the_agent() -> None:
+    rank = Rank([entry(5_000)])
+    rank.timed = TimedCollectives(rank, dict, monotonic_ns=lambda: 0, thread_cpu_ns=lambda: 0, timing_is_ours=False)
+    rank.add_steps(5)
+    assert (rank.timed.is_used, rank.timed.timing_ns) == (True, None)
+
+
 def test_nothing_is_read_at_first_if_the_budget_is_used_up() -> None:
     rank = Rank([entry(5_000)])
     rank.timed.allow(0.0, 0)
@@ -289,7 +356,8 @@ def test_without_a_step_nothing_is_read() -> None:
     assert rank.reads == 0
 
 
-def test_oldest_of_too_many_steps_are_not_covered() -> None:
+def test_oldest_of_too_many_steps_are_left_out() -> None:
     rank = Rank([entry(0)])
     (found,) = rank.add_steps(*range(STEPS_MAX + 3))
-    assert found.covered_steps == (3, STEPS_MAX + 2)
+    assert found.timed_steps == (3, STEPS_MAX + 2)
+    assert rank.timed.skipped == {"timed_too_old": 3}

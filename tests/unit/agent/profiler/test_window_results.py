@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from rankscope.agent.capture.timed_entries import Reading, TimedEntry
 from rankscope.agent.config import read_config
+from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
@@ -16,6 +18,7 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo, StepRecord
 from tests.unit.agent.profiler.test_window_reduction import EVENTS_MAX, WORLD, gloo, operator, window
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
+from tests.unit.agent.sidecar.watched_node import Clock as FixedClock
 
 TRAINING_COST_NS = 5_000_000
 
@@ -26,7 +29,7 @@ class NoRecorder:
     server_ns = 0
     skipped: dict[str, int] = {}  # noqa: RUF012
 
-    def request(self, since_wall_ns: int) -> None:
+    def request(self, since_wall_ns: int) -> bool:
         raise AssertionError(since_wall_ns)
 
     def collect(self) -> None:
@@ -40,6 +43,7 @@ class Rank:
         self,
         groups: Callable[[], dict[str, GroupInfo]] = lambda: {"0": WORLD},
         source: Any = None,
+        clock: Any = None,
         **settings: str,
     ) -> None:
         config = read_config({"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0", **settings})
@@ -62,7 +66,7 @@ class Rank:
         plan.learn_light = lambda *cost: self.light_costs.append(cost)
         plan.learn_too_large = lambda *, full: self.too_large.append(full)
         self.results = WindowResults(
-            self.windows, self.guard, SystemClock(), source or NoRecorder(), events_max=EVENTS_MAX
+            self.windows, self.guard, clock or SystemClock(), source or NoRecorder(), events_max=EVENTS_MAX
         )
 
     def finish(self, *windows: RawWindow) -> None:
@@ -160,7 +164,7 @@ def test_windows_without_a_profiler_never_begin(full: bool) -> None:
 class Failing(NoRecorder):
     """A source that is asked, and fails."""
 
-    def request(self, since_wall_ns: int) -> None:
+    def request(self, since_wall_ns: int) -> bool:
         raise RuntimeError(since_wall_ns)
 
 
@@ -172,7 +176,7 @@ def test_timed_collectives_cost_no_windows_if_they_cannot_be_read(capsys: pytest
     rank = Rank(lambda: ON_DEVICE, Failing())
     rank.finish(light())
     assert len(rank.collect(STEP)) == 1
-    assert rank.guard.errors == {PART: 1}
+    assert rank.guard.errors == {COLLECTIVE_TIMES: 1}, "not of the windows"
     rank.collect(STEP)
     said = [line for line in capsys.readouterr().err.splitlines() if "collectives are timed" in line]
     assert len(said) == 1, "once"
@@ -189,9 +193,33 @@ def test_readings_without_a_result_are_told_with_the_windows() -> None:
     assert Rank(lambda: ON_DEVICE, source).results.skipped == {"timed_lost": 3}
 
 
-def test_collectives_that_the_recorder_has_had_are_not_told_again() -> None:
-    rank = Rank()
-    assert rank.results.timed.claim(6, 6)
+def test_error_in_finding_whether_collectives_are_timed_costs_no_report() -> None:
+    def find_groups() -> dict[str, GroupInfo]:
+        raise RuntimeError("torch has changed")
+
+    rank = Rank(find_groups, Failing())
+    assert [rank.collect(STEP) for _ in range(21)] == [[]] * 21
+    assert rank.guard.errors == {COLLECTIVE_TIMES: 20}, "the budget: then the part is off, and no window"
+
+
+class Answering(NoRecorder):
+    """A recorder with one collective in each of the steps 4 to 6, which is read at once."""
+
+    def __init__(self, offset_ns: int) -> None:
+        self._created_ns = [offset_ns + 1_000 * step + 500 for step in (4, 5, 6)]
+
+    def request(self, since_wall_ns: int) -> bool:
+        return since_wall_ns > 0
+
+    def collect(self) -> Reading:  # type: ignore[override]
+        entries = [TimedEntry("0", 1, "all_reduce", at, 7, is_over=True, bytes=4) for at in self._created_ns]
+        return Reading(taken_wall_ns=self._created_ns[-1] + 1_000, entries=entries)
+
+
+def test_steps_of_a_finished_window_are_not_told_by_the_recorder() -> None:
+    clock = FixedClock()
+    rank = Rank(lambda: ON_DEVICE, Answering(clock.wall_ns() - clock.monotonic_ns()), clock=clock)
     rank.finish(light())  # of steps 5 and 6
-    (found,) = rank.collect()
-    assert (found.collectives, found.covered_steps) == ([], None)
+    steps = [StepRecord(step=step, start_host_ns=1_000 * step, duration_ns=1_000, phases_ns={}) for step in (4, 5, 6)]
+    _, timed = rank.collect(*steps)
+    assert (timed.timed_steps, [record.step for record in timed.collectives]) == ((4, 4), [4])

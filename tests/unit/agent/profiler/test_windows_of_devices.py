@@ -36,6 +36,17 @@ def test_window_of_a_device_has_one_more_step_than_reported() -> None:
     assert training.windows_taken[0].on_device
 
 
+def test_steps_of_a_window_are_marked_until_it_is_passed_on() -> None:
+    training = Training(light=False)
+    seen = []
+    for _ in range(WARMUP_STEPS + FULL_STEPS + 1):
+        training.run(1)
+        seen.append(training.windows.open_from_step)
+    assert training.spans() == [("full", WARMUP_STEPS, WARMUP_STEPS + FULL_STEPS - 1)]
+    assert set(seen) == {None, WARMUP_STEPS}
+    assert seen[-1] is None
+
+
 def test_device_used_later_has_its_first_window_then() -> None:
     training = Training(light=False).run(WARMUP_STEPS + FULL_STEPS + 5)
     training.profiler.sees_device = True

@@ -73,9 +73,10 @@ def _response(status: bytes, body: bytes) -> bytes:
 
 
 def nccl_entry(record_id: int, created_ns: int, duration_ms: float | None = 0.05, **changes: object) -> dict[str, Any]:
-    """Return an entry as the recorder of NCCL writes it: in torch 2.11 `duration_ms` is there once the collective has
-    been retired by the watchdog, if it was timed.
+    """Return an entry as the recorder of NCCL writes it (FlightRecorderDetail.hpp of torch 2.13): `duration_ms` is
+    there once the watchdog has retired the collective, if it was timed; a time that is not known is 0.
     """
+    completed_ns = 0 if duration_ms is None else created_ns + round(duration_ms * 1e6)
     timed = {} if duration_ms is None else {"duration_ms": duration_ms}
     return {
         "collective_seq_id": record_id + 1, **timed, "input_dtypes": ["Float"], "input_sizes": [[1000]],
@@ -83,9 +84,24 @@ def nccl_entry(record_id: int, created_ns: int, duration_ms: float | None = 0.05
         "p2p_seq_id": 0, "pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce",
         "record_id": record_id, "retired": duration_ms is not None,
         "state": "scheduled" if duration_ms is None else "completed", "thread_id": "140056159169408",
-        "thread_name": "python3", "time_created_ns": created_ns, "time_discovered_completed_ns": None,
-        "time_discovered_started_ns": None, "timeout_ms": 600_000,
+        "thread_name": "python3", "time_created_ns": created_ns, "time_discovered_completed_ns": completed_ns,
+        "time_discovered_started_ns": 0, "timeout_ms": 600_000,
     } | changes  # fmt: skip
+
+
+def coalesced_entries(record_id: int, created_ns: int, duration_ms: float | None = 0.05) -> list[dict[str, Any]]:
+    """Return the entries of two all-reduces within a coalescing manager: members without events, which stay scheduled
+    and are never retired, and the group's own, which has no sizes. All have the group's sequence number.
+    """
+    members = [
+        nccl_entry(
+            record_id + place, created_ns + place, None, collective_seq_id=record_id + 1, op_id=record_id + place
+        )
+        for place in (1, 2)
+    ]
+    nothing: dict[str, Any] = {"input_dtypes": [], "input_sizes": [], "output_dtypes": [], "output_sizes": []}
+    group = nccl_entry(record_id + 3, created_ns + 3, duration_ms, collective_seq_id=record_id + 1, **nothing)
+    return [*members, group | {"profiling_name": "nccl:coalesced"}]
 
 
 def dump(*entries: dict[str, Any]) -> bytes:

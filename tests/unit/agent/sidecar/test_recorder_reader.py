@@ -1,5 +1,6 @@
 """RecorderReader and the sidecar's part: a dump of the worker server becomes a reading of the rank."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,9 +9,18 @@ import pytest
 
 from rankscope.agent.capture.timed_entries import Reading
 from rankscope.agent.sidecar.recorder_files import reduce_dump
-from rankscope.agent.sidecar.recorder_reader import ASK_S, SIDECAR_NS, RecorderPlace, RecorderReader
+from rankscope.agent.sidecar.recorder_reader import (
+    ASK_S,
+    FAILURES_MAX,
+    HELD_S,
+    SIDECAR_AGAIN_NS,
+    SIDECAR_NS,
+    RecorderPlace,
+    RecorderReader,
+)
 from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX
 from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.measure.units import NS_PER_S
 from tests.unit.agent.sidecar.fake_worker_server import Answer, FakeWorkerServer, dump, nccl_entry
 from tests.unit.agent.sidecar.watched_node import Clock
 
@@ -118,8 +128,36 @@ def test_without_a_worker_server_the_rank_dumps_itself(rank: Rank) -> None:
 def test_with_a_stale_socket_the_rank_dumps_itself(rank: Rank) -> None:
     rank.place = RecorderPlace(str(rank.folder), NAME, str(rank.folder / "gone"))
     rank.here = THREE.decode()
-    assert [sequences(rank.read(sidecar=False)) for _ in range(2)] == [[1, 2, 3], [1, 2, 3]]
-    assert not rank.reader.is_off
+    assert [sequences(rank.read(sidecar=False)) for _ in range(FAILURES_MAX + 1)] == [[], [], [1, 2, 3], [1, 2, 3]]
+    assert (rank.reader.is_off, rank.reader.skipped) == (False, {"timed_not_read": 2})
+    assert FAILURES_MAX == 3
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("gone"), ValueError("the response was 503")])
+def test_one_failure_costs_one_reading(tmp_path: Path, error: Exception) -> None:
+    answers: list[bytes | Exception] = [error, error, THREE, error, error, THREE]
+
+    def ask(_path: str, _question: str, _seconds: float) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    dumped_here: list[int] = []
+    place = RecorderPlace(str(tmp_path / "absent"), NAME, "sock")  # so that the reading is there at once
+    reader = RecorderReader(GraphCaptures(), lambda: place, lambda: dumped_here.append(1), Clock(), ask=ask)
+    found = []
+    for _ in range(6):
+        assert reader.request(SINCE), "a failed reading was begun, and has its cost"
+        found.append(sequences(reader.collect()))
+    assert found == [[], [], [1, 2, 3], [], [], [1, 2, 3]]
+    assert (dumped_here, reader.skipped) == ([], {"timed_not_read": 4})
+
+
+def test_server_is_given_up_after_failures_in_a_row(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks.append(Rank(tmp_path, {OF_NCCL: None}, here=THREE.decode()))
+    assert [sequences(ranks[0].read(sidecar=False)) for _ in range(4)] == [[], [], [1, 2, 3], [1, 2, 3]]
+    assert ranks[0].server.asked == [OF_NCCL] * FAILURES_MAX
 
 
 def test_nobody_is_asked_while_a_graph_is_being_captured(rank: Rank) -> None:
@@ -127,22 +165,51 @@ def test_nobody_is_asked_while_a_graph_is_being_captured(rank: Rank) -> None:
     begin()
     assert rank.read() is None
     assert (rank.server.asked, rank.reader.skipped) == ([], {"timed_not_read": 1})
+    assert (rank.reader.request(SINCE), rank.dumps_here) == (False, 0), "nothing was begun"
     end()
     assert sequences(rank.read()) == [1, 2, 3]
 
 
 def test_no_capture_begins_before_the_answer(tmp_path: Path) -> None:
+    """Another thread begins a capture while the server works on its answer."""
     captures = GraphCaptures()
-    open_while_asking = []
+    begun, in_order = threading.Event(), []
+    original = captures.wrap_begin(lambda: None)
+
+    def capture() -> None:
+        begun.set()
+        original()
+        in_order.append("capture")
+
+    other = threading.Thread(target=capture)
 
     def ask(_path: str, _question: str, seconds: float) -> bytes:
-        assert seconds == ASK_S
-        open_while_asking.append(captures._lock._is_owned())  # type: ignore[attr-defined]
+        assert seconds == HELD_S
+        other.start()
+        begun.wait(60)
+        other.join(0.05)  # it has this long to begin wrongly; it cannot before this returns
+        in_order.append("answer")
         return THREE
 
     place = RecorderPlace(str(tmp_path), NAME, "sock")
     RecorderReader(captures, lambda: place, lambda: None, Clock(), ask=ask).request(SINCE)
-    assert open_while_asking == [True], "the lock that a capture needs is held"
+    other.join(60)
+    assert in_order == ["answer", "capture"]
+
+
+@pytest.mark.parametrize(("took_s", "expected"), [(ASK_S, False), (ASK_S + 0.1, True)])
+def test_late_answer_is_used_and_the_last(tmp_path: Path, took_s: float, expected: bool) -> None:
+    clock = Clock()
+
+    def ask(_path: str, _question: str, _seconds: float) -> bytes:
+        clock.now_ns += round(took_s * NS_PER_S)
+        return THREE
+
+    place = RecorderPlace(str(tmp_path / "absent"), NAME, "sock")
+    reader = RecorderReader(GraphCaptures(), lambda: place, lambda: None, clock, ask=ask)
+    assert reader.request(SINCE)
+    assert (sequences(reader.collect()), reader.is_off) == ([1, 2, 3], expected)
+    assert reader.request(SINCE) is not expected
 
 
 def test_a_server_that_does_not_answer_in_time_is_not_asked_again(tmp_path: Path) -> None:
@@ -164,7 +231,9 @@ def test_a_server_that_does_not_answer_in_time_is_not_asked_again(tmp_path: Path
     [
         b"", b"no json", b"[]", b'{"entries": 5}', b'{"entries": [{}]}', b"\xff\xfe",
         b'{"entries": [{"record_id": 1' + b"0" * 30 + b"}]}",
-        dump(nccl_entry(0, 1_000, process_group=[])),
+        dump(nccl_entry(0, 1_000, process_group=[])), b'{"entries": ' + b"[" * 100_000,
+        dump(nccl_entry(2**63, 1_000)), dump(nccl_entry(0, 1_000, duration_ms=1e300)),
+        dump(nccl_entry(0, -1)),
     ],
 )  # fmt: skip
 def test_malformed_dump_is_counted_by_sidecar_and_rank(tmp_path: Path, ranks: list[Rank], answer: bytes) -> None:
@@ -192,6 +261,8 @@ def test_rank_parses_the_dump_that_no_sidecar_has_taken(rank: Rank) -> None:
     rank.clock.now_ns += SIDECAR_NS
     assert (sequences(rank.reader.collect()), rank.files()) == ([1, 2, 3], [])
     assert sequences(rank.read(sidecar=False)) == [1, 2, 3], "from now on at once"
+    rank.clock.now_ns += SIDECAR_AGAIN_NS
+    assert (rank.read(sidecar=False), rank.files()) == (None, [f"{NAME}.dump"]), "and to the sidecar again later"
 
 
 def test_dump_that_the_sidecar_has_lost_is_counted(rank: Rank) -> None:

@@ -132,6 +132,7 @@ def test_environment_shows_other_profilers_and_disabled_recorder() -> None:
         ({}, OK),
         ({"TORCH_NCCL_ENABLE_TIMING": "TRUE"}, OK),
         ({"TORCH_NCCL_ENABLE_TIMING": "0"}, NOTE),
+        ({"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}, NOTE),
         ({"TORCH_NCCL_ENABLE_TIMING": "1", "RANKSCOPE_NCCL_TIMING": "off"}, NOTE),
     ],
 )
