@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
@@ -164,3 +165,21 @@ def test_snapshot_includes_pending_reports() -> None:
     run.apply(report_of(0, 1, range(3), np.random.default_rng(0)))
     (rank,) = run.snapshot(NOW_NS).ranks
     assert (rank.steps.published, rank.last_step) == (3, 2)
+
+
+def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_self_time() -> None:
+    chance = np.random.default_rng(5)
+    run = RunState("r", CollectorConfig())
+    for rank in range(RANKS):
+        run.apply(hello_of(rank))
+        event = report_of(rank, 1, range(3), chance)
+        timed = msgspec.structs.replace(event.report, covered_steps=(), timed_steps=((0, 2),))
+        run.apply(msgspec.structs.replace(event, report=timed))
+    run.flush_reports()
+    tick_run(run, NOW_NS)
+    assert run.attempt is not None
+    series = run.attempt.window.series(tuple(range(RANKS)), skip_steps=0)
+    assert np.isnan(series.self_ns).all()
+    assert not np.isnan(series.step_ns).any()
+    totals = [one for rank in run.snapshot(NOW_NS).ranks for one in rank.collectives]
+    assert [(one.count, one.matched) for one in totals] == [(3, 3)] * RANKS

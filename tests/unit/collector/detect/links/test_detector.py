@@ -1,5 +1,7 @@
 """Slow links as findings. Ten ms a step are a healthy transfer, in steps of 100 ms; two machines of four ranks."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,14 @@ def test_finding_names_the_group_its_members_and_their_machines() -> None:
     assert (finding.ranks, finding.nodes) == ((1, 3, 5, 7), ("a", "b"))
     assert abs((finding.since_step or 0) - BEGIN) <= 2
     assert finding.details == {}
+
+
+def test_link_whose_exposure_is_not_known_is_found_without_a_cost() -> None:
+    view = view_of(ODD)
+    unknown = {group: np.full(len(ns), np.nan) for group, ns in view.transfers.exposed_ns.items()}
+    finding = only(dataclasses.replace(view, transfers=view.transfers._replace(exposed_ns=unknown)))
+    assert (finding.group, finding.severity, finding.run_slowdown_ratio) == (ODD, "info", 1.0)
+    assert finding.sentence.endswith("20.1 ms a step against 10.0 ms."), "and no sentence about the run"
 
 
 def test_sentence_states_ratio_comparison_and_cost() -> None:
