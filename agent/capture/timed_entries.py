@@ -1,8 +1,8 @@
 """Parses the collectives of devices, with their durations, from a dump of torch's flight recorder. Pure.
 
 A device's collective is timed by two events around it in its stream: its duration includes the copies and the gaps
-between launches there, not only the kernel. Left out are point-to-point operations, and what stands for several
-operations (`nccl:coalesced` of batch_isend_irecv, lists of tensors without sizes), since their members are not known.
+between launches there, not only the kernel. Point-to-point operations are left out. What stands for several operations
+(`nccl:coalesced` of batch_isend_irecv, lists of tensors without sizes) has no duration here: it is no collective.
 
 A dump has every entry of the recorder's ring, oldest first (2,000 by default, 1.1 MB of JSON); there is no question for
 those since the last one. So a reading keeps only what is needed from now on.
@@ -50,7 +50,6 @@ class Reading(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     `entries` are the collectives of devices from the last one before the time asked for, oldest first. `recorded` is
     how many entries the recorder has had so far, `ring_entries` how many it still had, and `ring_ns` the time from the
     oldest to the youngest. `cpu_ns` is the CPU time of parsing outside the rank. `problem`: why it could not be parsed.
-    `left_out` are the entries since the time asked for that stand for several operations.
     """
 
     taken_wall_ns: int
@@ -60,7 +59,6 @@ class Reading(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     ring_ns: int = 0
     cpu_ns: int = 0
     problem: str = ""
-    left_out: int = 0
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -98,20 +96,17 @@ def parse_dump(text: bytes | str, *, taken_wall_ns: int, since_wall_ns: int) -> 
     if not found:
         return Reading(taken_wall_ns=taken_wall_ns)
     of_devices = [one for one in found if not one.is_p2p and not one.profiling_name.startswith(HOST_PREFIXES)]
-    single = [one for one in of_devices if not _stands_for_several(one)]
-    several = (one for one in of_devices if _stands_for_several(one))
-    before = sum(one.time_created_ns < since_wall_ns for one in single)
+    before = sum(one.time_created_ns < since_wall_ns for one in of_devices)
     last_over = _find_last_over(of_devices, taken_wall_ns)
     return Reading(
         taken_wall_ns=taken_wall_ns,
         entries=[
             _to_timed_entry(one, is_over=one.record_id <= last_over.get(one.process_group[0], -1))
-            for one in single[max(0, before - 1) :]
+            for one in of_devices[max(0, before - 1) :]
         ],
         recorded=found[-1].record_id + 1,
         ring_entries=len(found),
         ring_ns=max(0, found[-1].time_created_ns - found[0].time_created_ns),
-        left_out=sum(one.time_created_ns >= since_wall_ns for one in several),
     )
 
 
@@ -133,7 +128,7 @@ def _find_last_over(entries: Iterable[_Entry], taken_wall_ns: int) -> dict[str, 
 
 
 def _to_timed_entry(entry: _Entry, *, is_over: bool) -> TimedEntry:
-    duration_ms = entry.duration_ms
+    duration_ms = None if _stands_for_several(entry) else entry.duration_ms
     sizes = (input_bytes(entry.input_dtypes, entry.input_sizes), input_bytes(entry.output_dtypes, entry.output_sizes))
     has_sizes = bool(entry.input_sizes or entry.output_sizes)
     size_bytes = max((size for size in sizes if size is not None), default=None) if has_sizes else None

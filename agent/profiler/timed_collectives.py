@@ -40,7 +40,6 @@ CLOCK_MOVED_NS = NS_PER_MS
 """From so much on, between two reports, the wall clock was set: drift and slewing change it by less in a second."""
 
 NOT_PLACED = "timed_unplaced"
-SEVERAL = "timed_several"
 TOO_OLD = "timed_too_old"
 CLOCK_SET = "timed_clock_set"
 
@@ -187,15 +186,18 @@ class TimedCollectives:
             self._skipped[reason] = self._skipped.get(reason, 0) + count
 
     def _request(self, since_wall_ns: int) -> None:
-        spent_ns, now_ns = self.thread_ns + self.outside_ns, self._monotonic_ns()
-        if self._source.request(since_wall_ns):
-            self._requested_ns, self._spent_before_ns = now_ns, spent_ns
-            self._first_ns = now_ns if self._first_ns is None else self._first_ns
+        before = self._requested_ns, self._spent_before_ns
+        # Also if it fails: then the next one waits as its cost demands.
+        self._requested_ns, self._spent_before_ns = self._monotonic_ns(), self.thread_ns + self.outside_ns
+        if not self._source.request(since_wall_ns):
+            self._requested_ns, self._spent_before_ns = before
+        elif self._first_ns is None:
+            self._first_ns = self._requested_ns
 
     def _is_due(self) -> bool:
-        if self._requested_ns is None or self._first_ns is None or self.is_held:
+        if self._requested_ns is None or self.is_held:
             return not self.is_held
-        age_ns = self._requested_ns - self._first_ns  # a short run has readings too
+        age_ns = 0 if self._first_ns is None else self._requested_ns - self._first_ns  # a short run has readings too
         wanted_ns = min(INTERVAL_NS_MAX, self._ring_ns, age_ns)
         interval_ns = max(INTERVAL_NS_MIN, wanted_ns, round(self._cost_ns / self._share))
         return self._monotonic_ns() - self._requested_ns >= interval_ns
@@ -203,7 +205,6 @@ class TimedCollectives:
     def _learn(self, reading: Reading) -> None:
         self._parsing_ns += reading.cpu_ns
         self._recorded = max(reading.recorded, self._recorded or 0)
-        self._count(SEVERAL, reading.left_out)
         if not reading.ring_entries:
             self._ring_ns = INTERVAL_NS_MIN  # an empty ring says nothing, and costs little
         elif reading.ring_entries > 1 and reading.ring_ns > 0:

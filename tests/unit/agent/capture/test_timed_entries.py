@@ -60,13 +60,12 @@ def test_members_of_a_coalesced_group_are_over_once_their_group_is() -> None:
     before, after = nccl_entry(0, 1_000), nccl_entry(4, 1_010, None)
     open_group = parse(before, *coalesced_entries(0, 1_001, None), after)
     assert [(one.created_wall_ns, one.is_over) for one in open_group.entries] == [
-        (1_000, True), (1_002, False), (1_003, False), (1_010, False)
+        (1_000, True), (1_002, False), (1_003, False), (1_004, False), (1_010, False)
     ]  # fmt: skip
     ended = parse(before, *coalesced_entries(0, 1_001), after)
     assert [(one.created_wall_ns, one.duration_ns, one.is_over) for one in ended.entries] == [
-        (1_000, 50_000, True), (1_002, None, True), (1_003, None, True), (1_010, None, False)
+        (1_000, 50_000, True), (1_002, None, True), (1_003, None, True), (1_004, None, True), (1_010, None, False)
     ]  # fmt: skip
-    assert ended.left_out == 1, "the group's own entry, which is no collective"
 
 
 def test_a_later_collective_of_another_group_ends_none() -> None:
@@ -74,17 +73,17 @@ def test_a_later_collective_of_another_group_ends_none() -> None:
     assert [one.is_over for one in found.entries] == [False, True]
 
 
-def test_what_stands_for_several_operations_is_left_out_and_counted() -> None:
+def test_what_stands_for_several_operations_has_no_duration() -> None:
     nothing: dict[str, Any] = {"input_sizes": [], "output_sizes": []}
     found = parse(
         nccl_entry(0, 1_000),
         nccl_entry(1, 1_001, profiling_name="nccl:coalesced", **nothing),
         nccl_entry(2, 1_002, profiling_name="nccl:reduce_scatter_tensor_coalesced", **nothing),
         nccl_entry(3, 1_003, profiling_name="nccl:allreduce_coalesced"),
-        since=1_000,
     )
-    assert [(one.op, one.bytes) for one in found.entries] == [("all_reduce", 4_000)] * 2
-    assert found.left_out == 2
+    assert [(one.duration_ns, one.bytes, one.is_over) for one in found.entries] == [
+        (50_000, 4_000, True), (None, None, True), (None, None, True), (50_000, 4_000, True)
+    ]  # fmt: skip
 
 
 def test_entry_without_sizes_has_no_bytes() -> None:

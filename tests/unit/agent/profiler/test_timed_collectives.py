@@ -48,7 +48,6 @@ class Rank:
     is_slow: bool = False
     began: bool = True
     groups: Mapping[str, GroupInfo] = field(default_factory=lambda: {"0": WORLD})
-    left_out: int = 0
     recorded: int = 7
     error: Exception | None = None
     taken_wall_ns: int = LATER
@@ -79,7 +78,7 @@ class Rank:
         count, ring_ns = self.ring
         self._found = Reading(
             taken_wall_ns=self.taken_wall_ns, entries=list(self.entries), recorded=self.recorded * self.reads,
-            ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns, left_out=self.left_out,
+            ring_entries=count, ring_ns=ring_ns, cpu_ns=self.cpu_ns,
         )  # fmt: skip
         return True
 
@@ -181,12 +180,6 @@ def test_collective_of_an_unknown_group_is_left_out_and_counted() -> None:
     (found,) = (rank := Rank([entry(5_000), entry(5_100, group="9"), entry(6_300)])).add_steps(5, 6)
     assert [record.sequence for record in found.collectives] == [5_000, 6_300]
     assert rank.timed.skipped == {"timed_unplaced": 1}
-
-
-def test_entries_that_stand_for_several_operations_are_counted() -> None:
-    rank = Rank([entry(5_000)], left_out=3)
-    rank.add_steps(5)
-    assert rank.timed.skipped == {"timed_several": 3}
 
 
 def test_steps_that_the_ring_has_lost_are_counted() -> None:
@@ -312,6 +305,10 @@ def test_failed_reading_has_its_cost() -> None:
     with pytest.raises(RuntimeError):
         rank.add_steps(5)
     assert rank.timed.thread_ns == 3
+    rank.now_ns += INTERVAL_NS_MIN - 1
+    assert rank.add_steps() == [], "it is not repeated before its time"
+    rank.now_ns, rank.error = rank.now_ns + 1, None
+    assert timed(rank.add_steps()) == [(5, 5)]
 
 
 def test_reading_without_a_result_is_repeated_as_its_cost_allows() -> None:
