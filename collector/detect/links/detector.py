@@ -13,7 +13,7 @@ from rankscope.collector.detect.finding import (
     Finding,
     format_ranks,
 )
-from rankscope.collector.detect.links.link_counters import Sign, find_signs
+from rankscope.collector.detect.links.link_counters import Sign
 from rankscope.collector.detect.links.slow_links import (
     Links,
     Location,
@@ -107,7 +107,11 @@ def _usual_step_ns(series: StepSeries) -> float:
 
 
 def _describe(
-    view: RunView, links: Links, location: Location, slow: Sequence[SlowLink], known: Sequence[Finding]
+    view: RunView,
+    links: Links,
+    location: Location,
+    slow: Sequence[SlowLink],
+    known: Sequence[Finding],
 ) -> tuple[Finding, Floats]:
     """Build the finding about one link, some of whose groups are slow now, and what each step lost to it."""
     leader = max(slow, key=lambda link: link.slow.self_ns - link.slow.peers_self_ns)
@@ -117,9 +121,10 @@ def _describe(
     cost = price(lost_ns, view, since_step)
     costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
     indications, details = _find_indications(view, location)
-    signs = find_signs(location.nodes, view.machines.counts, leader.slow.level_from_step)
-    details |= {kind: "; ".join(sign.sentence for sign in there) for kind, there in signs.items()}
-    because = _write_signs([there[0] for there in signs.values()])
+    has_ports = _crosses_machines(view, links, location)
+    signs = links.counters.find_signs(location.nodes, leader.slow.level_from_step) if has_ports else {}
+    details |= {kind: "; ".join(sign.past for sign in there) for kind, there in signs.items()}
+    clearest = [there[0] for there in signs.values()]
     pasts = {f"{PAST}/{group}": links.pasts[group].ns for group in location.groups if group in links.pasts}
     excesses = {f"{TRANSFER_EXCESS}/{link.group}": link.slow.self_ns - link.slow.peers_self_ns for link in slow}
     family_size = len(links.families.get(leader.group, ()))
@@ -130,8 +135,9 @@ def _describe(
         group=leader.group,
         since_step=since_step,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, family_size, since_step, cost) + because,
-        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True) + because,
+        sentence=_write_sentence(location, leader, family_size, since_step, cost) + _write_signs(clearest),
+        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True)
+        + _write_signs(clearest, is_over=True),
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
@@ -142,11 +148,15 @@ def _describe(
     return finding, lost_ns
 
 
-def _write_signs(signs: Sequence[Sign]) -> str:
-    """Write what ports counted meanwhile, to follow the sentence about the link; empty without signs. It is in the past
-    tense while the finding is open too: counters are read after the fact.
-    """
-    return "".join(f" Indicates {sign.kind}: {sign.sentence}." for sign in signs)
+def _crosses_machines(view: RunView, links: Links, location: Location) -> bool:
+    """Return whether some slow group has members on several machines: data within one takes no network port."""
+    groups = [group for name in location.groups for group in links.families.get(name, (name,))]
+    return any(len({view.nodes[rank] for rank in view.groups[group] if rank in view.nodes}) > 1 for group in groups)
+
+
+def _write_signs(signs: Sequence[Sign], *, is_over: bool = False) -> str:
+    """Write what ports counted meanwhile, to follow the sentence about the link; empty without signs."""
+    return "".join(sign.write(is_over=is_over) for sign in signs)
 
 
 def _join_evidence(signs: Iterable[Sequence[Sign]]) -> dict[str, float]:

@@ -1,13 +1,18 @@
-"""Find what the counters of network ports say about a slow link: `link_errors` or `congestion`. Pure.
+"""Find what the counters of network ports say about a slow link between machines: `link_errors`, `congestion` or
+`link_rate`. Pure.
 
 This is evidence beside a slow transfer, never a finding of its own: ports count errors and waiting in healthy clusters
 too. So a counter speaks only if it grew on an accused machine while the link was slow, by TIMES_MIN times the median of
-the ports of the same name on other machines, and by more than a healthy port counts.
+the ports of the same name on other machines, by more than a healthy port counts, and at PAST_TIMES_MIN times its own
+rate before, where that is known.
 
-    link_errors    the port corrects or drops what it receives, loses its link, or runs at a lower rate
+    link_errors    the port corrects or drops what it receives, or loses its link
     congestion     data waits to be sent, arrives marked, or is lost on the way and sent again
+    link_rate      the port's link has come up at a lower rate than those of the others
 
-Packets are lost, and sent again, because of bad cables as well; then the port at the other end counts the errors.
+Packets are lost, and sent again, because of bad cables as well; then the port at the other end counts the errors. Where
+a machine has an active InfiniBand or RoCE port, that moves the data of a training: its interfaces and TCP, which serve
+everything else, say nothing then.
 """
 
 import math
@@ -16,13 +21,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.machine_growth import NodeCounts, Stretch, find_growth, find_stretch, spread
-from rankscope.measure.records import NodeSample
+from rankscope.collector.detect.machine_growth import Machines, Stretch, find_growth, find_stretch_before, spread
+from rankscope.measure.records import NodeSample, PortSample
 
 LINK_ERRORS: Final = "link_errors"
 CONGESTION: Final = "congestion"
+LINK_RATE: Final = "link_rate"
+SUGGESTS: Final[Mapping[str, str]] = {
+    LINK_ERRORS: ", which suggests link errors",
+    CONGESTION: ", which suggests congestion",
+}
+"""End of a sentence about a counter, by kind; a rate suggests nothing beyond itself."""
 TIMES_MIN: Final = 10.0
 """Ratio to the other machines' ports: what all ports count is the way of this network, and no reason of one link."""
+PAST_TIMES_MIN: Final = 2.0
+"""Ratio to what the port itself counted a step before: what it always counts did not make its link slow now."""
 NAMED_MAX: Final = 4
 """Counters named for one link and kind, those farthest above the others first."""
 ACCUSED_MAX: Final = 64
@@ -30,88 +43,138 @@ ACCUSED_MAX: Final = 64
 and each costs the pass a millisecond."""
 OTHERS_MAX: Final = 32
 """Other machines, evenly spread, that each is compared with."""
+LOCATIONS_MAX: Final = 16
+"""Slow links of one pass whose ports are looked at."""
 GIGABIT: Final = 1000**3
+SHOWN_EXACTLY_MIN: Final = 10
+"""Least number that a sentence shows without decimals: 0.4 is not 0."""
 
 
 class Counter(NamedTuple):
-    """A counter: what it indicates, its name in a sentence, and the least growth that says something: a healthy port
-    has a few bit errors an hour (InfiniBand allows one in 1e12 bits), and waits for a while in every step.
+    """A counter: what it indicates, its name in a sentence for one and for several, and the least growth that says
+    something: a healthy port has a few bit errors an hour (InfiniBand allows one in 1e12 bits), and waits for a while
+    in every step.
     """
 
     kind: str
-    words: str
+    one: str
+    several: str
     growth_min: int
 
 
 PORT_COUNTERS: Final[Mapping[str, Counter]] = {
-    "symbol_errors": Counter(LINK_ERRORS, "symbol errors", 10),
-    "receive_errors": Counter(LINK_ERRORS, "receive errors", 10),
-    "link_recoveries": Counter(LINK_ERRORS, "recoveries of its link", 1),
-    "link_downs": Counter(LINK_ERRORS, "losses of its link", 1),
-    "xmit_wait": Counter(CONGESTION, "ticks of waiting to send", 1_000_000),
-    "cnps_handled": Counter(CONGESTION, "congestion notifications received", 1000),
-    "cnps_sent": Counter(CONGESTION, "congestion notifications sent", 1000),
-    "out_of_sequence": Counter(CONGESTION, "packets out of sequence", 100),
-    "adaptive_retransmissions": Counter(CONGESTION, "adaptive retransmissions", 100),
-    "ack_timeouts": Counter(CONGESTION, "timeouts of acknowledgements", 10),
-    "receiver_not_ready": Counter(CONGESTION, "refusals of a receiver that was not ready", 100),
+    "symbol_errors": Counter(LINK_ERRORS, "symbol error", "symbol errors", 10),
+    "receive_errors": Counter(LINK_ERRORS, "receive error", "receive errors", 10),
+    "link_recoveries": Counter(LINK_ERRORS, "recovery of its link", "recoveries of its link", 1),
+    "link_downs": Counter(LINK_ERRORS, "loss of its link", "losses of its link", 1),
+    "xmit_wait": Counter(CONGESTION, "tick of waiting to send", "ticks of waiting to send", 1_000_000),
+    "cnps_handled": Counter(CONGESTION, "congestion notification received", "congestion notifications received", 1000),
+    "cnps_sent": Counter(CONGESTION, "congestion notification sent", "congestion notifications sent", 1000),
+    "out_of_sequence": Counter(CONGESTION, "packet out of sequence", "packets out of sequence", 100),
+    "adaptive_retransmissions": Counter(CONGESTION, "adaptive retransmission", "adaptive retransmissions", 100),
+    "ack_timeouts": Counter(CONGESTION, "timeout of an acknowledgement", "timeouts of acknowledgements", 10),
 }
-"""By field of PortSample."""
+"""By field of PortSample. A receiver that is not ready (`receiver_not_ready`) is a slow process, and no property of the
+network.
+"""
 INTERFACE_COUNTERS: Final[Mapping[str, Counter]] = {
-    "errors": Counter(LINK_ERRORS, "errors", 10),
-    "drops": Counter(CONGESTION, "dropped packets", 100),
+    "errors": Counter(LINK_ERRORS, "error", "errors", 10),
+    "drops": Counter(CONGESTION, "dropped packet", "dropped packets", 100),
 }
 """By field of InterfaceSample."""
 TCP: Final = "tcp_segments_retransmitted"
 COUNTERS: Final[Mapping[str, Counter]] = {
     **PORT_COUNTERS,
     **INTERFACE_COUNTERS,
-    TCP: Counter(CONGESTION, "TCP segments sent again", 100),
+    TCP: Counter(CONGESTION, "TCP segment sent again", "TCP segments sent again", 100),
 }
 
 
 class Sign(NamedTuple):
-    """A counter that grew on one machine and not on the others, as a sentence and as numbers for the evidence. `ratio`
-    to the others orders signs.
+    """A counter that grew on one machine and not on the others: as a clause, of the present and of the past, and as
+    numbers for the evidence. `ratio` to the others orders signs.
     """
 
     kind: str
-    sentence: str
+    clause: str
+    past: str
     evidence: Mapping[str, float]
     ratio: float
 
+    def write(self, *, is_over: bool) -> str:
+        """Write a sentence, to follow that about the link."""
+        return f" Meanwhile {self.past if is_over else self.clause}{SUGGESTS.get(self.kind, '')}."
+
+
+class _Place(NamedTuple):
+    """A port, an interface, or with empty names the machine itself."""
+
+    what: str = ""
+    name: str = ""
+
+
+Counts = Mapping[tuple[_Place, str], int | None]
+"""What a machine has counted, by place and field."""
+
 
 class _Growths(NamedTuple):
-    """What one machine counted over some steps, by the name of the port or interface (empty: the machine's) and the
-    field; and the rate of each active port at the end, in bits per second.
-    """
+    """What one machine counted over some steps, and the rate of each active port at the end, in bits per second."""
 
     steps: int
-    counted: Mapping[tuple[str, str], int]
+    counted: Mapping[tuple[_Place, str], int]
     rates: Mapping[str, int]
 
 
-def find_signs(
-    accused: Iterable[str], machines: Mapping[str, Sequence[NodeCounts]], from_step: int
-) -> dict[str, list[Sign]]:
-    """Return by kind what indicates the reason of a slow link between accused machines, the clearest sign first;
-    without a kind that nothing indicates. Machines without two samples since that step are not judged, nor is a port
-    that no other machine has.
+class LinkCounters:
+    """The counters of the machines of a run in one detection pass. Keeps what it has read: slow links share machines,
+    and are compared with the same others.
     """
-    accused = tuple(accused)[:ACCUSED_MAX]
-    others = spread(sorted(machines.keys() - set(accused)), OTHERS_MAX)
-    grown = {
-        node: _read(stretch)
-        for node in (*accused, *others)
-        if (stretch := find_stretch(machines.get(node, ()), from_step)) is not None
-    }
-    found: dict[str, list[Sign]] = {}
-    for node in accused:
-        elsewhere = spread([growths for name, growths in grown.items() if name != node], OTHERS_MAX)
-        if node in grown:
-            for sign in (*_find_slow_rates(node, grown[node], elsewhere), *_find_grown(node, grown[node], elsewhere)):
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._grown: dict[tuple[str, int], _Growths | None] = {}
+        self._locations_left = LOCATIONS_MAX
+
+    def find_signs(self, accused: Iterable[str], from_step: int) -> dict[str, list[Sign]]:
+        """Return by kind what indicates the reason of a slow link of accused machines, the clearest sign first; without
+        a kind that nothing indicates, and nothing after LOCATIONS_MAX calls. Machines without two samples since that
+        step are not judged, nor is a port that no other machine has.
+        """
+        if not self._locations_left:
+            return {}
+        self._locations_left -= 1
+        accused = tuple(accused)[:ACCUSED_MAX]
+        others = spread(sorted(self._machines.counts.keys() - set(accused)), OTHERS_MAX)
+        read = {node: self._read(node, from_step) for node in (*accused, *others)}
+        grown = {node: growths for node, growths in read.items() if growths is not None}
+        found: dict[str, list[Sign]] = {}
+        for node in accused:
+            elsewhere = spread([growths for name, growths in grown.items() if name != node], OTHERS_MAX)
+            for sign in self._find_signs_of(node, grown[node], elsewhere, from_step) if node in grown else ():
                 found.setdefault(sign.kind, []).append(sign)
-    return {kind: sorted(signs, key=lambda sign: -sign.ratio)[:NAMED_MAX] for kind, signs in sorted(found.items())}
+        return {kind: sorted(signs, key=lambda sign: -sign.ratio)[:NAMED_MAX] for kind, signs in sorted(found.items())}
+
+    def _read(self, node: str, from_step: int) -> _Growths | None:
+        key = node, from_step
+        if key not in self._grown:
+            stretch = self._machines.find_stretch(node, from_step)
+            self._grown[key] = None if stretch is None else _read(stretch)
+        return self._grown[key]
+
+    def _find_signs_of(self, node: str, mine: _Growths, others: Sequence[_Growths], from_step: int) -> Iterator[Sign]:
+        yield from _find_slow_rates(node, mine, others)
+        signs = dict(_find_grown(node, mine, others))
+        if not signs:
+            return
+        before = find_stretch_before(self._machines.counts[node], from_step)
+        past = None if before is None else _read(before)
+        for key, sign in signs.items():
+            if past is None or key not in past.counted or _rate(mine, key) >= PAST_TIMES_MIN * _rate(past, key):
+                yield sign
+
+
+def _rate(growths: _Growths, key: tuple[_Place, str]) -> float:
+    return growths.counted[key] / growths.steps
 
 
 def _read(stretch: Stretch) -> _Growths:
@@ -120,29 +183,42 @@ def _read(stretch: Stretch) -> _Growths:
     return _Growths(
         stretch.steps,
         {key: growth for key, growth in growths.items() if growth is not None},
-        {port.name: port.rate_bits_per_s for port in stretch.last.ports if port.rate_bits_per_s},
+        {port.name: rate for port in _active(stretch.last) if (rate := port.rate_bits_per_s or 0) > 0},
     )
 
 
-def _flatten(sample: NodeSample) -> dict[tuple[str, str], int | None]:
-    ports = {(port.name, field): getattr(port, field) for port in sample.ports for field in PORT_COUNTERS}
-    interfaces = {(one.name, field): getattr(one, field) for one in sample.interfaces for field in INTERFACE_COUNTERS}
-    return {**ports, **interfaces, ("", TCP): sample.tcp_segments_retransmitted}
+def _active(sample: NodeSample) -> Sequence[PortSample]:
+    return [port for port in sample.ports if port.is_active]
 
 
-def _find_grown(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterator[Sign]:
-    for (port, field), growth in mine.counted.items():
+def _flatten(sample: NodeSample) -> Counts:
+    """Return the counts of the active ports; on a machine without one those of its interfaces and of TCP."""
+    active = _active(sample)
+    if active:
+        return {(_Place("port", port.name), field): getattr(port, field) for port in active for field in PORT_COUNTERS}
+    counts: dict[tuple[_Place, str], int | None] = {
+        (_Place("interface", one.name), field): getattr(one, field)
+        for one in sample.interfaces
+        for field in INTERFACE_COUNTERS
+    }
+    return {**counts, (_Place(), TCP): sample.tcp_segments_retransmitted}
+
+
+def _find_grown(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterator[tuple[tuple[_Place, str], Sign]]:
+    for key, growth in mine.counted.items():
+        place, field = key
         counter = COUNTERS[field]
-        if growth < counter.growth_min:
-            continue
-        theirs = [one.counted[port, field] / one.steps for one in others if (port, field) in one.counted]
+        theirs = [_rate(one, key) for one in others if key in one.counted] if growth >= counter.growth_min else []
         if not theirs:
             continue
         usual = float(np.median(theirs)) * mine.steps
         if growth >= TIMES_MIN * usual:
-            whose, of_others = _name(node, port)
-            text = f"{whose} counted {growth} {counter.words} within {mine.steps} steps, {of_others} {usual:.0f}"
-            yield Sign(counter.kind, text, {f"{field}/{node}/{port}".rstrip("/"): growth}, growth / max(1.0, usual))
+            whose, of_others = _name(node, place, len(theirs))
+            words = counter.one if growth == 1 else counter.several
+            steps = f"{mine.steps} step{'s' if mine.steps > 1 else ''}"
+            text = f"{whose} counted {growth} {words} within {steps}, {of_others} {_write_number(usual)}"
+            evidence = {f"{field}/{node}/{place.name}".rstrip("/"): growth}
+            yield key, Sign(counter.kind, text, text, evidence, growth / max(1.0, usual))
 
 
 def _find_slow_rates(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterator[Sign]:
@@ -151,13 +227,24 @@ def _find_slow_rates(node: str, mine: _Growths, others: Sequence[_Growths]) -> I
         theirs = [one.rates[port] for one in others if port in one.rates]
         usual = float(np.median(theirs)) if theirs else 0.0
         if rate < usual:
-            whose, of_others = _name(node, port)
-            text = f"{whose} ran at {rate / GIGABIT:g} Gb/s, {of_others} at {usual / GIGABIT:g}"
-            yield Sign(LINK_ERRORS, text, {f"rate_bits_per_s/{node}/{port}": rate}, math.inf)
+            whose, of_others = _name(node, _Place("port", port), len(theirs))
+            text = f"at {rate / GIGABIT:g} Gb/s, {of_others} at {usual / GIGABIT:g}"
+            evidence = {f"rate_bits_per_s/{node}/{port}": rate}
+            yield Sign(LINK_RATE, f"{whose} runs {text}", f"{whose} ran {text}", evidence, math.inf)
 
 
-def _name(node: str, port: str) -> tuple[str, str]:
-    """Return how a sentence names a port (empty: the machine as a whole), and those of the others."""
-    if not port:
-        return f"node {node}", "the other nodes, at the median,"
-    return f"port {port} of node {node}", "the same port of the other nodes, at the median,"
+def _write_number(number: float) -> str:
+    """Write a median of counts.
+
+    >>> _write_number(0.0), _write_number(0.4), _write_number(402.3)
+    ('0', '0.4', '402')
+    """
+    return f"{number:.0f}" if number >= SHOWN_EXACTLY_MIN else f"{number:.2g}"
+
+
+def _name(node: str, place: _Place, others: int) -> tuple[str, str]:
+    """Return how a sentence names a place of a node, and those of the others."""
+    many = "s, at the median," if others > 1 else ""
+    if not place.what:
+        return f"node {node}", f"the other node{many}"
+    return f"{place.what} {place.name} of node {node}", f"the same {place.what} of the other node{many}"

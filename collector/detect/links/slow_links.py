@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain
+from rankscope.collector.detect.links.link_counters import LinkCounters
 from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import measure_noise
@@ -62,7 +63,8 @@ class SlowLink(NamedTuple):
 @dataclass(frozen=True)
 class Links:
     """The transfers of all groups as a view with a column per group, then one per family of siblings, then one per past
-    that is compared with. `names` are those of the columns but the pasts; `families` the groups of each family.
+    that is compared with. `names` are those of the columns but the pasts; `families` the groups of each family. The
+    `counters` are those of the machines' network ports.
     """
 
     view: RunView
@@ -70,6 +72,7 @@ class Links:
     families: Mapping[str, tuple[str, ...]]
     pasts: Mapping[str, Past]
     exposed_ns: Mapping[str, Floats]
+    counters: LinkCounters
 
     def has_recovered(self, name: str, thresholds: Thresholds) -> bool:
         """Return whether the transfer is no longer than that of its siblings or past; False when not known."""
@@ -106,7 +109,10 @@ def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds
             found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
             comparisons.append(Comparison((column,), (column, len(columns)), do_same_work=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
-    return Links(as_rank_series(view, columns, comparisons), names, families, found, view.transfers.exposed_ns)
+    counters = LinkCounters(view.machines)
+    return Links(
+        as_rank_series(view, columns, comparisons), names, families, found, view.transfers.exposed_ns, counters
+    )
 
 
 def _has_links(view: RunView, group: str) -> bool:

@@ -1,7 +1,7 @@
 """Find whether a slow host is one whose machine is short of CPUs: pressure (PSI) and steal, compared with its peers'.
 
-Both belong to a machine or a control group, not to a rank. So they explain a slow rank only if the peer ranks beside it
-on the same machine are slow too: where they are as fast as all others, the shortage does not reach their training.
+Both belong to a machine or a control group, not to a rank. So they explain a slow rank only if the other ranks on the
+same machine are slow too, each against its own peers: where they are not, the shortage does not reach their training.
 
     pressure    time in which some task, of anybody, waited for a CPU. Data loaders that queue up count as well, without
                 harm to the training: so what counts is the excess over the peers' machines
@@ -13,17 +13,19 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.machine_growth import Machines, find_growth, find_stretch, spread
+from rankscope.collector.detect.machine_growth import Machines, find_time_growth, spread
 from rankscope.collector.detect.stragglers.persistent import SlowRank
-from rankscope.collector.steps.step_series import StepSeries
+from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration
 
 SOURCES: Final[Mapping[str, str]] = {
-    "group_cpu_pressure_ns": "tasks of its control group wait {mine} a step for a CPU, those of its peers {peers}",
+    "group_cpu_pressure_ns": (
+        "tasks in the control group of its node's first rank wait {mine} a step for a CPU, on its peers' nodes {peers}"
+    ),
     "cpu_pressure_ns": "tasks on its machine wait {mine} a step for a CPU, those on its peers' machines {peers}",
     "cpu_steal_ns": "its hypervisor takes {mine} a step from each CPU, {peers} on its peers' machines",
 }
-"""Clause by field of NodeSample. The control group first, whose tasks are the training's own."""
+"""Clause by field of NodeSample. The control group first: its tasks are those of the first rank's container or job."""
 PEERS_READ_MAX: Final = 64
 """Peers, evenly spread, whose machines are compared with: the median of 64 is close enough to that of thousands."""
 
@@ -37,11 +39,13 @@ def find_cpu_pressure(
     evidence: dict[str, float],
     *,
     series: StepSeries,
+    all_excess_ns: Floats,
     machines: Machines,
     share_of_steps: float,
 ) -> str | None:
     """Describe what the rank's machine was short of, by `explained_ns_min` a step more than the other machines of its
-    peers, and add the numbers to `evidence`; None where nothing is, or it is not known. An excess per step falls on
+    peers, and add the numbers to `evidence`; None where nothing is, or it is not known. `all_excess_ns`: that of each
+    rank of the series over its own peers in each step, shape (n, ranks). What a machine counts falls on
     `share_of_steps` of the steps.
     """
     node = machines.nodes.get(slow.rank, "")
@@ -56,26 +60,35 @@ def find_cpu_pressure(
         name = field.removesuffix("_ns")
         evidence[f"{name}_ns_per_step"], evidence[f"peers_{name}_ns_per_step"] = mine, usual
         if (mine - usual) / share_of_steps >= explained_ns_min:
-            are_slow = _are_neighbours_slow(slow, explained_ns_min, series, machines.nodes)
+            are_slow = _are_neighbours_slow(slow, explained_ns_min, series, all_excess_ns, machines)
             return clause.format(mine=format_duration(mine), peers=format_duration(usual)) if are_slow else None
     return None
 
 
 def _read(machines: Machines, node: str, from_step: int) -> PerStep:
     """Return what a machine counted since that step; empty when not known."""
-    stretch = find_stretch(machines.counts.get(node, ()), from_step)
+    stretch = machines.find_stretch(node, from_step)
     if stretch is None:
         return {}
-    grown = {field: find_growth(getattr(stretch.first, field), getattr(stretch.last, field)) for field in SOURCES}
-    return {field: growth / stretch.steps for field, growth in grown.items() if growth is not None}
+    first, last, steps = stretch
+    elapsed_ns = last.host_ns - first.host_ns
+    grown = {field: find_time_growth(getattr(first, field), getattr(last, field), elapsed_ns) for field in SOURCES}
+    return {field: growth / steps for field, growth in grown.items() if growth is not None}
 
 
-def _are_neighbours_slow(slow: SlowRank, explained_ns_min: float, series: StepSeries, nodes: Mapping[int, str]) -> bool:
-    """Return whether half of its peers on the same machine are as much slower than usual; True where it has none."""
-    beside = [peer for peer in slow.peers.ranks if peer != slow.rank and nodes.get(peer) == nodes.get(slow.rank)]
-    rows = series.steps >= slow.level_from_step
-    self_ns = series.self_ns[rows][:, series.columns_of(beside)]
-    self_ns = self_ns[~np.isnan(self_ns).any(axis=1)]
-    if not self_ns.size:
+def _are_neighbours_slow(
+    slow: SlowRank, explained_ns_min: float, series: StepSeries, excess_ns: Floats, machines: Machines
+) -> bool:
+    """Return whether half of the other ranks on its machine are as much slower than their peers; True where there is no
+    other rank.
+    """
+    beside = [rank for rank in machines.ranks_on(machines.nodes[slow.rank]) if rank != slow.rank]
+    is_judged = np.isin(series.steps, slow.slow_steps)
+    if slow.pattern != "intermittent":
+        is_judged = series.steps >= slow.level_from_step
+    columns = series.columns_of([rank for rank in beside if series.has(rank)])
+    known = [column[~np.isnan(column)] for column in excess_ns[is_judged][:, columns].T]
+    excesses = [float(np.median(column)) for column in known if column.size]
+    if not excesses:
         return not beside
-    return bool(np.median(np.median(self_ns, axis=0)) - slow.peers_self_ns >= explained_ns_min)
+    return float(np.median(excesses)) >= explained_ns_min

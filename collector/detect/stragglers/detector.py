@@ -97,7 +97,10 @@ def _describe(
 ) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
     slow = _align_begin(slow_ranks[0], slow_ranks, known)
-    causes = [find_cause(one, view.series, view.samples, view.machines) for one in slow_ranks[:CAUSES_READ_MAX]]
+    causes = [
+        find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
+        for one in slow_ranks[:CAUSES_READ_MAX]
+    ]
     cause = _find_most_common(causes)
     lost_ns = np.sum([lost_to(one, view) for one in slow_ranks], axis=0)
     cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")

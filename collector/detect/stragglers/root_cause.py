@@ -18,7 +18,7 @@ from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
-from rankscope.collector.steps.step_series import Cells, Ints, StepSeries
+from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
 from rankscope.measure.units import format_duration
 
@@ -125,23 +125,32 @@ class Cause(NamedTuple):
     evidence: dict[str, float]
 
 
-def find_cause(slow: SlowRank, series: StepSeries, samples: Samples, machines: Machines | None = None) -> Cause:
-    """Return the cause of one straggler. Without `machines` nothing is known of them."""
+def find_cause(
+    slow: SlowRank,
+    series: StepSeries,
+    samples: Samples,
+    machines: Machines | None = None,
+    all_excess_ns: Floats | None = None,
+) -> Cause:
+    """Return the cause of one straggler. Nothing is known of machines without `machines` and `all_excess_ns`, the
+    excess of each rank of the series over its own peers, shape (n, ranks).
+    """
     excess_ns = max(1.0, slow.self_ns - slow.peers_self_ns)  # of nothing, nothing would be half
     evidence = phase_excess(slow, series)
-    for rule in (_data, _garbage, _fault, _clock, _pcie, _memory, _sync, _window):
+    for rule in (_data, _garbage, _fault, _clock, _memory, _sync, _pcie, _window):
         cause = rule(slow, excess_ns, evidence, samples)
         if cause is not None:
             break
     else:
         cause = _host(slow, excess_ns, evidence, samples)
     is_waiting = evidence.get("cpu_excess_ns", 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
-    if cause[0] == HOST_CPU and is_waiting and machines is not None:
+    if cause[0] == HOST_CPU and is_waiting and machines is not None and all_excess_ns is not None:
         because = find_cpu_pressure(
             slow,
             EXPLAINS * excess_ns,
             evidence,
             series=series,
+            all_excess_ns=all_excess_ns,
             machines=machines,
             share_of_steps=_share_of_slow_steps(slow),
         )
@@ -249,32 +258,43 @@ def _clock(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples
 
 def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find a PCIe link with fewer lanes than those of most of its peers' GPUs, or of a lower generation while all of
-    them are busy. It slows copies and launches, and no kernel: longer kernels have another cause.
+    them are busy, and below its own maximum where that is known. It slows copies and launches, and no kernel: longer
+    kernels have another cause.
     """
     compute = _window_medians(slow, samples.breakdowns, "compute_ns")
     if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
         return None
     peers = [device for peer in slow.peers.ranks if peer != slow.rank for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
+        most = {"lanes": device.pcie_link_width_max, "generation": device.pcie_link_generation_max}
         for read, what in ((_pcie_width, "lanes"), (_pcie_generation, "generation")):
             mine, theirs = read(device), [value for peer in peers if (value := read(peer)) is not None]
             usual = statistics.median_low(theirs) if theirs else 0
-            if mine is None or mine >= usual:  # more than half of the known ones have the lower median, or more
-                continue
+            if mine is None or mine >= min(usual, most[what] or usual):
+                continue  # more than half of the known ones have the lower median, or more
             evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
-            text = f"{mine} lanes, its peers' {usual}" if what == "lanes" else f"generation {mine}, its peers' {usual}"
+            text = (
+                f"{mine} lane{'s' if mine > 1 else ''}, its peers' {usual}"
+                if what == "lanes"
+                else f"generation {mine}, its peers' {usual}"
+            )
             return "pcie_downgrade", f"its GPU's PCIe link runs with {text}"
     return None
 
 
 def _pcie_width(device: DeviceSample) -> int | None:
-    return device.pcie_link_width or None
+    return _positive(device.pcie_link_width)
 
 
 def _pcie_generation(device: DeviceSample) -> int | None:
     """Return the generation of a busy GPU's link; None for one that may have lowered it."""
     is_busy = (device.utilization_ratio or 0.0) >= PCIE_UTILIZATION_MIN
-    return device.pcie_link_generation or None if is_busy else None
+    return _positive(device.pcie_link_generation) if is_busy else None
+
+
+def _positive(value: int | None) -> int | None:
+    """Return the value; None for one of a link that is not there, as a virtual GPU's."""
+    return value if value is not None and value > 0 else None
 
 
 def _find_faults(device: DeviceSample) -> set[str]:

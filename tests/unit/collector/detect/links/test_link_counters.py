@@ -1,20 +1,39 @@
 """What counters of ports say about a slow link. Machines are sampled at steps 0, 10 and 20."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from rankscope.collector.detect.links.link_counters import ACCUSED_MAX, NAMED_MAX, OTHERS_MAX, PORT_COUNTERS, find_signs
+from rankscope.collector.detect.links.link_counters import (
+    ACCUSED_MAX,
+    LOCATIONS_MAX,
+    NAMED_MAX,
+    OTHERS_MAX,
+    PORT_COUNTERS,
+    LinkCounters,
+    Sign,
+)
+from rankscope.collector.detect.machine_growth import Machines, NodeCounts
 from rankscope.measure.records import InterfaceSample, PortSample
 from tests.unit.collector.detect.machines import PORT, growing, machine, port_growing
 
 OTHERS = "the same port of the other nodes, at the median,"
 
 
+def find_signs(
+    accused: Iterable[str], machines: Mapping[str, Sequence[NodeCounts]], from_step: int
+) -> dict[str, list[Sign]]:
+    return LinkCounters(Machines({}, machines)).find_signs(accused, from_step)
+
+
 def test_errors_of_an_accused_port_that_others_do_not_count() -> None:
     machines = {"a": port_growing(40, "symbol_errors"), "b": port_growing(0, "symbol_errors")}
     (sign,) = find_signs(["a"], machines, 0)["link_errors"]
-    assert sign.sentence == f"port {PORT} of node a counted 40 symbol errors within 20 steps, {OTHERS} 0"
+    text = f"port {PORT} of node a counted 40 symbol errors within 20 steps, the same port of the other node 0"
+    assert (sign.clause, sign.past) == (text, text)
+    assert sign.write(is_over=False) == f" Meanwhile {text}, which suggests link errors."
     assert sign.evidence == {f"symbol_errors/a/{PORT}": 40}
 
 
@@ -44,17 +63,88 @@ def test_ports_are_compared_with_those_of_their_own_name() -> None:
     assert find_signs(["a"], machines, 0) == {}
 
 
-def test_counter_that_was_reset_counts_from_zero() -> None:
-    counts = [{"ports": (PortSample(name=PORT, link_downs=count),)} for count in (5, 5, 1)]
-    machines = {"a": machine(*counts), "b": port_growing(0, "link_downs")}
+def counting(*counts: int, field: str = "link_downs") -> Sequence[NodeCounts]:
+    return machine(*({"ports": (PortSample(name=PORT, is_active=True, **{field: count}),)} for count in counts))
+
+
+def port(*, name: str = PORT, is_active: bool | None = True, **counts: Any) -> dict[str, object]:
+    return {"ports": (PortSample(name=name, is_active=is_active, **counts),)}
+
+
+@pytest.mark.parametrize(("last", "growth"), [(2, 2), (3, None), (19, None)])
+def test_counter_that_shows_a_tenth_or_less_has_begun_again(last: int, growth: int | None) -> None:
+    machines = {"a": counting(20, 20, last), "b": counting(20, 20, 20)}
+    found = [sign.evidence for sign in find_signs(["a"], machines, 0).get("link_errors", [])]
+    assert found == ([] if growth is None else [{f"link_downs/a/{PORT}": growth}])
+
+
+def test_one_of_a_counter_is_singular_and_a_part_is_not_zero() -> None:
+    # One in 200 steps is 0.1 in 20.
+    rare = [one._replace(steps=10 * one.steps) for one in counting(0, 0, 1)]
+    machines = {"a": counting(0, 0, 1), "b": rare, "c": rare}
     (sign,) = find_signs(["a"], machines, 0)["link_errors"]
-    assert sign.evidence == {f"link_downs/a/{PORT}": 1}
+    assert sign.clause == f"port {PORT} of node a counted 1 loss of its link within 20 steps, {OTHERS} 0.1"
+
+
+@pytest.mark.parametrize(("before", "is_sign"), [(20, True), (21, False)])
+def test_counter_must_grow_twice_as_fast_as_before(before: int, *, is_sign: bool) -> None:
+    # From step 20 on 40 in 20 steps.
+    counts = counting(0, 10, before, before + 20, before + 40, field="symbol_errors")
+    healthy = counting(0, 0, 0, 0, 0, field="symbol_errors")
+    assert bool(find_signs(["a"], {"a": counts, "b": healthy}, 20)) == is_sign
+
+
+def test_past_of_a_counter_that_was_missing_then_is_not_known() -> None:
+    late = machine(port(), port(), *(port(symbol_errors=count) for count in (0, 20, 40)))
+    healthy = counting(0, 0, 0, 0, 0, field="symbol_errors")
+    assert find_signs(["a"], {"a": late, "b": healthy}, 20).keys() == {"link_errors"}
+
+
+@pytest.mark.parametrize("is_active", [False, None])
+def test_port_that_is_not_active_gives_no_sign(*, is_active: bool | None) -> None:
+    down = [port(is_active=is_active, rate_bits_per_s=10**9, symbol_errors=40 * n) for n in range(3)]
+    fast = [port(rate_bits_per_s=400 * 10**9, symbol_errors=0)] * 3
+    machines = {"a": machine(*down), "b": machine(*fast)}
+    assert find_signs(["a"], machines, 0) == {}
+    # Nor is one compared with it.
+    assert find_signs(["b"], {"a": machine(*fast), "b": machine(*down)}, 0) == {}
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_port_without_a_rate_is_not_slow(rate: int) -> None:
+    machines = {
+        "a": machine(*[port(rate_bits_per_s=rate)] * 2),
+        "b": machine(*[port(rate_bits_per_s=400 * 10**9)] * 2),
+    }
+    assert find_signs(["a"], machines, 0) == {}
+
+
+def test_machine_with_an_active_port_is_not_judged_by_interfaces_and_tcp() -> None:
+    def both(count: int, *, is_active: bool) -> dict[str, object]:
+        card = InterfaceSample(name="eth0", bytes=1, errors=count, drops=count)
+        return {**port(is_active=is_active), "interfaces": (card,), "tcp_segments_retransmitted": count}
+
+    for is_active, kinds in ((True, set()), (False, {"link_errors", "congestion"})):
+        grown, still = (machine(both(0, is_active=is_active), both(n, is_active=is_active)) for n in (500, 0))
+        assert find_signs(["a"], {"a": grown, "b": still}, 0).keys() == kinds
+
+
+def test_receiver_that_is_not_ready_is_no_congestion() -> None:
+    grown, still = (counting(0, count, field="receiver_not_ready") for count in (10**6, 0))
+    assert find_signs(["a"], {"a": grown, "b": still}, 0) == {}
+
+
+def test_ports_of_further_slow_links_are_not_looked_at() -> None:
+    machines = {"a": port_growing(40, "symbol_errors"), "b": port_growing(0, "symbol_errors")}
+    counters = LinkCounters(Machines({}, machines))
+    found = [counters.find_signs(["a"], 0).keys() for _ in range(LOCATIONS_MAX + 1)]
+    assert found == [{"link_errors"}] * LOCATIONS_MAX + [set()]
 
 
 def test_segments_sent_again_are_those_of_the_machine() -> None:
     machines = {name: growing(total, "tcp_segments_retransmitted") for name, total in (("a", 500), ("b", 4), ("c", 6))}
     (sign,) = find_signs(["a"], machines, 0)["congestion"]
-    assert sign.sentence == (
+    assert sign.clause == (
         "node a counted 500 TCP segments sent again within 20 steps, the other nodes, at the median, 5"
     )
     assert sign.evidence == {"tcp_segments_retransmitted/a": 500}
@@ -68,27 +158,34 @@ def test_interface_has_errors_and_drops() -> None:
     signs = find_signs(["a"], machines, 0)
     assert [sign.evidence for sign in signs["link_errors"]] == [{"errors/a/eth0": 10}]
     assert [sign.evidence for sign in signs["congestion"]] == [{"drops/a/eth0": 100}]
+    assert signs["congestion"][0].clause == (
+        "interface eth0 of node a counted 100 dropped packets within 10 steps, the same interface of the other node 0"
+    )
 
 
-def test_port_at_a_lower_rate_than_the_others_comes_first() -> None:
-    def port(rate: int, errors: int) -> dict[str, object]:
-        return {"ports": (PortSample(name=PORT, rate_bits_per_s=rate * 10**9, receive_errors=errors),)}
-
-    machines = {"a": machine(port(100, 0), port(100, 99)), "b": machine(port(400, 0), port(400, 0))}
-    first, second = find_signs(["a", "b"], machines, 0)["link_errors"]
-    assert first.sentence == f"port {PORT} of node a ran at 100 Gb/s, {OTHERS} at 400"
-    assert (first.evidence, first.ratio) == ({f"rate_bits_per_s/a/{PORT}": 100 * 10**9}, math.inf)
-    assert second.evidence == {f"receive_errors/a/{PORT}": 99}
+def test_port_at_a_lower_rate_than_the_others_is_a_fact() -> None:
+    machines = {name: machine(*[port(rate_bits_per_s=rate * 10**9)] * 2) for name, rate in (("a", 100), ("b", 400))}
+    found = find_signs(["a", "b"], machines, 0)
+    assert found.keys() == {"link_rate"}
+    (sign,) = found["link_rate"]
+    text = "at 100 Gb/s, the same port of the other node at 400"
+    assert sign.write(is_over=False) == f" Meanwhile port {PORT} of node a runs {text}."
+    assert sign.write(is_over=True) == f" Meanwhile port {PORT} of node a ran {text}."
+    assert (sign.evidence, sign.ratio) == ({f"rate_bits_per_s/a/{PORT}": 100 * 10**9}, math.inf)
 
 
 def test_port_that_no_other_machine_has_is_not_judged_by_its_rate() -> None:
-    lone = {"ports": (PortSample(name="mlx5_7/1", rate_bits_per_s=10**9),)}
+    lone = port(name="mlx5_7/1", rate_bits_per_s=10**9)
     assert find_signs(["a"], {"a": machine(lone, lone), "b": port_growing(0, "cnps_sent")}, 0) == {}
 
 
 def test_only_the_clearest_signs_are_named() -> None:
     def ports(errors: int) -> dict[str, object]:
-        return {"ports": tuple(PortSample(name=f"p{n}", symbol_errors=n * errors) for n in range(NAMED_MAX + 2))}
+        return {
+            "ports": tuple(
+                PortSample(name=f"p{n}", is_active=True, symbol_errors=n * errors) for n in range(NAMED_MAX + 2)
+            )
+        }
 
     found = find_signs(["a"], {"a": machine(ports(0), ports(10)), "b": machine(ports(0), ports(0))}, 0)
     assert [next(iter(sign.evidence)) for sign in found["link_errors"]] == [

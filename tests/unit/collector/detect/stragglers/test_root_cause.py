@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
-from rankscope.collector.detect.view import GcPauses, Samples
-from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
+from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
+from rankscope.measure.records import (
+    AllocatorSample,
+    DeviceSample,
+    Synchronisation,
+    WindowBreakdown,
+    WindowSynchronisations,
+)
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of
 
 SLOW = 3
@@ -36,12 +42,13 @@ def cause_of(
     gc_pauses: Mapping[int, Sequence[GcPauses]] | None = None,
     devices: Devices | None = None,
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
+    allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     level_from_step: int = 0,
 ) -> Cause:
     series = series_of(alike(150.0, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
     slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
     samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
-    return find_cause(slow, series, samples)
+    return find_cause(slow, series, samples._replace(allocators=allocators or {}))
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -216,10 +223,12 @@ def test_host_is_not_blamed_where_a_gpu_does_the_work() -> None:
 # -- PCIe link --------------------------------------------------------------------------------------------------------
 
 
-def linked(lanes: int | None, generation: int | None = 5, utilization_ratio: float | None = 0.9) -> DeviceSample:
+def linked(
+    lanes: int | None, generation: int | None = 5, utilization_ratio: float | None = 0.9, **most: Any
+) -> DeviceSample:
     return DeviceSample(
         host_ns=0, uuid="GPU", pcie_link_width=lanes, pcie_link_generation=generation,
-        utilization_ratio=utilization_ratio,
+        utilization_ratio=utilization_ratio, **most,
     )  # fmt: skip
 
 
@@ -248,6 +257,10 @@ def test_busy_link_of_a_lower_generation_is_pcie_downgrade() -> None:
         (linked(16), [linked(8)] * 3),
         (linked(None, None), [linked(16)] * 3),
         (linked(0), [linked(16)] * 3),  # a virtual GPU
+        (linked(-1), [linked(16)] * 3),
+        (linked(4), [linked(-1)] * 3),
+        (linked(8, pcie_link_width_max=8), [linked(16)] * 3),  # all that its slot has
+        (linked(16, 4, pcie_link_generation_max=4), [linked(16)] * 3),
         (linked(4), [linked(None, None)] * 3),
         (linked(16, 1, 0.1), [linked(16)] * 3),  # an idle GPU lowers its generation
         (linked(16, 1, None), [linked(16)] * 3),
@@ -259,6 +272,20 @@ def test_link_that_is_as_those_of_its_peers_or_not_known_is_no_cause(
     slow: DeviceSample, peers: list[DeviceSample]
 ) -> None:
     assert pcie_cause(slow, *peers) == Cause(*NO_CAUSE, {})
+
+
+def test_link_below_its_own_maximum_is_pcie_downgrade() -> None:
+    narrow = linked(1, pcie_link_width_max=8)
+    assert pcie_cause(narrow, *[linked(16)] * 3).because == "its GPU's PCIe link runs with 1 lane, its peers' 16"
+
+
+def test_memory_pressure_comes_before_a_narrow_link() -> None:
+    # Ten retries in ten steps.
+    counts = {
+        rank: [AllocatorCounts(n, AllocatorSample(host_ns=0, retries=n if rank == SLOW else 0)) for n in (0, 10)]
+        for rank in (SLOW, *PEERS)
+    }
+    assert pcie_cause(linked(4), *[linked(16)] * 3, allocators=counts).name == "memory_pressure"
 
 
 def test_narrow_link_does_not_explain_longer_kernels() -> None:
