@@ -1,6 +1,5 @@
 """Metrics of network ports and interfaces, which one rank of each node reads."""
 
-from collections.abc import Callable
 from typing import Final
 
 from rankscope.collector.publish.metrics.measures import (
@@ -8,24 +7,14 @@ from rankscope.collector.publish.metrics.measures import (
     NOT_NEGATIVE,
     PORT,
     PORT_DIRECTION,
+    PORT_KIND,
     RATIO,
     Measure,
 )
-from rankscope.collector.publish.metrics.rank_columns import Number, per_interface_and, per_port_and
-from rankscope.measure.records import PortSample
+from rankscope.collector.publish.metrics.rank_columns import per_interface_and, per_port_and
 
 _SYSFS: Final = "agent: /sys/class/infiniband (NodeSample), in one rank a node"
 _NET: Final = "agent: /sys/class/net (NodeSample), in one rank a node"
-
-
-def _sum(*fields: str) -> Callable[[PortSample], Number]:
-    """Return the reader of the sum of those counters that the port has; None where it has none of them."""
-
-    def read(port: PortSample) -> Number:
-        known = [count for field in fields if (count := getattr(port, field)) is not None]
-        return sum(known) if known else None
-
-    return read
 
 
 FABRIC: Final[tuple[Measure, ...]] = (
@@ -42,18 +31,30 @@ FABRIC: Final[tuple[Measure, ...]] = (
         per_port_and({("tx",): lambda port: port.tx_bytes, ("rx",): lambda port: port.rx_bytes}),
     ),
     Measure(
-        "rankscope_port_errors_total", "counter", "", PORT,
-        "Errors of the port's link: symbol and receive errors, recoveries and losses of the link.",
-        "symbol_error + port_rcv_errors + link_error_recovery + link_downed", _SYSFS, NOT_NEGATIVE,
-        per_port_and({(): _sum("symbol_errors", "receive_errors", "link_recoveries", "link_downs")}),
+        "rankscope_port_errors_total", "counter", "", PORT_KIND,
+        "Errors of the port's link, by kind: symbol, receive, recovery (of the link), loss (of the link).",
+        "symbol_error, port_rcv_errors, link_error_recovery, link_downed", _SYSFS, NOT_NEGATIVE,
+        per_port_and(
+            {
+                ("symbol",): lambda port: port.symbol_errors,
+                ("receive",): lambda port: port.receive_errors,
+                ("recovery",): lambda port: port.link_recoveries,
+                ("loss",): lambda port: port.link_downs,
+            }
+        ),
     ),
     Measure(
-        "rankscope_port_transport_errors_total", "counter", "", PORT,
-        "Packets that were lost, late or refused: out of sequence, timeouts of acknowledgements, adaptive "
-        "retransmissions, receivers that were not ready.",
-        "out_of_sequence + local_ack_timeout_err + roce_adp_retrans + rnr_nak_retry_err", _SYSFS, NOT_NEGATIVE,
+        "rankscope_port_transport_errors_total", "counter", "", PORT_KIND,
+        "Packets that were lost, late or refused, by kind: out_of_sequence, ack_timeout, adaptive_retransmission, "
+        "receiver_not_ready.",
+        "out_of_sequence, local_ack_timeout_err, roce_adp_retrans, rnr_nak_retry_err", _SYSFS, NOT_NEGATIVE,
         per_port_and(
-            {(): _sum("out_of_sequence", "ack_timeouts", "adaptive_retransmissions", "receiver_not_ready")}
+            {
+                ("out_of_sequence",): lambda port: port.out_of_sequence,
+                ("ack_timeout",): lambda port: port.ack_timeouts,
+                ("adaptive_retransmission",): lambda port: port.adaptive_retransmissions,
+                ("receiver_not_ready",): lambda port: port.receiver_not_ready,
+            }
         ),
     ),
     Measure(

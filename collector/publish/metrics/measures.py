@@ -94,6 +94,7 @@ DEVICE_DIRECTION: Final = (*DEVICE, "direction")
 DEVICE_KIND: Final = (*DEVICE, "kind")
 PORT: Final = ("run", "rank", "node", "port")
 PORT_DIRECTION: Final = (*PORT, "direction")
+PORT_KIND: Final = (*PORT, "kind")
 INTERFACE_KIND: Final = ("run", "rank", "node", "interface", "kind")
 RANK_INFO: Final = (
     "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
@@ -132,6 +133,7 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     DEVICE_KIND: 2 * GPUS_PER_RANK_MAX,
     PORT: PORTS_PER_RANK_MAX,
     PORT_DIRECTION: 2 * PORTS_PER_RANK_MAX,
+    PORT_KIND: 4 * PORTS_PER_RANK_MAX,
     INTERFACE_KIND: 2 * INTERFACES_PER_RANK_MAX,
 }
 """Most series of one rank and metric, by the labels of the metric. More are dropped and counted: reports come

@@ -300,8 +300,8 @@ def _ports() -> list[Placed]:
             "Errors of the link a second (symbol and receive errors, recoveries and losses of the link), and packets "
             "that were lost, late or refused. Compare with the same port of other nodes.",
             PER_S,
-            Query(rate("port_errors_total", OF_MACHINE), "{{port}} link"),
-            Query(rate("port_transport_errors_total", OF_MACHINE), "{{port}} transport"),
+            Query(rate("port_errors_total", OF_MACHINE), "{{port}} {{kind}}"),
+            Query(rate("port_transport_errors_total", OF_MACHINE), "{{port}} {{kind}}"),
             Query(rate("interface_errors_total", OF_MACHINE), "{{interface}} {{kind}}"),
             width=THIRD,
         ),

@@ -47,8 +47,10 @@ def pressed(slow_ms: int, *peers_ms: int, field: str = MACHINE) -> dict[int, Seq
     [
         (
             GROUP,
-            "tasks in the control group of its node's first rank wait 40.0 ms a step for a CPU, "
-            "on its peers' nodes 10.0 ms",
+            (
+                "tasks in the control group of its node's first rank wait 40.0 ms a step for a CPU, "
+                "on its peers' nodes 10.0 ms"
+            ),
         ),
         (MACHINE, "tasks on its machine wait 40.0 ms a step for a CPU, those on its peers' machines 10.0 ms"),
         (STEAL, "its hypervisor takes 40.0 ms a step from each CPU, 10.0 ms on its peers' machines"),
