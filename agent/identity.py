@@ -29,6 +29,13 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
     )
 
 
+def reads_machine(environment: Mapping[str, str], world_size: int) -> bool:
+    """Return whether this rank samples its machine for all ranks there: that with local rank 0. Where local ranks are
+    not known none does, unless it is the only one: else every rank would.
+    """
+    return _number(environment, "LOCAL_RANK", 0 if world_size == 1 else -1) == 0
+
+
 def drop_rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a helper process: without the launcher's variables, and such that no agent starts."""
     left_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "RANKSCOPE", "RANKSCOPE_PID", "LD_PRELOAD")

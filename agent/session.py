@@ -16,7 +16,7 @@ from rankscope.agent.agent_thread import AgentThread
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import ConnectThread
 from rankscope.agent.guard import Guard, log_line
-from rankscope.agent.identity import read_identity
+from rankscope.agent.identity import read_identity, reads_machine
 from rankscope.agent.report.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sample.torch_device import TrainingDevice
@@ -41,7 +41,8 @@ class Session:
         self.identity = read_identity(environment, config.run, config.node)
         self._guard = Guard(config.error_budget, lambda part: self._training.on_part_off(part))  # noqa: PLW0108 - made later
         device = TrainingDevice()
-        samples = RankSamples(config, self._clock, self._guard, device, local_rank=self.identity.local_rank)
+        is_reader = reads_machine(environment, self.identity.world_size)
+        samples = RankSamples(config, self._clock, self._guard, device, reads_machine=is_reader)
         self._training = TrainingThread(
             config, self.identity, environment, self._guard, device, find_resident_bytes=samples.find_resident_bytes
         )

@@ -13,6 +13,9 @@ import msgspec
 NAME_LENGTH_MAX: Final = 512
 """Characters of a name: of a phase (128), a process group, a column, a collective, a file in a stack (160)."""
 
+SHORT_NAME_LENGTH_MAX: Final = 64
+"""Characters of a network port's or interface's name. The kernel allows 63 for a card's, 15 for an interface's."""
+
 TEXT_LENGTH_MAX: Final = 4096
 """Characters of a sentence: why something could not be read."""
 
@@ -31,7 +34,11 @@ MEMBERS_MAX: Final = 2**18
 ITEMS_MAX: Final = 1024
 """Anything else that is listed: pending collectives (64), threads (32), frames of a stack (48), GPUs (1)."""
 
+PORTS_MAX: Final = 64
+"""Network ports, and interfaces, of a machine: an agent reports 16 and 8."""
+
 Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
+ShortName = Annotated[str, msgspec.Meta(max_length=SHORT_NAME_LENGTH_MAX)]
 LongText = Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=NAMES_MAX)]
 ColumnNames = Annotated[tuple[Name, ...], msgspec.Meta(max_length=COLUMN_NAMES_MAX)]
@@ -45,3 +52,6 @@ Shapes = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=NAMES_MAX)]
 
 Some = msgspec.Meta(max_length=ITEMS_MAX)
 """Bound of a list of ITEMS_MAX elements."""
+
+Ports = msgspec.Meta(max_length=PORTS_MAX)
+"""Bound of a list of PORTS_MAX elements."""

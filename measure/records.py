@@ -8,7 +8,17 @@ from typing import Annotated
 
 import msgspec
 
-from rankscope.measure.bounds import Flags, GroupNames, Members, Name, Names, Numbers, Reasons, Some
+from rankscope.measure.bounds import (
+    Flags,
+    GroupNames,
+    Members,
+    Name,
+    Names,
+    Numbers,
+    Ports,
+    Reasons,
+    ShortName,
+)
 from rankscope.measure.table import COLUMNS_MAX, Table
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -240,7 +250,7 @@ class PortSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     packets arrived marked, and received by it, so that it slowed down.
     """
 
-    name: Name
+    name: ShortName
     is_active: bool | None = None
     rate_bits_per_s: int | None = None
     tx_bytes: int | None = None
@@ -261,7 +271,7 @@ class PortSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
 class InterfaceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Sample of one network interface, `eth0`; counts of both directions together since it was created."""
 
-    name: Name
+    name: ShortName
     bytes: int
     errors: int
     drops: int
@@ -269,7 +279,7 @@ class InterfaceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Sample of the machine that a rank runs on, read by its rank with local rank 0. A field that could not be read is
-    None, with the reason in `absent`; ports and interfaces beyond a limit are only counted.
+    None, with the reason in `absent`; ports and interfaces that were not read, or are beyond a limit, are only counted.
 
     All times and segments count up, times since the machine or the control group was started. `cpu_pressure_ns`: some
     task of the machine waited for a CPU (/proc/pressure/cpu); `group_cpu_pressure_ns` the same for the tasks of the
@@ -278,9 +288,9 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """
 
     host_ns: int
-    ports: Annotated[tuple[PortSample, ...], Some] = ()
+    ports: Annotated[tuple[PortSample, ...], Ports] = ()
     ports_left_out: int = 0
-    interfaces: Annotated[tuple[InterfaceSample, ...], Some] = ()
+    interfaces: Annotated[tuple[InterfaceSample, ...], Ports] = ()
     interfaces_left_out: int = 0
     tcp_segments_sent: int | None = None
     tcp_segments_retransmitted: int | None = None

@@ -11,16 +11,19 @@ function), the interfaces its own. Not read are the counters of switches and of 
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from rankscope.measure.bounds import SHORT_NAME_LENGTH_MAX
 from rankscope.measure.records import InterfaceSample, PortSample
 
 PORTS_MAX: Final = 16
 """Ports that are read. A machine with eight GPUs has eight to ten cards of one port, or of two."""
 INTERFACES_MAX: Final = 8
-NAME_LENGTH_MAX: Final = 64
-"""Characters of a port's or interface's name. The kernel allows 63 for a card's, 15 for an interface's."""
+LISTED_MAX: Final = 1024
+"""Names of a folder that are looked at, in order: a host of many containers has hundreds of interfaces."""
+INTERFACES_READ_MAX: Final = 64
+"""Interfaces whose counts are read, to find those that carry data."""
 FILE_BYTES_MAX: Final = 4096
 COUNT_MAX: Final = 2**62
 """The largest count that a message holds; a larger one is not a count."""
@@ -52,7 +55,7 @@ BITS_PER_GIGABIT: Final = 1000**3
 
 
 class Ports(NamedTuple):
-    """The ports that were read, how many beyond PORTS_MAX were not, and the reason of each field that one lacks."""
+    """The ports that were read, how many were not, and the reason of each field that one lacks."""
 
     samples: tuple[PortSample, ...]
     left_out: int
@@ -60,22 +63,29 @@ class Ports(NamedTuple):
 
 
 class Interfaces(NamedTuple):
-    """The interfaces that were read, and how many beyond INTERFACES_MAX were not."""
+    """The interfaces that carry data, at most INTERFACES_MAX, and how many were not read or are beyond that."""
 
     samples: tuple[InterfaceSample, ...]
     left_out: int
 
 
-def read_ports(folder: str) -> Ports:
-    """Return the state and the counters of all ports; `folder` is like /sys/class/infiniband. Raises nothing."""
+def read_ports(folder: str, has_time: Callable[[], bool] = lambda: True) -> Ports:
+    """Return the state and the counters of all ports; `folder` is like /sys/class/infiniband. Raises nothing.
+
+    Begins no further port after the first one when `has_time` is False: a card may be slow to answer.
+    """
     found = [
-        (f"{card}/{port}"[:NAME_LENGTH_MAX], os.path.join(folder, card, "ports", port))
+        (_to_name(f"{card}/{port}"), os.path.join(folder, card, "ports", port))
         for card in _list(folder)
         for port in _list(os.path.join(folder, card, "ports"))
     ]
     absent: dict[str, str] = {} if found else {"ports": NO_PORTS}
-    samples = tuple(_read_port(name, place, absent) for name, place in found[:PORTS_MAX])
-    return Ports(samples, max(0, len(found) - PORTS_MAX), absent)
+    samples: list[PortSample] = []
+    for name, place in found[:PORTS_MAX]:
+        if samples and not has_time():
+            break
+        samples.append(_read_port(name, place, absent))
+    return Ports(tuple(samples), len(found) - len(samples), absent)
 
 
 def _read_port(name: str, folder: str, absent: dict[str, str]) -> PortSample:
@@ -121,15 +131,20 @@ def parse_rate(text: str | None) -> int | None:
 
 
 def read_interfaces(folder: str) -> Interfaces:
-    """Return the counts of the real network cards; `folder` is like /sys/class/net. Raises nothing.
-
-    Where no interface is a real card, as in most containers, all that have carried data are returned but the loopback.
+    """Return the counts of the real network cards that are up and have carried data; `folder` is like /sys/class/net.
+    Where no interface is a real card, as in most containers, those of all interfaces but the loopback. Raises nothing.
     """
     names = [name for name in _list(folder) if name != "lo"]
-    real = [name for name in names if os.path.exists(os.path.join(folder, name, "device"))]
-    read = [sample for name in real or names[:PORTS_MAX] if (sample := _read_interface(folder, name)) is not None]
-    used = read if real else [sample for sample in read if sample.bytes]
-    return Interfaces(tuple(used[:INTERFACES_MAX]), max(0, len(used) - INTERFACES_MAX))
+    wanted = [name for name in names if os.path.exists(os.path.join(folder, name, "device"))] or names
+    read = [_read_interface(folder, name) for name in wanted[:INTERFACES_READ_MAX] if _is_up(folder, name)]
+    used = [sample for sample in read if sample is not None and sample.bytes]
+    not_read = max(0, len(wanted) - INTERFACES_READ_MAX)
+    return Interfaces(tuple(used[:INTERFACES_MAX]), not_read + max(0, len(used) - INTERFACES_MAX))
+
+
+def _is_up(folder: str, name: str) -> bool:
+    """Return whether an interface may carry data; True where its driver does not know."""
+    return read_text(os.path.join(folder, name, "operstate"))[0] in {"up", "unknown", None}
 
 
 def _read_interface(folder: str, name: str) -> InterfaceSample | None:
@@ -139,7 +154,7 @@ def _read_interface(folder: str, name: str) -> InterfaceSample | None:
     size, errors, drops = sums
     if size is None or errors is None or drops is None:
         return None
-    return InterfaceSample(name=name[:NAME_LENGTH_MAX], bytes=size, errors=errors, drops=drops)
+    return InterfaceSample(name=_to_name(name), bytes=size, errors=errors, drops=drops)
 
 
 _INTERFACE_COUNTS: Final = ("bytes", "errors", "dropped")
@@ -172,7 +187,16 @@ def read_text(path: str) -> tuple[str | None, str]:
 
 
 def _list(folder: str) -> list[str]:
-    """Return the names in a folder in order; empty where there is none."""
+    """Return the first LISTED_MAX names in a folder in order; empty where there is none."""
     with contextlib.suppress(OSError):
-        return sorted(os.listdir(folder))
+        return sorted(os.listdir(folder))[:LISTED_MAX]
     return []
+
+
+def _to_name(listed: str) -> str:
+    """Return a name of a file as text that a message can hold: bytes that are not UTF-8 are replaced.
+
+    >>> _to_name("eth0"), _to_name("eth\udcff")
+    ('eth0', 'eth\ufffd')
+    """
+    return os.fsencode(listed).decode(errors="replace")[:SHORT_NAME_LENGTH_MAX]

@@ -3,11 +3,12 @@
     fabric.py             InfiniBand and RoCE ports, network interfaces
     /proc/net/snmp        TCP segments sent and sent again, of the network namespace
     /proc/pressure/cpu    time in which some task waited for a CPU (PSI; Linux 4.20, may be switched off at boot)
-    cpu.pressure          the same of the tasks of this process's control group (cgroup v2)
+    cpu.pressure          the same of the tasks in this process's control group (cgroup v2)
     /proc/stat            time that the hypervisor took from the CPUs (steal)
 
-Everything counts up. The rank with local rank 0 reads it, and no other: the machine is the same for all its ranks. It
-reads at most every INTERVAL_NS_MIN, because a card's driver asks the firmware for each counter of a port.
+Everything counts up. The rank with local rank 0 reads it, and no other: the machine is the same for all its ranks. A
+card's driver asks the firmware for each counter of a port. So it reads at most every INTERVAL_NS_MIN, less often where
+a reading takes long, and begins no further port after READING_NS_MAX.
 """
 
 import os
@@ -17,13 +18,19 @@ from rankscope.agent.cgroups import find_cgroup_folders
 from rankscope.agent.sample.fabric import COUNT_MAX, NO_INTERFACES, parse_count, read_interfaces, read_ports, read_text
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import NodeSample
-from rankscope.measure.units import NS_PER_S, NS_PER_US
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 INTERVAL_NS_MIN: Final = 10 * NS_PER_S
 """Least time between two samples. Links become slow for minutes, and no port's error is read twice a second."""
+INTERVAL_NS_MAX: Final = 600 * NS_PER_S
+READING_RATIO_MAX: Final = 0.001
+"""Share of the time that is spent on reading: the agent's thread may wait that long for a driver."""
+READING_NS_MAX: Final = 100 * NS_PER_MS
+"""Time after which no further port is begun."""
 
 NO_LINE: Final = "no_such_line"
 NO_GROUP: Final = "no_control_group_of_version_2"
+NO_TICKS: Final = "no_length_of_a_tick"
 
 _STEAL: Final = 8
 """Place of steal in a `cpu` line of /proc/stat, after its name (proc(5), since Linux 2.6.11)."""
@@ -49,17 +56,22 @@ class NodeSampler:
         self._places = places
         self._group_file = _find_group_file(places)
         self._last: NodeSample | None = None
+        self._due_ns = 0
 
     def sample(self) -> NodeSample:
-        """Return a sample of the machine, the last one again while it is younger than the least interval."""
+        """Return a sample of the machine, the last one again while the next is not due."""
         now_ns = self._clock.monotonic_ns()
-        if self._last is None or now_ns - self._last.host_ns >= INTERVAL_NS_MIN:
+        if self._last is None or now_ns >= self._due_ns:
             self._last = self._read(now_ns)
+            took_ns = self._clock.monotonic_ns() - now_ns
+            self._due_ns = now_ns + min(INTERVAL_NS_MAX, max(INTERVAL_NS_MIN, round(took_ns / READING_RATIO_MAX)))
         return self._last
 
     def _read(self, now_ns: int) -> NodeSample:
         places = self._places
-        ports, interfaces = read_ports(places.infiniband), read_interfaces(places.interfaces)
+        end_ns = now_ns + READING_NS_MAX
+        ports = read_ports(places.infiniband, lambda: self._clock.monotonic_ns() < end_ns)
+        interfaces = read_interfaces(places.interfaces)
         absent = dict(ports.absent)
         if not interfaces.samples:
             absent["interfaces"] = NO_INTERFACES
@@ -91,9 +103,11 @@ Found = dict[str, int | str]
 
 
 def _find_group_file(places: Places) -> str | None:
-    """Return the file with the CPU pressure of this process's own control group; None without one."""
+    """Return the file with the CPU pressure of this process's own control group; None without one, and where only the
+    root of a mount is seen, which may be the machine's.
+    """
     membership = os.path.join(places.proc, "self", "cgroup")
-    folders = find_cgroup_folders(membership, "cpu", places.cgroups).shared
+    folders = find_cgroup_folders(membership, "cpu", places.cgroups).shared[:2]  # of the own path, at both mounts
     files = (os.path.join(folder, "cpu.pressure") for folder in folders)
     return next((file for file in files if os.path.exists(file)), None)
 
@@ -133,4 +147,13 @@ def read_steal_ns(path: str, cpus: int) -> int | str:
     ticks = parse_count(words[_STEAL]) if words[:1] == ["cpu"] and len(words) > _STEAL else None
     if ticks is None:
         return NO_LINE
-    return min(COUNT_MAX, ticks * (NS_PER_S // os.sysconf("SC_CLK_TCK")) // cpus)
+    ticks_per_s = _read_ticks_per_s()
+    return NO_TICKS if ticks_per_s <= 0 else min(COUNT_MAX, ticks * NS_PER_S // (ticks_per_s * cpus))
+
+
+def _read_ticks_per_s() -> int:
+    """Return how many ticks of /proc/stat there are in a second; not positive where the system does not say."""
+    try:
+        return os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0

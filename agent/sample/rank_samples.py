@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class RankSamples:
     """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes`.
 
-    The rank with `local_rank` 0 samples the machine too, for all ranks of the node.
+    The rank that `reads_machine` samples the machine too, for all ranks of the node.
     """
 
     def __init__(
-        self, config: AgentConfig, clock: Clock, guard: Guard, device: TrainingDevice, *, local_rank: int = 0
+        self, config: AgentConfig, clock: Clock, guard: Guard, device: TrainingDevice, *, reads_machine: bool = True
     ) -> None:
         self._gc_meter = GcMeter()
         self._host = HostSampler(clock, self._gc_meter)
@@ -38,7 +38,7 @@ class RankSamples:
         cuda = find_cuda()
         if cuda is not None:
             samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
-        if config.node_samples and local_rank == 0:
+        if config.node_samples and reads_machine:
             samplers["node"] = NodeSampler(clock).sample
         self._node_reported: NodeSample | None = None
         # A slow sampler is no news for the user: not logged.

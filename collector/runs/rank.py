@@ -43,6 +43,7 @@ from rankscope.measure.records import (
     DeviceSample,
     HostSample,
     Losses,
+    NodeSample,
     Totals,
     WindowBreakdown,
     WindowSynchronisations,
@@ -266,7 +267,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             host_frame=None if report.has_host else _choose(self.host_frame, self.frame),
             devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
             allocator_frame=_choose(self.allocator_frame, self.frame) if report.allocator is None else None,
-            node_frame=_choose(self.node_frame, self.frame) if report.node is None else None,
+            node_frame=_choose_node(self, report, frame),
         )
 
     def record_steps(self, report: ReportFields, late: int, last_step: int) -> "RankState":
@@ -392,6 +393,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         counts = (steps.published, steps.published_elsewhere, steps.overwritten, steps.dropped_in_reports, steps.late)
         require(min(counts) >= 0, f"{who}: a negative count of step records: {steps}")
         require(len(self.frame) <= FRAME_BYTES_KEPT, f"{who}: too large a frame is kept")
+        require(len(self.node_frame or b"") <= FRAME_BYTES_KEPT, f"{who}: too large a sample of its machine is kept")
         self.liveness.validate()
 
 
@@ -412,6 +414,15 @@ def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:
     return last_frame if earlier_frame is None else earlier_frame
 
 
+def _choose_node(before: RankState, report: ReportFields, frame: bytes) -> bytes | None:
+    """Return the frame with the last sample of the machine after a report, None for `frame`: what is kept of that
+    report.
+    """
+    if report.node is None:
+        return _choose(before.node_frame, before.frame)
+    return None if frame is report.frame else _pack_node(report.node)
+
+
 def _read(frame: bytes) -> Report:
     return _REPORTS.decode(find_body(frame)) if frame else _NOTHING_REPORTED
 
@@ -420,6 +431,14 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None, synchronisations=(), timed_steps=(),
+        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None,
     )  # fmt: skip
     return encode(report)
+
+
+def _pack_node(node: NodeSample) -> bytes:
+    """Return a frame with nothing but a sample of the machine; one of nothing where it is too large to be kept, which
+    that of an agent is not.
+    """
+    frame = encode(msgspec.structs.replace(_NOTHING_REPORTED, node=node))
+    return frame if len(frame) <= FRAME_BYTES_KEPT else b""

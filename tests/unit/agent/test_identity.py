@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rankscope.agent.identity import drop_rank_variables, read_identity
+from rankscope.agent.identity import drop_rank_variables, read_identity, reads_machine
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 
 TORCHRUN = {
@@ -95,3 +95,19 @@ def test_a_child_is_no_rank_and_starts_no_agent() -> None:
 def test_child_keeps_other_variables() -> None:
     environment = {"PATH": "/bin", "RANKSCOPE_SERVE_TICK_S": "0.5"}
     assert drop_rank_variables(environment) == environment
+
+
+@pytest.mark.parametrize(
+    ("environment", "world_size", "is_reader"),
+    [
+        ({"LOCAL_RANK": "0"}, 16, True),
+        ({"LOCAL_RANK": "1"}, 16, False),
+        ({}, 16, False),
+        ({"LOCAL_RANK": "x"}, 16, False),
+        ({}, 1, True),
+    ],
+)
+def test_machine_is_read_by_a_rank_known_to_be_its_first(
+    environment: dict[str, str], world_size: int, *, is_reader: bool
+) -> None:
+    assert reads_machine(environment, world_size) == is_reader

@@ -1,16 +1,16 @@
 """Every text, list and map of a message has a bound, and a frame beyond one is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 from msgspec import inspect
 
-from rankscope.measure.bounds import NAME_LENGTH_MAX, NAMES_MAX, TEXT_LENGTH_MAX
+from rankscope.measure.bounds import NAME_LENGTH_MAX, NAMES_MAX, PORTS_MAX, SHORT_NAME_LENGTH_MAX, TEXT_LENGTH_MAX
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError
 from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
-from rankscope.measure.records import DeviceSample, Totals
+from rankscope.measure.records import DeviceSample, InterfaceSample, NodeSample, PortSample, Totals
 
 BOUNDED_BY_THE_FRAME = {"data", "frame"}
 """Bytes need none: a column is checked against its number of rows, and no value is larger than its frame."""
@@ -48,6 +48,26 @@ def report_of_phases(count: int, name_length: int = 8) -> Report:
     return Report(
         sequence=1, host_ns=0, totals=Totals(phases_ns={f"{number:0{name_length}}": 1 for number in range(count)})
     )
+
+
+def report_of_ports(count: int, name_length: int = 8) -> Report:
+    return Report(
+        sequence=1, host_ns=0, node=NodeSample(host_ns=0, ports=(PortSample(name="x" * name_length),) * count)
+    )
+
+
+def report_of_interfaces(count: int, name_length: int = 8) -> Report:
+    one = InterfaceSample(name="x" * name_length, bytes=0, errors=0, drops=0)
+    return Report(sequence=1, host_ns=0, node=NodeSample(host_ns=0, interfaces=(one,) * count))
+
+
+@pytest.mark.parametrize("report_of", [report_of_ports, report_of_interfaces])
+def test_as_many_ports_as_there_may_be_are_read(report_of: Callable[[int, int], Report]) -> None:
+    report = report_of(PORTS_MAX, SHORT_NAME_LENGTH_MAX)
+    assert decode(encode(report)) == report
+    for count, name_length in ((PORTS_MAX + 1, 8), (1, SHORT_NAME_LENGTH_MAX + 1)):
+        with pytest.raises(DecodeError, match="bad_body"):
+            decode(encode(report_of(count, name_length)))
 
 
 def test_as_many_names_as_there_may_be_are_read() -> None:

@@ -1,12 +1,22 @@
 """Network ports and interfaces, from folders like those of sysfs."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from rankscope.agent.sample.fabric import COUNTERS, INTERFACES_MAX, PORTS_MAX, read_interfaces, read_ports
-from rankscope.measure.records import InterfaceSample
+from rankscope.agent.sample.fabric import (
+    COUNTERS,
+    INTERFACES_MAX,
+    INTERFACES_READ_MAX,
+    PORTS_MAX,
+    read_interfaces,
+    read_ports,
+)
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.messages import Report
+from rankscope.measure.records import InterfaceSample, NodeSample
 
 MELLANOX: Mapping[str, str] = {
     "state": "4: ACTIVE\n",
@@ -24,11 +34,12 @@ def add_port(folder: Path, card: str, port: str = "1", files: Mapping[str, str] 
     return place
 
 
-def add_interface(folder: Path, name: str, *, is_real: bool = True, **counts: int) -> None:
+def add_interface(folder: Path, name: str, *, is_real: bool = True, operstate: str = "up", **counts: int) -> None:
     place = folder / name / "statistics"
     place.mkdir(parents=True)
     if is_real:
         (folder / name / "device").mkdir()
+    (folder / name / "operstate").write_text(f"{operstate}\n")
     zeros = {f"{way}_{what}": 0 for way in ("rx", "tx") for what in ("bytes", "errors", "dropped")}
     for file, count in (zeros | counts).items():
         (place / file).write_text(f"{count}\n")
@@ -94,6 +105,28 @@ def test_ports_beyond_the_limit_are_counted(tmp_path: Path) -> None:
     assert [port.is_active for port in ports.samples[:2]] == [True, False]
 
 
+@pytest.mark.parametrize(("answers", "read"), [([True, True], 3), ([True, False], 2), ([False], 1)])
+def test_ports_that_there_is_no_time_for_are_counted(tmp_path: Path, answers: list[bool], read: int) -> None:
+    for number in range(3):
+        add_port(tmp_path, f"mlx5_{number}")
+    left = iter(answers)
+    ports = read_ports(str(tmp_path), lambda: next(left))
+    assert (len(ports.samples), ports.left_out, next(left, None)) == (read, 3 - read, None)
+
+
+def test_names_that_are_no_text_are_reported_with_replacements(tmp_path: Path) -> None:
+    add_port(tmp_path, os.fsdecode(b"mlx\xff"))
+    add_interface(tmp_path / "net", os.fsdecode(b"eth\xff"), rx_bytes=5)
+    node = NodeSample(
+        host_ns=0,
+        ports=tuple(one for one in read_ports(str(tmp_path)).samples if one.name.startswith("mlx")),
+        interfaces=read_interfaces(str(tmp_path / "net")).samples,
+    )
+    report = Report(sequence=1, host_ns=0, node=node)
+    assert (node.ports[0].name, node.interfaces[0].name) == ("mlx\ufffd/1", "eth\ufffd")
+    assert decode(encode(report)) == report
+
+
 # -- interfaces -------------------------------------------------------------------------------------------------------
 
 
@@ -111,13 +144,33 @@ def test_in_a_container_interfaces_that_carried_data_count(tmp_path: Path) -> No
 
 
 def test_interface_without_a_count_is_not_reported(tmp_path: Path) -> None:
-    add_interface(tmp_path, "eth0")
+    add_interface(tmp_path, "eth0", rx_bytes=5)
     (tmp_path / "eth0" / "statistics" / "rx_errors").unlink()
     assert read_interfaces(str(tmp_path)) == ((), 0)
 
 
 def test_interfaces_beyond_the_limit_are_counted(tmp_path: Path) -> None:
     for number in range(INTERFACES_MAX + 3):
-        add_interface(tmp_path, f"eth{number}")
+        add_interface(tmp_path, f"eth{number}", rx_bytes=5)
     interfaces = read_interfaces(str(tmp_path))
     assert (len(interfaces.samples), interfaces.left_out) == (INTERFACES_MAX, 3)
+
+
+def test_interfaces_that_are_down_or_carried_nothing_take_no_place(tmp_path: Path) -> None:
+    for number in range(INTERFACES_MAX):
+        add_interface(tmp_path, f"a{number}", operstate="down", rx_bytes=5)
+        add_interface(tmp_path, f"b{number}")
+    add_interface(tmp_path, "c0", operstate="unknown", rx_bytes=5)
+    add_interface(tmp_path, "c1", rx_bytes=5)
+    (tmp_path / "c1" / "operstate").unlink()
+    interfaces = read_interfaces(str(tmp_path))
+    assert ([one.name for one in interfaces.samples], interfaces.left_out) == (["c0", "c1"], 0)
+
+
+def test_real_card_is_found_among_many_other_interfaces(tmp_path: Path) -> None:
+    for number in range(INTERFACES_READ_MAX + 2):
+        add_interface(tmp_path, f"cali{number:03}", is_real=False, rx_bytes=5)
+    assert read_interfaces(str(tmp_path)).left_out == 2 + INTERFACES_READ_MAX - INTERFACES_MAX
+    add_interface(tmp_path, "eth0", rx_bytes=5)
+    interfaces = read_interfaces(str(tmp_path))
+    assert ([one.name for one in interfaces.samples], interfaces.left_out) == (["eth0"], 0)

@@ -19,12 +19,15 @@ STAT = "cpu  1192171 1459 94771 1359525 5342 0 7402 1782 0 0\ncpu0 595790 27791\
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that stands until it is moved, or moves by a step each time it is read."""
 
-    now_s = 0
+    now_s = 0.0
+    step_s = 0.0
 
     def monotonic_ns(self) -> HostNs:
-        return HostNs(self.now_s * NS_PER_S)
+        now_s = self.now_s
+        self.now_s += self.step_s
+        return HostNs(round(now_s * NS_PER_S))
 
     def wall_ns(self) -> WallNs:
         return WallNs(0)
@@ -112,6 +115,54 @@ def test_machine_is_read_at_most_every_ten_seconds(machine: Machine) -> None:
     assert sampler.sample() is first
     machine.clock.now_s = 10
     assert sampler.sample().host_ns == 10 * NS_PER_S
+
+
+@pytest.mark.parametrize(("took_s", "due_s"), [(0.01, 10), (0.02, 20), (5.0, 600)])
+def test_slow_reading_makes_the_next_one_later(machine: Machine, took_s: float, due_s: int) -> None:
+    """A thousand times as long, at most ten minutes. The clock is read at the begin and at the end."""
+    sampler = machine.make_sampler()
+    machine.clock.step_s = took_s
+    first = sampler.sample()
+    machine.clock.step_s = 0
+    machine.clock.now_s = due_s - 1
+    assert sampler.sample() is first
+    machine.clock.now_s = due_s
+    assert sampler.sample() is not first
+
+
+def test_no_port_is_begun_after_a_tenth_of_a_second(machine: Machine) -> None:
+    for number in range(9):
+        machine.write(Path(machine.places.infiniband) / f"mlx5_{number}" / "ports" / "1" / "state", "4: ACTIVE")
+    machine.clock.step_s = 0.03  # each port takes as long: the fourth would begin at 0.09 s, the fifth at 0.12
+    sample = machine.sample()
+    assert (len(sample.ports), sample.ports_left_out) == (4, 5)
+
+
+def test_group_whose_own_folder_is_not_there_is_not_the_root(machine: Machine) -> None:
+    machine.write(machine.group.parent / "cpu.pressure", PRESSURE.format(5))
+    (machine.group / "cpu.pressure").unlink()
+    assert machine.sample().absent["group_cpu_pressure_ns"] == "no_control_group_of_version_2"
+    machine.write(machine.proc / "self" / "cgroup", "0::/\n")  # in a container with a namespace of its own
+    assert machine.sample().group_cpu_pressure_ns == 5_000
+
+
+@pytest.mark.parametrize("found", [0, -1, OSError(22, "no"), ValueError("unknown name")])
+def test_steal_in_ticks_of_unknown_length_is_absent(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, found: int | Exception
+) -> None:
+    def answer(_name: str) -> int:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("os.sysconf", answer)
+    assert machine.sample().absent["cpu_steal_ns"] == "no_length_of_a_tick"
+
+
+def test_ticks_need_not_divide_a_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda _name: 1024)
+    # 1782 / 1024 s on one CPU.
+    assert read_steal_ns(str(machine.proc / "stat"), 1) == 1_740_234_375
 
 
 def test_real_machine_has_a_value_or_a_reason_for_every_field() -> None:

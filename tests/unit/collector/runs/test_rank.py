@@ -21,6 +21,7 @@ from rankscope.measure.records import (
     DeviceSample,
     GroupInfo,
     HostSample,
+    InterfaceSample,
     Losses,
     NodeSample,
     PortSample,
@@ -210,6 +211,27 @@ def test_samples_are_read_of_full_and_of_short_frames() -> None:
     short = encode(Report(sequence=1, host_ns=0))[:7] + msgspec.msgpack.encode([1, 0])
     latest = after(joined(), Report(sequence=1, host_ns=0), short)
     assert (latest.last_report.totals, *samples_of(latest)) == (Totals(), None, (), None, None)
+
+
+def machine_of(ports: int) -> NodeSample:
+    counts = dict.fromkeys(PortSample.__struct_fields__, 2**62) | {"is_active": True}
+    return NodeSample(
+        host_ns=2**62,
+        ports=tuple(PortSample(**counts | {"name": f"mlx5_bond_{n}/1"}) for n in range(ports)),  # type: ignore[arg-type]
+        interfaces=tuple(InterfaceSample(name=f"enp195s0f{n}np0", bytes=2**62, errors=1, drops=1) for n in range(8)),
+    )
+
+
+def test_sample_of_a_large_machine_is_kept_beside_the_frame() -> None:
+    """What an agent reports at most, 16 ports and 8 interfaces, is kept; more than fits is not known."""
+    report = msgspec.structs.replace(WHOLE, node=machine_of(16), covered_steps=((1, 2),) * 500)
+    latest = after(joined(), report)
+    latest.validate()
+    assert samples_of(latest) == (HOST, (GPU, GPU), ALLOCATOR, machine_of(16))
+    assert snapshot_of(after(latest, Report(sequence=2, host_ns=10))).node == machine_of(16)
+    newer = after(latest, msgspec.structs.replace(WHOLE, sequence=2, node=machine_of(64)))
+    newer.validate()
+    assert samples_of(newer) == (HOST, (GPU, GPU), ALLOCATOR, None)
 
 
 def test_frame_is_kept_and_not_copied() -> None:
