@@ -134,11 +134,12 @@ def check_network_ports(folder: Path) -> Check:
     if not ports:
         return ok("network ports", "no InfiniBand or RoCE card; errors of interfaces and of TCP are read")
     states = {f"{port.parts[-3]}/{port.name}": _read_first_line(port / "state").rpartition(" ")[2] for port in ports}
+    states = {os.fsencode(name).decode(errors="replace"): state for name, state in states.items()}
     listed = ", ".join(f"{name} {state.lower() or 'unknown'}" for name, state in list(states.items())[:PORTS_NAMED_MAX])
     listed += f", {len(states) - PORTS_NAMED_MAX} more, which are not read" if len(states) > PORTS_NAMED_MAX else ""
     if all(state == ACTIVE for state in states.values()):
         return ok("network ports", listed)
-    costs = "training that would use a port that is down takes another, or none"
+    costs = "a port that is down moves no data, and its counters say nothing about slow links"
     return note("network ports", listed, costs, "Look at `ibstat` and the cable; a port that nobody uses may be down.")
 
 

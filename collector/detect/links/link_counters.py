@@ -16,7 +16,7 @@ everything else, say nothing then.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -127,11 +127,11 @@ class _Growths(NamedTuple):
 
 class LinkCounters:
     """The counters of the machines of a run in one detection pass. Keeps what it has read: slow links share machines,
-    and are compared with the same others.
+    and are compared with the same others. The machines are looked for with the first slow link: most passes have none.
     """
 
-    def __init__(self, machines: Machines) -> None:
-        self._machines = machines
+    def __init__(self, find_machines: Callable[[], Machines]) -> None:
+        self._find_machines = find_machines
         self._grown: dict[tuple[str, int], _Growths | None] = {}
         self._locations_left = LOCATIONS_MAX
 
@@ -144,7 +144,7 @@ class LinkCounters:
             return {}
         self._locations_left -= 1
         accused = tuple(accused)[:ACCUSED_MAX]
-        others = spread(sorted(self._machines.counts.keys() - set(accused)), OTHERS_MAX)
+        others = spread(sorted(self._find_machines().counts.keys() - set(accused)), OTHERS_MAX)
         read = {node: self._read(node, from_step) for node in (*accused, *others)}
         grown = {node: growths for node, growths in read.items() if growths is not None}
         found: dict[str, list[Sign]] = {}
@@ -157,7 +157,7 @@ class LinkCounters:
     def _read(self, node: str, from_step: int) -> _Growths | None:
         key = node, from_step
         if key not in self._grown:
-            stretch = self._machines.find_stretch(node, from_step)
+            stretch = self._find_machines().find_stretch(node, from_step)
             self._grown[key] = None if stretch is None else _read(stretch)
         return self._grown[key]
 
@@ -166,7 +166,7 @@ class LinkCounters:
         signs = dict(_find_grown(node, mine, others))
         if not signs:
             return
-        before = find_stretch_before(self._machines.counts[node], from_step)
+        before = find_stretch_before(self._find_machines().counts[node], from_step)
         past = None if before is None else _read(before)
         for key, sign in signs.items():
             if past is None or key not in past.counted or _rate(mine, key) >= PAST_TIMES_MIN * _rate(past, key):

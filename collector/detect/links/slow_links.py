@@ -109,7 +109,7 @@ def build_links(view: RunView, pasts: Mapping[str, Past], thresholds: Thresholds
             found[name] = pasts.get(name) or find_past(columns[column], thresholds.steps_min)
             comparisons.append(Comparison((column,), (column, len(columns)), do_same_work=True))
             columns.append(np.full(len(view.series.steps), found[name].ns))
-    counters = LinkCounters(view.machines)
+    counters = LinkCounters(lambda: view.machines)
     return Links(
         as_rank_series(view, columns, comparisons), names, families, found, view.transfers.exposed_ns, counters
     )

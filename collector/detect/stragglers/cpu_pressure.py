@@ -87,7 +87,7 @@ def _are_neighbours_slow(
     if slow.pattern != "intermittent":
         is_judged = series.steps >= slow.level_from_step
     columns = series.columns_of([rank for rank in beside if series.has(rank)])
-    known = [column[~np.isnan(column)] for column in excess_ns[is_judged][:, columns].T]
+    known = [column[~np.isnan(column)] for column in excess_ns[np.ix_(np.flatnonzero(is_judged), columns)].T]
     excesses = [float(np.median(column)) for column in known if column.size]
     if not excesses:
         return not beside

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,13 @@ def test_more_ports_than_an_agent_reads_are_counted(tmp_path: Path) -> None:
     found = machine.check_network_ports(tmp_path)
     assert found.state == OK
     assert found.found.endswith(" active, 2 more, which are not read")
+
+
+def test_port_whose_name_is_no_text_can_be_printed(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"mlx\xff") / "ports" / "1"
+    folder.mkdir(parents=True)
+    (folder / "state").write_text("4: ACTIVE\n")
+    assert machine.check_network_ports(tmp_path).found == "mlx\ufffd/1 active"
 
 
 def test_kernel_without_cpu_pressure_is_a_note(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ OTHERS = "the same port of the other nodes, at the median,"
 def find_signs(
     accused: Iterable[str], machines: Mapping[str, Sequence[NodeCounts]], from_step: int
 ) -> dict[str, list[Sign]]:
-    return LinkCounters(Machines({}, machines)).find_signs(accused, from_step)
+    return LinkCounters(lambda: Machines({}, machines)).find_signs(accused, from_step)
 
 
 def test_errors_of_an_accused_port_that_others_do_not_count() -> None:
@@ -136,7 +136,7 @@ def test_receiver_that_is_not_ready_is_no_congestion() -> None:
 
 def test_ports_of_further_slow_links_are_not_looked_at() -> None:
     machines = {"a": port_growing(40, "symbol_errors"), "b": port_growing(0, "symbol_errors")}
-    counters = LinkCounters(Machines({}, machines))
+    counters = LinkCounters(lambda: Machines({}, machines))
     found = [counters.find_signs(["a"], 0).keys() for _ in range(LOCATIONS_MAX + 1)]
     assert found == [{"link_errors"}] * LOCATIONS_MAX + [set()]
 
