@@ -194,9 +194,9 @@ def _list(folder: str) -> list[str]:
 
 
 def _to_name(listed: str) -> str:
-    """Return a name of a file as text that a message can hold: bytes that are not UTF-8 are replaced.
+    r"""Return a name of a file as text that a message can hold: bytes that are not UTF-8 are replaced.
 
     >>> _to_name("eth0"), _to_name("eth\udcff")
-    ('eth0', 'eth\ufffd')
+    ('eth0', 'eth�')
     """
     return os.fsencode(listed).decode(errors="replace")[:SHORT_NAME_LENGTH_MAX]
