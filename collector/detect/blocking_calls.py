@@ -1,6 +1,7 @@
 """Add up the blocking calls of windows, and describe them for users. Their texts come from the job. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Final
 
 from rankscope.measure.records import (
@@ -13,7 +14,13 @@ from rankscope.measure.text import to_line
 
 TEXT_LENGTH_MAX: Final = 120
 """Characters of a line, an operator or a call in a sentence."""
+LINE_SHARE_MIN: Final = 0.5
+"""Idle time of a line over that of the same call without a line, from which on the line stands for the call: a sampler
+misses most calls of less than 10 ms, and one that it has met by chance says nothing of the others."""
 _NUMBER_MAX: Final = 2**63 - 1
+
+_Kind = tuple[str, str | None, str | None]
+"""Call, operator, line."""
 
 
 def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSynchronisations | None:
@@ -36,9 +43,9 @@ def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSyn
 
 
 def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
-    same: dict[tuple[str, str | None, str | None], list[Synchronisation]] = {}
+    same: dict[_Kind, list[Synchronisation]] = {}
     for kind in kinds:
-        same.setdefault((kind.call, kind.operator, kind.line), []).append(kind)
+        same.setdefault(_key(kind), []).append(kind)
     added = [
         Synchronisation(
             call=call,
@@ -46,7 +53,7 @@ def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
             line=line,
             count=_limit(sum(one.count for one in found)),
             waits_ns=_limit(sum(one.waits_ns for one in found)),
-            longest_ns=max(one.longest_ns for one in found),
+            longest_ns=_limit(max(one.longest_ns for one in found)),
             idle_ns=_limit(sum(one.idle_ns for one in found)),
         )
         for (call, operator, line), found in same.items()
@@ -54,20 +61,66 @@ def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
     return tuple(sorted(added, key=lambda one: -one.waits_ns)[:SYNCHRONISATIONS_MAX])
 
 
+def _key(kind: Synchronisation) -> _Kind:
+    return kind.call, kind.operator, kind.line
+
+
 def _limit(value: int) -> int:
-    """Return a sum within 64 bits, so that it can be encoded, whatever numbers a rank has sent."""
-    return max(-_NUMBER_MAX, min(_NUMBER_MAX, value))
+    """Return a sum from 0 to 64 bits, so that it can be encoded and is a time, whatever numbers a rank has sent."""
+    return max(0, min(_NUMBER_MAX, value))
 
 
 def find_costliest(windows: Sequence[WindowSynchronisations]) -> tuple[Synchronisation, float] | None:
-    """Return the kind of call with the longest idle time after it, and its share of all such idle time in the windows.
-    One whose line is known comes before all others. None without idle time.
+    """Return the kind of call with the longest idle time around its end, and its share of all such idle time in the
+    windows, 0 to 1. If its line is not known, the line of the same call with most idle time stands for it, from
+    LINE_SHARE_MIN of its idle time on. None without idle time.
     """
     added = add_synchronisations(windows)
-    if added is None or added.idle_ns <= 0:
+    if added is None or added.idle_ns <= 0 or not added.kinds:
         return None
-    worst = max(added.kinds, key=lambda one: (one.line is not None, one.idle_ns), default=None)
-    return None if worst is None else (worst, worst.idle_ns / added.idle_ns)
+    worst = max(added.kinds, key=lambda one: (one.idle_ns, one.line is not None))
+    if worst.line is None:
+        alike = [one for one in added.kinds if _key(one)[:2] == _key(worst)[:2] and one is not worst]
+        of_line = max(alike, key=lambda one: one.idle_ns, default=None)
+        if of_line is not None and of_line.idle_ns >= LINE_SHARE_MIN * worst.idle_ns:
+            worst = of_line
+    return worst, min(1.0, worst.idle_ns / added.idle_ns)
+
+
+def find_excess(
+    windows: Sequence[WindowSynchronisations], peers: Sequence[Sequence[WindowSynchronisations]], least_ns: float
+) -> tuple[Synchronisation, float] | None:
+    """Return the line whose idle time a step, in ns, is furthest above the median of the peers', and by how much; if no
+    line's is by `least_ns`, the call and operator of which that holds over all lines; else None. There is a peer.
+
+    A peer's calls without a line may be at any of its lines. So a line is compared with what it has at most.
+    """
+    mine, theirs = _add_idle(windows), [_add_idle(one) for one in peers]
+    calls: list[_Kind] = [(call, operator, None) for call, operator, _ in mine]
+    own_ns = {**mine, **{kind: _read_most(mine, kind) for kind in calls}}
+    above_ns = {kind: idle_ns - median(_read_most(one, kind) for one in theirs) for kind, idle_ns in own_ns.items()}
+    found = [kind for kind, value_ns in above_ns.items() if value_ns >= least_ns]
+    if not found:
+        return None
+    call, operator, line = best = max(found, key=lambda kind: (kind[2] is not None, above_ns[kind]))
+    return Synchronisation(call=call, operator=operator, line=line), above_ns[best]
+
+
+def _add_idle(windows: Sequence[WindowSynchronisations]) -> Mapping[_Kind, float]:
+    """Return the idle time a step of each kind, in ns."""
+    steps = sum(window.step_count for window in windows)
+    idle_ns: dict[_Kind, float] = {}
+    for kind in (kind for window in windows for kind in window.kinds):
+        idle_ns[_key(kind)] = idle_ns.get(_key(kind), 0.0) + max(0, kind.idle_ns) / steps
+    return idle_ns
+
+
+def _read_most(idle_ns: Mapping[_Kind, float], kind: _Kind) -> float:
+    """Return the idle time of a kind with that of the same call without a line; without a line that of all lines."""
+    call, operator, line = kind
+    if line is not None:
+        return idle_ns.get(kind, 0.0) + idle_ns.get((call, operator, None), 0.0)
+    return sum(found for (its, inside, _), found in idle_ns.items() if (its, inside) == (call, operator))
 
 
 def describe_kind(kind: Synchronisation) -> str:

@@ -56,7 +56,7 @@ def _describe_hang(finding: Finding, outcome: str) -> str:
 
 PAST_FORMS: Final[Mapping[str, str]] = {
     "allocates": "allocated", "are": "were", "calls": "called", "compute": "computed", "computes": "computed",
-    "does": "did", "explain": "explained", "explains": "explained", "follows": "followed", "frees": "freed",
+    "does": "did", "explain": "explained", "explains": "explained", "frees": "freed",
     "gives": "gave", "hides": "hid", "is": "was", "overlaps": "overlapped", "passes": "passed", "reads": "read",
     "reports": "reported", "run": "ran", "runs": "ran", "save": "have saved", "stops": "stopped", "takes": "took",
     "throttles": "throttled", "wait": "waited", "waits": "waited",

@@ -106,7 +106,7 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     )
     if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
         return Judged(signals.idle - data, f"{sentence}.", FREE_THE_HOST, evidence)
-    waits = f"up to {percent(signals.synchronising)} follows synchronisations of the hosts with them"
+    waits = f"up to {percent(signals.synchronising)} is around the end of synchronisations of the hosts with them"
     return Judged(
         signals.idle - data,
         f"{sentence}, and {waits}, {signals.synchronises_in}.",

@@ -26,7 +26,7 @@ from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
 from rankscope.collector.detect.view import AllocatorCounts, RunView
 from rankscope.collector.steps.step_series import Floats, medians_of_last
-from rankscope.measure.records import WindowBreakdown
+from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 
 RANKS_SAMPLED_MAX: Final = 64
 """Ranks read at most, evenly spread: the share of ranks that reach a value is then within 6 % (one standard error)."""
@@ -48,8 +48,8 @@ class RunSignals(NamedTuple):
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
     count, None where those of enough ranks do; `since_step` is the first step used.
-    `synchronising` is idle time around calls in which the host waits for its GPU, `synchronises_in` the calls with most
-    of it, as text that ends a sentence, empty if there are none.
+    `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
+    `synchronises_in` the calls with most of it, as text that ends a sentence, empty if there are none.
     """
 
     since_step: int
@@ -100,7 +100,7 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
         absent=_find_absence_of_most(view, sampled),
-        **_read_synchronisations(view, sampled, steps, usual_ns)._asdict(),
+        **_read_synchronisations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
 
@@ -215,8 +215,13 @@ def _read_shares(
 def _idle_share(window: WindowBreakdown, usual_ns: float) -> float:
     """Return the device's idle share in a window, as it would have been without the profiler."""
     step_ns = window.window_ns / window.step_count
+    return _share_without_profiler(window.idle_ns / window.step_count, step_ns, usual_ns)
+
+
+def _share_without_profiler(idle_ns: float, step_ns: float, usual_ns: float) -> float:
+    """Return the share of idle time in a step, which the profiler has made longer than it usually is."""
     stretched_ns = max(0.0, step_ns - usual_ns)
-    return max(0.0, window.idle_ns / window.step_count - stretched_ns) / (step_ns - stretched_ns)
+    return max(0.0, idle_ns - stretched_ns) / (step_ns - stretched_ns)
 
 
 class _Synchronisations(NamedTuple):
@@ -227,26 +232,42 @@ class _Synchronisations(NamedTuple):
 
 
 def _read_synchronisations(
-    view: RunView, sampled: Sequence[int], steps: int, usual_ns: Mapping[int, float]
+    view: RunView,
+    breakdowns: Mapping[int, Sequence[WindowBreakdown]],
+    steps: int,
+    usual_ns: Mapping[int, float],
+    sampled: int,
 ) -> _Synchronisations:
-    """Return the share of a usual step that the GPU is idle around blocking calls, and the costliest of these."""
+    """Return the idle share around blocking calls on the basis of `idle`, and the costliest of these calls."""
     windows = {
         rank: [
             window
             for window in view.samples.synchronisations.get(rank, ())
             if window.first_step >= steps and window.step_count > 0
         ][-WINDOWS_READ:]
-        for rank in sampled
-        if usual_ns.get(rank)
+        for rank in breakdowns
+        if rank in usual_ns
     }
     shares = [
-        median(window.idle_ns / window.step_count for window in found) / usual_ns[rank]
+        _synchronising_share(found, breakdowns[rank], usual_ns[rank])
         for rank, found in windows.items()
         if len(found) >= WINDOWS_MIN
     ]
     costliest = find_costliest([window for found in windows.values() for window in found])
     where = "" if costliest is None else f"{percent(costliest[1])}{OF_IT}{describe_kind(costliest[0])}"
-    return _Synchronisations(_of_most(shares, len(sampled)), where)
+    return _Synchronisations(_of_most(shares, sampled), where)
+
+
+def _synchronising_share(
+    windows: Sequence[WindowSynchronisations], breakdowns: Sequence[WindowBreakdown], usual_ns: float
+) -> float:
+    """Return the idle share around blocking calls, as it would have been without the profiler, at most that of all idle
+    time. All of what the profiler stretched is taken from it, as from `idle`.
+    """
+    idle_ns = median(max(0, window.idle_ns) / window.step_count for window in windows)
+    step_ns = median(window.window_ns / window.step_count for window in breakdowns)
+    idle_share = median(_idle_share(window, usual_ns) for window in breakdowns)
+    return min(idle_share, _share_without_profiler(idle_ns, step_ns, usual_ns))
 
 
 def _find_moved(view: RunView, sampled: Sequence[int], steps: int) -> dict[int, float]:

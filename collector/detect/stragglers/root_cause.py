@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.blocking_calls import describe_kind, find_costliest
+from rankscope.collector.detect.blocking_calls import describe_kind, find_excess
 from rankscope.collector.detect.machine_growth import Machines
 from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
@@ -261,8 +261,7 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     them are busy, and below its own maximum where that is known. It slows copies and launches, and no kernel: longer
     kernels have another cause.
     """
-    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
-    if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
+    if _computes_longer(slow, excess_ns, samples):
         return None
     peers = [device for peer in slow.peers.ranks if peer != slow.rank for device in samples.devices.get(peer, ())]
     for device in samples.devices.get(slow.rank, ()):
@@ -334,32 +333,45 @@ def name_throttle(reasons: Sequence[str]) -> Verdict:
 
 def _memory(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
     """Find memory pressure, which stops a GPU between its kernels: longer kernels have another cause."""
-    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
-    if compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns:
+    if _computes_longer(slow, excess_ns, samples):
         return None
     because = find_memory_pressure(slow, EXPLAINS * excess_ns, evidence, samples)
     return None if because is None else ("memory_pressure", because)
 
 
 def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """Find calls in which the host waits longer for its GPU than its peers do, and after which the GPU is idle longer.
+    """Find calls in which the host waits longer for its GPU than its peers do, around whose end the GPU is idle longer,
+    while its idle time as a whole is longer too.
 
-    A GPU that computes longer lengthens only the waits, a host that is busy only the idle time.
+    Idle time of a call is at most its wait. So where the host works after a wait, as on every rank, a GPU that computes
+    longer lengthens the wait and with it the idle time of the call, but not that of the step.
     """
     windows = samples.synchronisations
-    waits, idle = (_window_medians(slow, windows, field) for field in ("waits_ns", "idle_ns"))
-    if waits is None or idle is None:
-        return None
-    evidence["sync_excess_ns"] = min(waits[0] - waits[1], idle[0] - idle[1])
-    if evidence["sync_excess_ns"] < EXPLAINS * excess_ns:
-        return None
-    because = (
-        f"its host waits {format_duration(evidence['sync_excess_ns'])} a step longer for its GPU, which is idle "
-        "afterwards"
+    waits, around, idle = (
+        _window_medians(slow, windows, "waits_ns"),
+        _window_medians(slow, windows, "idle_ns"),
+        _window_medians(slow, samples.breakdowns, "idle_ns"),
     )
-    found = find_costliest([one for one in windows[slow.rank] if _is_judged(one, slow.rank, slow)])
-    where = "" if found is None else f", {100 * found[1]:.0f} %{OF_IT}{describe_kind(found[0])}"
+    if waits is None or around is None or idle is None or _computes_longer(slow, excess_ns, samples):
+        return None
+    sync_ns = min(mine - peers for mine, peers in (waits, around, idle))
+    evidence["sync_excess_ns"] = sync_ns
+    if sync_ns < EXPLAINS * excess_ns:
+        return None
+    longer = format_duration(sync_ns)
+    because = f"its host waits {longer} a step longer for its GPU, which is idle around the end of these waits"
+    mine, *peers = (
+        [one for one in windows.get(rank, ()) if _is_judged(one, rank, slow)] for rank in (slow.rank, *slow.peers.ranks)
+    )
+    found = find_excess(mine, [one for one in peers if one], EXPLAINS * sync_ns)
+    where = "" if found is None else f", {100 * min(1.0, found[1] / sync_ns):.0f} %{OF_IT}{describe_kind(found[0])}"
     return "host_device_sync", because + where
+
+
+def _computes_longer(slow: SlowRank, excess_ns: float, samples: Samples) -> bool:
+    """Return whether its GPU is known to compute longer by half of the excess."""
+    compute = _window_medians(slow, samples.breakdowns, "compute_ns")
+    return compute is not None and compute[0] - compute[1] >= EXPLAINS * excess_ns
 
 
 def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:

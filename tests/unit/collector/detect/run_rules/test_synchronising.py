@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.view import RunView
 from rankscope.measure.records import Synchronisation, WindowSynchronisations
-from tests.unit.collector.detect.run_views import STEPS, Shares, findings_in, job_of, with_samples
+from tests.unit.collector.detect.run_views import STEPS, Shares, findings_in, job_of, window_of, with_samples
 from tests.unit.collector.steps.step_series import MS
 
 IDLE: Shares = {"compute": 55, "exposed": 5}
@@ -34,7 +35,7 @@ def host_bound(view: RunView) -> Finding:
 def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
     finding = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3))
     idle = "The GPUs are idle 40 % of the time, waiting for their hosts; waiting for data is 0.0 % of the time"
-    waits = "and up to 30 % follows synchronisations of the hosts with them"
+    waits = "and up to 30 % is around the end of synchronisations of the hosts with them"
     where = "100 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
     assert finding.sentence == f"{idle}, {waits}, {where}."
     assert finding.evidence["synchronising_ratio"] == 0.3
@@ -43,7 +44,10 @@ def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
 
 def test_its_past_form_leaves_the_line_alone() -> None:
     past = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3)).past
-    assert "up to 30 % followed synchronisations of the hosts with them, 100 % of it in train.py:24 (main)" in past
+    assert (
+        "up to 30 % was around the end of synchronisations of the hosts with them, 100 % of it in train.py:24 (main)"
+        in past
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,34 @@ def test_otherwise_it_is_as_without(why: str, windows: Sequence[WindowSynchronis
 def test_one_rank_s_waits_are_none_of_the_run() -> None:
     finding = host_bound(run_of([window(30.0)] * 3, [window(0.0)] * 3))
     assert "synchronising_ratio" not in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("why", "idle_ms", "step_ms", "share"),
+    [
+        ("as long as usual", 30.0, 100.0, 0.3),
+        ("at most all idle time", 70.0, 100.0, 0.4),
+        ("10 ms longer by the profiler: (40 - 10) / 100", 40.0, 110.0, 0.3),
+        ("not longer than all idle time of longer steps", 90.0, 110.0, 0.4),
+        ("a rank's number below zero", -30.0, 100.0, None),
+    ],
+)
+def test_share_is_on_the_basis_of_the_idle_share(why: str, idle_ms: float, step_ms: float, share: float | None) -> None:
+    # With the profiler's 10 ms the GPU is idle for 50 of 110 ms: (50 - 10) / 100 are 40 % as well.
+    view = run_of([window(idle_ms)] * 3, [window(idle_ms)] * 3)
+    idle = 40.0 + step_ms - 100.0
+    breakdowns = {
+        rank: [window_of(number, IDLE, step_ms=step_ms, idle_ms=idle) for number in (40, 60, 80)] for rank in (0, 1)
+    }
+    finding = host_bound(with_samples(view, view.samples._replace(breakdowns=breakdowns)))
+    assert finding.evidence["idle_ratio"] == pytest.approx(0.4), why
+    found = finding.evidence.get("synchronising_ratio")
+    assert found == (None if share is None else pytest.approx(share)), why
+
+
+def test_windows_of_a_gpu_that_count_no_longer_are_none_of_blocking_calls() -> None:
+    view = run_of([window(30.0)] * 3, [window(30.0)] * 3)
+    samples = view.samples._replace(absent_ratios=dict.fromkeys((0, 1), "windows have ended"))
+    signals = read_signals(with_samples(view, samples), STEPS)
+    assert isinstance(signals, RunSignals)
+    assert (signals.synchronising, signals.synchronises_in) == (None, "")

@@ -44,9 +44,10 @@ def cause_of(
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     level_from_step: int = 0,
+    self_ms: float = 150.0,
 ) -> Cause:
-    series = series_of(alike(150.0, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
-    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
+    series = series_of(alike(self_ms, 100.0), cpu_ms=cpu_ms, phases_ms=phases_ms)
+    slow = slow_of(SLOW, PEERS, self_ms=self_ms, peers_ms=100.0, level_from_step=level_from_step)
     samples = Samples(breakdowns or {}, gc_pauses or {}, devices or {}, synchronisations=synchronisations or {})
     return find_cause(slow, series, samples._replace(allocators=allocators or {}))
 
@@ -477,13 +478,17 @@ def idle_of(kind: Synchronisation, idle_ms: float, **changed: str | None) -> Syn
     return msgspec.structs.replace(kind, count=1, waits_ns=40 * MS, idle_ns=round(idle_ms * MS), **changed)
 
 
-def test_longer_waits_with_an_idle_gpu_after_them_are_host_device_sync() -> None:
+LONGER_IDLE = windows(window(80.0, None, idle_ms=70.0), window(80.0, None, idle_ms=20.0))
+"""GPUs that compute for as long; that of the slow rank is idle 50 ms longer."""
+
+
+def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 30.0), idle_of(ITEM, 10.0, line="train.py:30 (log)"))
-    cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)))
+    cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
     assert cause.name == "host_device_sync"
     assert cause.because == (
-        "its host waits 38.0 ms a step longer for its GPU, which is idle afterwards, "
-        "75 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
+        "its host waits 38.0 ms a step longer for its GPU, which is idle around the end of these waits, "
+        "79 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
     )
     assert cause.evidence == {"sync_excess_ns": 38 * MS}
 
@@ -500,38 +505,82 @@ def test_longer_waits_with_an_idle_gpu_after_them_are_host_device_sync() -> None
     ],
 )
 def test_both_the_wait_and_the_idle_time_must_be_longer(why: str, mine: WindowSynchronisations, name: str) -> None:
-    assert cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0))).name == name, why
+    assert cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE).name == name, why
 
 
-def test_the_costliest_line_is_named_rather_than_a_call_without_one() -> None:
-    kinds = (idle_of(ITEM, 30.0, line=None), idle_of(ITEM, 10.0))
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, *kinds), waits(0.0, 0.0)))
-    assert cause.because.endswith(", 25 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)")
+@pytest.mark.parametrize(("idle_ms", "name"), [(45.0, "host_device_sync"), (44.9, "unattributed")])
+def test_idle_time_of_the_step_must_be_longer_too(idle_ms: float, name: str) -> None:
+    of_device = windows(window(80.0, None, idle_ms=idle_ms), window(80.0, None, idle_ms=20.0))
+    assert cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=of_device).name == name
+
+
+def test_without_breakdowns_waits_are_no_cause() -> None:
+    assert cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0))) == Cause(*NO_CAUSE, {})
+
+
+@pytest.mark.parametrize(("operators", "name"), [(100, "gpu_compute"), (140, "more_work")])
+def test_gpu_that_computes_longer_is_no_wait_of_the_host(operators: int, name: str) -> None:
+    # All hosts work 30 ms after a wait, and all GPUs are idle 30 ms a step. The peers wait 2 ms, so that idle time of
+    # their calls is cut at 2; the slow rank's GPU computes 140 instead of 100 ms, so its host waits 42: min(30, 42).
+    cause = cause_of(
+        synchronisations=all_wait(waits(42.0, 30.0, idle_of(ITEM, 30.0)), waits(2.0, 2.0, idle_of(ITEM, 2.0))),
+        breakdowns=windows(window(140.0, operators, idle_ms=30.0), window(100.0, 100, idle_ms=30.0)),
+        devices=gpus(gpu(2.0), gpu(2.0)),
+        self_ms=140.0,
+    )
+    assert cause.name == name
+    assert "sync_excess_ns" not in cause.evidence
+
+
+def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
+    usual, debug = idle_of(ITEM, 30.0, line="train.py:50 (main)"), idle_of(ITEM, 20.0, line="debug.py:80 (dump)")
+    cause = cause_of(
+        synchronisations=all_wait(waits(60.0, 50.0, usual, debug), waits(32.0, 30.0, usual)),
+        breakdowns=windows(window(60.0, None, idle_ms=52.0), window(60.0, None, idle_ms=32.0)),
+        self_ms=120.0,
+    )
+    assert cause.because == (
+        "its host waits 20.0 ms a step longer for its GPU, which is idle around the end of these waits, "
+        "100 % of it in debug.py:80 (dump) (aten::item, cudaStreamSynchronize)"
+    )
+
+
+def test_no_line_is_named_that_has_less_than_half_of_the_excess() -> None:
+    kinds = [idle_of(ITEM, 13.0, line=f"train.py:{number} (main)", operator=f"aten::op{number}") for number in range(3)]
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 39.0, *kinds), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    assert cause.because.endswith("which is idle around the end of these waits")
 
 
 def test_without_a_line_the_operator_and_the_call_are_named() -> None:
     mine = waits(45.0, 40.0, idle_of(ITEM, 40.0, line=None))
-    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)))
+    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     assert cause.because.endswith(", 100 % of it in aten::item, cudaStreamSynchronize")
 
 
 def test_without_kinds_nothing_is_named() -> None:
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)))
-    assert cause.because.endswith("which is idle afterwards")
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    assert cause.because.endswith("which is idle around the end of these waits")
+
+
+def test_share_of_a_kind_with_more_idle_time_than_its_window_is_all() -> None:
+    mine = waits(45.0, 40.0, idle_of(ITEM, 900.0))
+    cause = cause_of(synchronisations=all_wait(mine, waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
+    assert ", 100 % of it in" in cause.because
 
 
 def test_windows_before_the_present_level_are_no_evidence_of_waits() -> None:
     old = all_wait(waits(45.0, 40.0, first_step=3), waits(0.0, 0.0, first_step=3))
-    assert cause_of(synchronisations=old, level_from_step=4).evidence == {}
+    assert cause_of(synchronisations=old, breakdowns=LONGER_IDLE, level_from_step=4).evidence == {}
 
 
 def test_waits_are_not_compared_with_peers_of_whom_none_are_known() -> None:
-    assert cause_of(synchronisations={SLOW: (waits(45.0, 40.0),)}).evidence == {}
+    cause = cause_of(synchronisations={SLOW: (waits(45.0, 40.0),)}, breakdowns=LONGER_IDLE)
+    assert "sync_excess_ns" not in cause.evidence
 
 
 def test_texts_of_the_job_are_one_line_of_bounded_length() -> None:
     kind = idle_of(ITEM, 40.0, line="a.py:1 (\x1b[2J" + "m" * 300, operator="x\ny")
-    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, kind), waits(0.0, 0.0)))
+    cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0, kind), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
     where = cause.because.partition(" of it in ")[2]
     assert where.startswith("a.py:1 (\\x1b[2Jm")
     assert where.endswith("m... (x\\ny, cudaStreamSynchronize)")
