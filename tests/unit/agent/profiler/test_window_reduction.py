@@ -11,10 +11,11 @@ import pytest
 
 from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
-from rankscope.agent.profiler.window_reading import BATCH_EVENTS
+from rankscope.agent.profiler.window_reading import BATCH_EVENTS, read_window
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction, parse_bytes
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
+from tests.unit.agent.traced_activities import TracedActivity
 
 WALL = 1_700_000_000_000_000_000
 STEP = 1_000
@@ -348,6 +349,20 @@ def test_gil_is_released_after_each_batch_of_events() -> None:
     reducing = reduction(only_world(), yield_gil=lambda: let_go.append(None))
     reducing.reduce(window([operator("aten::add", 5_100, 1)] * (3 * BATCH_EVENTS), {}, full=True))
     assert len(let_go) == 3
+
+
+def test_operators_around_calls_count_to_a_batch_and_are_kept_once() -> None:
+    # Two calls of one operator, as a copy and a wait: each call is two readings, so a batch has half as many.
+    around = TracedActivity("aten::_local_scalar_dense", "cpu_op", 5_100, 9, 7)
+    calls = [
+        TracedActivity("cudaStreamSynchronize", "cuda_runtime", around.start_ns + number, 1, 7, linked=around)
+        for number in range(BATCH_EVENTS)
+    ]
+    let_go: list[None] = []
+    window = RawWindow(True, (), None, 0, {}, {}, 0, on_device=True)
+    columns = read_window(window, calls, lambda: let_go.append(None)).columns
+    assert columns is not None
+    assert (len(let_go), len(columns)) == (2, BATCH_EVENTS + 1)
 
 
 # -- the breakdown of full windows ------------------------------------------------------------------------------------
