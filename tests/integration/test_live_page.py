@@ -262,7 +262,7 @@ def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePag
     page.open("#run=story&rank=0")
     assert page.wait_for_rows("#waits", 2) == [
         ["<b>train.py:24 (main)", "aten::item", "cudaStreamSynchronize", "1.0", "20.00", "5.00"],
-        ["not sampled", "not recorded", "cudaMemcpyAsync", "0.5", "0.50", "0.00"],
+        ["line not known", "not recorded", "cudaMemcpyAsync", "0.5", "0.50", "0.00"],
     ]
     page.open("#run=story&rank=1")
     page.wait_for_text("#rank-said", "Rank 1 on")

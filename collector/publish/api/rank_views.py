@@ -82,8 +82,8 @@ class RankSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 class BlockingCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Blocking calls of one kind in which a rank's host waited for its GPU, in its last full windows, mean of a step.
-    `line` is null where no sample met the call, `operator` where none was recorded. During `idle_ns`, at most the wait,
-    the GPU was idle by the end of a call and after it.
+    `line` is null where it is not known, `operator` where none was recorded. During `idle_ns`, at most the wait, the
+    GPU was idle around the end of a call.
     """
 
     line: str | None
@@ -98,7 +98,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One rank beside its peers. `gpu_model` is None without a GPU; `ratios` are of its last profiled windows, by name;
     `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
     None before detection has looked at it.
-    `blocking_calls` are those with the longest waits, None before the first full window of a GPU.
+    `blocking_calls` are those with the longest waits, None before the first full window of a GPU and where the ratios
+    are absent.
     """
 
     run: str
@@ -172,7 +173,7 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
 
 def _show_blocking_calls(rank: RankSnapshot) -> tuple[BlockingCalls, ...] | None:
     windows = rank.synchronisations
-    if windows is None or windows.step_count <= 0:
+    if windows is None or windows.step_count <= 0 or rank.ratio_basis.absent is not None:
         return None
     return tuple(
         BlockingCalls(

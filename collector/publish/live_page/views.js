@@ -173,7 +173,7 @@ const showWaits = (kinds) => {
     at("waits"),
     kinds.map((kind) => ({
       cells: [
-        kind.line ?? "not sampled",
+        kind.line ?? "line not known",
         kind.operator ?? "not recorded",
         kind.call,
         number(kind.count, 1),

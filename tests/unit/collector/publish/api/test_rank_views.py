@@ -3,10 +3,13 @@
 import pytest
 
 from rankscope.collector.publish.api.rank_views import BlockingCalls, RankAnswer, list_ranks, show_rank
+from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
+
+PRESENT = RatioBasis(absent=None)
 
 
 def run_of(*ranks: RankSnapshot) -> RunSnapshot:
@@ -98,7 +101,7 @@ def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> N
         Synchronisation(call="cudaStreamSynchronize", operator="aten::item", count=1, waits_ns=4),
     )
     waits = WindowSynchronisations(first_step=3, step_count=4, kinds=kinds)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits)), 0, None)
+    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls == (
         BlockingCalls(line="a.py:1 (f\\n)", operator=None, call="cudaMemcpy", count=1.5, wait_ns=10.0, idle_ns=2.5),
@@ -111,9 +114,17 @@ def test_blocking_calls_of_a_rank_are_means_of_a_step_in_one_line_of_text() -> N
 @pytest.mark.parametrize("step_count", [None, 0, -1])
 def test_blocking_calls_of_no_step_are_not_known(step_count: int | None) -> None:
     waits = None if step_count is None else WindowSynchronisations(first_step=3, step_count=step_count)
-    answer = show_rank(run_of(rank_of(0, synchronisations=waits)), 0, None)
+    answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=PRESENT)), 0, None)
     assert answer is not None
     assert answer.blocking_calls is None
+
+
+def test_blocking_calls_are_absent_where_the_ratios_are() -> None:
+    waits = WindowSynchronisations(first_step=3, step_count=4)
+    for basis, found in ((PRESENT, ()), (RatioBasis(absent="windows have ended"), None)):
+        answer = show_rank(run_of(rank_of(0, synchronisations=waits, ratio_basis=basis)), 0, None)
+        assert answer is not None
+        assert answer.blocking_calls == found
 
 
 def test_rank_before_the_first_detection_pass_has_no_peers() -> None:
