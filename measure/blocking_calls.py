@@ -2,8 +2,9 @@
 
     host      launch launch [ cudaStreamSynchronize, e.g. loss.item() ]  Python   launch
     device    ...work... work [ all_reduce alone ] work|        idle              |work
-                              `- not a wait for      ^          ^-- may follow from the wait: at most as much as was
-                                 the own device                     waited, since the host came later by so much
+                              `- not a wait for        |        ^-- may follow from the wait: at most as much as was
+                                 the own device        |            waited, since the host came later by so much
+                                                       `- the wait ends; from here the host waits for a CPU core
 
 A wait counts without the time in which only a collective ran on the device: then another rank was waited for.
 """
@@ -72,25 +73,38 @@ def find_operators_around(view: RankView, rows: Ints) -> list[int]:
     return found
 
 
-def find_waits_ns(view: RankView, rows: Ints) -> Ints:
-    """Return how long each call waited for its own device, shape (n,): its duration without the time in which a
-    collective ran on the device and nothing computed.
+def find_waits_and_idle_ns(view: RankView, rows: Ints) -> tuple[Ints, Ints]:
+    """Return how long each call waited for its own device, and how long the device, which has some work in the trace,
+    was idle around its end; both of shape (n,).
+
+    A wait ends with the device's last work before the call's end, or with the call while the device works: after that
+    the host waits for a CPU core. The time in which a collective ran on the device and nothing computed does not count.
+
+    Idle time begins at the end of a wait and lasts until the device's next work, at most as long as the wait. Where no
+    work follows in the trace it ends with the call: as far as it was recorded. Of calls that several threads made in
+    one stretch of idle time only that with most of it has it, so that sums do not count any of it twice.
     """
     compute, communication, _ = view.sets
-    alone = subtract(communication, compute)
-    of_others = covered_before(alone, view.events.end_ns[rows]) - covered_before(alone, view.events.start_ns[rows])
-    return view.events.duration_ns[rows] - of_others
-
-
-def find_idle_after_ns(view: RankView, rows: Ints, waits_ns: Ints) -> Ints:
-    """Return how long the device, which has some work in the trace, was idle around the end of each call: from the
-    call's start at the earliest to its next work, at most the wait; shape (n,). 0 where it still works when the call
-    returns. Where no work follows in the trace it counts up to the call's end: as far as it was recorded.
-    """
     busy = union(np.concatenate(view.sets))
     start_ns, end_ns = view.events.start_ns[rows], view.events.end_ns[rows]
-    following = np.searchsorted(busy[:, 0], end_ns, side="right")
-    from_ns = np.where(following > 0, busy[np.maximum(following - 1, 0), 1], start_ns)
-    to_ns = np.where(following < len(busy), busy[np.minimum(following, len(busy) - 1), 0], end_ns)
-    idle_ns = np.where(from_ns <= end_ns, to_ns - np.maximum(from_ns, start_ns), 0)
-    return np.minimum(idle_ns, waits_ns)
+    following = np.searchsorted(busy[:, 0], end_ns, side="left")
+    idle_from_ns = np.where(following > 0, busy[np.maximum(following - 1, 0), 1], start_ns)
+    waited_to_ns = np.maximum(start_ns, np.minimum(end_ns, idle_from_ns))
+    alone = subtract(communication, compute)
+    waits_ns = waited_to_ns - start_ns - (covered_before(alone, waited_to_ns) - covered_before(alone, start_ns))
+    idle_to_ns = np.where(following < len(busy), busy[np.minimum(following, len(busy) - 1), 0], end_ns)
+    idle_ns = np.where(idle_from_ns <= end_ns, np.minimum(idle_to_ns - waited_to_ns, waits_ns), 0)
+    return waits_ns, _keep_longest(idle_ns, following)
+
+
+def _keep_longest(values: Ints, groups: Ints) -> Ints:
+    """Return the largest value of each group at its first place, and 0 at all others; shapes (n,).
+
+    >>> _keep_longest(np.array([3, 5, 2, 4]), np.array([7, 7, 7, 9])).tolist()
+    [0, 5, 0, 4]
+    """
+    order = np.argsort(-values, kind="stable")
+    kept = order[np.unique(groups[order], return_index=True)[1]]
+    found = np.zeros_like(values)
+    found[kept] = values[kept]
+    return found

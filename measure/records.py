@@ -110,9 +110,9 @@ OTHER_CALLS = "other"
 class Synchronisation(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """The blocking calls of one kind in a window: one runtime function, called inside one operator, from one line.
 
-    `operator` is None where none was recorded, `line` (`train.py:24 (main)`) where the training thread was not seen
-    during the call. `waits_ns` is their time without that in which only a collective ran on the device, `longest_ns`
-    the longest of them; during `idle_ns`, at most that long, the device was idle by the end of a call and after it.
+    `operator` is None where none was recorded, `line` (`train.py:24 (main)`) where it is not known. `waits_ns` is their
+    time up to the device's last work within them, without that in which only a collective ran on the device,
+    `longest_ns` the longest of them; during `idle_ns`, at most that long, the device was idle around the end of a call.
     """
 
     call: Name

@@ -1,7 +1,9 @@
 """Sum the blocking calls of a device's window by kind, each with the source line that was waiting.
 
 The profiler knows when a call waited, and nothing of Python. So while the window is on, another thread notes the line
-at which the training thread is (`line_sampler.py`), and a call belongs to the line of the first sample within it.
+at which the training thread is (`line_sampler.py`), and a call of that thread belongs to the line of the first sample
+within it. Calls of other threads that launch work have a line only while the training thread was in torch's backward,
+which launches by threads of its own.
 """
 
 from collections.abc import Sequence
@@ -11,10 +13,9 @@ import numpy as np
 
 from rankscope.measure.blocking_calls import (
     find_blocking_calls,
-    find_idle_after_ns,
     find_launching_threads,
     find_operators_around,
-    find_waits_ns,
+    find_waits_and_idle_ns,
 )
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.kineto import NONE, Ints
@@ -23,11 +24,17 @@ from rankscope.measure.records import SYNCHRONISATIONS_MAX, Synchronisation, Win
 
 
 class LineSamples(msgspec.Struct, frozen=True, array_like=True):
-    """Where the training thread was: host times (int64, ascending) and places in `lines` (int32), of equal number."""
+    """Where the training thread was: host times (int64, ascending) and places in `lines` (int32), of equal number.
+
+    `in_backward` is for each line whether it was calling torch's backward. `threads` are the numbers by which the
+    profiler may know the training thread.
+    """
 
     times_host_ns: bytes = b""
     places: bytes = b""
     lines: tuple[str, ...] = ()
+    in_backward: tuple[bool, ...] = ()
+    threads: tuple[int, ...] = ()
 
 
 def sum_synchronisations(
@@ -41,8 +48,7 @@ def sum_synchronisations(
     starts_ns = view.events.start_ns[rows]
     inside = [slice(*np.searchsorted(starts_ns, [start_ns, end_ns])) for _, start_ns, end_ns in steps]
     rows = np.concatenate([rows[part] for part in inside])
-    waits_ns = find_waits_ns(view, rows)
-    idle_ns = find_idle_after_ns(view, rows, waits_ns)
+    waits_ns, idle_ns = find_waits_and_idle_ns(view, rows)
     names = [view.trace.name(row)[:NAME_LENGTH_MAX] for row in rows.tolist()]
     kinds: dict[tuple[str, str | None, str | None], list[tuple[int, int]]] = {}
     times = zip(waits_ns.tolist(), idle_ns.tolist(), strict=True)
@@ -72,14 +78,24 @@ def _find_kinds(
 
 
 def _find_lines(view: RankView, rows: Ints, samples: LineSamples) -> list[str | None]:
-    """Return the line of the first sample within each call; None where there is none, or it had no line."""
+    """Return the line of the first sample within each call; None where there is none, or it had no line, or the call is
+    of another thread than the one sampled and not of its backward.
+    """
     times_host_ns, places = np.frombuffer(samples.times_host_ns, np.int64), np.frombuffer(samples.places, np.int32)
     first = np.searchsorted(times_host_ns, view.events.start_ns[rows], side="left").tolist()
     after = np.searchsorted(times_host_ns, view.events.end_ns[rows], side="left").tolist()
-    return [
-        samples.lines[place] if start < end and (place := int(places[start])) != NONE else None
-        for start, end in zip(first, after, strict=True)
-    ]
+    is_own = np.isin(view.events.thread[rows], _find_codes(view, samples.threads)).tolist()
+    found: list[str | None] = []
+    for start, end, own in zip(first, after, is_own, strict=True):
+        place = int(places[start]) if start < end else NONE
+        found.append(samples.lines[place] if place != NONE and (own or samples.in_backward[place]) else None)
+    return found
+
+
+def _find_codes(view: RankView, threads: Sequence[int]) -> list[int]:
+    """Return the codes in the view of threads with these numbers. Of a saved file a thread is process and thread."""
+    wanted = {str(number) for number in threads}
+    return [code for code, (first, second) in enumerate(view.trace.threads) if (second or first) in wanted]
 
 
 def _sum_kind(call: str, operator: str | None, line: str | None, times: Sequence[tuple[int, int]]) -> Synchronisation:

@@ -29,7 +29,7 @@ NOT_SAVED = "not_saved"
 LOST = "collectives_lost"
 STEPS_CUT = "steps_cut"
 TIMES_IMPOSSIBLE = "times_impossible"
-LINES_DROPPED = "line_samples"
+LINES_CUT = "lines_cut"
 
 
 class GroupSource:
@@ -87,7 +87,7 @@ class WindowReduction:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """The windows, steps and collectives not used, by reason."""
+        """The windows, steps and collectives not used, by reason, and the windows of which some lines are missing."""
         return {**self._skipped, **self._children.failed}
 
     @property
@@ -111,8 +111,8 @@ class WindowReduction:
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
             return EMPTY_WINDOW
-        if window.lines is not None and window.lines.dropped:
-            self._count(LINES_DROPPED, window.lines.dropped)
+        if window.lines is not None and window.lines.is_cut:
+            self._count(LINES_CUT)
         read = read_window(window, found, self._yield_gil)
         host = _match_host(window, read.ranges)
         if host.lost:
@@ -292,7 +292,14 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
 
 def _pack_lines(found: WindowLines) -> LineSamples:
     places = found.places[:]  # the sampler may be adding a last one
-    return LineSamples(found.times_host_ns[: len(places)].tobytes(), places.tobytes(), found.lines)
+    lines = found.lines
+    return LineSamples(
+        times_host_ns=found.times_host_ns[: len(places)].tobytes(),
+        places=places.tobytes(),
+        lines=tuple(line.describe() for line in lines),
+        in_backward=tuple(line.in_backward for line in lines),
+        threads=found.threads,
+    )
 
 
 def _within(sequence: int, bounds: tuple[int, int]) -> bool:

@@ -127,6 +127,7 @@ class WindowScheduler:
         sampler: LineSampler | None = None,
     ) -> None:
         self._sampler = sampler
+        self._lines: WindowLines | None = None
         self._profiler = profiler
         self._plan = plan
         self._guard = guard
@@ -315,19 +316,23 @@ class WindowScheduler:
             self._on_device, self._is_first_of_device = on_device, is_first
             if full and not is_first:
                 self._gate.on_begin()
+                self._lines = None
                 if on_device and self._sampler is not None:
-                    self._sampler.begin(self._thread)
+                    self._sampler.begin()
             self._is_idle.clear()
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
 
-    def _end_lines(self) -> WindowLines | None:
+    def _end_lines(self) -> None:
+        """End sampling, if it is on, and keep the lines."""
         lines = None if self._sampler is None else self._sampler.end()
-        self.full_spent_ns += 0 if lines is None else lines.cpu_ns
-        return lines
+        if lines is not None:
+            self._lines = lines
+            self.full_spent_ns += lines.cpu_ns
 
     def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
+        self._end_lines()  # the last step is over; what follows waits for the device, on a line of no step
         is_finished = not self._on_device or self._is_device_finished(wait_ns_max)
         if self._running is None:
             return  # it was given up for the user's profiler meanwhile
@@ -336,7 +341,7 @@ class WindowScheduler:
             return
         begin_ns = thread_time_ns()
         full, on_device = bool(self._running), self._on_device
-        lines = self._end_lines()
+        lines = self._lines if on_device else None
         result = self._stop()
         offset_ns = time_ns() - monotonic_ns()
         enqueued = self._read_enqueued()

@@ -13,6 +13,7 @@ from rankscope.agent.profiler.nccl_timing import (
     is_set_by_agent,
 )
 from rankscope.agent.profiler.process_groups import GroupProgress
+from rankscope.agent.profiler.thread_frames import FramesMissingError, ThreadFrames
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
@@ -113,7 +114,7 @@ class ProfilerWindows:
         self._sampler: LineSampler | None = None
         if profiler is not None:
             if profiler.knows_devices and config.full_windows and config.sync_lines:
-                self._sampler = LineSampler(guard)
+                self._sampler = self._make_sampler(guard)
             self.scheduler = WindowScheduler(
                 profiler,
                 self.plan,
@@ -178,6 +179,13 @@ class ProfilerWindows:
         except RankscopeError as error:
             text = f"no profiler windows, so no collectives and no compute ratio: {error}"
             log_once_per_node(text, environment)
+            return None
+
+    def _make_sampler(self, guard: Guard) -> LineSampler | None:
+        try:
+            return LineSampler(guard, ThreadFrames(), environment=self._environment)
+        except FramesMissingError as error:
+            log_once_per_node(f"no source lines of blocking calls: {error}", self._environment)
             return None
 
     def _keep(self, window: RawWindow) -> bool:

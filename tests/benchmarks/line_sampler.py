@@ -11,11 +11,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import get_ident
 from typing import NamedTuple
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import LineSampler
+from rankscope.agent.profiler.thread_frames import ThreadFrames
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.windows import Training
 
@@ -37,7 +37,7 @@ def measure(training: Training, sampler: LineSampler, *, is_sampled: bool) -> Bl
     """One block. `switch_ns` is the CPU time of `begin` and `end` on the training thread."""
     at_ns, begin_ns = time.perf_counter_ns(), time.thread_time_ns()
     if is_sampled:
-        sampler.begin(get_ident())
+        sampler.begin()
     begun_ns = time.thread_time_ns()
     for _ in range(STEPS):
         training.step()
@@ -55,7 +55,7 @@ def measure(training: Training, sampler: LineSampler, *, is_sampled: bool) -> Bl
 
 def run(blocks: int) -> list[tuple[Block, Block]]:
     """Pairs of a block without and one with the sampler; which comes first alternates."""
-    training, sampler = Training(), LineSampler(Guard(error_budget=1))
+    training, sampler = Training(), LineSampler(Guard(error_budget=1), ThreadFrames())
     sampler.start()
     measure(training, sampler, is_sampled=True)
     pairs = []

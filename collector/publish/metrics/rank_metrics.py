@@ -235,7 +235,8 @@ RANKS: Final[tuple[Measure, ...]] = (
         "rankscope_host_sync_seconds_total", "counter", "seconds", (*RANK, "call"),
         "Time in profiler windows of a GPU in which the host waited for it in a blocking call, by call. Divide by "
         "rankscope_device_window_seconds_total for a ratio. Without a series there was no such call in any window.",
-        "sum of the calls' durations, without the time in which only communication ran", _WINDOWS, NOT_NEGATIVE,
+        "sum of the calls' durations up to the device's last work in each, without the time in which only "
+        "communication ran", _WINDOWS, NOT_NEGATIVE,
         per_rank_and(_call_waits),
     ),
     _window_ratio(

@@ -1,9 +1,11 @@
 """Trains on the fake GPU and reads its loss in every step, where the host waits; or, with `--never`, never does.
 
-Writes the device's work to a file.
+The kernels of one operator of the forward last as long as the host is to wait at least, and after the wait the host
+works as long without the GPU. Writes the device's work to a file.
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -23,7 +25,8 @@ options = parser.parse_args()
 torch.set_num_threads(1)
 gpu = FakeGpu(options.library)
 gpu.launch(ALL_OPERATORS, 20_000)
-gpu.block("aten::_local_scalar_dense", "cudaStreamSynchronize", options.wait_ns)
+gpu.launch("aten::mean", 20_000 if options.never else options.wait_ns)
+gpu.block("aten::_local_scalar_dense", "cudaStreamSynchronize")
 gpu.give_to_agent()
 assert rankscope.start()
 model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
@@ -38,6 +41,7 @@ def train() -> None:
     optimizer.step()
     if not options.never:
         print(loss.item())  # the host waits here
+        time.sleep(options.wait_ns / 1e9)
 
 
 for _ in range(options.steps):

@@ -3,16 +3,16 @@
 Steps last 1,000 ticks on the host clock, of which the device is 100 behind. Group "0" is the world, "17" two ranks.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from rankscope.agent.profiler.line_sampler import WindowLines
+from rankscope.agent.profiler.line_sampler import Line, WindowLines
 from rankscope.agent.profiler.process_groups import FlightEntry
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
+from rankscope.agent.profiler.thread_frames import ThreadState
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
@@ -165,32 +165,32 @@ def wait(at: int, length: int) -> TracedActivity:
 
 
 def test_blocking_calls_of_whole_steps_come_with_the_lines_of_the_window() -> None:
-    lines = WindowLines(thread=1)
-    lines.add(6_320, sys._getframe())
-    reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_300, 40), wait(8_300, 40)], lines=lines)
+    lines = WindowLines(ThreadState(0), threads=(MAIN,))
+    lines.add(6_120, Line("/home/me/train.py", 8, "main", in_main=True, in_backward=False))
+    reduced, skipped = reduce([*STEPS_5_TO_7, wait(6_110, 40), wait(8_110, 40)], lines=lines)
     assert reduced.synchronisations is not None
     (kind,) = reduced.synchronisations.kinds
-    assert (kind.count, kind.waits_ns) == (1, 40)
-    assert str(kind.line).startswith("test_device_windows.py:")
+    assert (kind.count, kind.waits_ns) == (1, 40)  # the kernel of step 6 ends at 6,150
+    assert kind.line == "train.py:8 (main)"
     assert skipped == {}
 
 
 def test_without_samples_blocking_calls_have_no_line() -> None:
-    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_300, 40)])
+    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_110, 40)])
     assert reduced.synchronisations is not None
     assert [kind.line for kind in reduced.synchronisations.kinds] == [None]
 
 
 def test_sample_being_added_while_lines_are_packed_does_not_count() -> None:
-    lines = WindowLines(thread=1)
-    lines.add(6_320, sys._getframe())
-    lines.times_host_ns.append(6_330)  # the sampler is between its two columns
-    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_300, 40)], lines=lines)
+    lines = WindowLines(ThreadState(0), threads=(MAIN,))
+    lines.add(6_120, Line("/home/me/train.py", 8, "main", in_main=True, in_backward=False))
+    lines.times_host_ns.append(6_130)  # the sampler is between its two columns
+    reduced, _ = reduce([*STEPS_5_TO_7, wait(6_110, 40)], lines=lines)
     assert reduced.synchronisations is not None
     assert [kind.line is None for kind in reduced.synchronisations.kinds] == [False]
 
 
-def test_dropped_samples_are_counted() -> None:
-    lines = WindowLines(thread=1)
-    lines.dropped = 3
-    assert reduce(STEPS_5_TO_7, lines=lines)[1] == {"line_samples": 3}
+def test_window_with_lines_of_a_part_of_it_is_counted_once() -> None:
+    lines = WindowLines(ThreadState(0), threads=(MAIN,))
+    lines.is_cut = True
+    assert reduce(STEPS_5_TO_7, lines=lines)[1] == {"lines_cut": 1}

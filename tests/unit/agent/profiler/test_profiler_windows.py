@@ -1,5 +1,6 @@
 """ProfilerWindows: how the setting `device_windows` governs them, when CUPTI may be detached, and what is logged."""
 
+import sysconfig
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_the_end_of_windows_is_logged_once_with_what_was_seen(capfd: pytest.Capt
     line = capfd.readouterr().err
     assert line.count("\n") == 1
     assert "steps were 34 % longer than before it. Whether the profiler library" in line
+
+
+def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    assert make_windows()._make_sampler(Guard(error_budget=1)) is None
+    assert "no source lines of blocking calls: Python without a global interpreter lock" in capfd.readouterr().err
 
 
 def test_windows_that_are_off_are_not_said_to_have_ended(capfd: pytest.CaptureFixture[str]) -> None:

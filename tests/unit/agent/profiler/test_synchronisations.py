@@ -22,6 +22,8 @@ WORK = [*ran(10, 20, 40), *ran(80, 85, 10), *ran(110, 120, 30), *ran(210, 220, 1
 SYNCHRONIZE = "cudaStreamSynchronize"
 LOADER = 200
 """A thread that launches nothing."""
+SECOND = 300
+"""A thread that launches, as one of autograd."""
 
 
 def wait(
@@ -31,11 +33,12 @@ def wait(
     return at("cuda_runtime", call, start_us, length_us, thread, linked=around)
 
 
-def seen(*found: tuple[int, str | None]) -> LineSamples:
+def seen(*found: tuple[int, str | None], in_backward: bool = False, threads: tuple[int, ...] = (MAIN,)) -> LineSamples:
     """Samples of the training thread: when (us), and its line."""
     lines = tuple(dict.fromkeys(line for _, line in found if line is not None))
     places = array("i", (-1 if line is None else lines.index(line) for _, line in found))
-    return LineSamples(array("q", (at_us * 1000 for at_us, _ in found)).tobytes(), places.tobytes(), lines)
+    times = array("q", (at_us * 1000 for at_us, _ in found))
+    return LineSamples(times.tobytes(), places.tobytes(), lines, (in_backward,) * len(lines), threads)
 
 
 def find(activities: Sequence[TracedActivity], lines: LineSamples | None = None) -> WindowSynchronisations:
@@ -90,7 +93,7 @@ def test_calls_of_threads_that_launch_nothing_do_not_count() -> None:
 
 
 def test_calls_of_the_step_that_only_bounds_do_not_count() -> None:
-    assert find([wait(190, 5), wait(220, 50)]).call_ns == {SYNCHRONIZE: 5_000}
+    assert find([wait(140, 5), wait(210, 50)]).call_ns == {SYNCHRONIZE: 5_000}
 
 
 # -- how long ---------------------------------------------------------------------------------------------------------
@@ -107,14 +110,14 @@ def test_sums_are_by_call_and_kind() -> None:
 
 
 def test_wait_for_a_collective_alone_is_no_wait_for_the_own_device() -> None:
-    # From 60 to 75 us only the all-reduce runs, on another stream, and another rank is waited for.
+    # From 60 to 75 us only the all-reduce runs, on another stream, and another rank is waited for. With it, it is over.
     late = ran(15, 50, 25, "ncclDevKernel_AllReduce", metadata=metadata_of(1))
-    assert find_one([*late, wait(30, 46)]).waits_ns == (46 - 15) * 1000
+    assert find_one([*late, wait(30, 46)]).waits_ns == (75 - 30 - 15) * 1000
 
 
 def test_longest_kinds_are_listed_and_all_count() -> None:
     calls = [wait(10 * number, number, operator=f"aten::op{number}") for number in range(1, 10)]
-    found = find(calls)
+    found = find([*calls, *ran(6, 10, 90)])  # the device works meanwhile
     assert [one.waits_ns for one in found.kinds] == [1000 * number for number in range(9, 9 - SYNCHRONISATIONS_MAX, -1)]
     assert found.call_ns == {SYNCHRONIZE: 45_000}
 
@@ -126,10 +129,12 @@ def test_longest_kinds_are_listed_and_all_count() -> None:
     ("start_us", "length_us", "idle_us"),
     [
         (30, 30, 25),  # the kernel ends at 60, the next begins at 85
-        (50, 12, 12),  # not longer than the wait
-        (70, 10, 10),  # idle since 60, but counted from the call's start
+        (48, 12, 12),  # not longer than the wait
+        (48, 20, 12),  # nor than the wait without its tail: it ends with the kernel at 60
+        (70, 10, 0),  # nothing was waited for
         (25, 10, 0),  # returns while the kernel runs, as when another stream was waited for
-        (150, 40, 40),  # the next work is of the step that only bounds: 220
+        (30, 55, 25),  # returns as the next kernel begins
+        (115, 75, 35),  # waits from 115 to 150; the next work is of the step that only bounds: 220
     ],
 )
 def test_idle_time_around_the_end_of_a_call_is_counted(start_us: int, length_us: int, idle_us: int) -> None:
@@ -142,7 +147,22 @@ def test_without_later_work_idle_time_ends_with_the_call() -> None:
     queue = [*ran(10, 20, 40), *ran(110, 112, 8), wait(80, 60)]
     found = reduce(queue, (0, 100, 200)).synchronisations
     assert found is not None
-    assert found.idle_ns == (140 - 120) * 1000
+    assert (found.waits_ns, found.idle_ns) == ((120 - 80) * 1000, (140 - 120) * 1000)
+
+
+def test_idle_time_that_two_threads_waited_for_counts_once() -> None:
+    # Both wait for the kernel that ends at 60, and the next begins at 85: 25 us, of the longer wait.
+    found = find(
+        [
+            *ran(5, 5, 1, thread=SECOND),
+            wait(50, 11, operator="aten::a", thread=SECOND),
+            wait(30, 31, operator="aten::b"),
+        ]
+    )
+    assert {one.operator: (one.waits_ns, one.idle_ns) for one in found.kinds} == {
+        "aten::b": (30_000, 25_000), "aten::a": (10_000, 0),
+    }  # fmt: skip
+    assert found.idle_ns == 25_000
 
 
 # -- whose line -------------------------------------------------------------------------------------------------------
@@ -164,10 +184,29 @@ def test_sample_outside_of_any_script_is_no_line() -> None:
 
 def test_calls_of_different_lines_are_different_kinds() -> None:
     samples = seen((40, "train.py:8 (main)"), (140, "train.py:20 (log)"))
-    found = find([wait(30, 30), wait(130, 20), wait(170, 5)], samples)
+    found = find([wait(30, 30), wait(130, 20), wait(121, 5)], samples)
     assert [(one.line, one.waits_ns) for one in found.kinds] == [
         ("train.py:8 (main)", 30_000), ("train.py:20 (log)", 20_000), (None, 5_000),
     ]  # fmt: skip
+
+
+LAUNCH_OF_SECOND = ran(5, 5, 1, thread=SECOND)
+
+
+@pytest.mark.parametrize(("in_backward", "line"), [(True, "train.py:8 (main)"), (False, None)])
+def test_call_of_another_thread_has_a_line_only_in_backward(in_backward: bool, line: str | None) -> None:
+    samples = seen((40, "train.py:8 (main)"), in_backward=in_backward)
+    assert find_one([*LAUNCH_OF_SECOND, wait(30, 30, thread=SECOND)], samples).line == line
+
+
+@pytest.mark.parametrize(("threads", "line"), [((7, MAIN), "train.py:8 (main)"), ((7,), None), ((), None)])
+def test_training_thread_is_known_by_any_of_its_numbers(threads: tuple[int, ...], line: str | None) -> None:
+    assert find_one([wait(30, 30)], seen((40, "train.py:8 (main)"), threads=threads)).line == line
+
+
+def test_call_that_ends_long_after_the_device_did_waited_until_then() -> None:
+    # The kernel ends at 60 us; from there to 80 us the host waits for a core.
+    assert find([wait(30, 50)]).call_ns == {SYNCHRONIZE: 30_000}
 
 
 # -- inside which operator --------------------------------------------------------------------------------------------

@@ -429,6 +429,30 @@ def test_sampling_counts_as_cost_of_full_windows() -> None:
     assert NS_PER_S <= training.windows.full_spent_ns < 2 * NS_PER_S
 
 
+def test_sampling_ends_before_the_device_is_waited_for() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    found: list[object] = []
+    training.profiler.while_waiting = lambda: found.append(training.sampler.end())
+    training.run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert found == [None]
+    assert training.windows_taken[0].lines is not None
+
+
+def test_lines_are_kept_when_a_signal_of_the_script_ends_the_wait() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    interrupts = [ScriptInterruptError(TimeoutError("preempted"))]
+
+    def interrupt() -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    training.profiler.while_waiting = interrupt
+    training.run(WARMUP_STEPS + FULL_STEPS + 2)
+    assert [window.lines is None for window in training.windows_taken] == [False]
+
+
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_sampling_ends_with_a_window_that_is_given_up(is_ours: bool) -> None:
     training = Training(light=False)

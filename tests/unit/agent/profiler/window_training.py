@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import LineSampler
+from rankscope.agent.profiler.thread_frames import ThreadFrames
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
@@ -110,7 +111,7 @@ class Training:
         self.step_ns = 1
         self.effect = effect or WindowEffect(warmup_steps=WARMUP_STEPS)
         self.may_detach: bool | None = True
-        self.sampler = LineSampler(self.guard)
+        self.sampler = LineSampler(self.guard, ThreadFrames())
         """Its thread is not started: it has the window, and no samples."""
         self.plan = WindowPlan(
             warmup_steps=WARMUP_STEPS,
