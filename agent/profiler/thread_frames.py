@@ -1,13 +1,13 @@
 """Reads the Python frame of another thread by CPython's C API, a hundred times a second without harm.
 
-Before CPython 3.12 `sys._current_frames()` must not be called that often: it allocates frames while it holds the lock
-of the list of threads. An allocation may start a garbage collection, which may run code that releases the interpreter's
+In CPython 3.11 `sys._current_frames()` must not be called that often: it allocates frames while it holds the lock of
+the list of threads. An allocation may start a garbage collection, which may run code that releases the interpreter's
 lock. Then threads that start or end wait for the list with the interpreter's lock held, and the process stands still
 (python/cpython#106883, #116969).
 
 `PyThreadState_GetFrame` takes no lock but the interpreter's. It may allocate too, and the thread must not run then,
 since the frame might be gone. So before 3.12, from which on no allocation starts a collection, the collector is off
-during a walk. A script that calls gc.disable() within these 60 us, for which threads must be switched in the middle of
+during a walk. A script that calls gc.disable() within these 80 us, for which threads must be switched in the middle of
 them, would find it on again.
 
 The functions are prototypes of this file: those of `ctypes.pythonapi` are shared with the script. They return
