@@ -212,6 +212,11 @@ def test_rule_explained_by_a_straggler_is_silent(kind: str) -> None:
     assert kinds_in(run_with(kind), straggler) == []
 
 
+@pytest.mark.parametrize("cause", ["host_cpu", "cpu_pressure", "garbage_collection", "host_device_sync"])
+def test_host_bound_is_silent_beside_a_straggler_whose_host_is_slow(cause: str) -> None:
+    assert kinds_in(run_with("host_bound"), finding_of(STRAGGLER, cause)) == []
+
+
 @pytest.mark.parametrize("kind", ["communication_bound", "serialised_communication"])
 def test_rule_explained_by_a_slow_link_is_silent(kind: str) -> None:
     assert kinds_in(run_with(kind), finding_of("slow_link")) == []
