@@ -200,18 +200,18 @@ class AgentConfig(Settings):
         AUTO,
         Setting(
             "Let torch time each collective of NCCL, so that the collectives between windows are measured too. auto: "
-            "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if it is unset and this torch has a flight "
-            "recorder with durations; on: also where it is not known whether the recorder is on; off: neither set it "
-            "nor read the durations. Neither is done where reading would be unsafe (torch before 2.6, or without its "
-            "cache of events). It costs about 3 us a collective (docs/cost.md).",
+            "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if the job has not set it and torch's "
+            "flight recorder is on; on: even if that is unknown; off: do not set it and do not read durations. With "
+            "torch before 2.6, or without its event cache, durations are never used. Timing costs about 3 us a "
+            "collective (docs/cost.md).",
             choices=(AUTO, ON, OFF),
         ),
     )
     sync_lines: bool = setting(
         True,
         Setting(
-            "Find the source lines at which the host waits for its GPU: during full windows of a GPU another thread "
-            "looks a hundred times a second where the training thread is."
+            "Find the source lines at which the host waits for its GPU: during full windows of a GPU a thread samples "
+            "the training thread's source line 100 times a second."
         ),
     )
     full_window_steps: int = setting(
@@ -262,7 +262,10 @@ class AgentConfig(Settings):
     gpu: bool = setting(True, Setting("Sample the GPU through NVML or amdsmi, if there is one."))
     node_samples: bool = setting(
         True,
-        Setting("Sample network ports and CPU pressure of the machine, in one rank a node."),
+        Setting(
+            "Read the counters of the machine, in one rank per node (that with local rank 0): InfiniBand and RoCE "
+            "ports, network interfaces, TCP, CPU pressure and steal."
+        ),
     )
     embedded_metrics_port: int = setting(
         0,

@@ -83,8 +83,8 @@ def find_ring_entries(environment: Mapping[str, str]) -> int | None:
 def describe_too_late() -> str:
     """Return the line about an agent that was started after the process groups of NCCL."""
     return (
-        "NCCL's collectives are not timed: the agent was started after init_process_group, which had read "
-        f"{TIMING_VARIABLE} by then. Start the agent before it (-m rankscope.agent, RANKSCOPE=1), or set "
+        f"NCCL's collectives are not timed: the agent was started after init_process_group, too late: torch reads "
+        f"{TIMING_VARIABLE} in it. Start the agent before it (-m rankscope.agent, RANKSCOPE=1), or set "
         f"{TIMING_VARIABLE}=1 for the job."
     )
 
@@ -93,9 +93,12 @@ def describe_timing(environment: Mapping[str, str]) -> str:
     """Return the line about collectives that are timed, with what it costs."""
     value = environment.get(TIMING_VARIABLE, "")
     if is_set_by_agent(environment):
-        advice = "RANKSCOPE_NCCL_TIMING=off leaves them untimed (docs/cost.md)"
+        advice = "To switch it off: RANKSCOPE_NCCL_TIMING=off (docs/cost.md)."
     else:
-        advice = "The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)"
+        advice = (
+            "The job set the variable itself; RANKSCOPE_NCCL_TIMING=off stops rankscope from reading the durations "
+            "(docs/cost.md)."
+        )
     return f"NCCL's collectives are timed ({TIMING_VARIABLE}={value}), which costs {COST_TEXT}. {advice}"
 
 

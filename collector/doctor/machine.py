@@ -83,9 +83,9 @@ def check_flight_recorder(environment: Mapping[str, str]) -> Check:
     if off:
         costs = "in a hang the collective of each rank is unknown"
         return note(
-            "flight recorder", f"{', '.join(off)} is 0", costs, "Unset it: torch's own default is 2,000 entries."
+            "flight recorder", f"{', '.join(off)} is 0", costs, "Unset it: torch 2.11 and later keep 2,000 entries."
         )
-    return ok("flight recorder", "torch's default, or larger")
+    return ok("flight recorder", "not switched off here (on by default from torch 2.11)")
 
 
 def check_nccl_timing(environment: Mapping[str, str]) -> Check:
@@ -98,7 +98,9 @@ def check_nccl_timing(environment: Mapping[str, str]) -> Check:
         found = "RANKSCOPE_NCCL_TIMING is off" if setting == "off" else f"TORCH_NCCL_ENABLE_TIMING is {value}"
         costs = "collectives of NCCL, and who waits in them, are known in full windows only"
         return note("NCCL timing", found, costs, "Unset it: timing costs 2.5 to 3.7 us a collective (docs/cost.md).")
-    return ok("NCCL timing", "not prevented; it costs 2.5 to 3.7 us a collective (docs/cost.md)")
+    return ok(
+        "NCCL timing", "nothing in this environment prevents it; it costs 2.5 to 3.7 us a collective (docs/cost.md)"
+    )
 
 
 def check_open_files(soft_limit: int) -> Check:
@@ -147,7 +149,10 @@ def check_cpu_pressure(file: Path) -> Check:
     """Check that the kernel counts for how long tasks wait for a CPU (PSI)."""
     if _read_first_line(file).startswith("some"):
         return ok("CPU pressure", "counted by the kernel")
-    costs = "a host that is slow because its CPUs are short is called host_cpu, unless a hypervisor takes them"
+    costs = (
+        "a rank that is slow because its machine lacks CPU time is reported as host_cpu, not cpu_pressure (steal is "
+        "still seen)"
+    )
     return note("CPU pressure", f"{file} cannot be read", costs, "Linux 4.20 or later; boot it with psi=1.")
 
 

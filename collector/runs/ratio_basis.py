@@ -31,7 +31,7 @@ CHANGE_MAX: Final = 1000.0
 FULL_WINDOWS: Final = "full_windows"
 ENDED: Final = "ended"
 """Part and state of an agent, in AgentCost, once windows of its GPU are over."""
-PAUSED: Final = "full windows were paused by the agent, as a rule for their cost"
+PAUSED: Final = "full windows were paused by the agent, usually because they cost too much"
 
 
 class FirstSeen(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -124,7 +124,7 @@ def find_basis(
     of_steps = max(steps, _count(times.last_step + age_steps + 1 - windows.first_step))
     absent = find_absence(times, cost, last_step, host_ns)
     if absent is None and windows.window_ns <= 0:
-        absent = "the last full windows lasted no time"
+        absent = "the last full windows had a length of 0"
     return RatioBasis(
         steps=steps,
         of_steps=of_steps,
@@ -140,7 +140,7 @@ def find_absence(times: WindowTimes, cost: AgentCost, last_step: int | None, hos
     are paused for their cost may come again: ratios stay until the newest one is old.
     """
     if cost.window_effect == ENDED:
-        return f"full windows ended after step {times.last_step}: {_explain_end(cost)}"
+        return f"full windows ended after step {times.last_step} because {_explain_end(cost)}"
     age_steps, age_ns = _find_age(times, last_step, host_ns)
     is_old = age_steps > INTERVALS_MAX * times.interval_steps and age_ns > INTERVALS_MAX * times.interval_ns
     if not is_old or age_ns <= times.age_ns_min:
@@ -158,16 +158,17 @@ def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[
 
 def _explain_none(cost: AgentCost) -> str | None:
     if cost.window_effect == ENDED:
-        return _explain_end(cost)
+        why = _explain_end(cost)
+        return why if cost.attached_ratio is None else f"they ended because {why}"
     return PAUSED if cost.dropped.get(FULL_WINDOWS) else None
 
 
 def _explain_end(cost: AgentCost) -> str:
-    """Return why windows of a GPU are over."""
+    """Return why windows of a GPU are over, to follow "because"."""
     if cost.attached_ratio is None:
         return "device_windows = off"
     change = read_change(cost.attached_ratio)
-    return "the agent ended them" if change is None else f"since the first one steps were {describe_change(change)}"
+    return "the agent decided so" if change is None else f"steps took {describe_change(change)} the first window"
 
 
 def read_change(ratio: float | None) -> float | None:

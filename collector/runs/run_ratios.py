@@ -80,7 +80,10 @@ def describe_absence(bases: Iterable[tuple[int, RatioBasis]]) -> str | None:
     rank, why = min(said, key=itemgetter(0))
     if len(absent) == len(reasons) and len({reason for _, reason in absent}) == 1:
         return why
-    return f"none on {len(absent):,} of {len(reasons):,} ranks; on rank {rank}: {why}"
+    if len(absent) == len(reasons):
+        return f"all {len(absent):,} ranks have none, for different reasons; rank {rank}: {why}"
+    have = "has" if len(absent) == 1 else "have"
+    return f"{len(absent):,} of {len(reasons):,} ranks {have} no ratios; rank {rank}: {why}"
 
 
 def describe_basis(basis: RunRatios | RatioBasis) -> str:
@@ -116,6 +119,6 @@ def describe_run_ratios(found: RunRatios) -> str:
     names = ("compute", "exposed_communication", "idle")
     shares = [f"{name.replace('_', ' ')} {100 * found.ratios[name]:.0f} %" for name in names if name in found.ratios]
     if not shares:
-        return "" if found.absent is None else f"no compute and idle ratios: {found.absent}"
+        return "" if found.absent is None else f"no ratios: {found.absent}"
     known = ", ".join([*shares, describe_basis(found)])
     return known if found.absent is None else f"{known}; {found.absent}"

@@ -10,16 +10,16 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.records import AgentCost
 
 KEPT = "kept"
-ENDED_OUTCOME, PAUSED, CONTINUE, COMPARED, BEGAN = (
+ENDED_OUTCOME, PAUSED, CONTINUE, COMPARED, RAN = (
     "ended",
     "are paused",
     "continue",
     "are still being compared",
-    "began",
+    "ran (outcome not reported)",
 )
 OUTCOMES: Final = {
     ENDED_OUTCOME: "ended", PAUSED: "were paused", CONTINUE: "continued", COMPARED: "were still being compared",
-    BEGAN: "began",
+    RAN: RAN,
 }  # fmt: skip
 """What became of the windows of ranks, and the same of a run that is over."""
 
@@ -58,7 +58,7 @@ def describe_window_effect(ranks: Sequence[RankSnapshot]) -> str | None:
 def _find_outcome(cost: AgentCost) -> str:
     """Return what became of the windows of a rank. An earlier agent does not say: it may have ended them."""
     if not cost.window_effect:
-        return BEGAN
+        return RAN
     if cost.window_effect == ENDED:
         return ENDED_OUTCOME
     if cost.dropped.get(FULL_WINDOWS):
@@ -69,9 +69,9 @@ def _find_outcome(cost: AgentCost) -> str:
 def _describe_steps(costs: Sequence[AgentCost]) -> str:
     """Return the change of the steps between windows, and after CUPTI was detached."""
     attached = [change for cost in costs if (change := read_change(cost.attached_ratio)) is not None]
-    text = f"steps between them were {describe_change(median(attached))} the first one"
+    text = f"between windows, steps took {describe_change(median(attached))} the first window"
     detached = [change for cost in costs if (change := read_change(cost.detached_ratio)) is not None]
     if detached:
-        on = "" if len(detached) == len(costs) else f", on {len(detached):,} of these ranks"
-        return f"{text}, {describe_change(median(detached))} it after CUPTI was detached{on}"
+        on = "" if len(detached) == len(costs) else f" on {len(detached):,} of these ranks"
+        return f"{text}; after CUPTI was detached{on}, {describe_change(median(detached)).removesuffix(' than before')}"
     return text

@@ -126,7 +126,7 @@ def test_effect_of_windows_on_running_runs_is_said() -> None:
     with world.serve() as server:
         (check,) = check_window_effects(server.url, Credentials())
     assert (check.name, check.state) == ("windows of a", "ok")
-    assert check.found.startswith("full windows ended on 1 of 1 ranks: steps between them were 29 % longer")
+    assert check.found.startswith("full windows ended on 1 of 1 ranks: between windows, steps took 29 % longer")
 
 
 def test_run_whose_answer_cannot_be_read_hides_no_other() -> None:

@@ -37,7 +37,10 @@ def test_timed_collectives_of_steps_without_windows_are_reported() -> None:
     assert (ended.exit_code, ended.left) == (0, ())
     (said,) = ended.heard_of_agent
     assert said.startswith("rankscope: NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=1), which costs ")
-    assert said.endswith("The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)")
+    assert said.endswith(
+        "The job set the variable itself; RANKSCOPE_NCCL_TIMING=off stops rankscope from reading the durations "
+        "(docs/cost.md)."
+    )
     made = [tuple(one) for one in json.loads(ended.stdout.splitlines()[-1])]
 
     told = sorted((record.step, record.sequence, record.duration_ns) for record in life.collectives)

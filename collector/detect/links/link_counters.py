@@ -28,10 +28,10 @@ LINK_ERRORS: Final = "link_errors"
 CONGESTION: Final = "congestion"
 LINK_RATE: Final = "link_rate"
 SUGGESTS: Final[Mapping[str, str]] = {
-    LINK_ERRORS: ", which suggests link errors",
-    CONGESTION: ", which suggests congestion",
+    LINK_ERRORS: " This suggests link errors.",
+    CONGESTION: " This suggests congestion.",
 }
-"""End of a sentence about a counter, by kind; a rate suggests nothing beyond itself."""
+"""What follows the sentence about a counter, by kind; a rate suggests nothing beyond itself."""
 TIMES_MIN: Final = 10.0
 """Ratio to the other machines' ports: what all ports count is the way of this network, and no reason of one link."""
 PAST_TIMES_MIN: Final = 2.0
@@ -103,7 +103,7 @@ class Sign(NamedTuple):
 
     def write(self, *, is_over: bool) -> str:
         """Write a sentence, to follow that about the link."""
-        return f" Meanwhile {self.past if is_over else self.clause}{SUGGESTS.get(self.kind, '')}."
+        return f" Meanwhile {self.past if is_over else self.clause}.{SUGGESTS.get(self.kind, '')}"
 
 
 class _Place(NamedTuple):
@@ -216,7 +216,7 @@ def _find_grown(node: str, mine: _Growths, others: Sequence[_Growths]) -> Iterat
             whose, of_others = _name(node, place, len(theirs))
             words = counter.one if growth == 1 else counter.several
             steps = f"{mine.steps} step{'s' if mine.steps > 1 else ''}"
-            text = f"{whose} counted {growth} {words} within {steps}, {of_others} {_write_number(usual)}"
+            text = f"{whose} counted {growth} {words} in {steps} ({of_others}: {_write_number(usual)})"
             evidence = {f"{field}/{node}/{place.name}".rstrip("/"): growth}
             yield key, Sign(counter.kind, text, text, evidence, growth / max(1.0, usual))
 
@@ -228,7 +228,7 @@ def _find_slow_rates(node: str, mine: _Growths, others: Sequence[_Growths]) -> I
         usual = float(np.median(theirs)) if theirs else 0.0
         if rate < usual:
             whose, of_others = _name(node, _Place("port", port), len(theirs))
-            text = f"at {rate / GIGABIT:g} Gb/s, {of_others} at {usual / GIGABIT:g}"
+            text = f"at {rate / GIGABIT:g} Gb/s ({of_others}: {usual / GIGABIT:g})"
             evidence = {f"rate_bits_per_s/{node}/{port}": rate}
             yield Sign(LINK_RATE, f"{whose} runs {text}", f"{whose} ran {text}", evidence, math.inf)
 
@@ -244,7 +244,8 @@ def _write_number(number: float) -> str:
 
 def _name(node: str, place: _Place, others: int) -> tuple[str, str]:
     """Return how a sentence names a place of a node, and those of the others."""
-    many = "s, at the median," if others > 1 else ""
+    nodes = "other nodes" if others > 1 else "the other node"
     if not place.what:
-        return f"node {node}", f"the other node{many}"
-    return f"{place.what} {place.name} of node {node}", f"the same {place.what} of the other node{many}"
+        return f"node {node}", f"median of {nodes}" if others > 1 else nodes
+    same = f"the same {place.what} on {nodes}"
+    return f"{place.what} {place.name} of node {node}", f"median of {same}" if others > 1 else same

@@ -106,10 +106,14 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     )
     if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
         return Judged(signals.idle - data, f"{sentence}.", FREE_THE_HOST, evidence)
-    waits = f"up to {percent(signals.synchronising)} is around the end of synchronisations of the hosts with them"
+    waits = (
+        f"up to {percent(signals.synchronising)} of the time they are idle at the end of a call in which the host "
+        "waits for its GPU (such as .item())"
+    )
+    where = f", {signals.synchronises_in}" if signals.synchronises_in else ""
     return Judged(
         signals.idle - data,
-        f"{sentence}, and {waits}, {signals.synchronises_in}.",
+        f"{sentence}; {waits}{where}.",
         LAUNCH_AHEAD,
         {**evidence, "synchronising_ratio": signals.synchronising},
     )

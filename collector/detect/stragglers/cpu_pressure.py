@@ -20,12 +20,17 @@ from rankscope.measure.units import format_duration
 
 SOURCES: Final[Mapping[str, str]] = {
     "group_cpu_pressure_ns": (
-        "tasks in the control group of its node's first rank wait {mine} a step for a CPU, on its peers' nodes {peers}"
+        "in the control group of local rank 0 on its node some task waits for a CPU for {mine} of each step, on its "
+        "peers' nodes for {peers}"
     ),
-    "cpu_pressure_ns": "tasks on its machine wait {mine} a step for a CPU, those on its peers' machines {peers}",
-    "cpu_steal_ns": "its hypervisor takes {mine} a step from each CPU, {peers} on its peers' machines",
+    "cpu_pressure_ns": (
+        "on its machine some task waits for a CPU for {mine} of each step, on its peers' machines for {peers}"
+    ),
+    "cpu_steal_ns": (
+        "the hypervisor takes {mine} of each step from each CPU of its machine, {peers} on its peers' machines"
+    ),
 }
-"""Clause by field of NodeSample. The control group first: its tasks are those of the first rank's container or job."""
+"""Clause by field of NodeSample. The control group first: its tasks are those of local rank 0's container or job."""
 PEERS_READ_MAX: Final = 64
 """Peers, evenly spread, whose machines are compared with: the median of 64 is close enough to that of thousands."""
 

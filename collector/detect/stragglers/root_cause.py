@@ -272,12 +272,9 @@ def _pcie(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
             if mine is None or mine >= min(usual, most[what] or usual):
                 continue  # more than half of the known ones have the lower median, or more
             evidence[f"pcie_{what}"], evidence[f"peers_pcie_{what}"] = mine, usual
-            text = (
-                f"{mine} lane{'s' if mine > 1 else ''}, its peers' {usual}"
-                if what == "lanes"
-                else f"generation {mine}, its peers' {usual}"
-            )
-            return "pcie_downgrade", f"its GPU's PCIe link runs with {text}"
+            runs = f"with {mine} lane{'s' if mine > 1 else ''}" if what == "lanes" else f"at generation {mine}"
+            preposition = "with" if what == "lanes" else "at"
+            return "pcie_downgrade", f"its GPU's PCIe link runs {runs}, those of its peers {preposition} {usual}"
     return None
 
 
@@ -359,7 +356,7 @@ def _sync(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples:
     if sync_ns < EXPLAINS * excess_ns:
         return None
     longer = format_duration(sync_ns)
-    because = f"its host waits {longer} a step longer for its GPU, which is idle around the end of these waits"
+    because = f"its host waits at least {longer} a step longer for the GPU, and its GPU is idle as much longer"
     mine, *peers = (
         [one for one in windows.get(rank, ()) if _is_judged(one, rank, slow)] for rank in (slow.rank, *slow.peers.ranks)
     )

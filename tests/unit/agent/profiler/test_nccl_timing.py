@@ -128,10 +128,11 @@ def test_size_of_the_ring_is_that_of_the_newer_variable() -> None:
 def test_what_is_said_has_value_cost_and_cure() -> None:
     assert describe_timing(SET) == (
         "NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=1), which costs 2.5 to 3.7 us a collective on an H200. "
-        "RANKSCOPE_NCCL_TIMING=off leaves them untimed (docs/cost.md)"
+        "To switch it off: RANKSCOPE_NCCL_TIMING=off (docs/cost.md)."
     )
     assert describe_timing({TIMING_VARIABLE: "TRUE"}) == (
         "NCCL's collectives are timed (TORCH_NCCL_ENABLE_TIMING=TRUE), which costs 2.5 to 3.7 us a collective on an "
-        "H200. The job has set that itself; RANKSCOPE_NCCL_TIMING=off leaves them unread (docs/cost.md)"
+        "H200. The job set the variable itself; RANKSCOPE_NCCL_TIMING=off stops rankscope from reading the durations "
+        "(docs/cost.md)."
     )
     assert describe_too_late().startswith("NCCL's collectives are not timed: the agent was started after init_process")

@@ -315,7 +315,7 @@ def test_ratios_end_in_snapshots_with_the_windows() -> None:
         assert (rank.absent_ratios, found.cost) == (found.ratio_basis.absent, summary.cost)
     assert known == [(True, 1, 10), (True, 2, 20), (False, 2, 30)]
     assert found.ratio_basis.absent == (
-        "full windows ended after step 20: since the first one steps were 29 % longer than before"
+        "full windows ended after step 20 because steps took 29 % longer than before the first window"
     )
     assert (found.ratio_basis.age_steps, found.ratio_basis.age_s) == (19, 1.0)
 

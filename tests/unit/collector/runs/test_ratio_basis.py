@@ -16,6 +16,7 @@ from rankscope.collector.runs.ratio_basis import (
 from rankscope.measure.records import AgentCost, WindowBreakdown
 
 S = 1_000_000_000
+SLOWER = "steps took 29 % longer than before the first window"
 DROPPED = {"full_windows": True}
 FROM_BEGIN = FirstSeen(-1, 0)
 
@@ -132,7 +133,7 @@ def test_old_window_is_described_by_its_age() -> None:
 def test_windows_that_slowed_training_ended_with_a_reason() -> None:
     cost = AgentCost(dropped=DROPPED, attached_ratio=0.29, window_effect="ended")
     found = basis_at(STEADY, 302, 30, cost)
-    assert found.absent == "full windows ended after step 301: since the first one steps were 29 % longer than before"
+    assert found.absent == f"full windows ended after step 301 because {SLOWER}"
     assert (found.steps, found.age_steps) == (6, 1)
 
 
@@ -143,14 +144,14 @@ def test_ratios_stay_while_windows_are_paused_for_their_cost(state: str) -> None
 
 
 def test_windows_of_a_gpu_that_is_not_to_have_any_ended_by_the_setting() -> None:
-    expected = "full windows ended after step 301: device_windows = off"
+    expected = "full windows ended after step 301 because device_windows = off"
     assert basis_at(STEADY, 302, 30, AgentCost(window_effect="ended")).absent == expected
 
 
 @pytest.mark.parametrize("change", [float("nan"), float("inf"), -1.5, 1e9])
 def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
     cost = AgentCost(dropped=DROPPED, attached_ratio=change, window_effect="ended")
-    assert basis_at(STEADY, 302, 30, cost).absent == "full windows ended after step 301: the agent ended them"
+    assert basis_at(STEADY, 302, 30, cost).absent == "full windows ended after step 301 because the agent decided so"
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,10 @@ def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
         (AgentCost(), "this collector has seen no full window"),
         (AgentCost(window_effect="reference"), "this collector has seen no full window"),
         (AgentCost(window_effect="ended"), "this collector has seen no full window: device_windows = off"),
+        (
+            AgentCost(attached_ratio=0.29, window_effect="ended"),
+            f"this collector has seen no full window: they ended because {SLOWER}",
+        ),
         (AgentCost(dropped=DROPPED), f"this collector has seen no full window: {PAUSED}"),
     ],
 )
@@ -200,4 +205,4 @@ def test_negative_number_of_steps_counts_as_none() -> None:
 def test_windows_that_lasted_no_time_give_no_ratios() -> None:
     empty = msgspec.structs.replace(window_of(100, 6), window_ns=0)
     found = find_basis(empty, STEADY, AgentCost(), 302, 30 * S)
-    assert found.absent == "the last full windows lasted no time"
+    assert found.absent == "the last full windows had a length of 0"

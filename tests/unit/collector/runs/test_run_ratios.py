@@ -14,7 +14,8 @@ from rankscope.collector.runs.window_effect import describe_window_effect, read_
 from rankscope.measure.records import AgentCost, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
 
-ENDED_WHY = "full windows ended after step 201: since the first one steps were 29 % longer than before"
+ENDED_20 = "full windows ended on 1 of 1 ranks: between windows, steps took 20 % longer than before the first window"
+ENDED_WHY = "full windows ended after step 201 because steps took 29 % longer than before the first window"
 ENDED = RatioBasis(steps=4, of_steps=400, share=0.01, age_steps=900, age_s=90.0, absent=ENDED_WHY)
 
 
@@ -52,7 +53,7 @@ def test_age_of_a_run_is_that_of_its_oldest_newest_window() -> None:
 def test_ranks_without_present_windows_do_not_count() -> None:
     found = find_run_ratios([measured(0, 90, 2, age_steps=20), rank_of(1, ratio_basis=ENDED)])
     assert (found.ratios["compute"], found.ranks, found.of_ranks, found.steps) == (0.9, 1, 2, 2)
-    assert found.absent == f"none on 1 of 2 ranks; on rank 1: {ENDED_WHY}"
+    assert found.absent == f"1 of 2 ranks has no ratios; rank 1: {ENDED_WHY}"
 
 
 def test_run_whose_windows_have_ended_has_no_ratios() -> None:
@@ -67,7 +68,8 @@ def test_ended_ranks_count_only_once_no_rank_is_up() -> None:
 
 
 def test_a_reason_comes_before_a_window_not_seen_yet() -> None:
-    assert describe_absence([(0, RatioBasis()), (1, ENDED)]) == f"none on 2 of 2 ranks; on rank 1: {ENDED_WHY}"
+    why = f"all 2 ranks have none, for different reasons; rank 1: {ENDED_WHY}"
+    assert describe_absence([(0, RatioBasis()), (1, ENDED)]) == why
     assert describe_absence([(0, RatioBasis()), (1, RatioBasis())]) == "this collector has seen no full window"
     assert describe_absence([]) is None
 
@@ -78,7 +80,7 @@ def test_ratios_of_some_ranks_are_given_with_the_reason_of_others() -> None:
         "compute 90 %, exposed communication 0 %, idle 10 %, from 2 of 100 steps; at the last report the newest window "
         "was 20 steps (2 s) old"
     )
-    assert text == f"{known}; none on 1 of 2 ranks; on rank 1: {ENDED_WHY}"
+    assert text == f"{known}; 1 of 2 ranks has no ratios; rank 1: {ENDED_WHY}"
 
 
 def test_run_without_ranks_has_no_sentence() -> None:
@@ -90,7 +92,7 @@ def test_run_without_ranks_has_no_sentence() -> None:
 
 def test_run_whose_windows_lasted_no_time_says_so() -> None:
     empty = rank_of(0, ratio_basis=RatioBasis(steps=2, of_steps=9, age_steps=1, age_s=1.0, absent="it is empty"))
-    assert describe_run_ratios(find_run_ratios([empty])) == "no compute and idle ratios: it is empty"
+    assert describe_run_ratios(find_run_ratios([empty])) == "no ratios: it is empty"
 
 
 def test_steps_of_many_ranks_are_cut_where_they_cannot_be_encoded() -> None:
@@ -102,7 +104,7 @@ def test_steps_of_many_ranks_are_cut_where_they_cannot_be_encoded() -> None:
 
 def test_two_states_of_one_rank_are_both_counted() -> None:
     twice = [(3, ENDED), (3, RatioBasis(absent=None)), (3, RatioBasis(absent="old"))]
-    assert describe_absence(twice) == f"none on 2 of 3 ranks; on rank 3: {ENDED_WHY}"
+    assert describe_absence(twice) == f"2 of 3 ranks have no ratios; rank 3: {ENDED_WHY}"
 
 
 # -- what windows have done to the steps -------------------------------------------------------------------------------
@@ -111,16 +113,16 @@ def test_two_states_of_one_rank_are_both_counted() -> None:
 def test_windows_that_ended_are_told_with_what_detaching_did() -> None:
     ranks = [slowed(rank, 0.27 + rank / 100, 0.004) for rank in range(5)]
     assert describe_window_effect(ranks) == (
-        "full windows ended on 5 of 5 ranks: steps between them were 29 % longer than before the first one, 0.4 % "
-        "longer than before it after CUPTI was detached"
+        "full windows ended on 5 of 5 ranks: between windows, steps took 29 % longer than before the first window; "
+        "after CUPTI was detached, 0.4 % longer"
     )
 
 
 def test_ranks_that_did_not_detach_are_not_counted_as_if() -> None:
     ranks = [slowed(0, 0.2), slowed(1, 0.2, 0.0), slowed(2, None, state="reference")]
     assert describe_window_effect(ranks) == (
-        "full windows ended on 2 of 3 ranks: steps between them were 20 % longer than before the first one, as long as "
-        "before it after CUPTI was detached, on 1 of these ranks"
+        "full windows ended on 2 of 3 ranks: between windows, steps took 20 % longer than before the first window; "
+        "after CUPTI was detached on 1 of these ranks, as long as before"
     )
 
 
@@ -130,13 +132,13 @@ def test_ranks_that_did_not_detach_are_not_counted_as_if() -> None:
         ("ended", "ended", "ended"),
         ("kept", "continue", "continued"),
         ("attached", "are still being compared", "were still being compared"),
-        ("", "began", "began"),
+        ("", "ran (outcome not reported)", "ran (outcome not reported)"),
     ],
 )
 def test_windows_are_told_with_their_effect_now_or_in_the_past(state: str, now: str, past: str) -> None:
     rank = slowed(0, 0.004, state=state)
     over = msgspec.structs.replace(rank, up=False, ended="finished")
-    steps = "on 1 of 1 ranks: steps between them were 0.4 % longer than before the first one"
+    steps = "on 1 of 1 ranks: between windows, steps took 0.4 % longer than before the first window"
     assert describe_window_effect([rank]) == f"full windows {now} {steps}"
     assert describe_window_effect([over]) == f"full windows {past} {steps}"
 
@@ -145,22 +147,22 @@ def test_windows_that_are_paused_do_not_continue() -> None:
     cost = AgentCost(attached_ratio=0.004, window_effect="kept", dropped={"full_windows": True})
     paused, kept = rank_of(0, cost=cost), slowed(1, 0.0, state="kept")
     assert describe_window_effect([paused, kept]) == (
-        "full windows are paused on 1 of 2 ranks: steps between them were 0.4 % longer than before the first one; full "
-        "windows continue on 1 of 2 ranks: steps between them were as long as before the first one"
+        "full windows are paused on 1 of 2 ranks: between windows, steps took 0.4 % longer than before the first "
+        "window; full windows continue on 1 of 2 ranks: between windows, steps took as long as before the first window"
     )
 
 
 def test_effect_is_of_the_ranks_that_are_up() -> None:
     gone = msgspec.structs.replace(slowed(0, 0.5), up=False, ended="failed")
     text = describe_window_effect([gone, slowed(1, 0.2)])
-    assert text == "full windows ended on 1 of 1 ranks: steps between them were 20 % longer than before the first one"
+    assert text == ENDED_20
 
 
 @pytest.mark.parametrize("change", [float("nan"), float("inf"), -2.0, 1e9])
 def test_effect_that_cannot_be_is_not_told(change: float) -> None:
     assert describe_window_effect([slowed(0, change)]) is None
     text = describe_window_effect([slowed(0, 0.2, change)])
-    assert text == "full windows ended on 1 of 1 ranks: steps between them were 20 % longer than before the first one"
+    assert text == ENDED_20
 
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:
@@ -174,7 +176,7 @@ def test_status_says_why_there_are_no_ratios_and_what_windows_cost() -> None:
     rank = msgspec.structs.replace(slowed(0, 0.29, 0.004), ratio_basis=ENDED)
     run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(rank,))
     lines = render_status(build_status(run, 1)).splitlines()
-    assert f"  full windows: no compute and idle ratios: {ENDED_WHY}" in lines
+    assert f"  full windows: no ratios: {ENDED_WHY}" in lines
     assert any(line.startswith("  full windows ended on 1 of 1 ranks") for line in lines)
     assert f"  ratios: {ENDED_WHY}" in render_one_rank(run, rank, None).splitlines()
 

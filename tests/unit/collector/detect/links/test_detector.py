@@ -339,10 +339,10 @@ def test_errors_of_the_accused_machine_stand_in_the_finding() -> None:
     finding = only(view_of(ODD, samples=with_errors(a=0, b=40)))
     assert finding.cause == "slow_link"
     assert finding.details["link_errors"] == (
-        "port mlx5_0/1 of node b counted 40 symbol errors within 20 steps, the same port of the other node 0"
+        "port mlx5_0/1 of node b counted 40 symbol errors in 20 steps (the same port on the other node: 0)"
     )
-    assert finding.sentence.endswith(f" Meanwhile {finding.details['link_errors']}, which suggests link errors.")
-    assert finding.past.endswith(f" Meanwhile {finding.details['link_errors']}, which suggests link errors.")
+    assert finding.sentence.endswith(f" Meanwhile {finding.details['link_errors']}. This suggests link errors.")
+    assert finding.past.endswith(f" Meanwhile {finding.details['link_errors']}. This suggests link errors.")
     assert finding.evidence["symbol_errors/b/mlx5_0/1"] == 40
 
 

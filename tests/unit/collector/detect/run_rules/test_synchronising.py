@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
@@ -35,9 +36,9 @@ def host_bound(view: RunView) -> Finding:
 def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
     finding = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3))
     idle = "The GPUs are idle 40 % of the time, waiting for their hosts; waiting for data is 0.0 % of the time"
-    waits = "and up to 30 % is around the end of synchronisations of the hosts with them"
+    waits = "they are idle at the end of a call in which the host waits for its GPU (such as .item())"
     where = "100 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
-    assert finding.sentence == f"{idle}, {waits}, {where}."
+    assert finding.sentence == f"{idle}; up to 30 % of the time {waits}, {where}."
     assert finding.evidence["synchronising_ratio"] == 0.3
     assert ".item()" in finding.suggestion
 
@@ -45,9 +46,14 @@ def test_idle_time_after_waits_of_the_hosts_names_the_line() -> None:
 def test_its_past_form_leaves_the_line_alone() -> None:
     past = host_bound(run_of([window(30.0)] * 3, [window(30.0)] * 3)).past
     assert (
-        "up to 30 % was around the end of synchronisations of the hosts with them, 100 % of it in train.py:24 (main)"
-        in past
-    )
+        "up to 30 % of the time they were idle at the end of a call in which the host waited for its GPU (such as "
+        ".item()), 100 % of it in train.py:24 (main)"
+    ) in past
+
+
+def test_without_kinds_no_line_is_named() -> None:
+    unnamed = [msgspec.structs.replace(window(30.0), kinds=())] * 3
+    assert host_bound(run_of(unnamed, unnamed)).sentence.endswith("waits for its GPU (such as .item()).")
 
 
 @pytest.mark.parametrize(

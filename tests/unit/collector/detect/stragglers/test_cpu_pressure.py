@@ -48,12 +48,18 @@ def pressed(slow_ms: int, *peers_ms: int, field: str = MACHINE) -> dict[int, Seq
         (
             GROUP,
             (
-                "tasks in the control group of its node's first rank wait 40.0 ms a step for a CPU, "
-                "on its peers' nodes 10.0 ms"
+                "in the control group of local rank 0 on its node some task waits for a CPU for 40.0 ms of each step, "
+                "on its peers' nodes for 10.0 ms"
             ),
         ),
-        (MACHINE, "tasks on its machine wait 40.0 ms a step for a CPU, those on its peers' machines 10.0 ms"),
-        (STEAL, "its hypervisor takes 40.0 ms a step from each CPU, 10.0 ms on its peers' machines"),
+        (
+            MACHINE,
+            "on its machine some task waits for a CPU for 40.0 ms of each step, on its peers' machines for 10.0 ms",
+        ),
+        (
+            STEAL,
+            "the hypervisor takes 40.0 ms of each step from each CPU of its machine, 10.0 ms on its peers' machines",
+        ),
     ],
 )
 def test_machine_that_is_short_of_cpus_is_cpu_pressure(field: str, because: str) -> None:

@@ -240,7 +240,7 @@ def pcie_cause(slow: DeviceSample, *peers: DeviceSample, **known: Any) -> Cause:
 def test_link_with_fewer_lanes_than_most_peers_is_pcie_downgrade() -> None:
     assert pcie_cause(linked(4), linked(16), linked(16), linked(8)) == Cause(
         "pcie_downgrade",
-        "its GPU's PCIe link runs with 4 lanes, its peers' 16",
+        "its GPU's PCIe link runs with 4 lanes, those of its peers with 16",
         {"pcie_lanes": 4, "peers_pcie_lanes": 16},
     )
 
@@ -248,7 +248,7 @@ def test_link_with_fewer_lanes_than_most_peers_is_pcie_downgrade() -> None:
 def test_busy_link_of_a_lower_generation_is_pcie_downgrade() -> None:
     cause = pcie_cause(linked(16, 1), linked(16), linked(16), linked(16))
     assert cause.name == "pcie_downgrade"
-    assert cause.because == "its GPU's PCIe link runs with generation 1, its peers' 5"
+    assert cause.because == "its GPU's PCIe link runs at generation 1, those of its peers at 5"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,10 @@ def test_link_that_is_as_those_of_its_peers_or_not_known_is_no_cause(
 
 def test_link_below_its_own_maximum_is_pcie_downgrade() -> None:
     narrow = linked(1, pcie_link_width_max=8)
-    assert pcie_cause(narrow, *[linked(16)] * 3).because == "its GPU's PCIe link runs with 1 lane, its peers' 16"
+    assert (
+        pcie_cause(narrow, *[linked(16)] * 3).because
+        == "its GPU's PCIe link runs with 1 lane, those of its peers with 16"
+    )
 
 
 def test_memory_pressure_comes_before_a_narrow_link() -> None:
@@ -487,7 +490,7 @@ def test_longer_waits_with_a_gpu_idle_around_their_end_are_host_device_sync() ->
     cause = cause_of(synchronisations=all_wait(mine, waits(5.0, 2.0)), breakdowns=LONGER_IDLE)
     assert cause.name == "host_device_sync"
     assert cause.because == (
-        "its host waits 38.0 ms a step longer for its GPU, which is idle around the end of these waits, "
+        "its host waits at least 38.0 ms a step longer for the GPU, and its GPU is idle as much longer, "
         "79 % of it in train.py:24 (main) (aten::item, cudaStreamSynchronize)"
     )
     assert cause.evidence == {"sync_excess_ns": 38 * MS}
@@ -540,7 +543,7 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
         self_ms=120.0,
     )
     assert cause.because == (
-        "its host waits 20.0 ms a step longer for its GPU, which is idle around the end of these waits, "
+        "its host waits at least 20.0 ms a step longer for the GPU, and its GPU is idle as much longer, "
         "100 % of it in debug.py:80 (dump) (aten::item, cudaStreamSynchronize)"
     )
 
@@ -548,7 +551,7 @@ def test_the_line_named_is_the_one_that_the_peers_lack() -> None:
 def test_no_line_is_named_that_has_less_than_half_of_the_excess() -> None:
     kinds = [idle_of(ITEM, 13.0, line=f"train.py:{number} (main)", operator=f"aten::op{number}") for number in range(3)]
     cause = cause_of(synchronisations=all_wait(waits(45.0, 39.0, *kinds), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
-    assert cause.because.endswith("which is idle around the end of these waits")
+    assert cause.because.endswith("and its GPU is idle as much longer")
 
 
 def test_without_a_line_the_operator_and_the_call_are_named() -> None:
@@ -559,7 +562,7 @@ def test_without_a_line_the_operator_and_the_call_are_named() -> None:
 
 def test_without_kinds_nothing_is_named() -> None:
     cause = cause_of(synchronisations=all_wait(waits(45.0, 40.0), waits(0.0, 0.0)), breakdowns=LONGER_IDLE)
-    assert cause.because.endswith("which is idle around the end of these waits")
+    assert cause.because.endswith("and its GPU is idle as much longer")
 
 
 def test_share_of_a_kind_with_more_idle_time_than_its_window_is_all() -> None:
