@@ -14,7 +14,7 @@ from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
-from rankscope.measure.clock import Clock
+from rankscope.measure.clock import Clock, read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 
 RECORDED_EVENT_NS = 500
@@ -98,7 +98,7 @@ class WindowResults:
         if not self._windows.progress.times_collectives:
             return []
         self._windows.log_timing()
-        wall_minus_host_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
+        wall_minus_host_ns = read_wall_minus_host_ns(self._clock.wall_ns, self._clock.monotonic_ns)
         return self.timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
 
     def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:

@@ -9,7 +9,7 @@ first windows of a device, and the boundary at which CUPTI is detached: these de
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from time import monotonic_ns, thread_time_ns, time_ns
+from time import thread_time_ns
 from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
@@ -19,6 +19,7 @@ from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
+from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -343,7 +344,7 @@ class WindowScheduler:
         full, on_device = bool(self._running), self._on_device
         lines = self._lines if on_device else None
         result = self._stop()
-        offset_ns = time_ns() - monotonic_ns()
+        offset_ns = read_wall_minus_host_ns()
         enqueued = self._read_enqueued()
         end_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += end_cost_ns if full else 0

@@ -230,7 +230,9 @@ struct Device {
   // The recorded trace once more, from now on. Returns when it will be over, by the wall clock.
   int64_t replay() {
     std::lock_guard lock(mutex);
-    const int64_t base = wall_ns() + CALL_NS, base_host = host_ns() + CALL_NS;
+    int64_t lead = CALL_NS;  // work without a call may begin before the first call: yet not before now
+    for (const auto& one : trace) lead = std::max(lead, CALL_NS - one.begin_at_ns);
+    const int64_t base = wall_ns() + lead, base_host = host_ns() + lead;
     int64_t end = base;
     for (const auto& one : trace) {
       const bool has_call = one.call_at_ns >= 0;

@@ -260,7 +260,8 @@ def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePag
         Synchronisation(call="cudaMemcpyAsync", count=2, waits_ns=2 * NS_PER_MS),
     )  # fmt: skip
     waits = WindowSynchronisations(first_step=4, step_count=4, kinds=kinds)
-    ranks = (rank_of(0, run="story", synchronisations=waits), rank_of(1, run="story"))
+    present = RatioBasis(steps=4, of_steps=4, share=1.0, age_steps=0, age_s=0.0, absent=None)
+    ranks = (rank_of(0, run="story", synchronisations=waits, ratio_basis=present), rank_of(1, run="story"))
     world.show(RunSnapshot(run="story", world_size=2, restart_count=0, ranks=ranks))
     page.open("#run=story&rank=0")
     assert page.wait_for_rows("#waits", 2) == [

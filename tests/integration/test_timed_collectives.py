@@ -1,6 +1,7 @@
 """Collectives between windows: the flight recorder of a real job, read by worker server and sidecar."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, torchru
 
 ONE_OF_TWO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-    "RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0",
+    "RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0", "PYTHONPATH": str(Path(__file__).parents[2]),
 }  # fmt: skip
 
 

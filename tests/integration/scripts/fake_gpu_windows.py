@@ -14,6 +14,7 @@ from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 from tests.fake_gpu import ALL_OPERATORS, FakeGpu
@@ -53,7 +54,7 @@ for window in range(options.windows):
     profiler.start(full=True)
     steps = [train(STEPS * window + step) for step in range(STEPS)]
     assert profiler.wait_for_device(NS_PER_S)
-    raw = RawWindow(True, steps, profiler.stop(), time.time_ns() - time.monotonic_ns(), {}, {}, 0, on_device=True)
+    raw = RawWindow(True, steps, profiler.stop(), read_wall_minus_host_ns(), {}, {}, 0, on_device=True)
     reduction.reduce(raw)
     found = [one for reduced in reduction.finish() for one in reduced.breakdowns]
     whole = all(one.compute_ns == KERNEL_NS * (one.operator_count or 0) > 0 for one in found)
