@@ -37,6 +37,9 @@ ITEMS_MAX: Final = 1024
 PORTS_MAX: Final = 64
 """Network ports, and interfaces, of a machine: an agent reports 16 and 8."""
 
+NUMBER_MAX: Final = 2**63 - 1
+"""Largest number that every reader of a message can hold. Sums of what ranks have sent may exceed it."""
+
 Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 ShortName = Annotated[str, msgspec.Meta(max_length=SHORT_NAME_LENGTH_MAX)]
 LongText = Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)]
@@ -55,3 +58,12 @@ Some = msgspec.Meta(max_length=ITEMS_MAX)
 
 Ports = msgspec.Meta(max_length=PORTS_MAX)
 """Bound of a list of PORTS_MAX elements."""
+
+
+def to_count(number: int) -> int:
+    """Return a number, for example a sum of what ranks have sent, as one that is not negative and can be encoded.
+
+    >>> to_count(-3), to_count(7), to_count(2**70) == NUMBER_MAX
+    (0, 7, True)
+    """
+    return max(0, min(NUMBER_MAX, number))

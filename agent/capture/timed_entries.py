@@ -13,13 +13,12 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from rankscope.measure.bounds import NAME_LENGTH_MAX
+from rankscope.measure.bounds import NAME_LENGTH_MAX, NUMBER_MAX
 from rankscope.measure.communication import HOST_PREFIXES, find_operation, input_bytes
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 SETTLED_NS: Final = NS_PER_S
 """Age from which a retired entry without a duration will have none: torch computes it after retiring the entry."""
-NUMBER_MAX: Final = 2**63 - 1
 DURATION_MS_MAX: Final = 1e12
 """30 years: what is longer is no duration, and its ns have no room in 64 bits."""
 COALESCED: Final = "coalesced"

@@ -10,6 +10,7 @@ an H200 (`tests/benchmarks/results/gpu-nvidia-h200.md`). Its flight recorder has
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from rankscope.agent.capture.flight_recorder import DUMPS
 from rankscope.agent.config import OFF, ON
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
@@ -19,7 +20,9 @@ COST_NS: Final = 3_700
 """Cost of timing one collective, on the training thread: the larger of the two measurements."""
 COST_TEXT: Final = "2.5 to 3.7 us a collective on an H200"
 
-RING_VARIABLES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+OLD_RING_VARIABLE: Final = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The only variable that switches on the recorder of NCCL before RECORDER_ON_SINCE."""
+RING_VARIABLES: Final = ("TORCH_FR_BUFFER_SIZE", OLD_RING_VARIABLE)
 RING_ENTRIES: Final = 2_000
 """Entries of torch's recorder by default."""
 RECORDER_ON_SINCE: Final = (2, 11)
@@ -27,8 +30,6 @@ RECORDER_ON_SINCE: Final = (2, 11)
 EVENT_CACHE_VARIABLE: Final = "TORCH_NCCL_CUDA_EVENT_CACHE"
 EVENT_CACHE_SINCE: Final = (2, 6)
 """The first torch that reuses CUDA events by default (pytorch #140975)."""
-OLD_RING_VARIABLE: Final = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""The only variable that switches on the recorder of NCCL before RECORDER_ON_SINCE."""
 
 _TRUE: Final = frozenset({"1", "y", "yes", "t", "true"})
 """What torch takes for yes: any other value but those of _FALSE ends in an error."""
@@ -62,7 +63,7 @@ def is_safe_to_read(environment: Mapping[str, str]) -> bool:
         from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - the user's torch
     except ImportError:
         return False
-    return any(hasattr(c10d, name) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"))
+    return any(hasattr(c10d, name) for name in DUMPS)
 
 
 def is_timing(environment: Mapping[str, str]) -> bool:

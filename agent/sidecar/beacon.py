@@ -93,28 +93,35 @@ class Beacon:
 
     def write_descriptor(self, descriptor: Descriptor) -> None:
         """Replace the descriptor. Raise OSError, and keep the previous one."""
-        path = self._path + DESCRIPTOR_SUFFIX
-        file = os.open(path + NEW_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
-        try:
-            _write_whole(file, msgspec.json.encode(descriptor))
-            os.rename(path + NEW_SUFFIX, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(path + NEW_SUFFIX)
-            raise
-        finally:
-            os.close(file)
+        replace_file(self._path + DESCRIPTOR_SUFFIX, msgspec.json.encode(descriptor))
 
     def close(self) -> None:
         """Close the files; the sidecar removes them once the process has ended."""
         os.close(self._heartbeat_file)
 
 
-def _write_whole(file: int, block: bytes) -> None:
-    """Write the block at the start of the file. A full file system writes a part, then fails the next call."""
-    written = 0
-    while written < len(block):
-        written += os.pwrite(file, block[written:], written)
+def _write_whole(file: int, *blocks: bytes) -> None:
+    """Write the blocks at the start of the file. A full file system writes a part, then fails the next call."""
+    place = 0
+    for block in blocks:
+        left = memoryview(block)
+        while left:
+            written = os.pwrite(file, left, place)
+            left, place = left[written:], place + written
+
+
+def replace_file(path: str, *blocks: bytes) -> None:
+    """Write a file that is never seen in parts. Raise OSError, and keep the previous one."""
+    file = os.open(path + NEW_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+    try:
+        _write_whole(file, *blocks)
+        os.rename(path + NEW_SUFFIX, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path + NEW_SUFFIX)
+        raise
+    finally:
+        os.close(file)
 
 
 def find_names(folder: str) -> list[str]:

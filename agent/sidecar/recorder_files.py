@@ -8,7 +8,6 @@ The files are beside the beacon, in memory: about 1 MB until the sidecar's next 
 it knows when no CUDA graph can be captured: a dump queries CUDA events, which would invalidate a capture.
 """
 
-import contextlib
 import os
 import struct
 import time
@@ -18,8 +17,7 @@ import msgspec
 
 from rankscope.agent.capture.timed_entries import Reading, parse_dump
 from rankscope.agent.guard import describe
-from rankscope.agent.private_folder import PRIVATE_FILE
-from rankscope.agent.sidecar.beacon import DUMP_SUFFIX, NEW_SUFFIX, TIMED_SUFFIX
+from rankscope.agent.sidecar.beacon import DUMP_SUFFIX, TIMED_SUFFIX, replace_file
 from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX
 
 _HEADER: Final = struct.Struct("=2q")
@@ -27,8 +25,8 @@ _HEADER: Final = struct.Struct("=2q")
 
 
 def write_dump(folder: str, name: str, text: bytes, *, taken_wall_ns: int, since_wall_ns: int) -> None:
-    """Write a dump for the sidecar. Raise OSError, and leave no file."""
-    _replace(os.path.join(folder, name + DUMP_SUFFIX), _HEADER.pack(taken_wall_ns, since_wall_ns), text)
+    """Write a dump for the sidecar. Raise OSError."""
+    replace_file(os.path.join(folder, name + DUMP_SUFFIX), _HEADER.pack(taken_wall_ns, since_wall_ns), text)
 
 
 def pop_reading(folder: str, name: str) -> Reading | None:
@@ -60,7 +58,7 @@ def reduce_dump(folder: str, name: str) -> bool:
     """Replace the rank's dump by its collectives; return whether there was one. Raise OSError."""
     reading = pop_dump(folder, name)
     if reading is not None:
-        _replace(os.path.join(folder, name + TIMED_SUFFIX), msgspec.msgpack.encode(reading))
+        replace_file(os.path.join(folder, name + TIMED_SUFFIX), msgspec.msgpack.encode(reading))
     return reading is not None
 
 
@@ -73,20 +71,3 @@ def _pop(path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     return block
-
-
-def _replace(path: str, *blocks: bytes) -> None:
-    """Write a file that is never seen in parts. Raise OSError, and leave no file."""
-    file = os.open(path + NEW_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
-    try:
-        for block in blocks:
-            view = memoryview(block)
-            while view:
-                view = view[os.write(file, view) :]
-        os.rename(path + NEW_SUFFIX, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(path + NEW_SUFFIX)
-        raise
-    finally:
-        os.close(file)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from rankscope.measure.bounds import to_count
 from rankscope.measure.records import (
     SYNCHRONISATIONS_MAX,
     Synchronisation,
@@ -17,7 +18,6 @@ TEXT_LENGTH_MAX: Final = 120
 LINE_SHARE_MIN: Final = 0.5
 """Idle time of a line over that of the same call without a line, from which on the line stands for the call: a sampler
 misses most calls of less than 10 ms, and one that it has met by chance says nothing of the others."""
-_NUMBER_MAX: Final = 2**63 - 1
 
 _Kind = tuple[str, str | None, str | None]
 """Call, operator, line."""
@@ -35,9 +35,9 @@ def add_synchronisations(windows: Sequence[WindowSynchronisations]) -> WindowSyn
             add_waits(call_ns, call, waits_ns)
     return WindowSynchronisations(
         first_step=windows[0].first_step,
-        step_count=_limit(sum(window.step_count for window in windows)),
-        call_ns={call: _limit(waits_ns) for call, waits_ns in call_ns.items()},
-        idle_ns=_limit(sum(window.idle_ns for window in windows)),
+        step_count=to_count(sum(window.step_count for window in windows)),
+        call_ns={call: to_count(waits_ns) for call, waits_ns in call_ns.items()},
+        idle_ns=to_count(sum(window.idle_ns for window in windows)),
         kinds=_add_kinds(kind for window in windows for kind in window.kinds),
     )
 
@@ -51,10 +51,10 @@ def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
             call=call,
             operator=operator,
             line=line,
-            count=_limit(sum(one.count for one in found)),
-            waits_ns=_limit(sum(one.waits_ns for one in found)),
-            longest_ns=_limit(max(one.longest_ns for one in found)),
-            idle_ns=_limit(sum(one.idle_ns for one in found)),
+            count=to_count(sum(one.count for one in found)),
+            waits_ns=to_count(sum(one.waits_ns for one in found)),
+            longest_ns=to_count(max(one.longest_ns for one in found)),
+            idle_ns=to_count(sum(one.idle_ns for one in found)),
         )
         for (call, operator, line), found in same.items()
     ]
@@ -63,11 +63,6 @@ def _add_kinds(kinds: Iterable[Synchronisation]) -> tuple[Synchronisation, ...]:
 
 def _key(kind: Synchronisation) -> _Kind:
     return kind.call, kind.operator, kind.line
-
-
-def _limit(value: int) -> int:
-    """Return a sum from 0 to 64 bits, so that it can be encoded and is a time, whatever numbers a rank has sent."""
-    return max(0, min(_NUMBER_MAX, value))
 
 
 def find_costliest(windows: Sequence[WindowSynchronisations]) -> tuple[Synchronisation, float] | None:

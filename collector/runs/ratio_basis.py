@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.measure.bounds import to_count
 from rankscope.measure.records import AgentCost, WindowBreakdown
 from rankscope.measure.units import NS_PER_S, format_length
 
@@ -23,8 +24,6 @@ FIRST_AGE_NS_MIN: Final = 600 * NS_PER_S
 was compared, and is paid from the default budget's half for full windows, 0.25 % of the time, by which one that costs
 1 s comes every 400 s.
 """
-COUNT_MAX: Final = 2**63 - 1
-"""Largest number that can be encoded, whatever numbers a rank has sent."""
 CHANGE_MAX: Final = 1000.0
 """Largest change of the step time that is believed, whatever a rank has sent."""
 
@@ -78,13 +77,13 @@ def note_windows(
     """Return the times with the windows of a report of `host_ns`. Windows before the newest one change nothing."""
     if not windows:
         return before
-    last_step = _count(max(window.first_step + max(0, window.step_count) for window in windows) - 1)
+    last_step = to_count(max(window.first_step + max(0, window.step_count) for window in windows) - 1)
     if before is None:
-        distances = _count(last_step - first_seen.step), _count(host_ns - first_seen.host_ns)
+        distances = to_count(last_step - first_seen.step), to_count(host_ns - first_seen.host_ns)
         return WindowTimes(last_step, host_ns, *distances)
     if last_step <= before.last_step:
         return before
-    distances = _count(last_step - before.last_step), _count(host_ns - before.host_ns)
+    distances = to_count(last_step - before.last_step), to_count(host_ns - before.host_ns)
     return WindowTimes(last_step, host_ns, *distances, before.steps, before.ns)
 
 
@@ -120,8 +119,8 @@ def find_basis(
         why = _explain_none(cost)
         return NO_WINDOW if why is None else RatioBasis(absent=f"{NO_WINDOW.absent}: {why}")
     age_steps, age_ns = _find_age(times, last_step, host_ns)
-    steps = _count(windows.step_count)
-    of_steps = max(steps, _count(times.last_step + age_steps + 1 - windows.first_step))
+    steps = to_count(windows.step_count)
+    of_steps = max(steps, to_count(times.last_step + age_steps + 1 - windows.first_step))
     absent = find_absence(times, cost, last_step, host_ns)
     if absent is None and windows.window_ns <= 0:
         absent = "the last full windows had a length of 0"
@@ -153,7 +152,7 @@ def find_absence(times: WindowTimes, cost: AgentCost, last_step: int | None, hos
 
 def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[int, int]:
     """Return the age of the newest window in steps and in ns."""
-    return _count((last_step or 0) - times.last_step), _count(host_ns - times.host_ns)
+    return to_count((last_step or 0) - times.last_step), to_count(host_ns - times.host_ns)
 
 
 def _explain_none(cost: AgentCost) -> str | None:
@@ -190,7 +189,3 @@ def describe_change(ratio: float) -> str:
     if percent < 0.05:  # noqa: PLR2004 - it would be shown as 0.0
         return "as long as before"
     return f"{percent:.{0 if percent >= 10 else 1}f} % {'longer' if ratio > 0 else 'shorter'} than before"  # noqa: PLR2004
-
-
-def _count(number: int) -> int:
-    return max(0, min(COUNT_MAX, number))

@@ -6,9 +6,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from rankscope.collector.runs.ratio_basis import COUNT_MAX, NO_WINDOW, RatioBasis
+from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.ratios import add_breakdowns, read_ratios
 from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.measure.bounds import to_count
 from rankscope.measure.units import format_length
 
 
@@ -59,8 +60,8 @@ def find_run_ratios(ranks: Sequence[RankSnapshot]) -> RunRatios:
         ratios={} if whole is None else read_ratios(whole),
         ranks=len(known),
         of_ranks=len(counted),
-        steps=min(COUNT_MAX, steps),
-        of_steps=min(COUNT_MAX, of_steps) or None,
+        steps=to_count(steps),
+        of_steps=to_count(of_steps) or None,
         share=steps / of_steps if of_steps else None,
         age_steps=max((one.age_steps for one in bases if one.age_steps is not None), default=None),
         age_s=max((one.age_s for one in bases if one.age_s is not None), default=None),

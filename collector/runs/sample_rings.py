@@ -19,6 +19,7 @@ from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.view import AllocatorCounts, GcPauses
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 
 T = TypeVar("T")
@@ -32,8 +33,6 @@ NODE_COUNTS_KEPT: Final = 16
 """Of the last 160 s: an agent samples its machine every 10 s."""
 PAUSES_LEFT_AT_ONCE: Final = 64
 """Pauses dropped at a time beyond those that count, since each time all others are moved."""
-
-NUMBER_MAX: Final = 2**63 - 1
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 

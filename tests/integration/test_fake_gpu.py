@@ -19,11 +19,11 @@ from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.window_effect import describe_window_effect
 from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.records import AgentCost
-from tests.fake_gpu import Counts, Work, compile_device, read_work
+from tests.fake_gpu import Counts, Work, read_work
+from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import ALONE, OFTEN, Ended, python, run
 
-ROOT = Path(__file__).parents[2]
 KERNEL_NS = 20_000
 LAUNCHES_A_STEP_MIN = 20
 SLOWED = ("--host-s", "0.034", "--dearer-ns", "400000")
@@ -54,22 +54,12 @@ class Job(NamedTuple):
         return sum(work.length_ns for work in self.work if begin_ns <= work.called_ns < end_ns)
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_device(tmp_path_factory.mktemp("fake_gpu"))
-
-
-def train(
-    library: Path, folder: Path, device_windows: str, steps: int, *options: str, budget: str = OFTEN[BUDGET]
-) -> Job:
+def train(folder: Path, device_windows: str, steps: int, *options: str, budget: str = OFTEN[BUDGET]) -> Job:
     file = folder / "work.txt"
-    command = python("fake_gpu.py", str(library), str(file), "--steps", str(steps), *options)
+    command = python("fake_gpu.py", find_library(), str(file), "--steps", str(steps), *options)
     with listening() as collector:
-        given = {
-            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
-            "RANKSCOPE_DEVICE_WINDOWS": device_windows, "RANKSCOPE_GPU": "false", BUDGET: budget,
-        }  # fmt: skip
-        ended = run(command, given)
+        given = settings(collector.endpoint, device_windows=device_windows)
+        ended = run(command, {**ALONE, **given, BUDGET: budget})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     counts = Counts(*json.loads(ended.stdout.splitlines()[-1]))
@@ -104,26 +94,22 @@ def options_of(how: str, *more: str) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("how", ["waits", "ahead"])
-def test_windows_have_all_kernels_of_their_steps_wherever_the_device_is(
-    library: Path, tmp_path: Path, how: str
-) -> None:
-    job = train(library, tmp_path, "always", 120, *options_of(how))
+def test_windows_have_all_kernels_of_their_steps_wherever_the_device_is(tmp_path: Path, how: str) -> None:
+    job = train(tmp_path, "always", 120, *options_of(how))
     check_breakdowns(job)
     assert job.life.losses.windows_skipped == {"first_of_device": 1}
     assert job.counts.lost <= 1, "the first session, which is discarded, may be"
 
 
-def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path, "always", 120, *options_of("ahead", "--impatient"))
+def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(tmp_path: Path) -> None:
+    job = train(tmp_path, "always", 120, *options_of("ahead", "--impatient"))
     assert job.life.losses.windows_skipped["steps_cut"] > 0
     assert job.counts.lost > 1
 
 
 @pytest.mark.parametrize("budget", ["0.005", OFTEN[BUDGET]])
-def test_windows_that_slow_training_end_and_training_is_as_fast_as_before(
-    library: Path, tmp_path: Path, budget: str
-) -> None:
-    job = train(library, tmp_path, "governed", 180, *options_of("waits", *SLOWED), budget=budget)
+def test_windows_that_slow_training_end_and_training_is_as_fast_as_before(tmp_path: Path, budget: str) -> None:
+    job = train(tmp_path, "governed", 180, *options_of("waits", *SLOWED), budget=budget)
     assert (job.counts.detached, job.counts.is_attached) == (1, False)
     assert ENDED in job.ended.stderr
     assert job.cost.dropped["full_windows"]
@@ -148,15 +134,15 @@ def check_ratios_end(life: Life) -> None:
     )
 
 
-def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path, "governed", 240, *options_of("waits", *SLOWED, "--has-graph"))
+def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(tmp_path: Path) -> None:
+    job = train(tmp_path, "governed", 240, *options_of("waits", *SLOWED, "--has-graph"))
     assert (job.counts.detached, job.counts.is_attached) == (0, True)
     assert "could not be tested" in job.ended.stderr
     assert (job.cost.dropped["full_windows"], job.cost.detached_ratio) == (True, None)
 
 
-def test_a_device_whose_windows_are_off_is_never_attached(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path, "off", 60, *options_of("waits", *SLOWED))
+def test_a_device_whose_windows_are_off_is_never_attached(tmp_path: Path) -> None:
+    job = train(tmp_path, "off", 60, *options_of("waits", *SLOWED))
     assert job.counts == Counts(0, 0, 0, is_attached=False)
     assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
     expected = "this collector has seen no full window: device_windows = off"

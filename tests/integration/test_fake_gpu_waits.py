@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from rankscope.measure.records import WindowSynchronisations
-from tests.fake_gpu import BLOCKING_CALL, Work, compile_device, read_work
+from tests.fake_gpu import BLOCKING_CALL, Work, read_work
+from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, OFTEN, SCRIPTS, python, run
+from tests.integration.torchrun import ALONE, SCRIPTS, python, run
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = "fake_gpu_waits.py"
 LINES = (SCRIPTS / SCRIPT).read_text().splitlines()
 WAITS_AT = next(number for number, line in enumerate(LINES, start=1) if line.endswith("# the host waits here"))
@@ -42,28 +40,19 @@ class Job(NamedTuple):
         return [max(done for done in ends_ns if done <= call.end_ns) - call.begin_ns for call in calls]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_device(tmp_path_factory.mktemp("fake_gpu"))
-
-
-def train(library: Path, folder: Path, *options: str, steps: int = 44, **settings: str) -> Job:
+def train(folder: Path, *options: str, steps: int = 44, **more: str) -> Job:
     file = folder / "work.txt"
-    command = python(SCRIPT, str(library), str(file), "--steps", str(steps), "--wait-ns", str(WAIT_NS), *options)
+    command = python(SCRIPT, find_library(), str(file), "--steps", str(steps), "--wait-ns", str(WAIT_NS), *options)
     with listening() as collector:
-        given = {
-            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
-            "RANKSCOPE_DEVICE_WINDOWS": "always", "RANKSCOPE_GPU": "false", **settings,
-        }  # fmt: skip
-        ended = run(command, given)
+        ended = run(command, {**ALONE, **settings(collector.endpoint, **more)})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     assert life.losses.errors == {}
     return Job(life, read_work(file))
 
 
-def test_the_line_that_waits_is_reported_with_all_of_its_time(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path)
+def test_the_line_that_waits_is_reported_with_all_of_its_time(tmp_path: Path) -> None:
+    job = train(tmp_path)
     assert job.windows
     for window in job.windows:
         waits_ns = job.find_waits_ns(window)
@@ -82,16 +71,16 @@ def test_the_line_that_waits_is_reported_with_all_of_its_time(library: Path, tmp
     assert last.call_ns == {CALL: sum(window.call_ns[CALL] for window in job.windows)}
 
 
-def test_without_the_sampler_the_call_has_no_line(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path, RANKSCOPE_SYNC_LINES="false")
+def test_without_the_sampler_the_call_has_no_line(tmp_path: Path) -> None:
+    job = train(tmp_path, sync_lines="false")
     assert job.windows
     found = {(kind.call, kind.operator, kind.line) for window in job.windows for kind in window.kinds}
     assert found == {(CALL, OPERATOR, None)}
     assert all(window.call_ns[CALL] == sum(job.find_waits_ns(window)) for window in job.windows)
 
 
-def test_a_script_that_never_waits_has_windows_without_calls(library: Path, tmp_path: Path) -> None:
-    job = train(library, tmp_path, "--never", steps=200)
+def test_a_script_that_never_waits_has_windows_without_calls(tmp_path: Path) -> None:
+    job = train(tmp_path, "--never", steps=200)
     assert job.windows
     assert {(window.waits_ns, window.idle_ns, window.kinds) for window in job.windows} == {(0, 0, ())}
     assert job.life.reports[-1].totals.call_ns == {}

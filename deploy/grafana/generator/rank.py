@@ -327,6 +327,7 @@ def _process() -> list[Placed]:
             "Garbage collection", "Share of the time in Python's garbage collector.", RATIO, "gc_pause_seconds_total"
         ),
         *_agent(),
+        *_windows(),
     ]
 
 
@@ -373,6 +374,11 @@ def _agent() -> list[Placed]:
             most=1,
             width=THIRD,
         ),
+    ]
+
+
+def _windows() -> list[Placed]:
+    return [
         lines(
             "Profiler window interval",
             "Interval between profiler windows over the configured one; above 1 to limit their cost.",

@@ -1,4 +1,4 @@
-"""Prints whether torch is told to time collectives after the import of torch, and when the first group is there."""
+"""Prints whether torch is set to time collectives after the import of torch, and when the first group is there."""
 
 import os
 

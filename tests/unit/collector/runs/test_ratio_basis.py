@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from rankscope.collector.runs.ratio_basis import (
-    COUNT_MAX,
     NO_WINDOW,
     PAUSED,
     FirstSeen,
@@ -13,6 +12,7 @@ from rankscope.collector.runs.ratio_basis import (
     find_basis,
     note_windows,
 )
+from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import AgentCost, WindowBreakdown
 
 S = 1_000_000_000
@@ -183,10 +183,10 @@ def test_window_ahead_of_the_reported_steps_is_of_age_zero() -> None:
 
 
 def test_numbers_beyond_64_bits_are_cut() -> None:
-    times = note_windows(None, [window_of(COUNT_MAX, COUNT_MAX)], COUNT_MAX, FirstSeen(-1, -COUNT_MAX))
-    assert times == WindowTimes(COUNT_MAX, COUNT_MAX, COUNT_MAX, COUNT_MAX)
-    found = find_basis(window_of(-COUNT_MAX, COUNT_MAX), times, AgentCost(), COUNT_MAX, -COUNT_MAX)
-    assert (found.of_steps, found.age_steps, found.age_s) == (COUNT_MAX, 0, 0.0)
+    times = note_windows(None, [window_of(NUMBER_MAX, NUMBER_MAX)], NUMBER_MAX, FirstSeen(-1, -NUMBER_MAX))
+    assert times == WindowTimes(NUMBER_MAX, NUMBER_MAX, NUMBER_MAX, NUMBER_MAX)
+    found = find_basis(window_of(-NUMBER_MAX, NUMBER_MAX), times, AgentCost(), NUMBER_MAX, -NUMBER_MAX)
+    assert (found.of_steps, found.age_steps, found.age_s) == (NUMBER_MAX, 0, 0.0)
 
 
 def test_window_without_steps_has_no_share() -> None:

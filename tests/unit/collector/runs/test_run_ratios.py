@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from rankscope.collector.reports.status_text import render_one_rank, render_status
-from rankscope.collector.runs.ratio_basis import COUNT_MAX, RatioBasis
+from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_ratios import RunRatios, describe_absence, describe_run_ratios, find_run_ratios
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import describe_window_effect, read_windows
+from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import AgentCost, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
 
@@ -96,10 +97,10 @@ def test_run_whose_windows_lasted_no_time_says_so() -> None:
 
 
 def test_steps_of_many_ranks_are_cut_where_they_cannot_be_encoded() -> None:
-    basis = RatioBasis(steps=COUNT_MAX, of_steps=COUNT_MAX, share=1.0, age_steps=1, age_s=1.0, absent=None)
+    basis = RatioBasis(steps=NUMBER_MAX, of_steps=NUMBER_MAX, share=1.0, age_steps=1, age_s=1.0, absent=None)
     ranks = [msgspec.structs.replace(measured(rank, 90, 2, age_steps=20), ratio_basis=basis) for rank in (0, 1)]
     found = find_run_ratios(ranks)
-    assert (found.steps, found.of_steps, found.share) == (COUNT_MAX, COUNT_MAX, 1.0)
+    assert (found.steps, found.of_steps, found.share) == (NUMBER_MAX, NUMBER_MAX, 1.0)
 
 
 def test_two_states_of_one_rank_are_both_counted() -> None:
