@@ -13,6 +13,24 @@ def find_reason_to_skip() -> str | None:
     return None
 
 
+class PrintsFailures:
+    """Print a failure when it happens, since a run that has no time left is killed before its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the failure, also of a worker's test."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\n{report.nodeid} failed:\n{report.longreprtext}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if torch.cuda.is_available():
+        config.pluginmanager.register(PrintsFailures(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = find_reason_to_skip()
     for item in items:

@@ -17,6 +17,7 @@ CUDA device it prints that and ends with 0.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -61,12 +62,17 @@ WINDOW_EFFECT_HOWS = ("eager", "busy", "graph")
 
 LIMIT_S = 460
 """A run on a lent GPU is over in 8 minutes."""
-TESTS_S_MAX = 170
-TESTS = (sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf")
+TESTS_S_MAX = 100
+PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf")
+JOBS = ("tests/gpu/test_nccl.py", "tests/gpu/test_windows.py")
+"""Tests of whole jobs, which take 10 to 30 s each, and are right also where several of them share the GPU."""
+ON_AN_IDLE_GPU = (*PYTEST, "tests/gpu", *(f"--ignore={path}" for path in JOBS))
+SIDE_BY_SIDE = ("-n", "4", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
+TESTS = {"pytest, on an idle GPU": ON_AN_IDLE_GPU, "pytest, whole jobs": (*PYTEST, *SIDE_BY_SIDE, *JOBS)}
 TAIL_CHARACTERS = 4_000
 """How much is printed of tests that are not over in time."""
-ARMS_S, NCCL_S, FEW_S, IN_PROCESS_S, WINDOW_EFFECT_S = 50.0, 40.0, 5.0, 15.0, 20.0
-"""What parts take about, in s, on an H200."""
+ARMS_S, NCCL_S, FEW_S, IN_PROCESS_S, WINDOW_EFFECT_S = 65.0, 45.0, 12.0, 6.0, 26.0
+"""What parts take about, in s, on an H100 with slow processors."""
 
 Row = tuple[str, str]
 """The measured quantity, and its value."""
@@ -273,9 +279,9 @@ def compare_window_with_file() -> list[Row]:
     return [("a window by the agent and by torch's trace file", f"{answer}: {busy}")]
 
 
-def run_tests(command: Sequence[str] = TESTS, limit_s: float = TESTS_S_MAX) -> tuple[list[Row], int]:
-    """Run `tests/gpu`, and return its last line with the tests that failed, and its exit status. After `limit_s` all
-    its processes are killed, the ranks of its jobs too; the end of what it had printed by then is kept.
+def run_tests(name: str, command: Sequence[str], limit_s: float = TESTS_S_MAX) -> tuple[Row, int]:
+    """Run tests, and return their last line with the tests that failed, and the exit status. After `limit_s` all
+    their processes are killed, the ranks of their jobs too; the end of what they had printed by then is kept.
     """
     with started(command, folder=ROOT) as job:
         try:
@@ -283,9 +289,9 @@ def run_tests(command: Sequence[str] = TESTS, limit_s: float = TESTS_S_MAX) -> t
         except AssertionError:
             tail = job.printed[-TAIL_CHARACTERS:]
             print(tail, flush=True)
-            return [("pytest tests/gpu", f"not over after {limit_s:.0f} s; printed last: {tail[-300:]}")], 1
+            return (name, f"not over after {limit_s:.0f} s; printed last: {tail[-300:]}"), 1
     print(ended.stdout, flush=True)
-    return [("pytest tests/gpu", summarise_tests(ended.stdout) or ended.stderr[-300:])], ended.exit_code
+    return (name, summarise_tests(ended.stdout) or ended.stderr[-300:]), ended.exit_code
 
 
 def summarise_tests(printed: str) -> str:
@@ -383,17 +389,18 @@ def main() -> int:
     model = "-".join(torch.cuda.get_device_name(0).lower().split())
     out = options.out or RESULTS / f"gpu-{model}.md"
     report = Report(f"{describe_run('make test-gpu')}\n\n{describe_gpu()}", out)
-    rows, exit_status = run_tests()
-    report.add("pytest tests/gpu", 0, lambda: rows)
+    tested = [run_tests(name, command) for name, command in TESTS.items()]
+    report.add("pytest", 0, lambda: [row for row, _ in tested])
+    exit_status = max(status for _, status in tested)
     find_left_s = report.find_left_s
+    report.add("in one process", IN_PROCESS_S, measure_in_process)
+    report.add("a window and torch's file", FEW_S, compare_window_with_file)
     for how in agent_effect.HOWS:
         name = f"steps per second: {how}"
         report.add(name, ARMS_S, partial(compare_arms, name, how, find_left_s))
+    report.add("NCCL, two ranks", NCCL_S / 4, lambda: try_nccl(find_left_s()))
     for ranks in (1, NCCL_RANKS):
         report.add(f"NCCL timing, {ranks} ranks", NCCL_S, partial(compare_nccl_timing, ranks, find_left_s))
-    report.add("NCCL, two ranks", NCCL_S / 4, lambda: try_nccl(find_left_s()))
-    report.add("a window and torch's file", FEW_S, compare_window_with_file)
-    report.add("in one process", IN_PROCESS_S, measure_in_process)
     for how in WINDOW_EFFECT_HOWS:
         name = f"us a step: {how}"
         report.add(name, WINDOW_EFFECT_S, partial(describe_effects, name, how, find_left_s))

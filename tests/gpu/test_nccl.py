@@ -10,7 +10,7 @@ from rankscope.agent.governor import COLLECTIVE_TIMES
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("nccl")]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "nccl_on_one_gpu.py")
 RANKS = 2
