@@ -67,6 +67,12 @@ class Step:
         """Return the duration of the step on each rank."""
         return self.end_ns - self.start_ns
 
+    @property
+    def called_ns(self) -> Ints:
+        """Return how long each rank was in operations that communicate."""
+        total = np.zeros(len(self.start_ns), dtype=np.int64)
+        return sum((np.where(call.takes_part, call.end_ns - call.start_ns, 0) for call in self.calls), total)
+
 
 class Engine:
     """Runs a program on a topology."""

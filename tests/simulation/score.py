@@ -1,6 +1,10 @@
 """Score detection: the runs of `matrix.py`, our findings and other tools' rules. `python -m tests.simulation.score`.
 
-Writes tests/benchmarks/results/score.md. `--every N` runs only every Nth and prints instead of writing.
+Writes tests/benchmarks/results/score.md. `--every N` runs only every Nth and prints instead of writing. The whole can
+be run in parts, on one machine after the other or on several, and joined:
+
+    python -m tests.simulation.score --part 1/3 --save one.json      and so on for 2/3, 3/3
+    python -m tests.simulation.score --join one.json two.json three.json
 """
 
 import argparse
@@ -9,18 +13,22 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from rankscope.collector.config import CollectorConfig
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation import matrix
 from tests.simulation.checkers import check_loss_identity
 from tests.simulation.matrix import SURELY_SEEN, Trial
-from tests.simulation.rivals import RULES, SIGHTS, judge_rivals
+from tests.simulation.rivals import RIVALS, judge_rivals
 from tests.simulation.scenarios import BEGIN
-from tests.simulation.scoring import Judged, Row, judge, summarise
+from tests.simulation.scoring import Judged, Row, bound_count, judge, summarise
 from tests.simulation.world import World
 
+RANKS, STEP_S, DAY_S = 1024, 1, 86_400
 PROGRESS_EVERY = 50
 """Runs between two lines of progress."""
 HEADS = (
@@ -37,6 +45,21 @@ class Scored(NamedTuple):
     rivals: Mapping[tuple[str, str], Judged]
 
 
+class Judgement(NamedTuple):
+    """Judgement of one run in a file; `rivals` by rule and input."""
+
+    seed: int
+    ours: Judged
+    rivals: list[tuple[str, str, Judged]]
+
+
+class Part(NamedTuple):
+    """Judgements of a part of the matrix, and how long it took."""
+
+    took_s: float
+    judgements: list[Judgement]
+
+
 def carry_out(trial: Trial) -> Scored:
     """Simulate and judge one run; AssertionError if a step was lost and not counted."""
     world = World(trial.scenario, CollectorConfig())
@@ -50,24 +73,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="judge only every Nth run of the matrix, and only print")
+    parser.add_argument("--part", type=read_part, default=(1, 1), metavar="K/N", help="judge the Kth of N parts")
+    parser.add_argument("--save", type=Path, help="write the judgements of a part to this file instead of a report")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="report the judgements in these files")
     options = parser.parse_args()
+    if options.part != (1, 1) and options.save is None:
+        parser.error("--part needs --save FILE: a report is of all parts")
     head = describe_run("python -m tests.simulation.score")
-    began_s = time.monotonic()
-    # The largest first: a large run at the end would leave the other processes idle.
-    wanted = sorted(
-        itertools.islice(matrix.trials(), 0, None, options.every),
-        key=lambda trial: -trial.scenario.topology.world_size * trial.scenario.steps,
-    )
-    with multiprocessing.Pool(options.workers) as pool:
-        scored = []
-        for one in pool.imap_unordered(carry_out, wanted):
-            scored.append(one)
-            if len(scored) % PROGRESS_EVERY == 0:
-                print(f"{len(scored)} of {len(wanted)}", file=sys.stderr)
-    text = write_report(scored, head, time.monotonic() - began_s)
+    if options.join:
+        scored, took_s = join(options.join)
+    else:
+        began_s = time.monotonic()
+        scored = carry_out_all(choose(options.every, options.part), options.workers)
+        took_s = time.monotonic() - began_s
+    if options.save is not None:
+        options.save.write_bytes(msgspec.json.encode(Part(took_s, [save(one) for one in scored])))
+        return
+    text = write_report(scored, head, took_s)
     if options.every == 1:
         (RESULTS / "score.md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Return the number of a part and how many there are. Raises ValueError for anything but K/N with 1 <= K <= N."""
+    number, count = (int(one) for one in text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"part {number} of {count}")
+    return number, count
+
+
+def choose(every: int, part: tuple[int, int]) -> list[Trial]:
+    """Return the trials to carry out, the largest first: a large one at the end would leave other processes idle."""
+    number, count = part
+    trials = list(itertools.islice(matrix.trials(), 0, None, every))[number - 1 :: count]
+    return sorted(trials, key=lambda trial: -trial.scenario.topology.world_size * trial.scenario.steps)
+
+
+def carry_out_all(trials: Sequence[Trial], workers: int) -> list[Scored]:
+    """Carry out trials in several processes."""
+    scored = []
+    with multiprocessing.Pool(workers) as pool:
+        for one in pool.imap_unordered(carry_out, trials):
+            scored.append(one)
+            if len(scored) % PROGRESS_EVERY == 0:
+                print(f"{len(scored)} of {len(trials)}", file=sys.stderr)
+    return scored
+
+
+def join(paths: Sequence[Path]) -> tuple[list[Scored], float]:
+    """Return the judgements of all parts, and how long they took together, in s. Raises ValueError where a run of the
+    matrix is missing or there twice.
+    """
+    parts = [msgspec.json.decode(path.read_bytes(), type=Part) for path in paths]
+    trials = {trial.scenario.seed: trial for trial in matrix.trials()}
+    saved = [one for part in parts for one in part.judgements]
+    if sorted(one.seed for one in saved) != sorted(trials):
+        raise ValueError(f"{len(saved)} runs in these files are not the matrix")
+    scored = [Scored(trials[one.seed], one.ours, {(rule, seen): by for rule, seen, by in one.rivals}) for one in saved]
+    return scored, sum(part.took_s for part in parts)
+
+
+def save(scored: Scored) -> "Judgement":
+    """Return what a file keeps of one run: its trial is found again by its seed."""
+    return Judgement(
+        scored.trial.scenario.seed, scored.ours, [(rule, seen, by) for (rule, seen), by in scored.rivals.items()]
+    )
 
 
 def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
@@ -82,8 +153,32 @@ def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
         f"begin at step {BEGIN}; a detection pass runs every 8 steps. A rank 1.03 times as slow is below the "
         "threshold (1.05), and must not be reported."
     )
-    parts = ["# How well slowness is found", head, intro, *_tables(scored), *_rival_tables(scored)]
+    parts = [
+        "# How well slowness is found",
+        head,
+        intro,
+        _bound_false(scored),
+        *_tables(scored),
+        *_rival_tables(scored),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def _bound_false(scored: Sequence[Scored]) -> str:
+    """Return the false findings of ranks without a fault, with the bound that so few of them prove."""
+    healthy = [one.ours for one in scored if not one.trial.scenario.faults]
+    parts = []
+    for what, judged in (("all runs", [one.ours for one in scored]), ("healthy runs", healthy)):
+        rank_steps = sum(one.rank_steps for one in judged)
+        count = sum(one.false_findings for one in judged)
+        if rank_steps:
+            most = bound_count(count) / rank_steps
+            a_day = f"{most * RANKS * DAY_S / STEP_S:.0f} a day at {RANKS:,} ranks with steps of {STEP_S} s"
+            parts.append(
+                f"{what}: {count} in {rank_steps:,} steps of ranks without a fault, so at most {1e6 * most:.2f} per "
+                f"1e6 of them, which is {a_day}"
+            )
+    return f"False findings, with the upper 95 % bound of their rate (Poisson). {'; '.join(parts)}."
 
 
 def _tables(scored: Sequence[Scored]) -> list[str]:
@@ -157,7 +252,7 @@ def _rival_tables(scored: Sequence[Scored]) -> list[str]:
     heads = ("recall", "precision", "false per 1e6", "healthy runs with a finding", "false per 1e6, healthy")
     lines = [f"| rule | shown | {' | '.join(heads)} |", "|---|---|" + "---:|" * len(heads)]
     lines.append(_compare("**rankscope**", "reports", [one.ours for one in asked], [one.ours for one in healthy]))
-    for rule, seen in itertools.product(RULES, SIGHTS):
+    for rule, seen in RIVALS:
         theirs = ([one.rivals[rule, seen] for one in some] for some in (asked, healthy))
         lines.append(_compare(rule, seen, *theirs))
     return ["## Beside the rules of others", explanation, "\n".join(lines)]

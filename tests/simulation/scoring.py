@@ -19,6 +19,7 @@ link if one of its groups is named. *Cause* and *pattern* are those of the first
 detection pass at which the finding was opened).
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -194,6 +195,24 @@ def summarise(judged: Sequence[Judged]) -> Row:
         false_findings=false_findings,
         false_per_million=1e6 * false_findings / max(1, sum(one.rank_steps for one in judged)),
     )
+
+
+BOUND = 0.05
+"""A bound is too low with this probability."""
+
+
+def bound_count(count: int) -> float:
+    """Return the largest expected number of events with which `count` or fewer are seen in 5 % of all cases (Poisson).
+
+    >>> [round(bound_count(count), 2) for count in (0, 1, 5)]
+    [3.0, 4.74, 10.51]
+    """
+    low, high = float(count), 10.0 * (count + 1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        terms = (math.exp(-middle + k * math.log(middle) - math.lgamma(k + 1)) for k in range(count + 1))
+        low, high = (middle, high) if math.fsum(terms) > BOUND else (low, middle)
+    return (low + high) / 2
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -1,13 +1,20 @@
 """The command line of the simulation, and the matrix of the score."""
 
+from itertools import islice
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from tests.simulation import matrix
 from tests.simulation.__main__ import main
 from tests.simulation.faults import EFFECTS
 from tests.simulation.matrix import HEALTHY, trials
 from tests.simulation.noise import NOISES
+from tests.simulation.rivals import RIVALS
 from tests.simulation.scenarios import PATTERNS, SCENARIOS
-from tests.simulation.score import carry_out, write_report
+from tests.simulation.score import Part, Scored, carry_out, choose, join, save, write_report
+from tests.simulation.scoring import Judged
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -87,3 +94,26 @@ def test_report_has_a_row_for_each_job_and_each_rule_of_others() -> None:
     assert "| data_loading, 1.03 x | 1 | 1 | 0.000 |" in text
     assert "| **rankscope** | reports |" in text
     assert "| relative score < 0.75 | kernel time |" in text
+
+
+def test_parts_of_the_matrix_are_joined_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = list(islice(trials(), 3))
+    monkeypatch.setattr(matrix, "trials", lambda: iter(few))
+    assert [[trial.scenario.seed for trial in choose(1, (number, 2))] for number in (1, 2)] == [[1, 3], [2]]
+    scored = [carry_out(trial) for trial in few]
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path, some, took_s in zip(paths, (scored[:2], scored[2:]), (10.0, 5.0), strict=True):
+        path.write_bytes(msgspec.json.encode(Part(took_s, [save(one) for one in some])))
+    assert join(paths) == (scored, 15.0)
+    with pytest.raises(ValueError, match="2 runs in these files are not the matrix"):
+        join(paths[:1])
+
+
+def test_report_bounds_the_rate_of_false_findings() -> None:
+    """None in 90,000 steps: at most 3.00 of them expected, so 33.3 per million, and 2,949,120 in 1,024 x 86,400."""
+    trial = next(trial for trial in trials() if trial.about == HEALTHY)
+    text = write_report(
+        [Scored(trial, Judged((), 0, 0, 90_000), {name: Judged((), 0, 0, 90_000) for name in RIVALS})], "", 1.0
+    )
+    assert "healthy runs: 0 in 90,000 steps of ranks without a fault, so at most 33.29 per 1e6 of them" in text
+    assert "2945 a day at 1,024 ranks with steps of 1 s" in text

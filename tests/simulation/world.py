@@ -72,7 +72,8 @@ class Scenario:
 @dataclass
 class Outcome:
     """Findings of a scenario, and its course: `step_ns` are the durations of the steps, `worked_ns` each rank's work in
-    them by kind of work; shape (steps, ranks) each.
+    them by kind of work, `phases_ns` the step by phase, waits included, `called_ns` the time in operations that
+    communicate; shape (steps, ranks) each.
     """
 
     scenario: Scenario
@@ -80,6 +81,8 @@ class Outcome:
     abstained: str | None
     step_ns: Floats
     worked_ns: Mapping[str, Floats] = field(default_factory=dict)
+    phases_ns: Mapping[str, Floats] = field(default_factory=dict)
+    called_ns: Floats = field(default_factory=lambda: np.empty((0, 0)))
 
 
 class _Made(NamedTuple):
@@ -179,7 +182,11 @@ class World:
         worked_ns = {
             kind: np.array([step.worked_ns[kind] for step in steps], dtype=np.float64) for kind in steps[0].worked_ns
         }
-        return Outcome(self.scenario, self.end.opened, abstained, step_ns, worked_ns)
+        phases_ns = {
+            phase: np.array([step.phases_ns[phase] for step in steps], dtype=np.float64) for phase in steps[0].phases_ns
+        }
+        called_ns = np.array([step.called_ns for step in steps], dtype=np.float64)
+        return Outcome(self.scenario, self.end.opened, abstained, step_ns, worked_ns, phases_ns, called_ns)
 
     def snapshot(self) -> RunSnapshot:
         """Return the collector's snapshot."""
