@@ -25,6 +25,7 @@ class Effect(NamedTuple):
     queues_for_cpu: bool = False
     port_errors: bool = False
     burns_cpu: bool = True
+    waits_for_device: bool = False
 
 
 TRANSFER = "transfer"
@@ -43,8 +44,10 @@ EFFECTS: dict[str, Effect] = {
     "slow_link": Effect(TRANSFER, port_errors=True),
     "pcie_downgrade": Effect(HOST, narrows_pcie=True),
     "cpu_pressure": Effect(HOST, queues_for_cpu=True, burns_cpu=False),
+    "host_device_sync": Effect(HOST, waits_for_device=True),
 }
-"""By cause of docs/definitions.md section 5. Short CPUs show on the machine of a rank with local rank 0."""
+"""By cause of docs/definitions.md section 5. Short CPUs show on the machine of a rank with local rank 0. After a
+call in which the host waits for its device, the device is idle until the host has launched more: work of the host."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_
 """Layouts in which every cause and noise is tried. The large ones need seconds a run: some causes only."""
 PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
-MACHINE_CAUSES = ("pcie_downgrade", "cpu_pressure")
+LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync")
 """Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 def trials() -> Iterator[Trial]:
     """Yield the whole matrix."""
-    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines)
+    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits)
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
         scenario = layout.scenario(*entry.faults, noise=entry.noise, seed=seed, steps=_steps_of(layout))
@@ -71,7 +71,7 @@ def _steps_of(layout: Layout) -> int:
 
 
 def _one_rank_causes() -> list[str]:
-    return [cause for cause in EFFECTS if cause not in MACHINE_CAUSES]
+    return [cause for cause in EFFECTS if cause not in LATER_CAUSES]
 
 
 def _one_rank() -> Iterator[Entry]:
@@ -164,3 +164,9 @@ def _machines() -> Iterator[Entry]:
     for where, ratio in itertools.product(("ep 4, dp 32", "fsdp 64"), RATIOS):
         ranks = LAYOUTS[where].topology.ranks_on_node(1)
         yield Entry(PLACE, "node", where, "usual", (slow_rank("cpu_pressure", ratio, ranks=ranks),))
+
+
+def _waits() -> Iterator[Entry]:
+    """Yield calls in which the host waits for its device. They cost at most what the host was ahead: no 3 times."""
+    for where, ratio in itertools.product(SMALL, RATIOS[:3]):
+        yield Entry(ONE_RANK, "host_device_sync", where, "usual", (slow_rank("host_device_sync", ratio),))

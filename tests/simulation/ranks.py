@@ -17,7 +17,9 @@ from rankscope.measure.records import (
     NodeSample,
     PortSample,
     StepRecord,
+    Synchronisation,
     WindowBreakdown,
+    WindowSynchronisations,
 )
 from tests.simulation.engine import Step
 from tests.simulation.faults import Fault
@@ -33,6 +35,11 @@ PCIE_LANES = 16
 SYMBOL_ERRORS_PER_STEP = 5
 CPU_PRESSURE_NS_PER_STEP = 1_000_000
 """On a healthy machine, too, its tasks wait for a CPU now and then."""
+LAUNCHING_SHARE = 0.5
+"""Time that the host takes to launch a step's kernels, over theirs, which hide it where the host is ahead of them."""
+BLOCKING_CALL = "cudaStreamSynchronize"
+USUAL_LINE, FAULTY_LINE = "train.py:40 (main)", "loss.py:12 (weigh)"
+"""Where every rank reads its loss at the end of a step, and where a rank with the fault waits in the midst of one."""
 
 
 class Windows(NamedTuple):
@@ -113,13 +120,15 @@ class SimulatedRank:
         begins = sorted(number for number in seen if number - 1 not in seen)
         ends = sorted(number for number in seen if number + 1 not in seen)
         now_ns = int(steps[-1].end_ns[self._rank]) + self._offset_ns
+        breakdown = self._break_down(last_step, steps[-1], mine[-1])
         interval = Interval(
             steps=[self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)],
             collectives=[
                 record for number, step in numbered if number in seen for record in self._collectives(number, step)
             ],
             covered_steps=list(zip(begins, ends, strict=True)),
-            breakdowns=[self._break_down(last_step, steps[-1], mine[-1])],
+            breakdowns=[breakdown],
+            synchronisations=[self._synchronise(breakdown, mine[-1])],
             host=self._host_sample(now_ns, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),
             allocator=self._allocator_sample(now_ns, mine),
@@ -192,6 +201,27 @@ class SimulatedRank:
             operator_count=round(OPERATORS * more),
         )
 
+    def _synchronise(self, breakdown: WindowBreakdown, faults: Sequence[tuple[Fault, float]]) -> WindowSynchronisations:
+        """Return how the host waited for its device in the step of a window.
+
+        The host launches the kernels ahead of the device and waits for the rest of them where it reads its loss; what
+        it does then leaves the device idle. A fault that waits moves it behind the device: so it waits longer by the
+        idle time that follows, and at most by what it had been ahead. Collectives that run alone are no such waits.
+        """
+        slowed_ns = sum(ns for fault, ns in faults if fault.effect.kind == KERNEL)
+        launching_ns = round(LAUNCHING_SHARE * max(0.0, breakdown.compute_ns - slowed_ns))
+        behind_ns = min(round(sum(ns for fault, ns in faults if fault.effect.waits_for_device)), launching_ns)
+        usual_ns = breakdown.compute_ns - launching_ns
+        usual = _wait("aten::item", USUAL_LINE, usual_ns, min(usual_ns, breakdown.idle_ns - behind_ns))
+        kinds = (usual, _wait("aten::nonzero", FAULTY_LINE, behind_ns, behind_ns)) if behind_ns else (usual,)
+        return WindowSynchronisations(
+            first_step=breakdown.first_step,
+            step_count=1,
+            call_ns={BLOCKING_CALL: usual_ns + behind_ns},
+            idle_ns=sum(kind.idle_ns for kind in kinds),
+            kinds=kinds,
+        )
+
     def _host_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> HostSample:
         self._gc_pause_ns += round(sum(ns for there in faults for fault, ns in there if fault.effect.pauses_collector))
         return HostSample(host_ns=now_ns, gc_pause_ns=self._gc_pause_ns, gc_collections=0)
@@ -235,3 +265,15 @@ class SimulatedRank:
             xid_last=xids[-1] if xids else None,
             pcie_link_width=4 if any(effect.narrows_pcie for effect in effects) else PCIE_LANES,
         )
+
+
+def _wait(operator: str, line: str, waits_ns: int, idle_ns: int) -> Synchronisation:
+    return Synchronisation(
+        call=BLOCKING_CALL,
+        operator=operator,
+        line=line,
+        count=1,
+        waits_ns=waits_ns,
+        longest_ns=waits_ns,
+        idle_ns=idle_ns,
+    )
