@@ -16,9 +16,14 @@ from tests.fake_gpu import KERNEL, MEMCPY, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
 from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import started, torchrun
+from tests.integration.torchrun import SCRIPTS, started, torchrun
 from tests.nvml_stand_in import compile_nvml
 
+SCRIPT = "fake_gpu_ranks.py"
+LINES = (SCRIPTS / SCRIPT).read_text().splitlines()
+LINE = next(number for number, line in enumerate(LINES, start=1) if line.endswith("# one rank waits here"))
+WAITS_AT = f"{SCRIPT}:{LINE} (<module>)"
+HOST_S = 0.05
 RANKS = 4
 RUN = "fake-gpu"
 KERNEL_NS = 200_000
@@ -43,7 +48,7 @@ def train(folder: Path, steps: int, *options: str) -> Trained:
     """Train on four ranks, with NVML's stand-in on each."""
     compile_nvml(folder)
     sizes = ("--steps", str(steps), "--kernel-ns", str(KERNEL_NS))
-    command = torchrun(RANKS, "fake_gpu_ranks.py", find_library(), str(folder), *sizes, *options)
+    command = torchrun(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options)
     with serving() as served:
         given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **WINDOWS)
         with started(command, {**given, "LD_LIBRARY_PATH": str(folder)}) as job:
@@ -105,6 +110,17 @@ def test_only_the_rank_with_slower_kernels_is_blamed_and_the_cause_is_on_its_dev
     assert {(found.ranks, found.cause) for found in stragglers} == {((2,), "gpu_compute")}
     assert stragglers[0].since_step == pytest.approx(slow_from, abs=INTERVAL_STEPS_MAX)
     assert stragglers[0].slowdown_ratio == pytest.approx(1.3, abs=0.1)
+
+
+@pytest.mark.parametrize("time", range(sized(1, 20)))
+def test_only_the_rank_that_waits_for_its_device_is_blamed_with_the_line_that_does(tmp_path: Path, time: int) -> None:
+    del time
+    trained = train(tmp_path, 80, "--waiting-rank", "1", "--host-s", str(HOST_S))
+    stragglers = [found for found in trained.run.findings if found.kind == "straggler"]
+    assert {(found.ranks, found.cause) for found in stragglers} == {((1,), "host_device_sync")}
+    # Every rank works on its host in every step, and only this one's device is idle meanwhile.
+    assert stragglers[0].evidence["sync_excess_ns"] == pytest.approx(HOST_S * NS_PER_S, rel=0.2)
+    assert f"{WAITS_AT} (aten::_local_scalar_dense, cudaStreamSynchronize)" in stragglers[0].sentence
 
 
 def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_transfer_at_least(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trains DDP on the fake GPU under torchrun: gradients go through the device's collectives, and nothing else keeps the
-ranks together. The host waits for the device at `loss.item()`.
+ranks together. The host waits for the device at `loss.item()`. With `--host-s` it works so long by itself in every
+step, hidden by a kernel of the forward that lasts longer, but on the waiting rank, which reads its loss before.
 
 Writes the work of this rank's device to `work.RANK` in the folder, and ends when there is a file `end`.
 """
@@ -16,10 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope.agent as rankscope
+from rankscope.measure.units import NS_PER_S
 from tests.fake_gpu import ALL_OPERATORS, MEMCPY, FakeGpu
 
 TRANSFER_NS = 300_000
 COPY_NS = 200_000
+HIDES = 1.2
+"""The kernel that hides the work of the host lasts so much longer."""
 
 parser = argparse.ArgumentParser()
 parser.add_argument("library")
@@ -29,6 +33,8 @@ parser.add_argument("--kernel-ns", type=int, required=True)
 parser.add_argument("--slow-rank", type=int)
 parser.add_argument("--slow-ratio", type=float, default=1.0)
 parser.add_argument("--slow-from", type=int, default=0)
+parser.add_argument("--host-s", type=float, default=0.0)
+parser.add_argument("--waiting-rank", type=int)
 options = parser.parse_args()
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -64,6 +70,7 @@ model.register_comm_hook(None, reduce_on_device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batch = torch.ones(4, 16)
 gpu.launch(ALL_OPERATORS, options.kernel_ns)
+gpu.launch("aten::mean", options.kernel_ns + round(HIDES * options.host_s * NS_PER_S))
 gpu.launch(
     "aten::_local_scalar_dense", COPY_NS, kind=MEMCPY, name="Memcpy DtoH (Device -> Pageable)", call="cudaMemcpyAsync"
 )
@@ -73,6 +80,9 @@ for step in range(options.steps):
         gpu.set_fault(ratio=options.slow_ratio)
     optimizer.zero_grad()
     loss = model(batch).square().mean()
+    if rank == options.waiting_rank:
+        loss.item()  # one rank waits here
+    time.sleep(options.host_s)
     loss.backward()
     gpu.join()
     optimizer.step()
