@@ -181,11 +181,13 @@ class SynchronisationRing(PackedRing[WindowSynchronisations]):
 
     def __init__(self, kept: int) -> None:
         super().__init__(_SYNCHRONISATIONS, kept)
+        #: All of them as one window. None while there is none.
+        self.sum: WindowSynchronisations | None = None
 
-    @property
-    def sum(self) -> WindowSynchronisations | None:
-        """All of them as one window. None while there is none."""
-        return add_synchronisations(self)
+    def append(self, sample: WindowSynchronisations) -> None:
+        """Add a window; beyond `kept` the oldest is dropped."""
+        super().append(sample)
+        self.sum = add_synchronisations(self)
 
 
 class RankSamples:
