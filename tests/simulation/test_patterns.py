@@ -13,6 +13,7 @@ from tests.simulation.world import Scenario, run
 BEGIN = 100
 NODE = tuple(range(8, 16))
 EVERYBODY = tuple(range(16))
+ALL_EIGHT = tuple(range(8))
 SYNCHRONISES = "host_device_sync"
 
 
@@ -121,9 +122,13 @@ def test_slow_links_everywhere_with_errors_everywhere_say_nothing_of_errors() ->
     assert (found.kind, found.details.keys() & {"link_errors", "congestion"}) == ("slow_link", set())
 
 
+def find_waits(*faults: Fault, noise: str = "usual") -> list[Finding]:
+    return findings("fsdp", Topology.mesh(dp=8), *faults, noise=noise, steps=160)
+
+
 def test_rank_that_waits_for_its_device_is_named_with_line_and_cost() -> None:
     fault = Fault(cause=SYNCHRONISES, ranks=(5,), ratio=1.3, begin=BEGIN)
-    (found,) = findings("fsdp", Topology.mesh(dp=16), fault, noise="quiet")
+    (found,) = find_waits(fault, noise="quiet")
     assert (found.ranks, found.cause, found.since_step) == ((5,), SYNCHRONISES, BEGIN)
     # 0.3 of 100 ms of work in every step; the usual wait of each rank, at another line, is none of it.
     assert found.evidence["sync_excess_ns"] == pytest.approx(30e6, rel=0.05)
@@ -134,33 +139,33 @@ def test_rank_that_waits_for_its_device_is_named_with_line_and_cost() -> None:
 
 def test_rank_that_waits_for_its_device_every_fifth_step() -> None:
     fault = Fault(cause=SYNCHRONISES, ranks=(5,), ratio=1.3, begin=60, every=5)
-    (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
+    (found,) = find_waits(fault)
     assert (found.ranks, found.pattern, found.cause) == ((5,), "intermittent", SYNCHRONISES)
 
 
 def test_waits_for_the_device_that_all_ranks_have_accuse_nobody() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=EVERYBODY, ratio=1.3, begin=0)
-    assert findings("fsdp", Topology.mesh(dp=16), fault) == []
+    fault = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
+    assert find_waits(fault) == []
 
 
 def test_run_of_which_every_rank_begins_to_wait_for_its_device() -> None:
-    fault = Fault(cause=SYNCHRONISES, ranks=EVERYBODY, ratio=1.3, begin=BEGIN)
-    (found,) = findings("fsdp", Topology.mesh(dp=16), fault)
+    fault = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=BEGIN)
+    (found,) = find_waits(fault)
     # Of a change of the whole run only the idle GPUs are compared with before, not the calls.
     assert (found.kind, found.ranks, found.cause, found.since_step) == ("run_slowdown", (), "host_cpu", BEGIN)
 
 
 @pytest.mark.parametrize("cause", ["data_loading", "gpu_compute", "host_cpu"])
 def test_slow_rank_where_all_wait_for_their_devices_keeps_its_cause(cause: str) -> None:
-    equal = Fault(cause=SYNCHRONISES, ranks=EVERYBODY, ratio=1.3, begin=0)
+    equal = Fault(cause=SYNCHRONISES, ranks=ALL_EIGHT, ratio=1.3, begin=0)
     slow = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
-    (found,) = findings("fsdp", Topology.mesh(dp=16), equal, slow)
+    (found,) = find_waits(equal, slow)
     assert (found.ranks, found.cause) == ((5,), cause)
 
 
 @pytest.mark.parametrize("cause", ["data_loading", "slow_link"])
 def test_ranks_that_wait_for_a_late_collective_do_not_wait_for_devices(cause: str) -> None:
     fault = Fault(cause=cause, ranks=(5,), ratio=1.3, begin=BEGIN)
-    found = findings("tp", Topology.mesh(tp=4, dp=4), fault)
+    found = findings("tp", Topology.mesh(tp=2, dp=4), fault, steps=160)
     assert len(found) == 1
     assert found[0].cause != SYNCHRONISES
