@@ -29,9 +29,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     when the finding changes, `cause` is the reason, for a straggler one of docs/definitions.md section 5. `since_step`
     is the first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
     machines it is about: for a straggler those nearly all of whose ranks are slow, for a link those it joins.
-    `evidence` holds the numbers behind the sentence, with their unit; `details` the texts (a stack, the
-    names of links). `run_slowdown_ratio` is the step over the ideal step, `lost_rank_seconds` what it has cost so
-    far, all ranks together. None: not known, or not applicable.
+    `evidence` holds the numbers behind the sentence, with their unit; `details` the texts (a stack, the names of
+    links). `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of
+    them), `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or not applicable.
 
     When a finding has closed, `until_step` is the last step in which it held, `lasted_s` its duration, and `sentence`
     is in the past tense. `past` is that form in advance, with `{when}` in place of the period (`past.py`).

@@ -31,7 +31,8 @@ class StepSeries:
 
     `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`:
     tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none. `wait_caused_ns`: the
-    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `earlier_count`: the
+    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `handover_ns`:
+    the exposed time in point-to-point operations, shape (n, ranks); None where there are none. `earlier_count`: the
     first steps that are older than those kept one by one, and are here because their waiting is known.
     """
 
@@ -45,6 +46,7 @@ class StepSeries:
     tokens: Cells | None = None
     wait_caused_ns: Floats | None = None
     earlier_count: int = 0
+    handover_ns: Floats | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

@@ -21,7 +21,7 @@ from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
-from rankscope.collector.steps.wait_times import KindColumns, split_waits
+from rankscope.collector.steps.wait_times import KindColumns, StepWaits, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, find_signatures
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
@@ -199,6 +199,8 @@ class StepTable:
         self._steps = self._columns.steps
         #: Exposed waiting of each rank in the matched steps, in ns.
         self._wait_ns = SparseRows(world_size, self._cell)
+        #: The part of that in point-to-point operations; None before any.
+        self._handover_ns: SparseRows | None = None
         #: Transfers of each process group in the matched steps.
         self._transfers = TransferRing(slots)
         #: Waiting that each rank caused in the attributed steps, in ns; None before any.
@@ -346,11 +348,21 @@ class StepTable:
         exposed_ns = np.zeros(self._world_size)
         exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
+        self._keep_handovers(slot, waits)
         groups = GroupFacts(
             self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
         )
         self.signatures = find_signatures(waits.rows, waits.kinds.kinds, groups, self.signatures)
         return waits.kinds
+
+    def _keep_handovers(self, slot: int, waits: StepWaits) -> None:
+        if waits.handover_ns is None:
+            return
+        if self._handover_ns is None:  # of a run without pipeline it is never needed
+            self._handover_ns = SparseRows(self._world_size, self._cell)
+        handover_ns = np.zeros(self._world_size)
+        handover_ns[waits.ranks] = waits.handover_ns
+        self._handover_ns.put(slot, handover_ns)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Advance the ring to the last of the steps of `rows`, and return the rows whose step is in it."""
@@ -403,8 +415,8 @@ class StepTable:
 
     @property
     def _sparse_columns(self) -> list[SparseRows | TransferRing]:
-        caused = [] if self._wait_caused_ns is None else [self._wait_caused_ns]
-        return [self._wait_ns, self._transfers, *caused]
+        of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns) if rows is not None]
+        return [self._wait_ns, self._transfers, *of_some]
 
     def _move_to(self, step: int) -> None:
         if step > self.latest_step:
@@ -456,6 +468,7 @@ class StepTable:
             self_is_measured=measured,
             tokens=_Cells(self._columns.records["tokens"], slots, columns),
             wait_caused_ns=caused_ns,
+            handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
         )
 

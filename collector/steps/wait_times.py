@@ -83,11 +83,13 @@ class KindColumns(NamedTuple):
 
 class StepWaits(NamedTuple):
     """Waiting of one step. `exposed_ns`: exposed waiting (and transfer, where reported) of each of `ranks`, which
-    ascend, shape (ranks,) in ns; NaN where a collective was not found on every member of its group.
+    ascend, shape (ranks,) in ns; NaN where a collective was not found on every member of its group. `handover_ns`: that
+    in point-to-point operations alone, shape (ranks,); None where no rank had one.
     """
 
     ranks: Ints
     exposed_ns: Floats
+    handover_ns: Floats | None
     kinds: KindColumns
     rows: Rows
 
@@ -120,12 +122,13 @@ class Matched(NamedTuple):
 
 class _Split(NamedTuple):
     """A step with the waiting and transfer of each row. `is_matched`: found on all members, and synchronising;
-    `is_unknown`: not found on all, which makes its rank's waiting unknown.
+    `is_unknown`: not found on all, which makes its rank's waiting unknown; `is_handover`: point to point.
     """
 
     rows: Rows
     kinds: Kinds
     is_unknown: npt.NDArray[np.bool_]
+    is_handover: npt.NDArray[np.bool_]
     exposure: _Exposure
     is_matched: npt.NDArray[np.bool_]
     wait_ns: Ints
@@ -144,7 +147,10 @@ def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
     split = _split(step, group_sizes, rank_count)
     exposed_ns = _exposed(split, rank_count).astype(np.float64)
     exposed_ns[split.rows.rank[split.is_unknown]] = np.nan
-    return StepWaits(ranks, exposed_ns[ranks], _sum_kinds(split), split.rows)
+    handover_ns = None
+    if split.is_handover.any():
+        handover_ns = _exposed(split, rank_count, split.is_handover).astype(np.float64)[ranks]
+    return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows)
 
 
 def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:
@@ -173,6 +179,7 @@ def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Spli
         rows=rows,
         kinds=kinds,
         is_unknown=may_wait & (found != expected),
+        is_handover=handed_over,
         exposure=_find_exposure(rows, rank_count),
         is_matched=complete & synchronises,
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
@@ -224,11 +231,14 @@ def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
     return _Exposure(np.maximum(origin + start, idle), origin + end, stretch)
 
 
-def _exposed(split: _Split, rank_count: int) -> Ints:
-    """Return the length of the union of each rank's exposed waiting, shape (rank_count,)."""
+def _exposed(split: _Split, rank_count: int, of: npt.NDArray[np.bool_] | None = None) -> Ints:
+    """Return the length of the union of each rank's exposed waiting in all rows, or those marked; shape
+    (rank_count,).
+    """
     exposure, is_reported = split.exposure, split.rows.exposed_ns != MISSING
     finish = exposure.end_ns - np.where(is_reported, 0, split.transfer_ns)
-    waiting = np.stack([exposure.begin_ns, finish], axis=1)[(split.wait_ns > 0) | is_reported]
+    counts = (split.wait_ns > 0) | is_reported
+    waiting = np.stack([exposure.begin_ns, finish], axis=1)[counts if of is None else counts & of]
     covered = intervals.union(waiting)
     ranks, lengths = covered[:, 0] // exposure.stretch_ns, covered[:, 1] - covered[:, 0]
     return np.bincount(ranks, weights=lengths, minlength=rank_count).astype(np.int64)

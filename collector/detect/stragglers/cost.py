@@ -1,12 +1,17 @@
-"""Compute the cost of a slowness: the step against the step without it (docs/definitions.md section 4)."""
+"""Compute the cost of a slowness: the step against the step without it (docs/definitions.md section 4).
 
+Without it the rank would wait in the pipeline as its peers do. A stage that is slow hides the bubbles of the pipeline
+behind its own work: they come back once it is as fast as its peers, so they are no part of the cost.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, in_blocks
 from rankscope.measure.units import ns_to_s
 
 
@@ -25,7 +30,8 @@ def lost_to(slow: SlowRank, view: RunView) -> Floats:
     """Return what each step has lost to one straggler since it became slow, shape (n,) in ns; 0 before, NaN where not
     known.
 
-    lost = self time of the straggler - median self time of its peers, at most the step less that median. A step
+    lost = self time of the straggler - median self time of its peers - the time that these spend longer in
+    point-to-point operations, at most the step less the median self time. A step
     is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
     intermittent slowness only the slow steps are charged.
     """
@@ -37,9 +43,39 @@ def lost_to(slow: SlowRank, view: RunView) -> Floats:
         charged = known & (series.steps >= slow.since_step)
     charged &= view.worst == column
     excess_ns = view.excess_ns[:, column]
+    saved_ns = excess_ns - _bubbles_hidden_ns(slow, view)
     at_most_ns = np.maximum(view.longest_ns - (series.self_ns[:, column] - excess_ns), 0.0)
-    lost_ns = np.where(charged, np.clip(excess_ns, 0.0, at_most_ns), 0.0)
+    lost_ns = np.where(charged, np.clip(saved_ns, 0.0, at_most_ns), 0.0)
     return np.where(known, lost_ns, np.nan)
+
+
+def _bubbles_hidden_ns(slow: SlowRank, view: RunView) -> Floats:
+    """Return by how much longer the median peer was in point-to-point operations in each step, shape (n,) in ns; 0
+    where that is not known, as without peers of equal work: the others of its pipeline wait for the rank itself.
+    """
+    series = view.series
+    hidden_ns = np.zeros(len(series.steps))
+    if series.handover_ns is None or not slow.peers.do_same_work:
+        return hidden_ns
+    rows = np.flatnonzero(~np.isnan(series.handover_ns).any(axis=1))
+    peers_ns = np.median(series.handover_ns[np.ix_(rows, series.columns_of(slow.peers.ranks))], axis=1)
+    hidden_ns[rows] = np.maximum(0.0, peers_ns - series.handover_ns[rows, series.column_of(slow.rank)])
+    return hidden_ns
+
+
+def spared_by(ranks: Sequence[int], lost_ns: Floats, view: RunView) -> Floats:
+    """Return by how much each step would be shorter without the slowness of these ranks alone, shape (n,) in ns: what
+    it lost, at most the step less the longest self time of any other rank. NaN where not known.
+    """
+    column, longest_ns = view.longest_self
+    columns = view.series.columns_of(ranks)
+    others_ns = longest_ns.copy()
+    rows = np.flatnonzero(np.isin(column, columns))
+    for some in in_blocks(rows, len(view.series.ranks)):
+        self_ns = view.series.self_ns[some]
+        self_ns[:, columns] = np.nan
+        others_ns[some] = np.fmax.reduce(self_ns, axis=1, initial=0.0)
+    return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - others_ns, 0.0))
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:

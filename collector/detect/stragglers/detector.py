@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
 from rankscope.collector.detect.stragglers import intermittent
-from rankscope.collector.detect.stragglers.cost import lost_to, price
+from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
 from rankscope.collector.detect.stragglers.persistent import (
     SlowRank,
     Thresholds,
@@ -54,7 +54,9 @@ class Stragglers:
         known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
-        return [_describe(view, node, slow, known) for node, slow in joined[:DESCRIBED_MAX]]
+        described = joined[:DESCRIBED_MAX]
+        together = _Together(view, described)
+        return [_describe(view, together, number, known) for number in range(len(described))]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether every rank of the finding has recovered."""
@@ -92,18 +94,41 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
     return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
 
-def _describe(
-    view: RunView, node: str | None, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]
-) -> Candidate:
+class _Together:
+    """Slow ranks and nodes of one pass, and what they cost: the first one states the cost of all, each other one its
+    own. `lost_ns`: what each step lost to each of them, shape (n,) in ns.
+    """
+
+    def __init__(self, view: RunView, found: Sequence[tuple[str | None, Sequence[SlowRank]]]) -> None:
+        self._view = view
+        self.found = found
+        self.lost_ns = [np.sum([lost_to(one, view) for one in slow], axis=0) for _, slow in found]
+
+    def price(self, number: int, since_step: int) -> Cost:
+        """Return the cost of one of them, of the first that of all, since a step."""
+        priced = range(len(self.found)) if number == 0 else (number,)
+        slow = [one for place in priced for one in self.found[place][1]]
+        lost_ns = np.sum([self.lost_ns[place] for place in priced], axis=0)
+        spared_ns = spared_by([one.rank for one in slow], lost_ns, self._view)
+        by_mean = any(one.pattern == "intermittent" for one in slow)
+        return price(spared_ns, self._view, since_step, by_mean=by_mean)
+
+    def others(self, number: int) -> tuple[int, ...]:
+        """Return the ranks, ascending, whose slowness is in the cost that one of them states beside its own."""
+        return tuple(sorted(one.rank for _, slow in self.found[1:] for one in slow)) if number == 0 else ()
+
+
+def _describe(view: RunView, together: _Together, number: int, known: Mapping[int, Finding]) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
+    node, slow_ranks = together.found[number]
     slow = _align_begin(slow_ranks[0], slow_ranks, known)
     causes = [
         find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
         for one in slow_ranks[:CAUSES_READ_MAX]
     ]
     cause = _find_most_common(causes)
-    lost_ns = np.sum([lost_to(one, view) for one in slow_ranks], axis=0)
-    cost = price(lost_ns, view, slow.since_step, by_mean=slow.pattern == "intermittent")
+    cost = together.price(number, slow.since_step)
+    others = together.others(number)
     evidence = {
         **cause.evidence,
         **_wait_caused(view, slow_ranks, slow),
@@ -125,12 +150,12 @@ def _describe(
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
-        sentence=write_sentence(slow_ranks, slow, cause, cost, view),
-        past=write_sentence(slow_ranks, slow, cause, cost, view, is_over=True),
+        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others),
+        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, is_over=True),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )
-    return Candidate(finding, lost_ns)
+    return Candidate(finding, together.lost_ns[number])
 
 
 def _align_begin(slow: SlowRank, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> SlowRank:

@@ -17,10 +17,17 @@ IT_WOULD: Final = "it would without this"
 
 
 def write_sentence(
-    slow_ranks: Sequence[SlowRank], slow: SlowRank, cause: Cause, cost: Cost, view: RunView, *, is_over: bool = False
+    slow_ranks: Sequence[SlowRank],
+    slow: SlowRank,
+    cause: Cause,
+    cost: Cost,
+    view: RunView,
+    *,
+    others: Sequence[int] = (),
+    is_over: bool = False,
 ) -> str:
-    """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. `is_over`:
-    in the past tense, with WHEN in place of the period.
+    """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
+    is that of the `others`' slowness, too. `is_over`: in the past tense, with WHEN in place of the period.
     """
     what = "excluding waits for other ranks" if view.series.self_is_measured else "in data, forward and optimizer"
     text = (
@@ -30,17 +37,24 @@ def write_sentence(
         f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
-    return text + describe_cost(cost, is_over=is_over)
+    return text + describe_cost(cost, also=_name_others(others), is_over=is_over)
 
 
-def describe_cost(cost: Cost, *, than: str = IT_WOULD, is_over: bool = False) -> str:
-    """Return a sentence about the cost, to follow another; empty below COST_RATIO_STATED_MIN."""
+def _name_others(others: Sequence[int]) -> str:
+    """Return what else the cost is of; empty for nothing."""
+    return f" and the slowness of rank{'s' if len(others) > 1 else ''} {format_ranks(others)}" if others else ""
+
+
+def describe_cost(cost: Cost, *, than: str = IT_WOULD, also: str = "", is_over: bool = False) -> str:
+    """Return a sentence about the cost, to follow another; empty below COST_RATIO_STATED_MIN. `also`: the end of what
+    it compares with.
+    """
     if cost.run_slowdown_ratio < COST_RATIO_STATED_MIN:
         return ""
     takes, costs = ("took", "cost") if is_over else ("takes", "costs")
     than = "it would have without this" if is_over and than == IT_WOULD else than
     return (
-        f" The whole run {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}; "
+        f" The whole run {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}{also}; "
         f"each hour {costs} {cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )
 

@@ -305,6 +305,17 @@ def test_pipeline_stages_differ_by_their_place() -> None:
     assert found[0] == found[1] != found[2] == found[3]
 
 
+def test_waits_in_point_to_point_operations_are_kept_by_step() -> None:
+    window = window_of(2, steps=1)
+    assert window.series((0, 1), skip_steps=0).handover_ns is None
+    window.set_group_size(GROUP, 2)
+    hand_over(window, 0, "send", "recv")
+    hand_over(window, 1, "recv", "send")
+    handover_ns = window.series((0, 1), skip_steps=0).handover_ns
+    assert handover_ns is not None
+    assert handover_ns.tolist() == [[0.0, 0.0]]  # all are as short as the shortest of their kind
+
+
 def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
     window = window_of(4, steps=1)
     for rank in range(4):

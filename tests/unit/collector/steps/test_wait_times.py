@@ -104,6 +104,21 @@ def test_receiver_waits_beyond_the_shortest_of_its_kind() -> None:
     assert waits.exposed_ns == {0: 100 - 20, 1: 0, 2: 0}
 
 
+def test_waiting_in_point_to_point_operations_is_also_told_alone() -> None:
+    by_rank = {
+        0: calls(("recv", 1, 0, 100), ("all_reduce", 1, 200, 40)),
+        1: calls(("recv", 2, 80, 20), ("all_reduce", 1, 230, 10)),
+    }
+    waits = split_waits(step_of(by_rank), {"world": 2})
+    assert waits.exposed_ns.tolist() == [80 + 30, 0]
+    assert waits.handover_ns is not None
+    assert waits.handover_ns.tolist() == [80, 0]
+
+
+def test_without_point_to_point_operations_nothing_is_told_of_them() -> None:
+    assert split_waits(step_of({0: calls(("all_reduce", 1, 0, 5))}), {"world": 1}).handover_ns is None
+
+
 def test_point_to_point_is_counted_and_its_waiting_not_reported() -> None:
     waits = split(calls(("send", 1, 0, 100)), calls(("send", 1, 80, 20)))
     assert [(kind.calls, kind.matched, kind.wait_ns) for kind in waits.kinds] == [(1, 0, 0), (1, 0, 0)]

@@ -1,9 +1,11 @@
 """The cost of a straggler, worked out by hand. Times in ms unless named otherwise."""
 
+import dataclasses
+
 import pytest
 
-from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price
-from tests.unit.collector.steps.step_series import UNKNOWN, Rows, series_of, slow_of, view_of
+from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of, to_ns, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 
@@ -73,3 +75,52 @@ def test_step_lasts_as_long_as_on_the_ranks_that_know_it() -> None:
 def test_nothing_known_costs_nothing() -> None:
     assert cost([[UNKNOWN] * 3] * 10, 2) == NO_COST
     assert cost([[0.0] * 3] * 10, 2) == NO_COST
+
+
+def lost_in_a_pipeline(handover_ms: list[float], *, do_same_work: bool = True) -> list[float]:
+    """What one step of 160 ms loses to rank 3, of 150 ms against 100, with these times in point-to-point operations."""
+    series = series_of([[100.0, 100.0, 100.0, 150.0]], step_ms=[[160.0] * 4])
+    view = view_of(dataclasses.replace(series, handover_ns=to_ns([handover_ms])))
+    slow = slow_of(3, (0, 1, 2), self_ms=150.0, peers_ms=100.0, do_same_work=do_same_work)
+    found: list[float] = (lost_to(slow, view) / MS).tolist()
+    return found
+
+
+def test_bubbles_that_a_slow_stage_hides_are_no_cost() -> None:
+    # As fast as its peers it would wait in the pipeline as they do: 20 ms instead of 5.
+    assert lost_in_a_pipeline([20.0, 10.0, 30.0, 5.0]) == pytest.approx([50.0 - (20.0 - 5.0)])
+
+
+def test_rank_that_waits_longer_in_the_pipeline_gains_nothing() -> None:
+    assert lost_in_a_pipeline([5.0, 5.0, 5.0, 20.0]) == pytest.approx([50.0])
+
+
+def test_unknown_waits_in_the_pipeline_hide_nothing() -> None:
+    assert lost_in_a_pipeline([20.0, UNKNOWN, 20.0, 5.0]) == pytest.approx([50.0])
+
+
+def test_waits_of_other_stages_say_nothing_about_bubbles() -> None:
+    # Without peers of equal work the others of its pipeline are among them: they wait for the rank itself.
+    assert lost_in_a_pipeline([20.0, 20.0, 20.0, 5.0], do_same_work=False) == pytest.approx([50.0])
+
+
+def spared(ranks: list[int], lost_ms: float, self_ms: list[float]) -> float:
+    """How much shorter a step of 160 ms would be without the slowness of these ranks."""
+    view = view_of(series_of([self_ms], step_ms=[[160.0] * len(self_ms)]))
+    return float(spared_by(ranks, to_ns([[lost_ms]])[0], view)[0] / MS)
+
+
+def test_step_is_no_shorter_than_the_longest_self_time_of_another_rank() -> None:
+    self_ms = [100.0, 100.0, 150.0, 130.0]
+    assert spared([2], 50.0, self_ms) == pytest.approx(160 - 130)
+    assert spared([3], 30.0, self_ms) == pytest.approx(160 - 150)
+    assert spared([2, 3], 50.0, self_ms) == pytest.approx(50.0)
+
+
+def test_nothing_is_spared_where_another_rank_is_longer_than_the_step() -> None:
+    assert spared([2], 50.0, [100.0, 170.0, 180.0]) == 0.0
+
+
+def test_of_unknown_self_times_the_known_ones_bound_the_step() -> None:
+    assert spared([2], 50.0, [UNKNOWN, 130.0, 150.0]) == pytest.approx(160 - 130)
+    assert spared([2], 50.0, [UNKNOWN] * 3) == pytest.approx(50.0)

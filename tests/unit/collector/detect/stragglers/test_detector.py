@@ -111,3 +111,22 @@ def test_node_has_passed_when_all_of_its_ranks_have() -> None:
     assert DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())
     self_ms[90:, 6] *= 1.5
     assert not DETECTOR.has_passed(view(self_ms), known(4, 5, 6, 7), ())
+
+
+def test_slowest_of_several_states_what_all_cost_together() -> None:
+    self_ms = np.full((60, 12), 100.0)
+    self_ms[:, 1], self_ms[:, 6] = 150.0, 120.0
+    slowest, other = (one.finding for one in find(self_ms))
+    assert (slowest.ranks, other.ranks) == ((1,), (6,))
+    assert slowest.run_slowdown_ratio == pytest.approx(150 / 100)
+    assert "times as long as it would without this and the slowness of rank 6; each hour costs" in slowest.sentence
+    assert "it would have without this and the slowness of rank 6; each hour cost " in slowest.past
+    assert other.run_slowdown_ratio == 1.0  # no step is shorter without it, as long as rank 1 is slower
+    assert "The whole run" not in other.sentence
+
+
+def test_several_others_are_named_as_ranks() -> None:
+    self_ms = np.full((60, 12), 100.0)
+    self_ms[:, 1], self_ms[:, 6], self_ms[:, 8] = 150.0, 120.0, 120.0
+    slowest = find(self_ms)[0].finding
+    assert "and the slowness of ranks 6, 8; " in slowest.sentence

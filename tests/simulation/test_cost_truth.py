@@ -1,0 +1,37 @@
+"""The stated cost of stragglers against the same run simulated without them."""
+
+import pytest
+
+from rankscope.collector.detect.finding import STRAGGLER, Finding
+from tests.simulation.cost_truth import stated_step_share, step_share_without
+from tests.simulation.faults import Fault
+from tests.simulation.scenarios import LAYOUTS, slow_rank
+from tests.simulation.world import Scenario, run
+
+CLOSE = 0.05
+"""Of the step: half of what counts as wrong."""
+
+
+def stragglers(scenario: Scenario) -> list[Finding]:
+    """Slowest first."""
+    found = [one.finding for one in run(scenario).opened if one.finding.kind == STRAGGLER]
+    return sorted(found, key=lambda finding: -(finding.slowdown_ratio or 0.0))
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_stated_cost_in_a_pipeline_is_that_of_the_run_without_it(rank: int) -> None:
+    # The stages have 1.15, 1, 1 and 0.85 of the mean work, so rank 9's hides more of the pipeline's bubbles.
+    scenario = LAYOUTS["unequal pp 4 x dp 4"].scenario(slow_rank("gpu_compute", 1.5, ranks=(rank,)), seed=2, steps=150)
+    (finding,) = stragglers(scenario)
+    assert stated_step_share(finding) == pytest.approx(step_share_without(scenario, scenario.faults), abs=CLOSE)
+
+
+def test_slowest_of_two_states_the_cost_of_both_and_the_other_its_own() -> None:
+    faults = [Fault(cause="gpu_compute", ranks=(rank,), ratio=ratio, begin=60) for rank, ratio in ((3, 1.6), (9, 1.3))]
+    scenario = LAYOUTS["fsdp 16"].scenario(*faults, seed=2, steps=130)
+    first, second = stragglers(scenario)
+    assert (first.ranks, second.ranks) == ((3,), (9,))
+    assert stated_step_share(first) == pytest.approx(step_share_without(scenario, faults), abs=CLOSE)
+    assert stated_step_share(second) == pytest.approx(step_share_without(scenario, faults[1:]), abs=CLOSE)
+    assert "without this and the slowness of rank 9; " in first.sentence
+    assert "run takes" not in second.sentence  # while rank 3 is slower no step is shorter without it
