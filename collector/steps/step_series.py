@@ -31,9 +31,11 @@ class StepSeries:
 
     `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`:
     tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none. `wait_caused_ns`: the
-    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `handover_ns`:
-    the exposed time in point-to-point operations, shape (n, ranks); None where there are none. `earlier_count`: the
-    first steps that are older than those kept one by one, and are here because their waiting is known.
+    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `earlier_count`: the
+    first steps that are older than those kept one by one, and are here because their waiting is known. `handover_ns`:
+    the exposed time in point-to-point operations, shape (n, ranks); None where there are none. `self_has_transfers`:
+    whether measured self times hold the transfers of collectives: not where every rank reports how much of each was
+    exposed.
     """
 
     steps: Ints
@@ -47,6 +49,7 @@ class StepSeries:
     wait_caused_ns: Floats | None = None
     earlier_count: int = 0
     handover_ns: Floats | None = None
+    self_has_transfers: bool = True
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

@@ -201,6 +201,8 @@ class StepTable:
         self._wait_ns = SparseRows(world_size, self._cell)
         #: The part of that in point-to-point operations; None before any.
         self._handover_ns: SparseRows | None = None
+        #: Whether the self times of the step matched last hold transfers.
+        self._self_has_transfers = True
         #: Transfers of each process group in the matched steps.
         self._transfers = TransferRing(slots)
         #: Waiting that each rank caused in the attributed steps, in ns; None before any.
@@ -349,6 +351,7 @@ class StepTable:
         exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
         self._keep_handovers(slot, waits)
+        self._self_has_transfers = waits.is_transfer_kept
         groups = GroupFacts(
             self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
         )
@@ -469,6 +472,7 @@ class StepTable:
             tokens=_Cells(self._columns.records["tokens"], slots, columns),
             wait_caused_ns=caused_ns,
             handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
+            self_has_transfers=self._self_has_transfers,
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
         )
 

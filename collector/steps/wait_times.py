@@ -84,7 +84,8 @@ class KindColumns(NamedTuple):
 class StepWaits(NamedTuple):
     """Waiting of one step. `exposed_ns`: exposed waiting (and transfer, where reported) of each of `ranks`, which
     ascend, shape (ranks,) in ns; NaN where a collective was not found on every member of its group. `handover_ns`: that
-    in point-to-point operations alone, shape (ranks,); None where no rank had one.
+    in point-to-point operations alone, shape (ranks,); None where no rank had one. `is_transfer_kept`: whether the
+    transfer of any operation is no part of `exposed_ns`, because a rank did not report how much of it was exposed.
     """
 
     ranks: Ints
@@ -92,6 +93,7 @@ class StepWaits(NamedTuple):
     handover_ns: Floats | None
     kinds: KindColumns
     rows: Rows
+    is_transfer_kept: bool
 
 
 class _Exposure(NamedTuple):
@@ -150,7 +152,8 @@ def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
     handover_ns = None
     if split.is_handover.any():
         handover_ns = _exposed(split, rank_count, split.is_handover).astype(np.float64)[ranks]
-    return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows)
+    is_transfer_kept = bool((split.rows.exposed_ns == MISSING).any())
+    return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows, is_transfer_kept)
 
 
 def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:

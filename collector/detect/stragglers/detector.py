@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -81,15 +81,18 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
     its groups.
 
     Where it is not known how much of a collective was exposed, the transfer counts as self time (`wait_times.py`), and
-    all members of a group with a slow link look slow.
+    all members of a group with a slow link look slow, beside ranks of other groups. Where it is known, and beside peers
+    of the same group, a slow link makes no member look slow.
     """
+    if view.series.self_is_measured and not view.series.self_has_transfers:
+        return False
     transfer_ns = sum(
         value
         for finding in explained
         if finding.kind == SLOW_LINK
         for name, value in finding.evidence.items()
         if name.startswith(f"{TRANSFER_EXCESS}/")
-        and slow.rank in view.groups.get(name.removeprefix(f"{TRANSFER_EXCESS}/"), ())
+        and _is_set_apart(slow, view.groups.get(name.removeprefix(f"{TRANSFER_EXCESS}/"), ()))
     )
     return slow.self_ns - slow.peers_self_ns <= EXPLAINED_RATIO_MAX * transfer_ns
 
@@ -116,6 +119,12 @@ class _Together:
     def others(self, number: int) -> tuple[int, ...]:
         """Return the ranks, ascending, whose slowness is in the cost that one of them states beside its own."""
         return tuple(sorted(one.rank for _, slow in self.found[1:] for one in slow)) if number == 0 else ()
+
+
+def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
+    """Return whether a rank is a member of a group, and more than half of its peers are not."""
+    among = set(members)
+    return slow.rank in among and 2 * len(among.intersection(slow.peers.ranks)) < len(slow.peers.ranks)
 
 
 def _describe(view: RunView, together: _Together, number: int, known: Mapping[int, Finding]) -> Candidate:

@@ -115,6 +115,13 @@ def test_waiting_in_point_to_point_operations_is_also_told_alone() -> None:
     assert waits.handover_ns.tolist() == [80, 0]
 
 
+def test_transfer_is_kept_where_a_rank_reports_no_exposure() -> None:
+    one = calls(("all_reduce", 1, 0, 5))
+    told = one._replace(exposed_ns=np.array([5]))
+    assert split_waits(step_of({0: told, 1: one}), {"world": 2}).is_transfer_kept
+    assert not split_waits(step_of({0: told, 1: told}), {"world": 2}).is_transfer_kept
+
+
 def test_without_point_to_point_operations_nothing_is_told_of_them() -> None:
     assert split_waits(step_of({0: calls(("all_reduce", 1, 0, 5))}), {"world": 1}).handover_ns is None
 
