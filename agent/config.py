@@ -300,6 +300,16 @@ class AgentConfig(Settings):
         True,
         Setting("Start one sidecar process per node that reports how ranks exit and where a frozen rank is blocked."),
     )
+    nccl_ras: str = setting(
+        AUTO,
+        Setting(
+            "In a stall, ask NCCL's RAS service which ranks are missing or behind, as a second witness beside the "
+            "flight recorder. auto: the sidecar that watches rank 0 asks at NCCL_RAS_ADDR (localhost:28028), at most "
+            "once a minute while a rank on its machine is stalled, unless NCCL_RAS_ENABLE is 0; off: never. It needs "
+            "the sidecar, and NCCL 2.24 or later.",
+            choices=(AUTO, OFF),
+        ),
+    )
     crash_stacks: bool = setting(
         True,
         Setting(

@@ -1,7 +1,7 @@
 """Prints as JSON what the agent would find in this interpreter: `python -m rankscope.agent.inspection`.
 
 `rankscope doctor` runs this in a separate process with the training's Python, so that a driver or library that hangs or
-crashes does not affect the doctor. Nothing is measured, and no connection is made.
+crashes does not affect the doctor. Nothing is measured, and no connection is made but one to NCCL's RAS service.
 """
 
 import os
@@ -14,10 +14,12 @@ import msgspec
 from rankscope.agent.collector_address import read_address
 from rankscope.agent.config import OFF, AgentConfig, read_config
 from rankscope.agent.guard import describe
+from rankscope.agent.sidecar.ras_address import find_ras_address
+from rankscope.agent.sidecar.ras_client import NothingListensError, read_protocol
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
+from rankscope.measure.inspection import GpuFound, Inspection, RasFound, TorchFound
 
 
 def inspect() -> Inspection:
@@ -44,7 +46,21 @@ def inspect() -> Inspection:
         nvml_problem=nvml_problem,
         gpus=gpus,
         device_windows=config.device_windows if config.full_windows else OFF,
+        ras=_inspect_ras(config),
     )
+
+
+def _inspect_ras(config: AgentConfig) -> RasFound:
+    """Greet NCCL's RAS service, if a stalled run would ask it."""
+    address = "" if config.nccl_ras == OFF or not config.sidecar else find_ras_address(os.environ)
+    if not address:
+        return RasFound()
+    try:
+        return RasFound(address=address, protocol=read_protocol(address))
+    except NothingListensError:
+        return RasFound(address=address)
+    except UnavailableError as error:
+        return RasFound(address=address, problem=str(error))
 
 
 def _inspect_torch() -> TorchFound:

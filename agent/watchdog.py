@@ -12,10 +12,11 @@ from typing import NamedTuple
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
-from rankscope.agent.config import AgentConfig
+from rankscope.agent.config import OFF, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
+from rankscope.agent.sidecar.ras_address import find_ras_address
 from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import Clock
@@ -78,7 +79,13 @@ class Watchdog:
             frozen_ns = max(
                 min(s_to_ns(config.stall_s), FROZEN_NS_MAX), FROZEN_INTERVALS * s_to_ns(config.report_interval_s)
             )
-            self._link = SidecarLink(identity, os.environ, frozen_after_ns=frozen_ns, crash_stacks=config.crash_stacks)
+            self._link = SidecarLink(
+                identity,
+                os.environ,
+                frozen_after_ns=frozen_ns,
+                crash_stacks=config.crash_stacks,
+                ras_address="" if config.nccl_ras == OFF else find_ras_address(os.environ),
+            )
 
     def start(self) -> None:
         """Start the sidecar, on a thread of its own."""

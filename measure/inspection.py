@@ -33,11 +33,22 @@ class GpuFound(msgspec.Struct, frozen=True, kw_only=True):
     absent: Mapping[str, str] = {}
 
 
+class RasFound(msgspec.Struct, frozen=True, kw_only=True):
+    """NCCL's RAS service as found. `address` is where a stalled run would ask it, empty where it would not. `protocol`
+    is the version that it answered with, None if it did not; `problem` is why not, empty if nothing listens there, as
+    while no job runs.
+    """
+
+    address: str = ""
+    protocol: int | None = None
+    problem: str = ""
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an inspection.
 
     `settings_problem` is the agent's error about its settings and keys; `nvml_problem` is why NVML cannot be used at
-    all. `collector` is the configured endpoint; empty: rank 0 starts one.
+    all. `collector` is the configured endpoint; empty: rank 0 starts one. `ras` is None where that was not inspected.
     """
 
     python: str
@@ -53,3 +64,4 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     nvml_problem: str = ""
     gpus: tuple[GpuFound, ...] = ()
     device_windows: str = "governed"
+    ras: RasFound | None = None

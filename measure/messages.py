@@ -11,7 +11,8 @@
 
     sidecar                                 collector
       | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot report any more: each notice has its own
-      | <----------------- Ack(through=n) ----  |   number and is resent until it is acknowledged or given up
+      | -- RasAnswered ---------------------->  |   number and is resent until it is acknowledged or given up; the last
+      | <----------------- Ack(through=n) ----  |   is about the whole job, in a stall
 
     relay of a node                         collector
       | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
@@ -29,6 +30,7 @@ import msgspec
 
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
+from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -273,6 +275,33 @@ class Relayed(Message, frozen=True):
     counts: RelayCounts | None = None
 
 
+class RasAnswered(Message, frozen=True):
+    """Notice of the sidecar that watches rank 0: what NCCL's RAS service at `address` said about the job in a stall, or
+    why it said nothing (`absent`). `identity` is that of rank 0.
+
+    `host_ns` is when the answer was complete, `stalled_since_host_ns` when the first stall on this machine began,
+    `took_ns` how long the answer took. `communicators_total` is the number of the job's communicators, None where it is
+    not told; `communicators` are those with listed ranks, `communicators_left_out` were not read or not listed.
+    `timeouts` counts those within RAS, while it collected the data. `is_own` says whether processes of this run on this
+    machine are among those that the answer lists; None where it lists none at all.
+    """
+
+    KIND: ClassVar[int] = 14
+    sequence: Sequence
+    identity: RankIdentity
+    host_ns: int
+    stalled_since_host_ns: int
+    address: Name = ""
+    took_ns: Count = 0
+    nccl_version: Name = ""
+    communicators_total: Count | None = None
+    communicators: Annotated[tuple[RasCommunicator, ...], Some] = ()
+    communicators_left_out: Count = 0
+    timeouts: Count | None = None
+    is_own: bool | None = None
+    absent: Reasons = {}
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout",
@@ -286,5 +315,5 @@ and `silent` (no report, and no way to see whether the process runs)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
-    RelayHello, Relayed,
+    RelayHello, Relayed, RasAnswered,
 )  # fmt: skip

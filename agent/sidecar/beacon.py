@@ -40,7 +40,8 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     `start_ticks` is the start time in /proc/PID/stat, which distinguishes it from a later process with the same id;
     `group_labels` are by torch's name of a group; `endpoint`, `socket_path` and `spill_folder` are empty while unknown.
-    `keys` are those of the rank, which the sidecar also uses: file and folder are private to this user.
+    `keys` are those of the rank, which the sidecar also uses: file and folder are private to this user. NCCL's RAS
+    service is asked at `ras_address` in a stall; it is not asked if that is empty.
     """
 
     identity: RankIdentity
@@ -52,6 +53,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     why_no_socket: str = "it has not been started yet"
     group_labels: dict[str, str] = {}
     spill_folder: str = ""
+    ras_address: str = ""
 
 
 class Heartbeat(NamedTuple):

@@ -55,7 +55,7 @@ def read_start_ticks(pid: int, proc: str = "/proc") -> int | None:
 
 
 def close_process(pidfd: int) -> None:
-    """Close a handle of `open_process`. An error does not matter: the sidecar is ending."""
+    """Close a handle of `open_process`. An error does not matter: nothing was written to it."""
     with contextlib.suppress(OSError):
         os.close(pidfd)
 

@@ -52,11 +52,15 @@ class SidecarLink:
         *,
         frozen_after_ns: int,
         crash_stacks: bool = True,
+        ras_address: str = "",
     ) -> None:
         self._environment = environment
         self._crash_stacks = crash_stacks
         self._descriptor = Descriptor(
-            identity=identity, start_ticks=read_start_ticks(identity.pid), frozen_after_ns=frozen_after_ns
+            identity=identity,
+            start_ticks=read_start_ticks(identity.pid),
+            frozen_after_ns=frozen_after_ns,
+            ras_address=ras_address,
         )
         self.folder = ""
         """Folder of the beacon; empty before `open`."""

@@ -3,6 +3,7 @@
     every TICK_NS, or at once when a process ends:
       find beacons -> one watched process each -> ended?  -> exit status, OOM count, beacon  -> RankEnded
                                                -> frozen? -> what is readable from outside   -> RankUnresponsive
+                                               -> stalled? -> NCCL's RAS service, if rank 0 is here -> RasAnswered
       parse dumps of flight recorders that ranks have left (recorder_files.py)
     it exits after the last rank, when notices and orphaned reports are delivered, and removes the ranks' files
 
@@ -11,7 +12,6 @@ one per rank saves memory (20 MB each), and sees all ranks end, so that victims 
 from ranks killed by the launcher.
 """
 
-import os
 import select
 import signal
 from collections.abc import Callable, Mapping
@@ -27,6 +27,7 @@ from rankscope.agent.sidecar.frozen_rank import inspect_frozen
 from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, NoticeSender, NoticeSenders
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
+from rankscope.agent.sidecar.ras_inquiries import RasInquiries, WatchedStall
 from rankscope.agent.sidecar.recorder_files import reduce_dump
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RankEnded
@@ -77,6 +78,7 @@ class Watch:
         make_sender: Callable[[str], NoticeSender] = NoticeSender,
         orphans: OrphanDelivery | None = None,
         faults: SidecarFaults | None = None,
+        ras: RasInquiries | None = None,
     ) -> None:
         self._folder = folder
         self._clock = clock
@@ -85,6 +87,7 @@ class Watch:
         self._notices = NoticeSenders(make_sender)
         self._faults = faults or SidecarFaults(folder)
         self._orphans = orphans or OrphanDelivery(clock, faults=self._faults)
+        self._ras = ras or RasInquiries(clock)
         self._watched: dict[str, _Watched] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
@@ -127,6 +130,7 @@ class Watch:
         for name in frozen[:1]:
             self._inspect_frozen(name, self._watched[name])
         self._reduce_dumps()
+        self._ask_ras()
         self._last_pass_ns = self._clock.monotonic_ns()
         self._notices.run_once(self._last_pass_ns)
 
@@ -151,7 +155,7 @@ class Watch:
             pid = descriptor.identity.pid
             pidfd = open_process(pid)
             if has_ended(pid, descriptor.start_ticks, self._proc) and pidfd is not None:
-                os.close(pidfd)  # the id may belong to another process by now
+                close_process(pidfd)  # the id may belong to another process by now
                 pidfd = None
             if pidfd is not None:
                 self._poll.register(pidfd, select.POLLIN)
@@ -175,7 +179,7 @@ class Watch:
         status = read_exit_status(rank.pid, rank.descriptor.start_ticks, rank.pidfd, self._proc)
         if rank.pidfd is not None:
             self._poll.unregister(rank.pidfd)
-            os.close(rank.pidfd)
+            close_process(rank.pidfd)
         heartbeat = beacon.read_heartbeat(self._folder, name) or beacon.Heartbeat(0)
         crash = beacon.read_crash(self._folder, name)
         beacon.remove_files(self._folder, name)
@@ -244,6 +248,21 @@ class Watch:
             rank.pending = notice.pending
             rank.deadline_ns = find_deadline(rank.pending, rank.inspected_ns)
         self._notices.enqueue(rank.descriptor, notice)
+
+    # -- stalled ------------------------------------------------------------------------------------------------------
+
+    def _ask_ras(self) -> None:
+        answered = self._ras.run_pass([self._find_stall(name, rank) for name, rank in self._watched.items()])
+        if answered is not None:
+            self._notices.enqueue(*answered)
+
+    def _find_stall(self, name: str, rank: _Watched) -> WatchedStall:
+        """Return since when a rank makes no progress, by its own heartbeat, or because it has none any more."""
+        heartbeat = beacon.read_heartbeat(self._folder, name)
+        if heartbeat is None or heartbeat.state != beacon.ALIVE:
+            return WatchedStall(rank.descriptor, None)
+        frozen_since_ns = None if rank.inspected_ns is None else heartbeat.written_host_ns
+        return WatchedStall(rank.descriptor, heartbeat.stalled_since_host_ns or frozen_since_ns)
 
     def close(self) -> None:
         """Close all senders and process handles."""

@@ -10,7 +10,7 @@ import msgspec
 
 from rankscope.collector.doctor.check import Check, note, ok, problem
 from rankscope.measure.child_command import build_child_command
-from rankscope.measure.inspection import Inspection, TorchFound
+from rankscope.measure.inspection import Inspection, RasFound, TorchFound
 
 INSPECTION: Final = "rankscope.agent.inspection"
 TIMEOUT_S: Final = 120.0
@@ -58,6 +58,8 @@ def check_interpreter(found: Inspection, environment: Mapping[str, str]) -> Iter
         if found.torch.gpus and not found.torch.windows_problem:
             yield _check_device_windows(found)
         yield from _check_gpus(found)
+        if found.ras is not None and "nccl" in found.torch.backends:
+            yield _check_ras(found.ras)
     yield _check_settings(found)
 
 
@@ -117,6 +119,22 @@ def _check_device_windows(found: Inspection) -> Check:
         costs = "on NVIDIA steps may be longer for the rest of the job after the first window, and nothing ends that"
         return note(name, "always: what they cost is not measured", costs, "Set device_windows = governed.")
     return ok(name, f"governed: they end if steps between them are longer than before the first; {cuda}")
+
+
+def _check_ras(ras: RasFound) -> Check:
+    """Say whether NCCL's RAS service answers here, which a stalled run asks who is missing or behind."""
+    name, costs = "NCCL RAS", "a hang has one witness less: torch's flight recorder, the stacks and the sidecar remain"
+    if not ras.address:
+        cure = "Set nccl_ras = auto and sidecar = true, and unset NCCL_RAS_ENABLE."
+        return note(name, "not asked in a stall", costs, cure)
+    if ras.problem:
+        cure = "Set NCCL_RAS_ADDR to a free HOST:PORT of this machine, the same for all ranks on it."
+        return note(name, ras.problem, costs, cure)
+    if ras.protocol is None:
+        found = f"nothing listens at {ras.address}: a job listens there while it runs, with NCCL 2.24 or later"
+        return ok(name, f"{found}; a stalled run asks it which ranks are missing or behind")
+    found = f"a job answers at {ras.address}, protocol {ras.protocol}"
+    return ok(name, f"{found}; a stalled run asks it which ranks are missing or behind")
 
 
 def _check_gpus(found: Inspection) -> Iterator[Check]:

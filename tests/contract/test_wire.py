@@ -26,6 +26,7 @@ from rankscope.measure.messages import (
     Message,
     RankEnded,
     RankUnresponsive,
+    RasAnswered,
     Refused,
     RelayCounts,
     Relayed,
@@ -34,6 +35,7 @@ from rankscope.measure.messages import (
     Report,
     Welcome,
 )
+from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -175,6 +177,15 @@ STALL = Stall(
 THREAD = KernelThread(
     thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
 )
+COMMUNICATOR = RasCommunicator(
+    name="cf264af53edbe986", size=8, ranks_left_out=1,
+    ranks=(
+        RasRank(
+            communicator_rank=3, state="behind", host="10.0.0.2", pid=4711, rank=2, op="AllReduce", launched=41,
+            furthest=42, error="system error",
+        ),
+    ),
+)  # fmt: skip
 IDENTITY = RankIdentity(
     run=RunId("job-7"), rank=2, local_rank=1, world_size=4, node="n1", restart_count=1,
     boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
@@ -217,6 +228,11 @@ STATED: dict[str, Message] = {
         threads_left_out=5, progress=(PROGRESS,), pending=(PENDING,), waits={"TCPStore__wait": 1},
         absent={"pending": "timed out"},
     ),
+    "ras_answered": RasAnswered(
+        sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
+        took_ns=300, nccl_version="2.29.2", communicators_total=3, communicators=(COMMUNICATOR,),
+        communicators_left_out=1, timeouts=2, is_own=True, absent={"communicators": "its end did not come in time"},
+    ),
     "relay_hello": RelayHello(name="n1", boot_id="0123456789abcdef", version="0.1.0"),
     "relayed": Relayed(
         frames=(RelayedFrame(peer=b"0123456789abcdef", frame=encode(Ack(through=5)), age_ns=900, key="k" * 40),),
@@ -248,6 +264,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("stall", "stacks", 0, "frames", 0)),
     ("report", ("stall", "pending", 0)),
     ("rank_unresponsive", ("threads", 0)),
+    ("ras_answered", ("communicators", 0)),
+    ("ras_answered", ("communicators", 0, "ranks", 0)),
     ("relayed", ("frames", 0)),
     ("relayed", ("counts",)),
 ]
@@ -324,6 +342,7 @@ def test_the_kinds_keep_their_bytes() -> None:
         "rank_unresponsive": "52534350 00010b",
         "relay_hello": "52534350 00010c",
         "relayed": "52534350 00010d",
+        "ras_answered": "52534350 00010e",
     }
 
 

@@ -3,6 +3,9 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
@@ -39,6 +42,22 @@ def test_rank_without_events_is_stalled_after_ten_limits() -> None:
     assert found.stall is not None
     assert found.stalled_since_host_ns == found.stall.since_host_ns == 1_000 * S
     assert guard.errors == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "address"), [({}, "10.0.0.1:9"), ({"nccl_ras": "off"}, ""), ({"sidecar": False}, None)]
+)
+def test_sidecar_knows_where_nccl_is_asked(
+    changed: dict[str, Any], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_RAS_ADDR", "10.0.0.1:9")
+    config = AgentConfig(**changed)
+    watchdog = Watchdog(
+        config, identity_of(0, 1), Guard(3), SystemClock(), find_groups=dict, count_events=lambda: 0,
+        captures=GraphCaptures(),
+    )  # fmt: skip
+    link = watchdog._link
+    assert (None if link is None else link._descriptor.ras_address) == address
 
 
 def test_no_stall_is_reported_while_hooks_are_off() -> None:

@@ -16,8 +16,9 @@ from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.recorder_files import pop_reading, write_dump
 from rankscope.agent.sidecar.watch import DUMPS_MAX, REPEAT_NS, Watch
 from rankscope.measure.identity import BootId
-from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.messages import RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import StackFrame
+from tests.ras_stand_in import Nccl, communicator, present, ras, to_json
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
 from tests.unit.agent.report.spilled_reports import frame_of, spill_in
 from tests.unit.agent.sidecar.fake_worker_server import dump, nccl_entry
@@ -296,3 +297,64 @@ def test_dump_that_cannot_be_read_does_not_end_the_watch(node: Node) -> None:
     process.end()
     (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
+
+
+# -- stalled ----------------------------------------------------------------------------------------------------------
+
+
+def test_stalled_rank_0_has_nccl_asked_for_the_whole_job(node: Node) -> None:
+    process = node.prepare("pass")
+    server = Nccl(
+        json=to_json(communicator([present(0, {"AllReduce": 1}, process.pid), present(1, {}, pid=2**22 + 1)]))
+    )
+    with ras(server) as service:
+        node.write_beacon(
+            process, 0, Heartbeat(node.clock.now_ns, 41, stalled_since_host_ns=5), ras_address=service.address
+        )
+        (notice,) = node.run_pass()
+    assert isinstance(notice, RasAnswered)
+    assert (notice.identity.rank, notice.stalled_since_host_ns, notice.is_own) == (0, 5, True)
+    assert [one.communicator_rank for one in notice.communicators[0].ranks] == [1]
+
+
+@pytest.mark.parametrize(
+    ("rank", "heartbeat"),
+    [
+        (0, Heartbeat(0, 41)),
+        (1, Heartbeat(0, 41, stalled_since_host_ns=5)),
+        (0, Heartbeat(0, 41, stalled_since_host_ns=5, state=AGENT_ENDED)),
+    ],
+)
+def test_nccl_is_not_asked_without_a_stall_or_rank_0(node: Node, rank: int, heartbeat: Heartbeat) -> None:
+    with ras(Nccl()) as service:
+        heartbeat = heartbeat._replace(written_host_ns=node.clock.now_ns)
+        node.start("pass", rank, heartbeat, ras_address=service.address)
+        assert node.pass_time(5) == []
+        assert service.connections == 0
+
+
+def test_frozen_rank_0_counts_as_stalled(node: Node) -> None:
+    with ras(Nccl(json=to_json())) as service:
+        process = node.start("pass", ras_address=service.address)
+        process.stop()
+        notices = node.pass_time(11)
+    assert [type(notice) for notice in notices] == [RankUnresponsive, RasAnswered]
+
+
+def test_service_that_never_answers_holds_nothing_up(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def serve(connected: socket.socket) -> None:
+        asked.set()
+        while connected.recv(1024):
+            pass
+
+    node = Node(tmp_path)
+    node.watch = Watch(str(tmp_path), node.clock, make_sender=lambda to: RecordingSender(to, node.posted))
+    with ras(serve) as service, contextlib.closing(node):
+        stalled = Heartbeat(node.clock.now_ns, 41, stalled_since_host_ns=5)
+        process = node.start("raise SystemExit(3)", heartbeat=stalled, ras_address=service.address)
+        assert asked.wait(60)
+        process.end()
+        # While the question is open, in the thread of the test.
+        assert [type(notice) for notice in node.run_pass()] == [RankEnded]

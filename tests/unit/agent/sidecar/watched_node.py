@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rankscope.agent.sidecar.beacon import Heartbeat
 from rankscope.agent.sidecar.notice_sender import Notice, NoticeSender
+from rankscope.agent.sidecar.ras_inquiries import RasInquiries
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.units import HostNs, WallNs
 from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beacon
@@ -40,7 +41,12 @@ class Node:
         self.folder = folder
         self.clock = Clock()
         self.posted: list[tuple[str, Notice]] = []
-        self.watch = Watch(str(folder), self.clock, make_sender=lambda endpoint: RecordingSender(endpoint, self.posted))
+        self.watch = Watch(
+            str(folder),
+            self.clock,
+            make_sender=lambda endpoint: RecordingSender(endpoint, self.posted),
+            ras=RasInquiries(self.clock, start=lambda work: work()),
+        )
         self._processes: list[Process] = []
 
     def start(self, statement: str, rank: int = 0, heartbeat: Heartbeat | None = None, **changed: object) -> Process:

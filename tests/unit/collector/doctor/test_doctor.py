@@ -15,7 +15,7 @@ from rankscope.collector.commands.doctor import Doctor, render
 from rankscope.collector.doctor import machine, reach
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, note, ok, problem
 from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
-from rankscope.measure.inspection import GpuFound, Inspection, TorchFound
+from rankscope.measure.inspection import GpuFound, Inspection, RasFound, TorchFound
 from rankscope.measure.key_files import ClientKeys, KeyPair
 
 UUID = "GPU-1"
@@ -49,6 +49,21 @@ def test_machine_without_gpus_lacks_only_gpus() -> None:
 def test_what_governs_windows_of_a_gpu_is_named(torch: TorchFound, device_windows: str, state: str, text: str) -> None:
     found = Inspection(python="3.11.7", release="0.1.0", torch=torch, is_autoloaded=True, device_windows=device_windows)
     (check,) = [check for check in check_interpreter(found, {}) if check.name == "windows of GPUs"]
+    assert (check.state, text in check.found) == (state, True), check.found
+
+
+@pytest.mark.parametrize(
+    ("ras", "state", "text"),
+    [
+        (RasFound(), NOTE, "not asked in a stall"),
+        (RasFound(address="a:1", protocol=2), OK, "a job answers at a:1, protocol 2; a stalled run asks it which"),
+        (RasFound(address="a:1"), OK, "nothing listens at a:1: a job listens there while it runs, with NCCL 2.24"),
+        (RasFound(address="a:1", problem="a:1 did not answer in time"), NOTE, "a:1 did not answer in time"),
+    ],
+)
+def test_service_of_nccl_is_named(ras: RasFound, state: str, text: str) -> None:
+    found = Inspection(python="3.11.7", release="0.1.0", torch=CUDA, is_autoloaded=True, ras=ras)
+    (check,) = [check for check in check_interpreter(found, {}) if check.name == "NCCL RAS"]
     assert (check.state, text in check.found) == (state, True), check.found
 
 
