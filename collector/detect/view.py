@@ -14,6 +14,7 @@ from rankscope.collector.detect.statistics.excess import find_excess, find_exces
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
+from rankscope.measure.messages import RasAnswered
 from rankscope.measure.records import (
     AllocatorSample,
     DeviceSample,
@@ -61,7 +62,8 @@ class RunView:
     `groups` the members of each process group, `transfers` the times of their data movement, `hang_states` the state of
     each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
     in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
-    `is_last`: the run is over, and this is its last detection pass.
+    `is_last`: the run is over, and this is its last detection pass. `ras`: what NCCL's RAS service said in the present
+    stall, None if it said nothing; its ranks have their number in the run as far as that is sure.
     """
 
     now_collector_ns: int
@@ -76,6 +78,7 @@ class RunView:
     known_usual: Mapping[int, float] = field(default_factory=dict)
     steps_min: int = 12
     open_findings: Sequence[Finding] = ()
+    ras: RasAnswered | None = None
     attempt: int = 0
     is_last: bool = False
 

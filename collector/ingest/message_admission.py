@@ -23,6 +23,7 @@ from rankscope.collector.runs.events import (
     GoodbyeAdmitted,
     PeerEvent,
     RankJoined,
+    RasSeen,
     ReportAdmitted,
     UnresponsiveSeen,
 )
@@ -37,6 +38,7 @@ from rankscope.measure.messages import (
     Message,
     RankEnded,
     RankUnresponsive,
+    RasAnswered,
     Report,
     Welcome,
 )
@@ -143,7 +145,7 @@ class MessageAdmission:
                 self._admit_hello(received, message)
             case ClockPong():
                 self._admit_clock(received, message)
-            case RankEnded() | RankUnresponsive():
+            case RankEnded() | RankUnresponsive() | RasAnswered():
                 self._admit_notice(peer, message, key)
             case _:
                 self._faults.count("unexpected_message")
@@ -199,13 +201,16 @@ class MessageAdmission:
             arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
             self._emit(identity.run, ClockSampled(identity.boot_id, pong.collector_ns, pong.host_ns, arrived_ns))
 
-    def _admit_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive, key: str) -> None:
+    def _admit_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive | RasAnswered, key: str) -> None:
         """Add the event of a sidecar's notice about a rank. Sidecars send no Hello, and notices need no order."""
         if not self._admission.knows(notice.identity, key):
             return  # the rank's Hello may still be on its way: the sidecar sends the notice again
         boot_id, now_ns = notice.identity.boot_id, self._clock.monotonic_ns()
-        if isinstance(notice, RankEnded):
-            self._emit(notice.identity.run, EndSeen(boot_id, notice, now_ns))
-        else:
-            self._emit(notice.identity.run, UnresponsiveSeen(boot_id, notice, now_ns))
+        match notice:
+            case RankEnded():
+                self._emit(notice.identity.run, EndSeen(boot_id, notice, now_ns))
+            case RankUnresponsive():
+                self._emit(notice.identity.run, UnresponsiveSeen(boot_id, notice, now_ns))
+            case RasAnswered():
+                self._emit(notice.identity.run, RasSeen(boot_id, notice, now_ns))
         self._batch.notices.append(Numbered(peer, notice.sequence, boot_id))

@@ -8,11 +8,23 @@ which is then asked for another, like a rank that was running before the relay s
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.measure.messages import ClockPong, Goodbye, Hello, Message, RankEnded, RankUnresponsive, Report
+from rankscope.measure.messages import (
+    ClockPong,
+    Goodbye,
+    Hello,
+    Message,
+    RankEnded,
+    RankUnresponsive,
+    RasAnswered,
+    Report,
+)
 from rankscope.measure.shards import choose_collector
 
 CLIENTS_MAX: Final = 4096
 """Ranks remembered. A node has about ten at a time, and new ones with each restart; an entry takes 200 bytes."""
+
+NOTICES: Final = (RankEnded, RankUnresponsive, RasAnswered)
+"""Messages of sidecars."""
 
 
 class RelayClients:
@@ -39,7 +51,7 @@ class RelayClients:
                 while len(self._endpoint_of) > self._clients_max:
                     del self._endpoint_of[next(iter(self._endpoint_of))]
                 return endpoint
-            case RankEnded() | RankUnresponsive():
+            case RankEnded() | RankUnresponsive() | RasAnswered():
                 return choose_collector(message.identity.run, self._endpoints)
         return self._endpoint_of.get(peer)
 
@@ -54,9 +66,9 @@ class RelayClients:
 
 def comes_from_rank(message: Message) -> bool:
     """Return whether ranks and sidecars send such messages."""
-    return isinstance(message, (Hello, Report, Goodbye, ClockPong, RankEnded, RankUnresponsive))
+    return isinstance(message, (Hello, Report, Goodbye, ClockPong, *NOTICES))
 
 
 def is_urgent(message: Message) -> bool:
     """Return whether the sender waits for the answer: a rank that starts or ends, or a sidecar."""
-    return isinstance(message, (Hello, Goodbye, RankEnded, RankUnresponsive))
+    return isinstance(message, (Hello, Goodbye, *NOTICES))

@@ -13,7 +13,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive
+from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, RasAnswered
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +78,14 @@ class UnresponsiveSeen(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
+class RasSeen(msgspec.Struct, frozen=True, gc=False):
+    """The sidecar that watches rank 0 has asked NCCL's RAS service in a stall. Repeated while that lasts."""
+
+    boot_id: str
+    answered: RasAnswered
+    now_collector_ns: int
+
+
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself did not run for `away_ns`: stopped, suspended, or its clock has jumped."""
 
@@ -86,7 +94,7 @@ class CollectorAway(msgspec.Struct, frozen=True, gc=False):
 
 
 RankProcessEvent = (
-    ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen
+    ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen | RasSeen
 )
 """An event of a known rank process, named by its `boot_id`."""
 

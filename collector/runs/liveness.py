@@ -14,7 +14,7 @@ import msgspec
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive
+from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
 
@@ -86,6 +86,8 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unresponsive: RankUnresponsive | None = None
     #: Progress of its process groups in its last report that had any.
     progress: tuple[GroupStatus, ...] = ()
+    #: The last answer of NCCL's RAS service about the job, of rank 0 only, also one from an earlier stall.
+    ras: RasAnswered | None = None
 
     @classmethod
     def restore(

@@ -19,6 +19,7 @@ from rankscope.collector.runs.events import (
     GoodbyeAdmitted,
     ProcessGone,
     RankProcessEvent,
+    RasSeen,
     UnresponsiveSeen,
 )
 from rankscope.collector.runs.liveness import Liveness
@@ -244,6 +245,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             case UnresponsiveSeen(_, found, now_ns):  # the process runs, so it is not silent
                 changes["last_seen_collector_ns"] = now_ns
                 changes["liveness"] = self.liveness.record_unresponsive(found)
+            case RasSeen(_, answered, _):
+                changes["liveness"] = msgspec.structs.replace(self.liveness, ras=answered)
         return msgspec.structs.replace(self, **changes)
 
     def record_report(

@@ -13,7 +13,16 @@ from typing import Final
 from rankscope.collector.ingest.admission import Admission
 from rankscope.measure.codec import MAGIC, PROTOCOL, encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import MESSAGE_TYPES, Goodbye, Hello, Message, RankEnded, RankUnresponsive, Report
+from rankscope.measure.messages import (
+    MESSAGE_TYPES,
+    Goodbye,
+    Hello,
+    Message,
+    RankEnded,
+    RankUnresponsive,
+    RasAnswered,
+    Report,
+)
 from tests.received import decode_or_refuse, read_wholly
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden" / "wire"
@@ -62,7 +71,7 @@ def fuzz_admission(data: bytes) -> Admission:
                 identity = admission.identity(peer, key)
                 if identity is not None:
                     _check_counts(admission, identity)
-            case RankEnded() | RankUnresponsive():
+            case RankEnded() | RankUnresponsive() | RasAnswered():
                 admission.knows(message.identity, key)
     worlds = [size for size in map(admission.world_size, runs) if size is not None]
     assert len(worlds) <= RUNS_MAX

@@ -1,5 +1,7 @@
 """The laws of the search for the rank that keeps the others waiting."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +9,8 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import END_REASONS, RankUnresponsive
+from rankscope.measure.messages import END_REASONS, RankUnresponsive, RasAnswered
+from rankscope.measure.nccl_ras import RAS_STATES, RasCommunicator, RasRank
 from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
 from tests.unit.collector.detect.hang_states import NOW_NS, view_on
 
@@ -67,6 +70,26 @@ hang_states = st.builds(
     stall=st.none() | stalls,
     unresponsive=st.none() | views_from_outside,
 )
+ras_ranks = st.builds(
+    RasRank,
+    communicator_rank=st.integers(0, RANKS),
+    state=st.sampled_from(RAS_STATES) | st.text(max_size=3),
+    pid=st.none() | st.integers(0, 9),
+    rank=st.none() | st.integers(0, RANKS),
+    launched=st.none() | st.integers(0, 9),
+)
+answers = st.builds(
+    RasAnswered,
+    sequence=st.just(1),
+    identity=st.just(IDENTITY),
+    host_ns=st.integers(-9, 9),
+    stalled_since_host_ns=st.integers(-9, 9),
+    communicators_total=st.none() | st.integers(0, 3),
+    communicators=st.lists(
+        st.builds(RasCommunicator, name=st.just("ab"), ranks=st.lists(ras_ranks, max_size=3).map(tuple)), max_size=3
+    ).map(tuple),
+    is_own=st.none() | st.booleans(),
+)
 runs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
 
 
@@ -120,3 +143,15 @@ def test_changing_hang_has_one_finding_or_the_old_one_passed(
     if isinstance(then, Abstain) or not then:
         return
     assert then[0].finding.is_about_the_same(first) or Hangs().has_passed(view, first, ())
+
+
+@given(runs, answers)
+def test_whatever_nccl_says_the_verdict_is_the_same(run: dict[int, RankHangState], answered: RasAnswered) -> None:
+    view = view_on(run, GROUPS, world=RANKS)
+    alone, found = Hangs().find(view, ()), Hangs().find(replace(view, ras=answered), ())
+    if isinstance(alone, Abstain) or isinstance(found, Abstain) or not alone:
+        assert found == alone
+        return
+    without, with_it = alone[0].finding, found[0].finding
+    assert (with_it.cause, with_it.ranks, with_it.group) == (without.cause, without.ranks, without.group)
+    assert with_it.is_about_the_same(without)

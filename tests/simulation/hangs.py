@@ -15,7 +15,8 @@ import numpy as np
 
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankUnresponsive
+from rankscope.measure.messages import RankUnresponsive, RasAnswered
+from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, ThreadStack
 from rankscope.measure.units import s_to_ns
 from tests.simulation.topology import DATA, PIPELINE, TENSOR, WORLD, Topology
@@ -151,6 +152,44 @@ class Hang:
         """Return what the collector knows of each rank."""
         return {rank: self._standing(rank) for rank in range(len(self.ranks))}
 
+    def ask_ras(self) -> RasAnswered:
+        """Return what NCCL's RAS service says: it counts collectives launched, and misses a process that is dead."""
+        found = [self._ask_communicator(label, members) for label, members in sorted(self.groups.items())]
+        return RasAnswered(
+            sequence=1,
+            identity=_identity_of(0),
+            host_ns=STALLED_NS,
+            stalled_since_host_ns=0,
+            communicators_total=len(found),
+            communicators=tuple(one for one in found if one.ranks),
+            timeouts=0,
+            is_own=True,
+        )
+
+    def _ask_communicator(self, label: str, members: Sequence[int]) -> RasCommunicator:
+        lost = {self.fault.rank} if self.fault.how == "dead" else set[int]()
+        counts = {rank: self._count_launched(rank, label) for rank in members if rank not in lost}
+        ranks = [
+            RasRank(communicator_rank=place, state="dead", rank=rank)
+            for place, rank in enumerate(members)
+            if rank in lost
+        ]
+        for op in sorted({op for one in counts.values() for op in one}):
+            most = max(one[op] for one in counts.values())
+            ranks += [
+                RasRank(
+                    communicator_rank=members.index(rank), state="behind", rank=rank, op=op, launched=one[op],
+                    furthest=most,
+                )
+                for rank, one in counts.items()
+                if one[op] < most
+            ]  # fmt: skip
+        return RasCommunicator(name=label, size=len(members), ranks=tuple(ranks))
+
+    def _count_launched(self, rank: int, label: str) -> Counter[str]:
+        one = self.ranks[rank]
+        return Counter(call.op for call in one.calls[: one.entered] if call.group == label and call.peer is None)
+
     def _standing(self, rank: int) -> RankHangState:
         if rank != self.fault.rank or self.fault.how == "swaps":
             return self._stalled(rank, "collective")
@@ -193,12 +232,9 @@ class Hang:
         )
 
     def _frozen(self, rank: int) -> RankHangState:
-        identity = RankIdentity(
-            run="sim", rank=rank, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=1
-        )
         found = RankUnresponsive(
             sequence=1,
-            identity=identity,
+            identity=_identity_of(rank),
             host_ns=STALLED_NS,
             since_host_ns=0,
             state="S",
@@ -241,6 +277,12 @@ class Hang:
             for group, members in self.groups.items()
             if rank in members
         )
+
+
+def _identity_of(rank: int) -> RankIdentity:
+    return RankIdentity(
+        run="sim", rank=rank, local_rank=0, world_size=1, node="n", restart_count=0, boot_id="boot-of-it", pid=1
+    )
 
 
 def draw_fault(random: np.random.Generator, topology: Topology, calls: int, how: str) -> Fault:

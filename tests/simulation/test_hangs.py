@@ -1,5 +1,7 @@
 """Check that a rank that stops in a run of several dimensions is distinguished from all ranks that wait for it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,8 +39,9 @@ def view_of(hang: Hang) -> RunView:
     )
 
 
-def find(hang: Hang) -> Finding | Abstain | None:
-    found = Hangs().find(view_of(hang), ())
+def find(hang: Hang, *, with_ras: bool = False) -> Finding | Abstain | None:
+    view = view_of(hang)
+    found = Hangs().find(replace(view, ras=hang.ask_ras()) if with_ras else view, ())
     if isinstance(found, Abstain):
         return found
     return found[0].finding if found else None
@@ -60,6 +63,25 @@ def test_stopped_rank_is_distinguished_from_waiting_ones(topology: Topology, how
         assert (found.cause, found.ranks) == (CAUSES[how], (fault.rank,)), (seed, fault, found)
         assert found.group is not None
         assert fault.rank in hang.groups[found.group], (seed, fault, found)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("how", CAUSES)
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_witness_changes_no_verdict_and_agrees_where_it_saw(topology: Topology, how: str, runs_ahead: bool) -> None:
+    agreed = 0
+    for seed in range(SEEDS):
+        fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
+        hang = Hang(topology, fault, steps=20, runs_ahead=runs_ahead)
+        alone, found = find(hang), find(hang, with_ras=True)
+        assert isinstance(alone, Finding), (seed, fault, alone)
+        assert isinstance(found, Finding), (seed, fault, found)
+        assert (found.cause, found.ranks, found.group) == (alone.cause, alone.ranks, alone.group)
+        saw = {rank.rank for one in hang.ask_ras().communicators for rank in one.ranks}
+        assert ("NCCL RAS agreed: " in found.sentence) is (fault.rank in saw), (seed, fault, found.sentence)
+        assert ("NCCL RAS did not show this: " in found.sentence) is (not saw), (seed, fault, found.sentence)
+        agreed += fault.rank in saw
+    assert agreed
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)

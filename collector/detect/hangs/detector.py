@@ -268,7 +268,7 @@ def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding
         # A stall in which no rank waits may be long work of another kind: writing text, uploading.
         severity="warning" if hang.stuck is None and not hang.ranks else "critical",
         evidence=facts.collect_evidence(),
-        details=facts.collect_stacks(),
+        details=facts.collect_details(),
     )
 
 

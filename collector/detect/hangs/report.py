@@ -6,6 +6,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import format_ranks
 from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.view import RunView
@@ -82,7 +83,14 @@ class HangFacts:
                 "missing_sequence": self.find_last(self.stuck),
                 "waiting_bytes": self.find_size(self.stuck),
             }
+        if self.view.ras is not None:
+            known |= count_witness(self.view.ras)
         return {name: float(value) for name, value in known.items() if value is not None}
+
+    def collect_details(self) -> dict[str, str]:
+        """Return the stacks, and what NCCL's RAS service said."""
+        ras = self.view.ras
+        return self.collect_stacks() | ({} if ras is None else {"NCCL RAS": describe_witness(ras)})
 
     def collect_stacks(self) -> dict[str, str]:
         """Return the stacks of the first of the ranks that it is about, and of one that waits for them."""
@@ -134,6 +142,8 @@ def write_hang(cause: str, facts: HangFacts) -> str:
         text = _describe_incomplete(facts, facts.stuck)
     else:
         text = _describe_unknown(facts, facts.stuck)
+    witness = write_witness(cause, facts.ranks, facts.view.ras)
+    text = f"{text}. {witness}" if witness else text
     if facts.is_over:
         return f"{text}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"

@@ -14,6 +14,7 @@ from rankscope.measure.messages import (
     Message,
     RankEnded,
     RankUnresponsive,
+    RasAnswered,
     Refused,
     Relayed,
     RelayHello,
@@ -31,6 +32,7 @@ IDENTITY = RankIdentity(
 HELLO = Hello(identity=IDENTITY, first_sequence=1, host_ns=0, wall_ns=0, report_interval_ns=0)
 ENDED = RankEnded(sequence=1, identity=IDENTITY, host_ns=0, wall_ns=0, reason="killed")
 SILENT = RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=0, since_host_ns=0)
+ASKED = RasAnswered(sequence=1, identity=IDENTITY, host_ns=0, stalled_since_host_ns=0)
 REPORT = Report(sequence=1, host_ns=0)
 PONG = ClockPong(collector_ns=0, host_ns=0)
 GOODBYE = Goodbye(sequence=2, reason="finished")
@@ -59,6 +61,7 @@ def test_notice_goes_to_the_collector_of_its_run_without_hello() -> None:
     clients = RelayClients(ENDPOINTS)
     assert clients.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
     assert clients.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
+    assert clients.find_endpoint(b"sidecar", ASKED) == "tcp://a:1"
     assert len(clients) == 0
 
 
@@ -81,7 +84,7 @@ def test_ranks_of_one_collector_are_listed() -> None:
     assert clients.of("tcp://a:1") == [b"three"]
 
 
-@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT])
+@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT, ASKED])
 def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     assert comes_from_rank(message)
 
@@ -98,5 +101,5 @@ def test_messages_of_collectors_and_relays_are_not_forwarded(message: Message) -
 
 
 def test_starts_and_ends_are_urgent_and_reports_are_not() -> None:
-    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT)] == [True] * 4
+    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT, ASKED)] == [True] * 5
     assert [is_urgent(message) for message in (REPORT, PONG)] == [False] * 2

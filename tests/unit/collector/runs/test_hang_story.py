@@ -8,13 +8,15 @@ from rankscope.collector.runs.events import (
     CloseFinding,
     EndSeen,
     OpenFinding,
+    RasSeen,
     ReportAdmitted,
     UnresponsiveSeen,
     UpdateFinding,
 )
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankEnded, RankUnresponsive, Report
+from rankscope.measure.messages import RankEnded, RankUnresponsive, RasAnswered, Report
+from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.records import GroupInfo
 from tests.unit.collector.detect.hang_states import call, progress_of, stall_of
 from tests.unit.collector.runs.run_stories import GROUP, S, Story, boot_of
@@ -194,3 +196,44 @@ def test_an_elastic_restart_closes_the_hang(story: HangStory) -> None:
 def test_a_job_that_is_not_stalled_costs_detection_nothing(story: HangStory) -> None:
     assert story.hangs() == []
     assert [effect for effect in story.effects if isinstance(effect, OpenFinding)] == []
+
+
+# -- NCCL's RAS service -----------------------------------------------------------------------------------------------
+
+
+def answer(story: HangStory, *pids: int, ago_s: float = 0.0, is_own: bool | None = True) -> None:
+    """RAS was asked so long ago, and found these processes behind. Rank r of the story is process 1,000 + r."""
+    behind = tuple(
+        RasRank(communicator_rank=7, state="behind", host="h", pid=pid, launched=1, furthest=2) for pid in pids
+    )
+    answered = RasAnswered(
+        sequence=1,
+        identity=story.identity(0),
+        host_ns=story.host_ns(0) - round(ago_s * S),
+        stalled_since_host_ns=0,
+        communicators_total=1,
+        communicators=(RasCommunicator(name="ab", size=4, ranks=behind),),
+        is_own=is_own,
+    )
+    story.run.apply(RasSeen(boot_of(0), answered, story.now_ns))
+
+
+def sentence_of(story: HangStory) -> str:
+    (finding,) = story.snapshot().open_findings
+    return finding.sentence
+
+
+def test_answer_of_nccl_joins_the_finding_under_the_rank_of_the_run(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1)
+    assert "NCCL RAS" not in sentence_of(story)
+    answer(story, 1_002)
+    story.hang(2, LIMIT_S + 2)
+    assert "NCCL RAS agreed: rank 2 had launched 1 operations, the furthest rank 2," in sentence_of(story)
+    assert story.hangs() == [("missing_rank", (2,))]
+
+
+def test_process_that_is_not_surely_a_rank_keeps_its_communicator_rank(story: HangStory) -> None:
+    for pids, is_own in (((9_999,), True), ((1_002,), None)):
+        answer(story, *pids, is_own=is_own)
+        story.hang(2, LIMIT_S + 1)
+        assert f"not known: communicator rank 7 (process {pids[0]} on h) had launched" in sentence_of(story)
