@@ -54,12 +54,13 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 test-fast: packages $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 
+# One worker more than elsewhere: much of the time of these tests is waiting.
 test-integration: packages $(STAMP) ## real sockets and real torchrun
-	$(PYTEST) tests/integration
+	$(PYTEST) -n $$(($(WORKERS) + 1)) tests/integration
 
 soak: export SOAK := 1
 soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
-	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_relay.py tests/integration/test_bad_peers.py tests/integration/test_fake_gpu_ranks.py
+	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_relay.py tests/integration/test_bad_peers.py tests/integration/test_fake_gpu_ranks.py tests/integration/test_fake_gpu_faults.py tests/integration/test_lost_store.py
 	$(BIN)/python -m tests.benchmarks.soak
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.

@@ -15,3 +15,7 @@ for _name in [name for name in os.environ if name.startswith("RANKSCOPE")]:
 
 # Buffer output as Python does by default: unbuffered, output that cannot be written never reaches the flush at exit.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# Let each job's processes keep the bytecode of our own modules, as they do by default: to compile them anew costs each
+# of the thousand processes 0.1 to 0.6 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

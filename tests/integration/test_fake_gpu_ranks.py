@@ -25,6 +25,7 @@ LINE = next(number for number, line in enumerate(LINES, start=1) if line.endswit
 WAITS_AT = f"{SCRIPT}:{LINE} (<module>)"
 HOST_S = 0.05
 RANKS = 4
+EQUAL_STEPS = 120
 RUN = "fake-gpu"
 KERNEL_NS = 200_000
 COMMUNICATION_STREAM = 20
@@ -86,19 +87,28 @@ def sum_of_a_step(work: list[Work], kind: int) -> float:
     return sums_ns[-1] / NS_PER_S
 
 
-@pytest.mark.parametrize("time", range(sized(1, 20)))
-def test_device_seconds_on_the_page_are_the_devices_own_sums_and_equal_ranks_are_not_blamed(
-    tmp_path: Path, time: int
-) -> None:
-    del time
-    trained = train(tmp_path, 120)
-    assert [found for found in trained.run.findings if found.kind == "straggler"] == []
-    for rank, work in enumerate(trained.work):
-        seconds = [trained.page[f"rankscope_device_{name}_seconds_total", rank] for name in ("compute", "copy")]
+@pytest.fixture(scope="module", params=range(sized(1, 20)))
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A job of equal ranks."""
+    return train(tmp_path_factory.mktemp("equal"), EQUAL_STEPS)
+
+
+def test_device_seconds_on_the_page_are_the_devices_own_sums_and_equal_ranks_are_not_blamed(equal: Trained) -> None:
+    assert [found for found in equal.run.findings if found.kind == "straggler"] == []
+    for rank, work in enumerate(equal.work):
+        seconds = [equal.page[f"rankscope_device_{name}_seconds_total", rank] for name in ("compute", "copy")]
         of_a_step = [sum_of_a_step(work, kind) for kind in (KERNEL, MEMCPY)]
         windows = round(seconds[0] / of_a_step[0])
         assert windows >= WHOLE_STEPS
         assert seconds == pytest.approx([windows * one for one in of_a_step], abs=ONE_US)
+
+
+def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_transfer_at_least(equal: Trained) -> None:
+    collectives = [[one for one in work if one.stream == COMMUNICATION_STREAM] for work in equal.work]
+    assert len(collectives[0]) >= EQUAL_STEPS
+    for members in zip(*collectives, strict=True):
+        assert len({member.end_ns for member in members}) == 1
+        assert min(member.length_ns for member in members) >= TRANSFER_NS
 
 
 @pytest.mark.parametrize("time", range(sized(1, 20)))
@@ -121,12 +131,3 @@ def test_only_the_rank_that_waits_for_its_device_is_blamed_with_the_line_that_do
     # Every rank works on its host in every step, and only this one's device is idle meanwhile.
     assert stragglers[0].evidence["sync_excess_ns"] == pytest.approx(HOST_S * NS_PER_S, rel=0.2)
     assert f"{WAITS_AT} (aten::_local_scalar_dense, cudaStreamSynchronize)" in stragglers[0].sentence
-
-
-def test_members_of_a_collective_end_together_and_it_takes_all_of_them_its_transfer_at_least(tmp_path: Path) -> None:
-    trained = train(tmp_path, 40)
-    collectives = [[one for one in work if one.stream == COMMUNICATION_STREAM] for work in trained.work]
-    assert len(collectives[0]) >= 40
-    for members in zip(*collectives, strict=True):
-        assert len({member.end_ns for member in members}) == 1
-        assert min(member.length_ns for member in members) >= TRANSFER_NS

@@ -3,13 +3,15 @@ equals the figures of tests/traces/reference.json, which other code has computed
 """
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.fake_gpu_jobs import find_library, settings
-from tests.integration.listening_collector import listening
+from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import ALONE, python, run
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -23,13 +25,29 @@ FIGURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OF_A_GPU)
-def test_breakdown_of_a_replayed_trace_equals_its_reference_to_the_ns(name: str) -> None:
+def watch(name: str) -> Life:
     with listening() as collector:
         command = python("fake_gpu_replay.py", find_library(), str(TRACES / name), "--steps", str(STEPS))
         ended = run(command, {**ALONE, **settings(collector.endpoint)})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
+    return life
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[dict[str, "Future[Life]"]]:
+    """Each trace is replayed once, two at a time: most of what it takes is waiting for its device."""
+    find_library()
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(watch, name) for name in OF_A_GPU}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", OF_A_GPU)
+def test_breakdown_of_a_replayed_trace_equals_its_reference_to_the_ns(
+    name: str, jobs: "dict[str, Future[Life]]"
+) -> None:
+    life = jobs[name].result()
     exact = FILES[name]["exact"]
     expected = {ours: round(exact["gpu"][theirs] * 1000) for ours, theirs in FIGURES.items()}
     assert [found.first_step for found in life.breakdowns] == [4, 5]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.storage.database import Database
-from tests.integration.faults import wait_for_accounts
+from tests.integration.faults import sized, wait_for_accounts
 from tests.integration.light_ranks import Crew, crew_of, made_by, wait_for_acknowledgements
 from tests.integration.serving import Served, find_fixed_port, serving, wait_for, wait_for_readiness
 
@@ -85,18 +85,22 @@ def replace(store: Path) -> None:
     (store.parent / "other.db").rename(store)
 
 
+HARMS = (
+    (remove, "removed", "{store} was removed while the collector had it open as its store."),
+    (truncate, "truncated", "{store} was truncated, from "),
+    (overwrite, "damaged", "{store} was overwritten or is damaged (its first bytes are not those of an SQLite "),
+    (replace, "replaced", "{store} was replaced by another file while the collector had it open as its store."),
+    # Other files for the same reasons; tests/unit/collector/storage/test_file_watch.py has them in `make test`.
+    (remove_all, "removed", "{store} was removed while the collector had it open as its store."),
+    (remove_log, "removed", "{store}-wal was removed while the collector had it open as its store."),
+    (remove_lock, "removed", "{store}-lock was removed while the collector had it open as its store."),
+    (empty, "truncated", "{store} was truncated, from "),
+)
+
+
 @pytest.mark.parametrize(
     ("harm", "reason", "said"),
-    [
-        (remove, "removed", "{store} was removed while the collector had it open as its store."),
-        (remove_all, "removed", "{store} was removed while the collector had it open as its store."),
-        (remove_log, "removed", "{store}-wal was removed while the collector had it open as its store."),
-        (remove_lock, "removed", "{store}-lock was removed while the collector had it open as its store."),
-        (truncate, "truncated", "{store} was truncated, from "),
-        (empty, "truncated", "{store} was truncated, from "),
-        (overwrite, "damaged", "{store} was overwritten or is damaged (its first bytes are not those of an SQLite "),
-        (replace, "replaced", "{store} was replaced by another file while the collector had it open as its store."),
-    ],
+    HARMS[: sized(4, len(HARMS))],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_lost_store_is_said_and_begun_anew_and_no_counter_goes_back(

@@ -1,0 +1,26 @@
+"""Order the files of these tests, which are run by several workers, a file by one of them."""
+
+from pathlib import Path
+
+import pytest
+
+LONGEST_FIRST = (
+    "test_loops", "test_fake_gpu_faults", "test_fake_gpu_ranks", "test_launch", "test_fake_gpu", "test_quickstart",
+    "test_endings", "test_dist", "test_fail_open", "test_relay", "test_slurm_without_monitor", "test_late_ranks",
+    "test_history", "test_own_cost", "test_demo", "test_lost_store", "test_doctor", "test_faults_ranks",
+    "test_embedded", "test_fake_gpu_replay", "test_faults_collector", "test_hangs", "test_publisher",
+    "test_faults_training", "test_soak", "test_images",
+)  # fmt: skip
+"""The longest files, by their time: one of them at the end would keep one worker busy and the others idle."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist hand out files in the order they are collected in, and not by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(Path(item.path).stem, len(places)))
