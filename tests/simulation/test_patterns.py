@@ -31,6 +31,15 @@ def test_rank_that_is_slow_every_kth_step(every: int) -> None:
     assert f"every {every} steps" in found.sentence
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_one_of_few_ranks_that_stalls_every_third_step(ranks: int) -> None:
+    # 120 ms on top of 44: 3.7 times. Of three ranks 19 stalls are known in step 60 + 3 * 19 = 117, of four 15 in 105.
+    fault = Fault(cause="host_cpu", ranks=(1,), ratio=3.7, begin=60, every=3)
+    found = findings("dp", Topology.mesh(dp=ranks), fault, steps=120)
+    (straggler,) = (one for one in found if one.kind == "straggler")
+    assert (straggler.ranks, straggler.pattern, straggler.since_step) == ((1,), "intermittent", 60)
+
+
 def test_rank_slow_every_fourth_step_among_stalling_ranks() -> None:
     fault = Fault(cause="host_cpu", ranks=(5,), ratio=1.5, begin=60, every=4)
     scenario = Scenario(

@@ -5,7 +5,8 @@ fast as the peers', and yet all others wait. Every rank stalls sometimes, so the
 
     slow step     excess above what the smallest effect and SLOW_DEVIATIONS of the peers' noise allow
     slow period   consecutive slow steps: a single long stall is one period
-    by chance     the probability of at least that many slow periods at the peers' rate (binomial); at most CHANCE_MAX
+    by chance     the probability of at least that many slow periods at the peers' rate (binomial), and of few ranks
+                  that of so large a share of all slow periods; at most CHANCE_MAX
     effect        all steps together lose at least COST_RATIO_MIN to it
 """
 
@@ -35,6 +36,8 @@ LONG_RATIO_MIN: Final = 3
 chance."""
 EXCLUDED_RATIO: Final = 0.1
 """Share of the ranks, those with the most slow periods, that the usual rate leaves out: they may be the slow ones."""
+FEW_RANKS_MAX: Final = 4
+"""Of so few ranks the usual rate leaves out one, and is that of at most three: too few to take it as known."""
 QUIET_GAPS: Final = 4
 """It has passed after this many usual gaps without a slow step, counted in known steps."""
 PERIODIC_RATIO: Final = 0.8
@@ -100,7 +103,8 @@ def _find_candidates(periods: SlowPeriods) -> Ints:
 
 def usual_rate(periods: SlowPeriods) -> float:
     """Return the slow periods per step of a healthy rank, with half a period added over all ranks for those unseen."""
-    kept = np.sort(periods.counts)[: max(1, round((1 - EXCLUDED_RATIO) * len(periods.counts)))]
+    ranks = len(periods.counts)
+    kept = np.sort(periods.counts)[: max(1, min(ranks - 1, round((1 - EXCLUDED_RATIO) * ranks)))]
     return (float(kept.sum()) + 0.5) / max(1, len(kept) * len(periods.rows))
 
 
@@ -109,7 +113,7 @@ def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
     slow = np.flatnonzero(periods.slow[:, column])
     began = _find_begin(periods.slow[:, column])
     slow = slow[slow >= began]
-    chance = probability_of(int(periods.counts[column]), len(steps), usual_rate(periods))
+    chance = _chance_of(periods, column)
     by_chance = chance > CHANCE_MAX and not _has_long_periods(periods, column)
     excess = view.excess[periods.rows[slow], column]
     level = float(np.median(excess))
@@ -133,6 +137,17 @@ def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
         pattern="intermittent",
         slow_steps=steps[slow],
     )
+
+
+def _chance_of(periods: SlowPeriods, column: int) -> float:
+    """Return the probability that a healthy rank has so many slow periods: at the usual rate, and of few ranks, whose
+    rate is hardly known, also that so many of all slow periods are one rank's.
+    """
+    count, ranks = int(periods.counts[column]), len(periods.counts)
+    chance = probability_of(count, len(periods.rows), usual_rate(periods))
+    if ranks > FEW_RANKS_MAX:
+        return chance
+    return max(chance, probability_of(count, int(periods.counts.sum()), 1 / ranks))
 
 
 def _has_long_periods(periods: SlowPeriods, column: int) -> bool:

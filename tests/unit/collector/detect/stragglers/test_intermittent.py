@@ -145,3 +145,19 @@ def test_six_slow_periods_beside_healthy_ranks_are_not_chance() -> None:
     self_ms[60:204:24, SLOW] *= 1.6
     assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 60)]
     assert found(self_ms[:140]) == ()
+
+
+@pytest.mark.parametrize(("stalls", "named"), [(18, []), (19, [1])])
+def test_of_three_ranks_nineteen_stalls_of_one_are_not_chance(stalls: int, named: list[int]) -> None:
+    # Each stall is this rank's with a probability of 1/3: 3^-18 is 2.6e-9, 3^-19 is 8.6e-10.
+    self_ms = times(steps=120, ranks=3)
+    self_ms[3 : 3 + 3 * stalls : 3, 1] += 200.0
+    assert [slow.rank for slow in found(self_ms)] == named
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_few_ranks_that_stall_alike_name_no_rank(ranks: int) -> None:
+    random = np.random.default_rng(2)
+    self_ms = times(ranks=ranks)
+    self_ms += np.where(random.random(self_ms.shape) < 0.05, 50 * (1 + random.pareto(2.5, self_ms.shape)), 0.0)
+    assert found(self_ms) == ()
