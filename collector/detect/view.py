@@ -131,19 +131,6 @@ class RunView:
         return worst
 
     @cached_property
-    def longest_self(self) -> tuple[Ints, Floats]:
-        """Return the column with the longest self time in each step and that time in ns, shape (n,) each; -1 and 0
-        where none is known.
-        """
-        self_ns = self.series.self_ns
-        column, ns = np.full(len(self_ns), -1, dtype=np.int64), np.zeros(len(self_ns))
-        rows = np.flatnonzero(~np.isnan(self_ns).all(axis=1))
-        for some in in_blocks(rows, self_ns.shape[1]):
-            column[some] = np.nanargmax(self_ns[some], axis=1)
-        ns[rows] = self_ns[rows, column[rows]]
-        return column, ns
-
-    @cached_property
     def longest_ns(self) -> Floats:
         """Return the longest time that each step took on any rank, shape (n,) in ns; NaN where none is known."""
         step_ns = np.fmax.reduce(self.series.step_ns, axis=1, initial=-np.inf)

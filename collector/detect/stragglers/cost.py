@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_series import Floats, in_blocks
+from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import ns_to_s
 
 
@@ -63,19 +63,13 @@ def _bubbles_hidden_ns(slow: SlowRank, view: RunView) -> Floats:
     return hidden_ns
 
 
-def spared_by(ranks: Sequence[int], lost_ns: Floats, view: RunView) -> Floats:
-    """Return by how much each step would be shorter without the slowness of these ranks alone, shape (n,) in ns: what
-    it lost, at most the step less the longest self time of any other rank. NaN where not known.
+def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int]) -> Floats:
+    """Return by how much each step would be shorter without a slowness alone, shape (n,) in ns: what it lost, at most
+    the step less the longest self time of the `others` that are slow. NaN where not known.
     """
-    column, longest_ns = view.longest_self
-    columns = view.series.columns_of(ranks)
-    others_ns = longest_ns.copy()
-    rows = np.flatnonzero(np.isin(column, columns))
-    for some in in_blocks(rows, len(view.series.ranks)):
-        self_ns = view.series.self_ns[some]
-        self_ns[:, columns] = np.nan
-        others_ns[some] = np.fmax.reduce(self_ns, axis=1, initial=0.0)
-    return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - others_ns, 0.0))
+    self_ns = view.series.self_ns[:, view.series.columns_of(others)]
+    longest_ns = np.fmax.reduce(self_ns, axis=1, initial=0.0)
+    return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:

@@ -55,7 +55,7 @@ class Stragglers:
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
         described = joined[:DESCRIBED_MAX]
-        together = _Together(view, described)
+        together = _Together(view, described, known)
         return [_describe(view, together, number, known) for number in range(len(described))]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
@@ -99,22 +99,33 @@ def is_explained_by_links(slow: SlowRank, view: RunView, explained: Sequence[Fin
 
 class _Together:
     """Slow ranks and nodes of one pass, and what they cost: the first one states the cost of all, each other one its
-    own. `lost_ns`: what each step lost to each of them, shape (n,) in ns.
+    own. `lost_ns`: what each step lost to each of them, shape (n,) in ns. Ranks of open findings that do not pass every
+    test in this pass are slow as well.
     """
 
-    def __init__(self, view: RunView, found: Sequence[tuple[str | None, Sequence[SlowRank]]]) -> None:
+    def __init__(
+        self, view: RunView, found: Sequence[tuple[str | None, Sequence[SlowRank]]], known: Mapping[int, Finding]
+    ) -> None:
         self._view = view
+        self._known = known
         self.found = found
         self.lost_ns = [np.sum([lost_to(one, view) for one in slow], axis=0) for _, slow in found]
 
     def price(self, number: int, since_step: int) -> Cost:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
-        slow = [one for place in priced for one in self.found[place][1]]
+        by_mean = any(one.pattern == "intermittent" for place in priced for one in self.found[place][1])
         lost_ns = np.sum([self.lost_ns[place] for place in priced], axis=0)
-        spared_ns = spared_by([one.rank for one in slow], lost_ns, self._view)
-        by_mean = any(one.pattern == "intermittent" for one in slow)
-        return price(spared_ns, self._view, since_step, by_mean=by_mean)
+        if number:
+            everybody = self._known.keys() | {one.rank for _, slow in self.found for one in slow}
+            others = sorted(rank for rank in everybody - self._ranks_of(number) if self._view.series.has(rank))
+            lost_ns = spared_by(lost_ns, self._view, others)
+        return price(lost_ns, self._view, since_step, by_mean=by_mean)
+
+    def _ranks_of(self, number: int) -> set[int]:
+        """Return the ranks of one of them, with those that an open finding about any of them has."""
+        mine = {one.rank for one in self.found[number][1]}
+        return mine.union(*(self._known[rank].ranks for rank in mine if rank in self._known))
 
     def others(self, number: int) -> tuple[int, ...]:
         """Return the ranks, ascending, whose slowness is in the cost that one of them states beside its own."""
