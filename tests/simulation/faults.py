@@ -32,7 +32,7 @@ TRANSFER = "transfer"
 
 EFFECTS: dict[str, Effect] = {
     "data_loading": Effect(READ, burns_cpu=False),
-    "host_cpu": Effect(HOST, burns_cpu=False),
+    "host_cpu": Effect(HOST),
     "garbage_collection": Effect(HOST, pauses_collector=True),
     "gpu_thermal_throttle": Effect(KERNEL, throttle_reason="sw_thermal_slowdown", slows_clock=True),
     "gpu_power_cap": Effect(KERNEL, throttle_reason="sw_power_cap", slows_clock=True),
@@ -45,6 +45,7 @@ EFFECTS: dict[str, Effect] = {
     "pcie_downgrade": Effect(HOST, narrows_pcie=True),
     "cpu_pressure": Effect(HOST, queues_for_cpu=True, burns_cpu=False),
     "host_device_sync": Effect(HOST, waits_for_device=True),
+    "unseen_wait": Effect(HOST, burns_cpu=False),
 }
 """By cause of docs/definitions.md section 5. Short CPUs show on the machine of a rank with local rank 0. After a
 call in which the host waits for its device, the device is idle until the host has launched more: work of the host."""

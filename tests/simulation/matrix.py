@@ -19,7 +19,7 @@ SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_
 """Layouts in which every cause and noise is tried. The large ones need seconds a run: some causes only."""
 PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
-LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync")
+LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync", "unseen_wait")
 """Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
@@ -56,7 +56,10 @@ class Entry(NamedTuple):
 
 def trials() -> Iterator[Trial]:
     """Yield the whole matrix."""
-    parts = (_one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits)
+    parts = (
+        _one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits,
+        _unseen,
+    )  # fmt: skip
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
         scenario = layout.scenario(*entry.faults, noise=entry.noise, seed=seed, steps=_steps_of(layout))
@@ -170,3 +173,12 @@ def _waits() -> Iterator[Entry]:
     """Yield calls in which the host waits for its device. They cost at most what the host was ahead: no 3 times."""
     for where, ratio in itertools.product(SMALL, RATIOS[:3]):
         yield Entry(ONE_RANK, "host_device_sync", where, "usual", (slow_rank("host_device_sync", ratio),))
+
+
+def _unseen() -> Iterator[Entry]:
+    """Yield waits for what no report shows, and a link and a rank that are slow at once."""
+    for where, ratio in itertools.product(SMALL, RATIOS):
+        yield Entry(ONE_RANK, "unseen_wait", where, "usual", (slow_rank("unseen_wait", ratio),))
+    for where, rank, ratio in itertools.product(SMALL, (SLOW_RANK, 2), (1.1, 1.3)):
+        faults = (slow_rank("slow_link", 3.0), slow_rank("gpu_compute", ratio, ranks=(rank,)))
+        yield Entry(TWO, "slow_link + gpu_compute", where, "usual", faults)

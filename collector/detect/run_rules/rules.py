@@ -211,7 +211,9 @@ class Rule(NamedTuple):
 ANY_CAUSE: Final = None
 RULES: Final[Mapping[str, Rule]] = {
     "data_bound": Rule(judge_data, frozenset({"data_loading"})),
-    "host_bound": Rule(judge_host, frozenset({"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure"})),
+    "host_bound": Rule(
+        judge_host, frozenset({"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait"})
+    ),
     "low_gpu_utilisation": Rule(judge_utilisation, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),

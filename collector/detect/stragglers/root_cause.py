@@ -3,7 +3,7 @@
 
 Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
 first because they are the most specific, then memory, which makes a host wait for its GPU, then calls in which it waits
-by itself, then the host, and why it is slow. `unattributed` when no rule holds.
+by itself, then the host, and why it is slow, or what it waits for. `unattributed` when no rule holds.
 """
 
 import statistics
@@ -113,6 +113,7 @@ PCIE_UTILIZATION_MIN: Final = 0.5
 """Utilization from which a GPU counts as busy: an idle one lowers the generation of its PCIe link to save power, and
 raises it within milliseconds once it works. The width it keeps."""
 HOST_CPU: Final = "host_cpu"
+UNSEEN_WAIT: Final = "unseen_wait"
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync"})
 """Excesses that are not phases of the step."""
 
@@ -142,9 +143,9 @@ def find_cause(
         if cause is not None:
             break
     else:
-        cause = _host(slow, excess_ns, evidence, samples)
+        cause = _idle_device(slow, excess_ns, evidence, series) or _host(slow, excess_ns, evidence, samples)
     is_waiting = evidence.get("cpu_excess_ns", 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
-    if cause[0] == HOST_CPU and is_waiting and machines is not None and all_excess_ns is not None:
+    if cause[0] in {HOST_CPU, UNSEEN_WAIT} and is_waiting and machines is not None and all_excess_ns is not None:
         because = find_cpu_pressure(
             slow,
             EXPLAINS * excess_ns,
@@ -162,15 +163,18 @@ def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
     """Return by how much each phase of the rank, and its CPU time, is longer than its peers', as `NAME_excess_ns`. All
     steps of the present level count, for an intermittent slowness the slow ones.
     """
-    if slow.pattern == "intermittent":
-        rows = np.flatnonzero(np.isin(series.steps, slow.slow_steps))
-    else:
-        rows = np.flatnonzero(series.steps >= slow.level_from_step)
+    rows = _judged_rows(slow, series)
     found = {
         f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
     }
     found["cpu_excess_ns"] = _excess(series.cpu_ns, rows, slow, series)
     return {name: value for name, value in found.items() if not np.isnan(value)}
+
+
+def _judged_rows(slow: SlowRank, series: StepSeries) -> Ints:
+    if slow.pattern == "intermittent":
+        return np.flatnonzero(np.isin(series.steps, slow.slow_steps))
+    return np.flatnonzero(series.steps >= slow.level_from_step)
 
 
 def _excess(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> float:
@@ -372,7 +376,7 @@ def _computes_longer(slow: SlowRank, excess_ns: float, samples: Samples) -> bool
 
 
 def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    """Find in the windows more work, slower kernels, or a device that is idle while its host works."""
+    """Find in the windows more work or slower kernels, and put the idle time of a device into the evidence."""
     compute = _window_medians(slow, samples.breakdowns, "compute_ns")
     operators = _window_medians(slow, samples.breakdowns, "operator_count")
     idle = _window_medians(slow, samples.breakdowns, "idle_ns")
@@ -394,13 +398,27 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
             return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and reports no reason"
     if has_device:
         evidence["idle_excess_ns"] = idle[0] - idle[1]
-        if evidence["idle_excess_ns"] >= EXPLAINS * excess_ns:
-            longer = format_duration(evidence["idle_excess_ns"])
-            return (
-                HOST_CPU,
-                f"its GPU is idle {longer} a step longer, waiting for its host{_where(evidence, excess_ns)}",
-            )
     return None
+
+
+def _idle_device(slow: SlowRank, excess_ns: float, evidence: dict[str, float], series: StepSeries) -> Verdict:
+    """Return why a device is idle longer: its host is at work, or on no CPU for as long, and so waits itself. A host
+    that spins while it waits for its device or for others is at work all the time, and so are its peers' then.
+    """
+    if evidence.get("idle_excess_ns", 0.0) < EXPLAINS * excess_ns:
+        return None
+    idle = f"its GPU is idle {format_duration(evidence['idle_excess_ns'])} a step longer"
+    if "cpu_excess_ns" not in evidence:
+        return "unattributed", f"{idle}, and the CPU time of its training thread is not known"
+    rows, column = _judged_rows(slow, series), series.column_of(slow.rank)
+    computed_ns = evidence["cpu_excess_ns"]
+    evidence["off_cpu_ns"] = off_cpu_ns = float(
+        np.nanmedian(series.step_ns[rows, column] - series.cpu_ns[rows, column])
+    )
+    where = _where(evidence, excess_ns)
+    if computed_ns >= EXPLAINS * excess_ns or off_cpu_ns < EXPLAINS * excess_ns:
+        return HOST_CPU, f"{idle}, waiting for its host{where}"
+    return UNSEEN_WAIT, f"{idle} and its training thread is on no CPU: it waits for what is not seen{where}"
 
 
 def _host(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:

@@ -81,6 +81,14 @@ def test_finding_of_an_earlier_version_keeps_its_words() -> None:
             "its training thread is blocked or waits for a CPU core",
             "its training thread was blocked or waited for a CPU core",
         ),
+        (
+            "its GPU is idle 4 ms longer and its training thread is on no CPU: it waits for what is not seen",
+            "its GPU was idle 4 ms longer and its training thread was on no CPU: it waited for what was not seen",
+        ),
+        (
+            "its GPU is idle 4 ms a step longer, and the CPU time of its training thread is not known",
+            "its GPU was idle 4 ms a step longer, and the CPU time of its training thread was not known",
+        ),
         ("no known cause explains it", "no known cause explained it"),
         ("its GPU throttles (SW thermal)", "its GPU throttled (SW thermal)"),
         ("nothing to change here", "nothing to change here"),

@@ -335,12 +335,42 @@ def test_gpu_with_longer_kernels_and_no_reason_is_slow_itself() -> None:
     assert cause.because == "its GPU computes 40.0 ms a step longer on the same work, and reports no reason"
 
 
-def test_gpu_that_is_idle_longer_waits_for_its_host() -> None:
+def idle_cause(cpu_ms: Rows | None) -> Cause:
+    """Of a rank whose GPU is idle 40 ms longer, in steps of 150 ms against 100."""
     work = windows(window(90.0, 100, idle_ms=50.0), window(90.0, 100, idle_ms=10.0))
-    cause = cause_of(devices=HEALTHY, breakdowns=work, phases_ms={"forward": alike(55.0)})
+    return cause_of(devices=HEALTHY, breakdowns=work, phases_ms={"forward": alike(55.0)}, cpu_ms=cpu_ms)
+
+
+@pytest.mark.parametrize(
+    "cpu_ms",
+    [
+        pytest.param(alike(125.0, 100.0), id="computes longer by half of the excess, and is off the CPU for 25 ms"),
+        pytest.param(alike(130.0, 150.0), id="computes no longer than peers that spin, and is off the CPU for 20 ms"),
+    ],
+)
+def test_idle_gpu_whose_host_is_at_work_waits_for_it(cpu_ms: Rows) -> None:
+    cause = idle_cause(cpu_ms)
     assert cause.name == "host_cpu"
     assert cause.because == "its GPU is idle 40.0 ms a step longer, waiting for its host, 45.0 ms of it in forward"
     assert cause.evidence["idle_excess_ns"] == 40 * MS
+
+
+def test_idle_gpu_whose_host_is_on_no_cpu_waits_for_what_is_not_seen() -> None:
+    cause = idle_cause(alike(124.9, 100.0))  # off the CPU for 25.1 ms, above half of the 50 that it is slower
+    assert cause.name == "unseen_wait"
+    assert cause.because == (
+        "its GPU is idle 40.0 ms a step longer and its training thread is on no CPU: it waits for what is not seen, "
+        "45.0 ms of it in forward"
+    )
+    assert cause.evidence["off_cpu_ns"] == pytest.approx(25.1 * MS)
+
+
+def test_idle_gpu_without_cpu_times_is_not_explained() -> None:
+    cause = idle_cause(None)
+    assert cause.name == "unattributed"
+    assert (
+        cause.because == "its GPU is idle 40.0 ms a step longer, and the CPU time of its training thread is not known"
+    )
 
 
 def test_gpu_neither_slower_nor_idle_longer_is_not_explained() -> None:
