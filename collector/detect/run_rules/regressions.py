@@ -24,6 +24,7 @@ from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.unseen_waits import MOSTLY, find_unseen_share
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
@@ -31,6 +32,7 @@ from rankscope.measure.units import format_duration
 STAGE, RUN = "stage_slowdown", "run_slowdown"
 NO_RANK: Final = "and no single rank is to blame"
 NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
+UNSEEN: Final = "and which rank is to blame is not known, as most of a step is waiting that is not seen"
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
 EXPLAINED_SHARE: Final = 0.5
@@ -112,6 +114,8 @@ class RunSlowdown:
             return []
         known = next((finding for finding in explained if finding.kind == RUN), None)
         blame = NO_RANK if are_compared else NOT_KNOWN_YET
+        if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
+            blame = UNSEEN
         who = "The steps of the whole run {are}"
         return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
 
