@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,17 @@ class Cells(Protocol):
         ...
 
 
+class Lag(NamedTuple):
+    """A rank that is `behind` collectives of a group behind most of its members (ahead where it is negative), in every
+    step since `since_step`.
+    """
+
+    group: str
+    rank: int
+    behind: int
+    since_step: int
+
+
 @dataclass(frozen=True)
 class StepSeries:
     """Steps of several ranks. `steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in
@@ -35,7 +46,7 @@ class StepSeries:
     first steps that are older than those kept one by one, and are here because their waiting is known. `handover_ns`:
     the exposed time in point-to-point operations, shape (n, ranks); None where there are none. `self_has_transfers`:
     whether measured self times hold the transfers of collectives: not where every rank reports how much of each was
-    exposed.
+    exposed. `lags`: ranks that have left out a collective, and so make the waits of their group unknown.
     """
 
     steps: Ints
@@ -50,6 +61,7 @@ class StepSeries:
     earlier_count: int = 0
     handover_ns: Floats | None = None
     self_has_transfers: bool = True
+    lags: tuple[Lag, ...] = ()
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from rankscope.collector.invariants import require
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
+from rankscope.collector.steps.skipped_collectives import Lags, find_lags
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, StepWaits, split_waits
@@ -201,6 +202,8 @@ class StepTable:
         self._wait_ns = SparseRows(world_size, self._cell)
         #: The part of that in point-to-point operations; None before any.
         self._handover_ns: SparseRows | None = None
+        #: Ranks that have left out a collective.
+        self._lags = Lags()
         #: Whether the self times of the step matched last hold transfers.
         self._self_has_transfers = True
         #: Transfers of each process group in the matched steps.
@@ -342,7 +345,8 @@ class StepTable:
 
     def _match_step(self, step: int) -> KindColumns:
         slot = step % self._kept
-        waits = split_waits(self._pending.pop(step, ()), self._group_sizes)
+        collectives = self._pending.pop(step, ())
+        waits = split_waits(collectives, self._group_sizes)
         is_complete = bool(self._covered_count[slot] == self._world_size)
         self._transfers.put(slot, waits.kinds, self._group_sizes, has_exposure=is_complete)
         if not is_complete:
@@ -350,6 +354,7 @@ class StepTable:
         exposed_ns = np.zeros(self._world_size)
         exposed_ns[waits.ranks] = waits.exposed_ns
         self._wait_ns.put(slot, exposed_ns)
+        self._lags.add(step, find_lags(collectives) if np.isnan(waits.exposed_ns).any() else {})
         self._keep_handovers(slot, waits)
         self._self_has_transfers = waits.is_transfer_kept
         groups = GroupFacts(
@@ -473,6 +478,7 @@ class StepTable:
             wait_caused_ns=caused_ns,
             handover_ns=None if self._handover_ns is None else self._handover_ns.read(slots)[:, columns],
             self_has_transfers=self._self_has_transfers,
+            lags=self._lags.read(),
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
         )
 

@@ -24,7 +24,7 @@ from rankscope.measure.records import (
 from tests.simulation.engine import Step
 from tests.simulation.faults import Fault
 from tests.simulation.program import HOST, KERNEL, READ
-from tests.simulation.topology import Topology
+from tests.simulation.topology import DATA, Topology
 
 RUN = "simulated"
 OPERATORS = 1_000
@@ -66,6 +66,8 @@ class SimulatedRank:
     ) -> None:
         self._rank = rank
         self._windows = windows
+        #: The step whose last data parallel collective it leaves out; its count is one lower from then on.
+        self.skips_step: int | None = None
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
@@ -156,6 +158,8 @@ class SimulatedRank:
     def _collectives(self, number: int, step: Step) -> list[CollectiveRecord]:
         rank = self._rank
         taking_part = [(index, call) for index, call in enumerate(step.calls) if call.takes_part[rank]]
+        if number == self.skips_step:
+            taking_part.remove(next(one for one in reversed(taking_part) if one[1].dimension == DATA))
         times_ns = [call.times_of[rank] for _, call in taking_part]
         return [
             CollectiveRecord(
@@ -164,12 +168,15 @@ class SimulatedRank:
                 op=call.op,
                 start_host_ns=start_ns + self._offset_ns,
                 duration_ns=duration_ns,
-                sequence=number * len(step.calls) + index,
+                sequence=number * len(step.calls) + index - (call.dimension == DATA and self._has_skipped(number)),
                 bytes=call.size_bytes,
                 exposed_ns=exposed_ns,
             )
             for (index, call), (start_ns, duration_ns, exposed_ns) in zip(taking_part, times_ns, strict=True)
         ]
+
+    def _has_skipped(self, number: int) -> bool:
+        return self.skips_step is not None and number > self.skips_step
 
     def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:
         """Return the step as the device saw it: what is neither kernels nor waiting for others is idle."""

@@ -51,6 +51,14 @@ class Death:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skip:
+    """A rank that leaves out the last data parallel collective of a step, so that its count is one lower since then."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """Simulation of a run. `seed` decides everything random. Without a `network` every report arrives at once."""
 
@@ -67,6 +75,7 @@ class Scenario:
     death: Death | None = None
     ring_steps: int = RING_STEPS
     windows: Windows = field(default_factory=Windows)
+    skip: Skip | None = None
 
 
 @dataclass
@@ -115,6 +124,8 @@ class World:
             SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows)
             for rank in range(topology.world_size)
         ]
+        if scenario.skip is not None:
+            self.ranks[scenario.skip.rank].skips_step = scenario.skip.step
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
         self.end = CollectorEnd(RUN, topology.world_size, config)
         self.network = self._connect()

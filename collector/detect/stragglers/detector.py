@@ -46,6 +46,9 @@ class Stragglers:
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return every rank or node that is slow now, slowest first, without those that slow links explain."""
+        reason = describe_lags(view, self._thresholds.steps_min)
+        if reason:
+            return Abstain(reason)
         verdict = find_stragglers(view, self._thresholds)
         if isinstance(verdict, Abstain):
             return verdict
@@ -64,6 +67,26 @@ class Stragglers:
         if finding.pattern == "intermittent":
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
         return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
+
+
+def describe_lags(view: RunView, steps_min: int) -> str:
+    """Return why the waits of no rank are known since some rank left out a collective, after `steps_min` steps of it;
+    empty where that is not so.
+    """
+    series = view.series
+    if not series.lags:
+        return ""
+    lag = min(series.lags, key=lambda lag: lag.since_step)
+    since = series.steps >= lag.since_step
+    if np.count_nonzero(since) < steps_min or view.is_known[since].any():
+        return ""
+    count = abs(lag.behind)
+    collectives = f"{count} collective{'s' if count > 1 else ''} {'behind' if lag.behind > 0 else 'ahead'}"
+    others = f", and {len(series.lags) - 1} more" if len(series.lags) > 1 else ""
+    return (
+        f"rank {lag.rank} is {collectives} in group {lag.group} since step {lag.since_step}{others}: it has called "
+        f"{'fewer' if lag.behind > 0 else 'more'} of them than the other members, so that their waits cannot be matched"
+    )
 
 
 def read_usual(findings: Sequence[Finding]) -> dict[int, float]:

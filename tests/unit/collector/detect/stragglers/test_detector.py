@@ -9,7 +9,7 @@ from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, RunView
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, Lag
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
 DETECTOR = Stragglers(Thresholds())
@@ -130,3 +130,29 @@ def test_several_others_are_named_as_ranks() -> None:
     self_ms[:, 1], self_ms[:, 6], self_ms[:, 8] = 150.0, 120.0, 120.0
     slowest = find(self_ms)[0].finding
     assert "and the slowness of ranks 6, 8; " in slowest.sentence
+
+
+def reason_with(*lags: Lag, unknown_from: int = 60) -> str | None:
+    """Of 120 steps of 12 ranks whose self times are unknown from a step on."""
+    self_ms = times()
+    self_ms[unknown_from:] = np.nan
+    series = dataclasses.replace(series_of(self_ms.tolist()), lags=lags)
+    found = DETECTOR.find(view_of(series, nodes=NODES), ())
+    return found.reason if isinstance(found, Abstain) else None
+
+
+def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
+    assert reason_with(Lag("tp", 3, 1, 60)) == (
+        "rank 3 is 1 collective behind in group tp since step 60: it has called fewer of them than the other members, "
+        "so that their waits cannot be matched"
+    )
+    assert reason_with(Lag("dp", 4, -2, 80), Lag("tp", 3, -2, 60)) == (
+        "rank 3 is 2 collectives ahead in group tp since step 60, and 1 more: it has called more of them than the "
+        "other members, so that their waits cannot be matched"
+    )
+
+
+def test_without_a_lag_or_with_known_ranks_there_is_a_verdict() -> None:
+    assert reason_with() is None
+    assert reason_with(Lag("tp", 3, 1, 60), unknown_from=61) is None  # another group's ranks are known since
+    assert reason_with(Lag("tp", 3, 1, 110), unknown_from=110) is None  # for ten steps only
