@@ -18,13 +18,13 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.run_rules.unseen_waits import MOSTLY, find_unseen_share
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.sentence import describe_cost
-from rankscope.collector.detect.unseen_waits import MOSTLY, find_unseen_share
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
