@@ -74,7 +74,9 @@ class FlightRecorder:
         return dumps
 
     def _find_labels(self, numbers: set[int]) -> dict[int, str]:
-        if len(numbers) > 1 and not numbers <= self._names.keys() and self._name_dumps_left > 0:
+        # One number may be that of any of several groups: of these only one may have communicated so far.
+        is_ambiguous = max(len(numbers), len(self._find_groups())) > 1
+        if is_ambiguous and not numbers <= self._names.keys() and self._name_dumps_left > 0:
             self._name_dumps_left -= 1
             self._names.update(find_names(self._read_all({})))
         return self._to_labels(numbers)

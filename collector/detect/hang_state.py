@@ -48,6 +48,9 @@ EXCUSED_IN_HANGS: Final = EXCUSED_ACTIVITIES | {"data"}
 with its own cause."""
 UNRECORDED_WAITS: Final = frozenset({"collective", "process_group"})
 """Activities of a rank that may wait for others without a record of it (gloo's point to point, new groups)."""
+STOPPED_STATES: Final = frozenset({"T", "t", "D"})
+"""States of a main thread in which its process runs nothing: stopped by a signal or a debugger; blocked in the kernel.
+Only where torch's worker server, on a thread of its own, does not answer either."""
 UNLABELLED_PREFIX: Final = "#"
 """Prefix of the name of a group without a label, which cannot be matched between ranks."""
 
@@ -99,6 +102,19 @@ class RankHangState:
         return bool(self.is_stalled) and (self.ended is None or self.is_silent)
 
     @property
+    def has_old_counters(self) -> bool:
+        """Return whether its counters are of its last report, some time before it stopped to report."""
+        return self.is_silent or (self.unresponsive is not None and "pending" in self.unresponsive.absent)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether its process runs nothing, so that it takes part in no collective, also in one it has
+        entered.
+        """
+        found = self.unresponsive
+        return found is not None and found.state in STOPPED_STATES and self.has_old_counters and self.is_stalled_now
+
+    @property
     def activity(self) -> str | None:
         """Return what its main thread does, one of ACTIVITIES; None when not known or only the kernel's view is."""
         return None if self.stall is None or self.unresponsive is not None else self.stall.activity
@@ -139,7 +155,9 @@ class RankHangState:
         """Return whether it has enqueued nothing in a group that it does not list."""
         if self._statuses:
             return not any(group.startswith(UNLABELLED_PREFIX) for group in self._statuses)
-        return self.unresponsive is None and self.stall is not None and "pending" not in self.stall.absent
+        if self.unresponsive is not None:
+            return "pending" not in self.unresponsive.absent
+        return self.stall is not None and "pending" not in self.stall.absent
 
     def enqueued_in(self, group: str) -> int | None:
         """Return the last sequence that it has enqueued in a group, 0 before any; None when not known."""
@@ -163,9 +181,9 @@ class RankHangState:
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
         """Return the first collective of each group in which a stalled rank waits, without point-to-point operations:
-        the pending one, or by counters alone the one after the last completed one.
+        the pending one, or by counters alone the one after the last completed one. A stopped rank waits for none.
         """
-        if not self.is_stalled_now:
+        if not self.is_stalled_now or self.is_stopped:
             return ()
         found: dict[str, Wait] = {}
         for one in self.pending:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
@@ -25,8 +26,10 @@ MICRO_BATCHES = 2
 STALLED_NS = s_to_ns(40)
 LIMIT_NS = s_to_ns(30)
 STOPPED_BEFORE_NS = s_to_ns(41)
-HOWS = ("stuck", "frozen", "dead", "silent", "reads")
-"""Ways to hang: stopped at a line of its script; holding its interpreter; killed; agent silent; waiting for data."""
+NO_ANSWER = {"pending": "the worker server did not answer"}
+HOWS = ("stuck", "frozen", "stopped", "dead", "silent", "reads")
+"""Ways to hang: stopped at a line of its script; holding its interpreter; its process stopped; killed; agent silent;
+waiting for data."""
 
 
 class Call(NamedTuple):
@@ -38,8 +41,8 @@ class Call(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Fault in which rank `rank` does not make its call number `at`. A silent one last reported `unheard` calls before.
-    One that `swaps` makes it after the next one instead.
+    """Fault in which rank `rank` does not make its call number `at`. A silent one last reported `unheard` calls before,
+    and a stopped one in the middle of the call before those. One that `swaps` makes it after the next one instead.
     """
 
     rank: int
@@ -206,10 +209,10 @@ class Hang:
                 return RankHangState(ended="silent", is_stalled=False, progress=self._progress(rank, heard))
             case "frozen":
                 return self._frozen(rank)
-            case "reads":
-                return self._stalled(rank, "data")
-            case _:
-                return self._stalled(rank, "other")
+            case "stopped":
+                return self._stopped(rank)
+            case how:
+                return self._stalled(rank, "data" if how == "reads" else "other")
 
     def _stalled(self, rank: int, activity: str) -> RankHangState:
         one = self.ranks[rank]
@@ -232,7 +235,10 @@ class Hang:
         )
 
     def _frozen(self, rank: int) -> RankHangState:
-        found = RankUnresponsive(
+        return RankHangState(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=self._seen(rank))
+
+    def _seen(self, rank: int) -> RankUnresponsive:
+        return RankUnresponsive(
             sequence=1,
             identity=_identity_of(rank),
             host_ns=STALLED_NS,
@@ -241,7 +247,13 @@ class Hang:
             progress=self._progress(rank, self.ranks[rank].entered),
             pending=self._pending(rank),
         )
-        return RankHangState(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=found)
+
+    def _stopped(self, rank: int) -> RankHangState:
+        """Return a rank whose last report fell into a call, with `unheard` of 0 into the one that the others are in."""
+        one, heard = self.ranks[rank], self.ranks[rank].entered + 1 - self.fault.unheard
+        reported = self._progress(rank, heard, min(one.done, heard - 1))
+        found = replace(self._seen(rank), state="T", progress=(), pending=(), absent=NO_ANSWER)
+        return RankHangState(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=found, progress=reported)
 
     def _pending(self, rank: int) -> tuple[PendingCollective, ...]:
         one = self.ranks[rank]
@@ -264,15 +276,16 @@ class Hang:
         members = self.groups[call.group]
         return f"{call.op} {members.index(rank)}{'->' if call.op == 'send' else '<-'}{members.index(call.peer)}"
 
-    def _progress(self, rank: int, entered: int) -> tuple[GroupStatus, ...]:
+    def _progress(self, rank: int, entered: int, done: int | None = None) -> tuple[GroupStatus, ...]:
         one = self.ranks[rank]
+        completed = min(entered, one.done) if done is None else done
         recorded = [call for call in one.calls[:entered] if self.runs_ahead or call.peer is None]
-        done = [call for call in one.calls[: min(entered, one.done)] if self.runs_ahead or call.peer is None]
+        done_calls = [call for call in one.calls[:completed] if self.runs_ahead or call.peer is None]
         return tuple(
             GroupStatus(
                 group=group,
                 enqueued=sum(call.group == group for call in recorded) or None,
-                completed=sum(call.group == group for call in done) or None,
+                completed=sum(call.group == group for call in done_calls) or None,
             )
             for group, members in self.groups.items()
             if rank in members

@@ -20,8 +20,15 @@ TOPOLOGIES = {
     "tensor 2, data 2, pipeline 2": Topology.mesh(tp=2, dp=2, pp=2),
     "tensor 2, data 3, pipeline 4": Topology.mesh(tp=2, dp=3, pp=4),
 }
-SEEDS = 6
-CAUSES = {"stuck": "missing_rank", "frozen": "missing_rank", "dead": "dead_rank", "silent": "silent_rank"}
+SEEDS = (*range(6), *range(7_100, 7_106))
+"""The second half is held out: no rule was written with a look at what it gives."""
+CAUSES = {
+    "stuck": "missing_rank",
+    "frozen": "missing_rank",
+    "stopped": "missing_rank",
+    "dead": "dead_rank",
+    "silent": "silent_rank",
+}
 
 
 def view_of(hang: Hang) -> RunView:
@@ -51,7 +58,7 @@ def find(hang: Hang, *, with_ras: bool = False) -> Finding | Abstain | None:
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_stopped_rank_is_distinguished_from_waiting_ones(topology: Topology, how: str, runs_ahead: bool) -> None:
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
         hang = Hang(topology, fault, steps=20, runs_ahead=runs_ahead)
         found = find(hang)

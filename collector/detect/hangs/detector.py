@@ -15,10 +15,12 @@ lasted EXCUSED_FACTOR limits; until then the detector abstains.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rankscope.collector.detect.finding import HANG, Abstain, Finding
 from rankscope.collector.detect.hang_state import DEATH_SEEN_DELAY_NS, DIED, SILENT, UNRECORDED_WAITS, RankHangState
+from rankscope.collector.detect.hangs.present_progress import add_progress_of_peers
 from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_stuck, has_mismatch
 from rankscope.collector.detect.view import Candidate, RunView
@@ -52,7 +54,7 @@ class Hangs:
         hang = judge.find_hang()
         if isinstance(hang, Abstain):
             return hang
-        return () if hang is None else (Candidate(describe_hang(view, judge.graph, hang, known)),)
+        return () if hang is None else (Candidate(describe_hang(judge.view, judge.graph, hang, known)),)
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether no rank is stalled any more, or another hang proves to be its origin."""
@@ -62,7 +64,9 @@ class Hangs:
         if judge.times.is_shutting_down:
             return False
         hang = judge.find_hang()
-        return isinstance(hang, Hang) and not describe_hang(view, judge.graph, hang, finding).is_about_the_same(finding)
+        return isinstance(hang, Hang) and not describe_hang(judge.view, judge.graph, hang, finding).is_about_the_same(
+            finding
+        )
 
 
 class _StallTimes:
@@ -124,6 +128,8 @@ class _HangJudge:
     """The rules, applied to one view. `known` is the open finding about this hang."""
 
     def __init__(self, view: RunView, known: Finding | None) -> None:
+        view = replace(view, hang_states=add_progress_of_peers(view.hang_states, view.groups))
+        self.view = view
         self._hang_states = view.hang_states
         self._group = None if known is None else known.group
         self.times = _StallTimes(view, known)
@@ -214,18 +220,25 @@ class _HangJudge:
         return self._name("deadlock", self.graph.find_cycle())
 
     def _find_incomplete(self) -> Hang | None:
-        """Find a collective that all have entered, and none of them waits for another rank elsewhere."""
+        """Find a collective that all have entered, and none of them waits for another rank elsewhere. What members
+        that are not stalled have called there is not known yet.
+        """
+        moving = frozenset(self._find_moving())
+        is_long = self._lasts_very_long()
 
         def is_incomplete(one: Stuck) -> bool:
-            return not (one.missing or one.unknown or one.is_point_to_point) and self.graph.blocked.isdisjoint(
-                one.waiting
-            )
+            is_open = not (one.missing or one.unknown or one.is_point_to_point)
+            is_certain = is_long or moving.isdisjoint(self.view.groups.get(one.group, one.waiting))
+            return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
 
         return self._name_group("all_in_collective", is_incomplete)
 
+    def _find_moving(self) -> list[int]:
+        return [rank for rank, one in self._hang_states.items() if one.ended is None and not one.is_stalled_now]
+
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""
-        moving = [rank for rank, one in self._hang_states.items() if one.ended is None and not one.is_stalled_now]
+        moving = self._find_moving()
         if not self.graph.stuck or not moving or self._lasts_very_long():
             return None
         return Abstain(f"ranks that are not stalled: {len(moving)} of {len(self._hang_states)}")

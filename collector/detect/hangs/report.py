@@ -64,10 +64,13 @@ class HangFacts:
         return next((one.bytes for one in calls if one is not None and one.bytes is not None), None)
 
     def find_last(self, stuck: Stuck) -> int | None:
-        """Return the last sequence that the first of the ranks named has enqueued in the group; None when not known."""
-        if not self.ranks or stuck.is_point_to_point:
+        """Return the last sequence that the first of the ranks named has enqueued in the group; None when not known, as
+        of a rank that has not reported since.
+        """
+        first = self.hang_states[self.ranks[0]] if self.ranks else None
+        if first is None or stuck.is_point_to_point or first.has_old_counters:
             return None
-        return self.hang_states[self.ranks[0]].enqueued_in(stuck.group)
+        return first.enqueued_in(stuck.group)
 
     def collect_evidence(self) -> dict[str, float]:
         """Return the numbers behind the sentence, without those not known."""
@@ -160,9 +163,7 @@ def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
         ended = f"{state.ended}{f' ({state.ended_detail})' if state.ended_detail else ''}"
         return f"{'had' if is_over else 'has'} ended: {ended}"
     if state.unresponsive is not None:
-        process = state.unresponsive.state
-        does, is_ = ("did", "was") if is_over else ("does", "is")
-        return f"{does} not respond: its Python interpreter {is_} not running{f' (state {process})' if process else ''}"
+        return _describe_unresponsive(state, is_over=is_over)
     frame = find_script_frame(state.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
     if not state.is_stalled_now:
@@ -170,6 +171,15 @@ def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
     inside = "" if state.activity in {None, "other"} else f" in {state.activity}"
     silent = f" and no longer {'reported' if is_over else 'reports'}" if state.is_silent else ""
     return f"{'was' if is_over else 'is'} stalled{inside}{place}{silent}"
+
+
+def _describe_unresponsive(state: RankHangState, *, is_over: bool) -> str:
+    process = "" if state.unresponsive is None else state.unresponsive.state
+    does, is_ = ("did", "was") if is_over else ("does", "is")
+    what = "its Python interpreter {is_} not running"
+    if state.is_stopped:
+        what = "its process {is_} blocked in the kernel" if process == "D" else "its process {is_} stopped"
+    return f"{does} not respond: {what.format(is_=is_)}{f' (state {process})' if process else ''}"
 
 
 def _describe_missing(facts: HangFacts) -> str:

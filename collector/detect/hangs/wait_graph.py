@@ -127,7 +127,7 @@ class _Members:
         return Stuck(group, sequence, op, tuple(waiting), tuple(missing), tuple(unknown), furthest, oldest_of)
 
     def _has_entered(self, state: RankHangState, group: str, sequence: int, enqueued: int | None) -> bool | None:
-        if self._is_gone(state):
+        if self._is_gone(state) or state.is_stopped:
             return state.completed_in(group) >= sequence
         if enqueued is not None and enqueued >= sequence:
             return True

@@ -37,6 +37,11 @@ def test_group_names_are_learnt_from_one_full_dump() -> None:
     assert asked.asked_for_collectives == [False, True, False, False]
 
 
+def test_first_of_two_groups_to_communicate_has_its_name() -> None:
+    recorder, _, _ = recorder_of(dump_of(entry_of(0, 1), g0=status_of(1)), BOTH)
+    assert [status.group for status in recorder.read_progress()] == ["default_pg"]
+
+
 def test_full_dumps_for_names_are_bounded() -> None:
     recorder, asked, _ = recorder_of(dump_of(g0=status_of(5), g3=status_of(2)), BOTH)
     for _ in range(3 * NAME_DUMPS_MAX):

@@ -118,6 +118,8 @@ def frozen(
     *pending: PendingCollective,
     threads: Sequence[KernelThread] = (),
     state: str = "S",
+    reported: Counters | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> RankHangState:
     """A rank whose interpreter is held, as its sidecar sees it; its own older report has other counters."""
     identity = RankIdentity(
@@ -132,10 +134,15 @@ def frozen(
         threads=tuple(threads),
         progress=progress_of(counters or {}),
         pending=tuple(pending),
+        absent=absent or {},
     )
-    return RankHangState(
-        is_stalled=True, stalled_ns=STALLED_NS, unresponsive=seen, progress=progress_of({WORLD: (7, 7)})
-    )
+    reported = {WORLD: (7, 7)} if reported is None else reported
+    return RankHangState(is_stalled=True, stalled_ns=STALLED_NS, unresponsive=seen, progress=progress_of(reported))
+
+
+def stopped(reported: Counters, state: str = "T") -> RankHangState:
+    """A rank whose process runs nothing, so that only its last report has counters."""
+    return frozen(state=state, reported=reported, absent={"pending": "timed out"})
 
 
 def view_on(

@@ -14,6 +14,7 @@ from tests.unit.collector.detect.hang_states import (
     LIMIT_NS,
     NOW_NS,
     WORLD,
+    Counters,
     S,
     call,
     dead,
@@ -23,6 +24,7 @@ from tests.unit.collector.detect.hang_states import (
     silent,
     stall_of,
     still,
+    stopped,
     view_on,
     waits,
 )
@@ -321,6 +323,51 @@ def test_a_silent_rank_that_had_entered_is_not_blamed() -> None:
     assert find(view_on(hang_states)).ranks == (2,)
 
 
+def test_silent_rank_has_entered_what_its_peers_completed() -> None:
+    # It last reported in the 5th, stalled there; the others have completed the 7th since.
+    last = still({WORLD: (5, 4)}, activity="collective")
+    finding = find(view_on({0: waits(), 1: replace(last, ended="silent"), 2: waits()}))
+    assert essence(finding) == ("silent_rank", (1,), WORLD, "critical")
+    assert "2 ranks wait for it in all_reduce 8 of default_pg (4096 bytes) for 40.0 s. " in finding.sentence
+
+
+# -- a rank whose process is stopped ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {WORLD: (5, 4)},  # its last report fell into the 5th; the others have completed the 7th since
+        {WORLD: (8, 7)},  # it fell into the 8th, which all have entered
+        {WORLD: (7, 7)},
+        {"#0": (5, 4)},
+        {},
+    ],
+)
+@pytest.mark.parametrize("state", ["T", "t", "D"])
+def test_stopped_rank_is_named_whatever_it_last_reported(reported: Counters, state: str) -> None:
+    finding = find(view_on({0: waits(), 1: stopped(reported, state), 2: waits()}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+    assert "and 2 ranks wait for it in all_reduce 8 of default_pg (4096 bytes) for 40.0 s. " in finding.sentence
+    assert "missing_sequence" not in finding.evidence
+
+
+def test_frozen_rank_by_old_counters_has_entered_what_its_peers_completed() -> None:
+    # It sleeps with the lock of its interpreter held, and no worker server tells its counters.
+    finding = find(view_on({0: waits(), 1: stopped({WORLD: (5, 4)}, "S"), 2: waits()}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+
+
+def test_frozen_rank_with_counters_of_now_in_the_collective_is_not_blamed() -> None:
+    inside = frozen({WORLD: (8, 7)}, call(), state="D")
+    assert find(view_on({0: waits(), 1: inside, 2: still({WORLD: (7, 7)})})).ranks == (2,)
+
+
+def test_frozen_rank_before_its_first_collective_is_missing() -> None:
+    finding = find(view_on({0: waits(sequence=1), 1: frozen({}, reported={})}))
+    assert (finding.cause, finding.ranks, finding.evidence["missing_sequence"]) == ("missing_rank", (1,), 0)
+
+
 # -- no rank is missing -----------------------------------------------------------------------------------------------
 
 
@@ -377,6 +424,22 @@ def test_a_collective_that_all_have_entered_points_at_the_network(one: RankHangS
     assert finding.sentence.startswith("All 2 ranks of the group have entered all_")
     assert "which has not completed on any of them for 40.0 s" in finding.sentence
     assert "missing_sequence" not in finding.evidence
+
+
+def test_entered_collective_is_told_when_all_members_stall() -> None:
+    # Rank 1 has entered the 8th too, and it is not known yet what it has called there.
+    hang_states = {0: waits(), 1: moving({WORLD: (8, 7)}), 2: moving({WORLD: (8, 7)})}
+    assert reason(view_on(hang_states)) == "ranks that are not stalled: 2 of 3"
+    finding = find(view_on({0: waits(), 1: waits(op="broadcast"), 2: moving({WORLD: (8, 7)})}))
+    assert essence(finding) == ("order_mismatch", (), WORLD, "critical")
+    hang_states[0] = replace(waits(), stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert find(view_on(hang_states)).cause == "all_in_collective"
+
+
+def test_ranks_of_another_group_may_still_move() -> None:
+    groups = {DATA: (1, 2), WORLD: (0, 1, 2)}
+    hang_states = {0: moving({WORLD: (7, 7)}), 1: waits(DATA), 2: waits(DATA)}
+    assert essence(find(view_on(hang_states, groups))) == ("all_in_collective", (), DATA, "critical")
 
 
 def test_collective_incomplete_on_one_rank_names_it() -> None:

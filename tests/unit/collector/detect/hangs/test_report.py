@@ -27,6 +27,7 @@ from tests.unit.collector.detect.hang_states import (
     silent,
     stall_of,
     still,
+    stopped,
     view_on,
     waits,
 )
@@ -60,6 +61,16 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
             frozen(state=""),
             "does not respond: its Python interpreter is not running",
             "did not respond: its Python interpreter was not running",
+        ),
+        (
+            stopped({}),
+            "does not respond: its process is stopped (state T)",
+            "did not respond: its process was stopped (state T)",
+        ),
+        (
+            stopped({}, "D"),
+            "does not respond: its process is blocked in the kernel (state D)",
+            "did not respond: its process was blocked in the kernel (state D)",
         ),
         (
             silent(),
