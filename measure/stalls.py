@@ -24,7 +24,13 @@ EXCUSED_ACTIVITIES = frozenset({"compile", "checkpoint", "import"})
 lasted EXCUSED_FACTOR times its limit."""
 
 EXCUSED_FACTOR: Final = 10
-"""Factor on the stall limit for excused activities (a checkpoint, a compilation)."""
+"""Factor on the stall limit for excused activities (a checkpoint, a compilation), and for ranks that are busy."""
+
+WAITING_ACTIVITIES = frozenset({"collective", "process_group", "synchronize", "data"})
+"""Activities in which a thread waits for others. That it uses a core, as who waits for a GPU does, is no work then."""
+BUSY_CPU_RATIO: Final = 0.05
+"""Cores in use from which a rank without hook events works. A rank that sleeps in its script used below 0.01 of a core
+beside the agent's thread, an evaluation on a busy machine at least 0.2 (tests/integration/test_situations.py)."""
 
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -55,6 +61,32 @@ def describe_frame(frame: StackFrame) -> str:
     'train.py:74 (main)'
     """
     return f"{frame.file.rpartition('/')[2]}:{frame.line} ({frame.function})"
+
+
+class StallSamples(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Samples of a rank without hook events, `count` of them in `span_ns`, the latest ones.
+
+    `changes`: how many found the main thread's stack different from the sample before. `cpu_ns`: CPU time of the
+    process from the first to the last, all threads but the agent's. `frame`: the innermost call of the script that is
+    in all of them, at its line in the last; None if none is.
+    """
+
+    count: int
+    span_ns: int
+    changes: int
+    cpu_ns: int
+    frame: StackFrame | None = None
+
+    @property
+    def shows_work(self) -> bool:
+        """Return whether the stack moves or the CPU time grows.
+
+        >>> StallSamples(count=9, span_ns=8_000, changes=0, cpu_ns=399).shows_work
+        False
+        >>> StallSamples(count=9, span_ns=8_000, changes=0, cpu_ns=400).shows_work
+        True
+        """
+        return self.changes > 0 or (self.span_ns > 0 and self.cpu_ns >= BUSY_CPU_RATIO * self.span_ns)
 
 
 class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -108,6 +140,7 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
 
     `number` counts the stalls of this process from 1; `last_step` is the last step that ended, None before any;
     `limit_ns` the duration after which it counts as a stall. `absent` gives by field why something could not be read.
+    `samples` are of the time before it was taken; None: not reported.
     """
 
     number: int
@@ -121,11 +154,17 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     pending: Annotated[tuple[PendingCollective, ...], Some] = ()
     pending_left_out: int = 0
     absent: Reasons = {}
+    samples: StallSamples | None = None
 
     @property
     def is_excused(self) -> bool:
         """Return whether the activity may last minutes in a healthy run."""
         return self.activity in EXCUSED_ACTIVITIES
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the rank works, on something without hook events, and does not wait."""
+        return self.samples is not None and self.samples.shows_work and self.activity not in WAITING_ACTIVITIES
 
 
 class KernelThread(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -4,7 +4,8 @@ A rank is stalled after max(stall_s, 10 x the median step) without a hook event 
 START_UP_FACTOR x stall_s before the first step has ended. An evaluation has hook events too, as long as it fetches
 batches.
 Limits: a rank that works without hook events (text generation, an upload in a callback) counts as stalled; `activity`
-shows what its main thread does. A rank that fetches batches without training does not count as stalled.
+shows what its main thread does, `samples` whether it works. A rank that fetches batches without training does not count
+as stalled.
 """
 
 import time
@@ -17,6 +18,7 @@ import msgspec
 from rankscope.agent.capture.flight_dump import Pending
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks, capture_stacks
+from rankscope.agent.capture.stall_samples import StallSampler
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall
 from rankscope.measure.units import NS_PER_S
@@ -26,6 +28,8 @@ START_UP_FACTOR: Final = 10
 """A rendezvous of thousands of ranks takes minutes, and so may compiling."""
 STEPS_KEPT: Final = 64
 REFRESH_NS: Final = 60 * NS_PER_S
+SAMPLES_MIN: Final = 2
+"""Samples that a description needs: one does not show whether the rank works."""
 
 
 class _LastDump(NamedTuple):
@@ -48,12 +52,14 @@ class StallWatch:
         capture: Callable[[], Stacks] = capture_stacks,
         read_wall_ns: Callable[[], int] = time.time_ns,
         refresh_ns: int = REFRESH_NS,
+        sampler: StallSampler | None = None,
     ) -> None:
         self._stall_ns = stall_ns
         self._recorder = recorder
         self._capture = capture
         self._read_wall_ns = read_wall_ns
         self._refresh_ns = refresh_ns
+        self._sampler = sampler or StallSampler()
         self._events = -1
         self._last_event_ns = 0
         self._durations_ns: deque[int] = deque(maxlen=STEPS_KEPT)
@@ -81,26 +87,37 @@ class StallWatch:
     def observe(self, now_ns: int, events: int, steps: Sequence[StepRecord]) -> Stall | None:
         """Update with the number of hook events so far and the steps that have ended since the last call.
 
-        Return the stall to report if one has just begun or its description is due for a refresh, else None.
+        Return the stall to report if one has just begun, its description is due for a refresh, or the rank has begun or
+        ceased to work meanwhile; else None.
         """
         for record in steps:
             self._durations_ns.append(record.duration_ns)
             self.last_step, self.last_step_end_host_ns = record.step, record.end_host_ns
         if events != self._events or steps:
             self._events, self._last_event_ns, self.last = events, now_ns, None
+            self._sampler.clear()
             return None
+        limit_ns = self.limit_ns if self.last is None else self.last.limit_ns
+        quiet_ns = now_ns - self._last_event_ns
+        if 2 * quiet_ns > limit_ns:
+            self._sampler.add(now_ns, limit_ns)
         if self.last is None:
-            limit_ns = self.limit_ns
-            if now_ns - self._last_event_ns <= limit_ns:
+            if quiet_ns <= limit_ns or self._sampler.count < SAMPLES_MIN:
                 return None
             self._stalls += 1
             self._last_dump = None
-            self.last = self._describe(now_ns, limit_ns)
-            return self.last
-        if now_ns - self.last.taken_host_ns >= self._refresh_ns:
-            self.last = self._describe(now_ns, self.last.limit_ns)
-            return self.last
-        return None
+        elif not self._is_due(self.last, now_ns):
+            return None
+        self.last = self._describe(now_ns, limit_ns)
+        return self.last
+
+    def _is_due(self, last: Stall, now_ns: int) -> bool:
+        """Return whether to describe a stall again; because of its work at most once in a limit."""
+        age_ns = now_ns - last.taken_host_ns
+        if age_ns >= self._refresh_ns:
+            return True
+        present = msgspec.structs.replace(last, samples=self._sampler.summarize())
+        return age_ns > last.limit_ns and present.is_busy is not last.is_busy
 
     def _describe(self, now_ns: int, limit_ns: int) -> Stall:
         absent: dict[str, str] = {}
@@ -118,6 +135,7 @@ class StallWatch:
             pending=pending.collectives,
             pending_left_out=pending.left_out,
             absent=absent,
+            samples=self._sampler.summarize(),
         )
 
     def _read_pending(self, now_ns: int, absent: dict[str, str]) -> Pending:

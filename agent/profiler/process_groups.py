@@ -1,8 +1,9 @@
 """Read the process groups of torch.distributed: their members, and their progress from the flight recorder."""
 
+import itertools
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -185,12 +186,13 @@ class ProcessGroups:
         world = getattr(c10d, "_world", None)
         if world is None or c10d is None:
             return []
-        known, found = {}, []
+        known, found, labels = {}, [], set[str]()
         for group in list(world.pg_map):
             described = self._described.get(id(group))
             if described is None or described[0]() is not group:
-                described = weakref.ref(group), self._describe(group, c10d, world)
+                described = weakref.ref(group), _distinguish(self._describe(group, c10d, world), labels)
             known[id(group)] = described
+            labels.add(described[1].label)
             found.append((group, described[1]))
         self._described = known
         return found
@@ -200,6 +202,17 @@ class ProcessGroups:
         description = str(getattr(group, "group_desc", ""))[:DESCRIPTION_LENGTH_MAX] or "group"
         label = group_label(description, ranks, self._world_size)
         return GroupInfo(label=label, description=description, ranks=ranks, backend=str(world.pg_map[group][0]))
+
+
+def _distinguish(group: GroupInfo, taken: Collection[str]) -> GroupInfo:
+    """Return the group under a label that no earlier one has. Groups of the same members and description are made in
+    the same order on all members, so the second is `LABEL#2` on each.
+    """
+    numbers = itertools.count(2)
+    label = group.label
+    while label in taken:
+        label = f"{group.label}#{next(numbers)}"
+    return msgspec.structs.replace(group, label=label)
 
 
 def _count_enqueued_of(group: Any) -> int:

@@ -9,6 +9,12 @@ STRAGGLER: Final = "straggler"
 """Kind of a finding about ranks whose self time is longer than that of their peers."""
 HANG: Final = "hang"
 """Kind of a finding about a run that makes no progress."""
+BUSY_RANK: Final = "busy_rank"
+"""Cause of a hang finding: ranks work on something that is no training, or wait for those that do."""
+DATA_WAIT: Final = "data_wait"
+"""Cause of a hang finding: ranks wait for a batch, or for those that do."""
+PAUSES: Final = frozenset({BUSY_RANK, DATA_WAIT})
+"""Causes of a hang finding that a healthy run may have: the run is said to pause, and it is a warning."""
 SLOW_LINK: Final = "slow_link"
 """Kind and cause of a finding about links."""
 PATTERNS: Final = ("steady", "intermittent", "drifting")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import (
     EXCUSED_ACTIVITIES,
@@ -43,9 +44,6 @@ SILENT: Final = "silent"
 """State of a rank that no longer reports, when it is not known whether its process is alive."""
 MAYBE_ALIVE_ENDS: Final = frozenset({SILENT, "stopped", COLLECTIVE_TIMEOUT})
 """Ends after which a rank may still take part (it only stopped reporting), or had waited itself."""
-EXCUSED_IN_HANGS: Final = EXCUSED_ACTIVITIES | {"data"}
-"""Activities that may take long in a healthy run. Waiting for data is one of them here: it is no hang but a slowness
-with its own cause."""
 UNRECORDED_WAITS: Final = frozenset({"collective", "process_group"})
 """Activities of a rank that may wait for others without a record of it (gloo's point to point, new groups)."""
 STOPPED_STATES: Final = frozenset({"T", "t", "D"})
@@ -122,9 +120,35 @@ class RankHangState:
     @property
     def is_excused(self) -> bool:
         """Return whether it does work that may take long in a healthy run, and not for too long yet."""
-        if self.stall is None or self.activity not in EXCUSED_IN_HANGS:
+        return self.activity in EXCUSED_ACTIVITIES and not self.lasts_very_long
+
+    @property
+    def lasts_very_long(self) -> bool:
+        """Return whether its stall has lasted EXCUSED_FACTOR limits."""
+        if self.stall is None or self.stalled_ns is None:
             return False
-        return self.stalled_ns is None or self.stalled_ns <= EXCUSED_FACTOR * self.stall.limit_ns
+        return self.stalled_ns > EXCUSED_FACTOR * self.stall.limit_ns
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Return whether its main thread waits for a batch, by its own reports up to now."""
+        return self.activity == "data" and not self.is_silent
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether it works on something without hook events, by its own reports up to now: its stack moves, or
+        its CPU time grows.
+        """
+        return self.stall is not None and self.unresponsive is None and not self.is_silent and self.stall.is_busy
+
+    @property
+    def pause(self) -> str | None:
+        """Return the cause of PAUSES that its stall has, and has not had for too long; None otherwise."""
+        if not self.is_stalled_now or self.lasts_very_long:
+            return None
+        if self.waits_for_data:
+            return DATA_WAIT
+        return BUSY_RANK if self.is_busy else None
 
     @property
     def pending(self) -> tuple[PendingCollective, ...]:

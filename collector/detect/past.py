@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.collector.detect.finding import HANG, PAUSES, Finding
 from rankscope.measure.units import format_length
 
 WHEN: Final = "{when}"
@@ -51,7 +51,7 @@ def _describe_hang(finding: Finding, outcome: str) -> str:
         place = "" if finding.since_step is None else " in or after its last step"
         return f" stalled{length}{place}, and then finished"
     after = {WENT_ON: ", and then went on", ENDED: ", until it ended"}.get(outcome, "")
-    return f" hung{step}{length}{after}"
+    return f" {'paused' if finding.cause in PAUSES else 'hung'}{step}{length}{after}"
 
 
 PAST_FORMS: Final[Mapping[str, str]] = {

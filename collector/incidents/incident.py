@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import SEVERITIES, Finding
+from rankscope.collector.detect.finding import PAUSES, SEVERITIES, Finding
 from rankscope.collector.run_ids import read_run_name
 
 OPEN: Final = "open"
@@ -32,7 +32,7 @@ CLOSED: Final = "resolved"
 """Kinds of changes. Each incident has as many OPENED and REOPENED together as CLOSED, or one more."""
 
 CRITICAL_KINDS: Final = frozenset({"hang"})
-"""Kinds that are always critical: a run that hangs costs all of its ranks."""
+"""Kinds that are critical unless their cause is one of PAUSES: a run that hangs costs all of its ranks."""
 SECOND_RISE: Final = 10.0
 """Multiple of a limit at which the severity rises once more: from ten rank-hours to a hundred."""
 CHANGES_MAX: Final = 32
@@ -252,7 +252,8 @@ def severest(*severities: str) -> str:
 
 
 def _severity_of(finding: Finding) -> str:
-    return SEVERITIES[-1] if finding.kind in CRITICAL_KINDS else severest(finding.severity)
+    is_critical = finding.kind in CRITICAL_KINDS and finding.cause not in PAUSES
+    return SEVERITIES[-1] if is_critical else severest(finding.severity)
 
 
 def _raise_to(incident: Incident, severity: str, why: str, now_wall_s: float) -> Incident:

@@ -58,6 +58,7 @@ from rankscope.measure.stalls import (
     PendingCollective,
     StackFrame,
     Stall,
+    StallSamples,
     ThreadStack,
 )
 from rankscope.measure.table import Table
@@ -173,6 +174,7 @@ STALL = Stall(
     number=1, since_host_ns=1_300, taken_host_ns=1_640, limit_ns=300, activity="collective", last_step=42,
     stacks=(ThreadStack(name="MainThread", frames=(StackFrame("train.py", 24, "main"),), frames_left_out=3),),
     threads_left_out=2, pending=(PENDING,), pending_left_out=4, absent={"pending": "a CUDA graph is being captured"},
+    samples=StallSamples(count=9, span_ns=280, changes=2, cpu_ns=270, frame=StackFrame("train.py", 55, "evaluate")),
 )  # fmt: skip
 THREAD = KernelThread(
     thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
@@ -240,7 +242,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_TIMED_STEPS = msgspec.structs.replace(STATED["report"], timed_steps=())
+WITHOUT_SAMPLES = msgspec.structs.replace(STATED["report"], stall=msgspec.structs.replace(STALL, samples=None))
+WITHOUT_TIMED_STEPS = msgspec.structs.replace(WITHOUT_SAMPLES, timed_steps=())
 EARLIER_REPORT = msgspec.structs.replace(
     WITHOUT_TIMED_STEPS, totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
 )
@@ -401,6 +404,11 @@ def test_earlier_report_without_the_machine_decodes() -> None:
 def test_earlier_report_without_timed_steps_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_timed_steps.hex").read_text())
     assert decode(frame) == WITHOUT_TIMED_STEPS
+
+
+def test_earlier_stall_without_samples_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_samples.hex").read_text())
+    assert decode(frame) == WITHOUT_SAMPLES
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

@@ -18,7 +18,7 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive, RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
-from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, ThreadStack
+from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, StallSamples, ThreadStack
 from rankscope.measure.units import s_to_ns
 from tests.simulation.topology import DATA, PIPELINE, TENSOR, WORLD, Topology
 
@@ -26,10 +26,14 @@ MICRO_BATCHES = 2
 STALLED_NS = s_to_ns(40)
 LIMIT_NS = s_to_ns(30)
 STOPPED_BEFORE_NS = s_to_ns(41)
+STANDS = StallSamples(count=15, span_ns=s_to_ns(15), changes=0, cpu_ns=s_to_ns(0.1))
+SPINS = replace(STANDS, cpu_ns=s_to_ns(15))
+"""Of a thread that computes, and of one that waits for its device."""
+SAMPLES = {"moves": replace(STANDS, changes=1), "computes": SPINS}
 NO_ANSWER = {"pending": "the worker server did not answer"}
-HOWS = ("stuck", "frozen", "stopped", "dead", "silent", "reads")
+HOWS = ("stuck", "frozen", "stopped", "dead", "silent", "reads", "moves", "computes")
 """Ways to hang: stopped at a line of its script; holding its interpreter; its process stopped; killed; agent silent;
-waiting for data."""
+waiting for data. Ways to keep others waiting at work: with a stack that moves, with CPU time that grows."""
 
 
 class Call(NamedTuple):
@@ -212,9 +216,9 @@ class Hang:
             case "stopped":
                 return self._stopped(rank)
             case how:
-                return self._stalled(rank, "data" if how == "reads" else "other")
+                return self._stalled(rank, "data" if how == "reads" else "other", SAMPLES.get(how, STANDS))
 
-    def _stalled(self, rank: int, activity: str) -> RankHangState:
+    def _stalled(self, rank: int, activity: str, samples: StallSamples = SPINS) -> RankHangState:
         one = self.ranks[rank]
         frames = (StackFrame("/home/me/train.py", 100 + rank, "train"),)
         stall = Stall(
@@ -225,6 +229,7 @@ class Hang:
             activity=activity,
             stacks=(ThreadStack(name="MainThread", frames=frames),),
             pending=self._pending(rank),
+            samples=samples,
         )
         return RankHangState(
             is_stalled=True,

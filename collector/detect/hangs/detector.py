@@ -6,19 +6,22 @@ From the graph of who waits for whom (wait_graph.py), the first of these that ho
     missing_rank        others wait in a collective that this rank, alive and stalled, has not enqueued
     order_mismatch      at the same place in a group ranks have called different collectives, or with different sizes
     silent_rank         others wait for a rank that does not report; it is not known whether its process is alive
+    busy_rank           others wait for a rank that works on something else: its stack moves, or its CPU time grows
+    data_wait           others wait for a rank that waits for a batch
     deadlock            ranks wait for each other in a cycle, in different groups
     all_in_collective   all members have enqueued a collective, which does not complete: the network, or a device
     unattributed        none of these holds
 
-A rank that waits for data, compiles, writes a checkpoint or still runs while others wait is not missing until this has
-lasted EXCUSED_FACTOR limits; until then the detector abstains.
+A rank that compiles, writes a checkpoint or still runs while others wait is not missing until this has lasted
+EXCUSED_FACTOR limits; until then the detector abstains. One that is busy or waits for data is not missing until then
+either, and that is what is found. Where no rank waits in a collective, such ranks are found as well.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rankscope.collector.detect.finding import HANG, Abstain, Finding
+from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT, HANG, PAUSES, Abstain, Finding
 from rankscope.collector.detect.hang_state import DEATH_SEEN_DELAY_NS, DIED, SILENT, UNRECORDED_WAITS, RankHangState
 from rankscope.collector.detect.hangs.present_progress import add_progress_of_peers
 from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
@@ -144,6 +147,7 @@ class _HangJudge:
             self._find_missing,
             self._find_mismatch,
             self._find_silent,
+            self._find_pause,
             self._abstain_for_excused,
             self._find_deadlock,
             self._find_incomplete,
@@ -190,7 +194,7 @@ class _HangJudge:
         """Return whether a rank may be called missing: it is stalled by its last report, or is alive and has kept
         others waiting for very long.
         """
-        if one.is_excused:
+        if one.is_excused or one.pause is not None:
             return False
         return one.is_stalled_now or (one.ended is None and self._lasts_very_long())
 
@@ -207,6 +211,16 @@ class _HangJudge:
 
     def _find_silent(self) -> Hang | None:
         return self._name("silent_rank", self._roots(lambda one: one.is_silent and not one.is_stalled_now))
+
+    def _find_pause(self) -> Hang | None:
+        """Find ranks that others wait for while they work on something else or wait for data."""
+
+        def find(cause: str) -> Hang | None:
+            return self._name(
+                cause, self._roots(lambda one: one.pause == cause and not one.waits and not one.transfers)
+            )
+
+        return find(DATA_WAIT) or find(BUSY_RANK)
 
     def _abstain_for_excused(self) -> Abstain | None:
         excused = self._roots(lambda one: one.ended is None and not self._may_be_missing(one))
@@ -256,9 +270,12 @@ class _HangJudge:
         moving = [rank for rank, one in self._hang_states.items() if not one.is_stalled_now or one.is_excused]
         if moving:
             return Abstain(
-                "no rank waits in a collective; ranks that still run, wait for data or do work that may take long: "
+                "no rank waits in a collective; ranks that still run or do work that may take long: "
                 f"{len(moving)} of {len(self._hang_states)}"
             )
+        pauses = {one.pause for one in self.times.stalled.values()}
+        if None not in pauses:
+            return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
         return Hang("unattributed", (), None)
 
 
@@ -279,7 +296,7 @@ def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding
         past=write_hang(hang.cause, HangFacts(view, graph, hang.ranks, hang.stuck, is_over=True)),
         suggestion=SUGGESTIONS[hang.cause],
         # A stall in which no rank waits may be long work of another kind: writing text, uploading.
-        severity="warning" if hang.stuck is None and not hang.ranks else "critical",
+        severity="warning" if hang.cause in PAUSES or (hang.stuck is None and not hang.ranks) else "critical",
         evidence=facts.collect_evidence(),
         details=facts.collect_details(),
     )

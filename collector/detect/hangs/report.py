@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Final
 
-from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT, PAUSES, format_ranks
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
@@ -124,6 +124,8 @@ SUGGESTIONS: Final = {
     "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",
     "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
     "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
+    BUSY_RANK: "Share this work among the ranks, do it less often, or set stall_s to more than it takes.",
+    DATA_WAIT: "Look at its data loader and at the storage behind it: its stack shows what the batch waits for.",
     "deadlock": "Look for groups whose collectives are called in a different order on different ranks.",
     "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
     "unattributed": "Read the stacks of the stalled ranks.",
@@ -138,7 +140,7 @@ def write_hang(cause: str, facts: HangFacts) -> str:
     elif facts.ranks:
         text = _describe_missing(facts)
     elif facts.stuck is None:
-        text = _describe_stalled(facts)
+        text = _describe_pause(facts, cause) if cause in PAUSES else _describe_stalled(facts)
     elif cause == "order_mismatch":
         text = _describe_mismatch(facts, facts.stuck)
     elif cause == "all_in_collective":
@@ -150,7 +152,7 @@ def write_hang(cause: str, facts: HangFacts) -> str:
     if facts.is_over:
         return f"{text}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"
-    return f"{text}. The run hangs{step}."
+    return f"{text}. The run {'pauses' if cause in PAUSES else 'hangs'}{step}."
 
 
 def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
@@ -168,9 +170,30 @@ def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
     place = "" if frame is None else f" at {describe_frame(frame)}"
     if not state.is_stalled_now:
         return f"{'was' if is_over else 'is'} still running{place}"
+    return _describe_stall(state, place, is_over=is_over)
+
+
+def _describe_stall(state: RankHangState, place: str, *, is_over: bool) -> str:
+    if state.is_busy or state.waits_for_data:
+        length = "" if is_over or state.stalled_ns is None else f" for {format_duration(state.stalled_ns)}"
+        return f"{_describe_busyness(state, 1, is_over=is_over)}{length}{_describe_work_place(state)}"
     inside = "" if state.activity in {None, "other"} else f" in {state.activity}"
     silent = f" and no longer {'reported' if is_over else 'reports'}" if state.is_silent else ""
     return f"{'was' if is_over else 'is'} stalled{inside}{place}{silent}"
+
+
+def _describe_busyness(state: RankHangState, ranks: int, *, is_over: bool) -> str:
+    if state.waits_for_data:
+        return f"{'waited' if is_over else 'waits' if ranks == 1 else 'wait'} for data"
+    be = ("was" if ranks == 1 else "were") if is_over else ("is" if ranks == 1 else "are")
+    return f"{be} busy without training"
+
+
+def _describe_work_place(state: RankHangState) -> str:
+    """Return ` in evaluate at train.py:55`, the call of the script that a busy rank has been in all the time."""
+    samples = None if state.stall is None or state.waits_for_data else state.stall.samples
+    frame = find_script_frame(state.frames) if samples is None else samples.frame
+    return "" if frame is None else f" in {frame.function} at {frame.file.rpartition('/')[2]}:{frame.line}"
 
 
 def _describe_unresponsive(state: RankHangState, *, is_over: bool) -> str:
@@ -220,6 +243,16 @@ def _describe_stalled(facts: HangFacts) -> str:
         f"{_count(stalled).capitalize()} {_verb(facts, stalled, 'stall')}{_describe_duration(facts)}, in no known "
         f"collective; rank {first} {describe_place(facts.hang_states[first], is_over=facts.is_over)}"
     )
+
+
+def _describe_pause(facts: HangFacts, cause: str) -> str:
+    """Describe ranks that are busy, or wait for data, while no rank waits for them in a collective."""
+    ranks = [rank for rank in facts.stalled if facts.hang_states[rank].pause == cause]
+    first = facts.hang_states[ranks[0]]
+    does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
+    place = _describe_work_place(first)
+    where = f", rank {ranks[0]}{place}" if place else ""
+    return f"{_count(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
 
 
 def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> str:

@@ -2,10 +2,11 @@
 
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks
+from rankscope.agent.capture.stall_samples import StallSampler
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
-from rankscope.measure.stalls import StackFrame, Stall, ThreadStack
+from rankscope.measure.stalls import StackFrame, Stall, StallSamples, ThreadStack
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
 
 S = 1_000_000_000
@@ -23,8 +24,16 @@ class Rank:
     def __init__(self) -> None:
         self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
         recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
+        self.line = 24
+        self.cores = 0
+        self.cpu_ns = 0
+        sampler = StallSampler(lambda: (StackFrame("train.py", self.line, "main"),), lambda: self.cpu_ns)
         self.watch = StallWatch(
-            STALL_NS, recorder, capture=lambda: STACKS, read_wall_ns=lambda: CREATED_WALL_NS + self.s * S
+            STALL_NS,
+            recorder,
+            capture=lambda: STACKS,
+            read_wall_ns=lambda: CREATED_WALL_NS + self.s * S,
+            sampler=sampler,
         )
         self.s = 0
         self.moments = 0
@@ -41,6 +50,7 @@ class Rank:
         found = []
         for _ in range(seconds):
             self.s += 1
+            self.cpu_ns += self.cores * S
             stall = self.watch.observe(self.s * S, self.moments, ())
             found += [] if stall is None else [stall]
         return found
@@ -101,6 +111,46 @@ def test_stall_is_described_again_every_minute() -> None:
     stalls = Rank().train(10).wait(31 + 60 * 5)
     assert [stall.taken_host_ns // S for stall in stalls] == [41 + 60 * number for number in range(6)]
     assert {stall.number for stall in stalls} == {1}
+
+
+def test_stall_has_samples_of_the_second_half_of_its_limit() -> None:
+    rank = Rank().train(10)
+    (stall,) = rank.wait(31)
+    # In seconds 26 to 41.
+    frame = StackFrame("train.py", 24, "main")
+    assert stall.samples == StallSamples(count=16, span_ns=15 * S, changes=0, cpu_ns=0, frame=frame)
+    assert not stall.is_busy
+
+
+def test_samples_begin_anew_after_an_event() -> None:
+    rank = Rank().train(10)
+    rank.wait(31)
+    rank.train(1)
+    (stall,) = rank.wait(31)
+    assert stall.samples is not None
+    assert stall.samples.count == 16
+
+
+def test_one_sample_is_no_description_yet() -> None:
+    rank = Rank().train(10)
+    rank.s += 60  # reports are a minute apart
+    assert rank.watch.observe(rank.s * S, rank.moments, ()) is None
+    (stall,) = rank.wait(1)
+    assert stall.samples is not None
+    assert (stall.samples.count, stall.since_host_ns) == (2, 10 * S)
+
+
+def test_stall_is_described_when_the_rank_begins_to_work() -> None:
+    rank = Rank().train(10)
+    (first,) = rank.wait(31)
+    rank.cores = 1
+    assert rank.wait(30) == []  # at most once in a limit of 30 s
+    (second,) = rank.wait(1)
+    assert (first.is_busy, second.is_busy, second.number) == (False, True, 1)
+    # It stands from second 73 on. The samples of 72 to 102 show no work; one limit after 72 has passed in second 103.
+    rank.cores = 0
+    (third,) = rank.wait(31)
+    assert (third.is_busy, third.taken_host_ns) == (False, 103 * S)
 
 
 def test_recorder_is_dumped_once_without_progress() -> None:

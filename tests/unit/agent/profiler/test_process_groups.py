@@ -264,6 +264,17 @@ def test_group_label_has_description_and_members() -> None:
 
 
 @pytest.mark.usefixtures("world_of_four")
+def test_groups_of_the_same_members_are_distinguished() -> None:
+    kept = [dist.new_group([0, 1]) for _ in range(3)]
+    groups = ProcessGroups(4)
+    labels = [group.label for group in groups.read().values()]
+    assert labels == ["default_pg", "undefined/0-1", "undefined/0-1#2", "undefined/0-1#3"]
+    dist.destroy_process_group(kept[0])
+    kept.append(dist.new_group([0, 1]))
+    assert [group.label for group in groups.read().values()][1:] == [labels[2], labels[3], labels[1]]
+
+
+@pytest.mark.usefixtures("world_of_four")
 def test_a_group_is_described_once_and_a_new_one_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     described = []
 

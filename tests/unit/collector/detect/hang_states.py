@@ -1,6 +1,7 @@
 """Hand-written states of stalled ranks."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.view import RunView
@@ -12,6 +13,7 @@ from rankscope.measure.stalls import (
     PendingCollective,
     StackFrame,
     Stall,
+    StallSamples,
     ThreadStack,
 )
 from tests.unit.collector.steps.step_series import series_of, view_of
@@ -44,6 +46,7 @@ def stall_of(
     *,
     line: int | None = 74,
     absent: Mapping[str, str] | None = None,
+    samples: StallSamples | None = None,
 ) -> Stall:
     frames = () if line is None else (StackFrame("/home/me/train.py", line, "main"),)
     return Stall(
@@ -55,6 +58,7 @@ def stall_of(
         stacks=(ThreadStack(name="MainThread", frames=frames),) if frames else (),
         pending=tuple(pending),
         absent=absent or {},
+        samples=samples,
     )
 
 
@@ -76,6 +80,20 @@ def still(
         progress=progress_of(counters or {}),
         stall=stall or stall_of(activity, pending),
     )
+
+
+EVALUATES = StackFrame("/home/me/train.py", 55, "evaluate")
+MOVES = StallSamples(count=15, span_ns=15 * S, changes=3, cpu_ns=0, frame=EVALUATES)
+COMPUTES = StallSamples(count=15, span_ns=15 * S, changes=0, cpu_ns=15 * S, frame=EVALUATES)
+STANDS = StallSamples(count=15, span_ns=15 * S, changes=0, cpu_ns=S // 10, frame=EVALUATES)
+
+
+def busy(
+    samples: StallSamples = MOVES, *, counters: Counters | None = None, stalled_ns: int = STALLED_NS, **changes: Any
+) -> RankHangState:
+    """A rank without hook events, by default in work of its script in front of the collective that others wait in."""
+    stall = stall_of(**changes, samples=samples)
+    return still(counters or {WORLD: (7, 7)}, stall=stall, stalled_ns=stalled_ns)
 
 
 def waits(group: str = WORLD, sequence: int = 8, *, op: str = "all_reduce", size: int | None = 4_096) -> RankHangState:

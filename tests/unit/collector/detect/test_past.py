@@ -1,5 +1,6 @@
 """Closed findings, in the past tense with their length."""
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
@@ -52,6 +53,13 @@ def test_past_slowness_states_its_period(
 def test_past_hang_states_its_length_and_outcome(outcome: str, told: str) -> None:
     closed = close_finding(hang(), lasted_s=45.0, outcome=outcome)
     assert closed.sentence == f"Rank 1 was stalled. The run {told}."
+
+
+@pytest.mark.parametrize("cause", ["busy_rank", "data_wait"])
+def test_past_pause_is_no_hang(cause: str) -> None:
+    pause = msgspec.structs.replace(hang(), cause=cause)
+    closed = close_finding(pause, lasted_s=45.0, outcome=WENT_ON)
+    assert closed.sentence == "Rank 1 was stalled. The run paused in step 31 for 45 s, and then went on."
 
 
 def test_hang_before_any_step_names_none() -> None:

@@ -46,6 +46,14 @@ def test_hang_is_critical_whatever_its_finding() -> None:
     assert begin(1, RUN, slow(kind="hang", severity="info"), 0.0).severity == "critical"
 
 
+@pytest.mark.parametrize("cause", ["busy_rank", "data_wait"])
+def test_pause_is_as_severe_as_its_finding(cause: str) -> None:
+    pause = begin(1, RUN, slow(kind="hang", cause=cause, severity="warning"), 0.0)
+    assert pause.severity == "warning"
+    hang = slow(kind="hang", cause="missing_rank", severity="critical")
+    assert follow(pause, hang, None, 5.0, keep_since=False).severity == "critical"
+
+
 def test_number_that_is_not_finite_is_unknown() -> None:
     finding = slow(evidence={"z": math.nan, "share": 0.5}, slowdown_ratio=math.inf, lost_rank_seconds=math.nan)
     incident = begin(1, RUN, finding, 0.0)

@@ -120,11 +120,13 @@ def test_one_hang_is_one_finding_from_its_begin_to_its_end(story: HangStory) -> 
     assert [one.cause for one in story.snapshot().findings] == ["missing_rank"]
 
 
-def test_waiting_for_data_opens_no_finding(story: HangStory) -> None:
+def test_wait_for_data_becomes_critical_after_ten_limits(story: HangStory) -> None:
     story.hang(2, LIMIT_S + 1, activity="data")
-    assert story.hangs() == []
+    assert story.hangs() == [("data_wait", (2,))]
     story.hang(2, 10 * LIMIT_S + 1, activity="data")
     assert story.hangs() == [("missing_rank", (2,))]
+    # One finding, which has changed.
+    assert [(one.number, one.severity) for one in story.snapshot().findings] == [(1, "critical")]
 
 
 @pytest.mark.parametrize("activity", ["checkpoint", "compile", "import"])

@@ -2,20 +2,25 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs, find_first_dead
 from rankscope.collector.detect.view import RunView
-from rankscope.measure.stalls import EXCUSED_FACTOR
+from rankscope.measure.stalls import EXCUSED_FACTOR, StackFrame, StallSamples
 from tests.unit.collector.detect.hang_states import (
     BEGAN_NS,
+    COMPUTES,
     LIMIT_NS,
+    MOVES,
     NOW_NS,
+    STANDS,
     WORLD,
     Counters,
     S,
+    busy,
     call,
     dead,
     ended,
@@ -45,7 +50,9 @@ def find(view: RunView, *explained: Finding) -> Finding:
     return candidate.finding
 
 
-PRESENT = frozenset({"stand", "stands", "wait", "waits", "is", "do", "does", "has", "have", "keep", "hangs", "goes"})
+PRESENT = frozenset(
+    {"pauses", "stand", "stands", "wait", "waits", "is", "do", "does", "has", "have", "keep", "hangs", "goes"}
+)
 
 
 def assert_past(finding: Finding) -> None:
@@ -91,7 +98,6 @@ def test_no_hang_without_a_stalled_rank(hang_states: Standings) -> None:
 @pytest.mark.parametrize(
     ("origin", "why"),
     [
-        (still({WORLD: (7, 7)}, activity="data"), "rank 1 is in data, which may take long; ranks that wait: 2"),
         (moving(), "rank 1 is still running; ranks that wait: 2"),
         # In a checkpoint it reports that it is not stalled.
         (
@@ -102,14 +108,21 @@ def test_no_hang_without_a_stalled_rank(hang_states: Standings) -> None:
         ),
     ],
 )
-def test_a_rank_that_reads_saves_or_works_is_not_missing_yet(origin: RankHangState, why: str) -> None:
+def test_a_rank_that_saves_or_runs_is_not_missing_yet(origin: RankHangState, why: str) -> None:
     assert reason(view_on({0: waits(), 1: origin, 2: waits()})) == why
 
 
 @pytest.mark.parametrize(
     ("origin", "place"),
     [
-        (still({WORLD: (7, 7)}, activity="data", stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1), "in data at train.py:74"),
+        (
+            still({WORLD: (7, 7)}, activity="data", stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1),
+            "waits for data for 300.0 s in main at train.py:74",
+        ),
+        (
+            busy(stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1),
+            "is busy without training for 300.0 s in evaluate at train.py:55",
+        ),
         (moving(), "is still running"),
     ],
 )
@@ -128,16 +141,94 @@ def test_rank_in_a_long_checkpoint_is_always_excused() -> None:
     assert "is in checkpoint" in reason(view_on({0: waiting, 1: saving}))
 
 
-def test_ranks_that_all_wait_for_data_do_not_hang() -> None:
-    hang_states = {rank: still({WORLD: (7, 7)}, activity="data") for rank in range(2)}
-    assert reason(view_on(hang_states)) == (
-        "no rank waits in a collective; ranks that still run, wait for data or do work that may take long: 2 of 2"
-    )
-
-
 def test_work_after_the_training_of_the_others_is_no_hang() -> None:
     hang_states = {0: still({WORLD: (7, 7)}), 1: ended("finished")}
     assert reason(view_on(hang_states)) == "no rank waits in a collective; ranks that have ended: 1"
+
+
+# -- ranks that are busy, or wait for data ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [MOVES, COMPUTES])
+def test_rank_that_works_on_something_else_is_a_warning(samples: StallSamples) -> None:
+    finding = find(view_on({0: waits(), 1: busy(samples), 2: waits()}))
+    assert essence(finding) == ("busy_rank", (1,), WORLD, "warning")
+    assert finding.sentence == (
+        "Rank 1 (node-a) is busy without training for 40.0 s in evaluate at train.py:55, and 2 ranks wait for it in "
+        "all_reduce 8 of default_pg (4096 bytes) for 40.0 s; its last collective there is 7. The run pauses in step 7."
+    )
+    assert finding.past == (
+        "Rank 1 (node-a) was busy without training in evaluate at train.py:55, and 2 ranks waited for it in "
+        "all_reduce 8 of default_pg (4096 bytes); its last collective there was 7. The run{when}."
+    )
+
+
+def test_rank_whose_cpu_clock_and_stack_stand_is_missing() -> None:
+    finding = find(view_on({0: waits(), 1: busy(STANDS), 2: waits()}))
+    assert essence(finding) == ("missing_rank", (1,), WORLD, "critical")
+
+
+@pytest.mark.parametrize("activity", ["collective", "process_group", "synchronize"])
+def test_rank_that_spins_while_it_waits_is_not_busy(activity: str) -> None:
+    assert find(view_on({0: waits(), 1: busy(COMPUTES, activity=activity)})).cause == "missing_rank"
+
+
+def test_busy_rank_that_is_heard_of_no_more_is_missing() -> None:
+    gone = replace(busy(), ended="silent")
+    assert essence(find(view_on({0: waits(), 1: gone}))) == ("missing_rank", (1,), WORLD, "critical")
+
+
+def test_busy_rank_is_not_named_beside_one_that_stands() -> None:
+    assert find(view_on({0: waits(), 1: busy(), 2: still({WORLD: (7, 7)})})).ranks == (2,)
+
+
+def test_rank_that_waits_for_data_is_told_at_the_first_limit() -> None:
+    finding = find(view_on({0: waits(), 1: still({WORLD: (7, 7)}, activity="data"), 2: busy()}))
+    assert essence(finding) == ("data_wait", (1,), WORLD, "warning")
+    assert finding.sentence == (
+        "Rank 1 (node-a) waits for data for 40.0 s in main at train.py:74, and 1 rank waits for it in all_reduce 8 of "
+        "default_pg (4096 bytes) for 40.0 s; its last collective there is 7. The run pauses in step 7."
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "cause", "told"),
+    [
+        (
+            [still(activity="data"), still(activity="data")],
+            "data_wait",
+            "2 ranks wait for data for 40.0 s, rank 0 in main at train.py:74. The run pauses in step 7.",
+        ),
+        (
+            [busy(), still(activity="data")],
+            "data_wait",
+            "1 rank waits for data for 40.0 s, rank 1 in main at train.py:74. The run pauses in step 7.",
+        ),
+        (
+            [busy(msgspec.structs.replace(COMPUTES, frame=StackFrame("train.py", 9, "main")))] * 3,
+            "busy_rank",
+            "3 ranks are busy without training for 40.0 s, rank 0 in main at train.py:9. The run pauses in step 7.",
+        ),
+        (
+            [busy(msgspec.structs.replace(MOVES, frame=None))],
+            "busy_rank",
+            "1 rank is busy without training for 40.0 s. The run pauses in step 7.",
+        ),
+    ],
+)
+def test_pause_in_which_no_rank_waits_is_told(states: list[RankHangState], cause: str, told: str) -> None:
+    finding = find(view_on(dict(enumerate(states))))
+    assert (essence(finding), finding.sentence) == ((cause, (), None, "warning"), told)
+
+
+def test_pause_is_told_once_all_ranks_are_in_it() -> None:
+    assert reason(view_on({0: busy(), 1: moving()})) == (
+        "no rank waits in a collective; ranks that still run or do work that may take long: 1 of 2"
+    )
+
+
+def test_rank_that_stands_beside_busy_ones_is_unattributed() -> None:
+    assert essence(find(view_on({0: busy(), 1: still()}))) == ("unattributed", (), None, "warning")
 
 
 # -- a missing rank ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from rankscope.measure.stalls import GroupStatus, KernelThread, StackFrame, Stal
 from tests.unit.collector.detect.hang_states import (
     LIMIT_NS,
     WORLD,
+    busy,
     call,
     dead,
     ended,
@@ -45,6 +46,21 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
             "was stalled in synchronize at train.py:74 (main)",
         ),
         (still(stall=stall_of(line=None)), "is stalled", "was stalled"),
+        (
+            busy(),
+            "is busy without training for 40.0 s in evaluate at train.py:55",
+            "was busy without training in evaluate at train.py:55",
+        ),
+        (
+            replace(busy(), stalled_ns=None),
+            "is busy without training in evaluate at train.py:55",
+            "was busy without training in evaluate at train.py:55",
+        ),
+        (
+            still(activity="data"),
+            "waits for data for 40.0 s in main at train.py:74",
+            "waited for data in main at train.py:74",
+        ),
         (RankHangState(is_stalled=True), "is stalled", "was stalled"),
         (moving(), "is still running", "was still running"),
         (
