@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rankscope.agent.capture.blocked_transfer import find_blocked_transfer
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
@@ -68,7 +69,12 @@ class Watchdog:
         self._find_groups = find_groups
         self._count_events = count_events
         self._recorder = recorder or FlightRecorder(find_groups, captures)
-        self._stalls = StallWatch(s_to_ns(config.stall_s), self._recorder, read_wall_ns=clock.wall_ns)
+        self._stalls = StallWatch(
+            s_to_ns(config.stall_s),
+            self._recorder,
+            read_wall_ns=clock.wall_ns,
+            find_transfer=lambda age_ns: find_blocked_transfer(find_groups(), identity.rank, age_ns),
+        )
         self._events: int | None = None
         self._progress: tuple[GroupStatus, ...] = ()
         self._progress_due_ns = 0

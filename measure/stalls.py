@@ -108,9 +108,16 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     completed: int | None = None
 
 
+TRANSFERS: Final = frozenset({"send", "recv"})
+UNRECORDED_SEQUENCE: Final = 0
+"""Sequence of a send or receive that the backend does not record: the rank is blocked in it, and counters do not count
+it."""
+
+
 class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Collective that was enqueued and has not completed. `sizes` are the shapes of its inputs, `bytes` their total
-    size; `timeout_ns` is the age at which the backend gives up.
+    size; `timeout_ns` is the age at which the backend gives up. A send or receive that the backend does not record has
+    the sequence UNRECORDED_SEQUENCE.
     """
 
     group: Name
@@ -122,6 +129,16 @@ class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     dtypes: Names = ()
     state: Name = ""
     timeout_ns: int | None = None
+
+
+def is_transfer(one: PendingCollective) -> bool:
+    """Return whether it is a send or receive between two ranks, as NCCL and `agent/capture/blocked_transfer.py` name
+    it.
+
+    >>> is_transfer(PendingCollective(group="pp", op="recv 1<-0", sequence=3, age_ns=0))
+    True
+    """
+    return one.op.partition(" ")[0] in TRANSFERS
 
 
 def find_deadline(pending: Iterable[PendingCollective], taken_host_ns: int) -> int | None:

@@ -20,7 +20,7 @@ from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks, capture_stacks
 from rankscope.agent.capture.stall_samples import StallSampler
 from rankscope.measure.records import StepRecord
-from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall
+from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall, is_transfer
 from rankscope.measure.units import NS_PER_S
 
 STEP_FACTOR: Final = 10
@@ -53,6 +53,7 @@ class StallWatch:
         read_wall_ns: Callable[[], int] = time.time_ns,
         refresh_ns: int = REFRESH_NS,
         sampler: StallSampler | None = None,
+        find_transfer: Callable[[int], PendingCollective | None] = lambda _: None,
     ) -> None:
         self._stall_ns = stall_ns
         self._recorder = recorder
@@ -60,6 +61,7 @@ class StallWatch:
         self._read_wall_ns = read_wall_ns
         self._refresh_ns = refresh_ns
         self._sampler = sampler or StallSampler()
+        self._find_transfer = find_transfer
         self._events = -1
         self._last_event_ns = 0
         self._durations_ns: deque[int] = deque(maxlen=STEPS_KEPT)
@@ -123,6 +125,8 @@ class StallWatch:
         absent: dict[str, str] = {}
         pending = self._read_pending(now_ns, absent)
         stacks = self._capture()
+        if stacks.activity == "collective":
+            pending = self._add_transfer(pending, now_ns - self._last_event_ns)
         return Stall(
             number=self._stalls,
             since_host_ns=self._last_event_ns,
@@ -137,6 +141,13 @@ class StallWatch:
             absent=absent,
             samples=self._sampler.summarize(),
         )
+
+    def _add_transfer(self, pending: Pending, age_ns: int) -> Pending:
+        """Add the send or receive that the main thread is blocked in, unless the recorder has one."""
+        if any(is_transfer(one) for one in pending.collectives):
+            return pending
+        transfer = self._find_transfer(age_ns)
+        return pending if transfer is None else Pending((*pending.collectives, transfer), pending.left_out)
 
     def _read_pending(self, now_ns: int, absent: dict[str, str]) -> Pending:
         """Return the pending collectives from a full dump, or the last one with ages updated if nothing progressed."""

@@ -10,11 +10,13 @@ from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import (
     EXCUSED_ACTIVITIES,
     EXCUSED_FACTOR,
+    UNRECORDED_SEQUENCE,
     GroupStatus,
     PendingCollective,
     StackFrame,
     Stall,
     ThreadStack,
+    is_transfer,
 )
 from rankscope.measure.units import NS_PER_S
 
@@ -214,7 +216,7 @@ class RankHangState:
             first = found.get(one.group)
             if parse_point_to_point(one) is None and (first is None or one.sequence < first.sequence):
                 found[one.group] = Wait(one.group, one.sequence, one.op)
-        point_to_point = {one.group for one in self.pending if parse_point_to_point(one) is not None}
+        point_to_point = self.counted_transfers
         for group, status in self._statuses.items():
             if group in found or group in point_to_point or status.enqueued is None:
                 continue
@@ -223,6 +225,12 @@ class RankHangState:
                 first_open = status.enqueued if status.completed is None else status.completed + 1
                 found[group] = Wait(group, first_open)
         return tuple(found.values())
+
+    @property
+    def counted_transfers(self) -> frozenset[str]:
+        """Return the groups of pending sends and receives that their counters count too, as those of NCCL do."""
+        recorded = (one for one, _ in self.transfers if one.sequence != UNRECORDED_SEQUENCE)
+        return frozenset(one.group for one in recorded)
 
     @property
     def oldest(self) -> tuple[str, int] | None:
@@ -258,8 +266,8 @@ def parse_point_to_point(one: PendingCollective) -> PointToPoint | None:
     >>> parse_point_to_point(one)
     PointToPoint(is_send=False, peer=0)
     """
-    verb, _, places = one.op.partition(" ")
-    if verb not in {"send", "recv"}:
+    if not is_transfer(one):
         return None
+    verb, _, places = one.op.partition(" ")
     peer = places.rpartition("->" if verb == "send" else "<-")[2]
     return PointToPoint(verb == "send", int(peer) if peer.isascii() and peer.isdigit() else None)

@@ -3,7 +3,8 @@
 Every rank goes through the collectives of a step in order: point to point between pipeline stages, all-reduces of the
 tensor parallel group, gradients over the data parallel group, a norm over all. With `runs_ahead` the host enqueues a
 whole step and waits for the device at its end, as with NCCL; the device works in order. Without, each call waits for
-its end, as with gloo, which does not record sends and receives either.
+its end, as with gloo, which does not record sends and receives either: the one that a rank is blocked in is known from
+its stack.
 """
 
 from collections import Counter
@@ -18,7 +19,15 @@ from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive, RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
-from rankscope.measure.stalls import GroupStatus, PendingCollective, StackFrame, Stall, StallSamples, ThreadStack
+from rankscope.measure.stalls import (
+    UNRECORDED_SEQUENCE,
+    GroupStatus,
+    PendingCollective,
+    StackFrame,
+    Stall,
+    StallSamples,
+    ThreadStack,
+)
 from rankscope.measure.units import s_to_ns
 from tests.simulation.topology import DATA, PIPELINE, TENSOR, WORLD, Topology
 
@@ -45,8 +54,10 @@ class Call(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Fault in which rank `rank` does not make its call number `at`. A silent one last reported `unheard` calls before,
-    and a stopped one in the middle of the call before those. One that `swaps` makes it after the next one instead.
+    """Fault in which rank `rank` does not make its call number `at`.
+
+    A silent one last reported `unheard` calls before, and a stopped one in the middle of the call before those. One
+    that `swaps` makes it after the next one instead, one that `skips` never, and goes on.
     """
 
     rank: int
@@ -85,7 +96,11 @@ class Hang:
             self.ranks.append(Progress(step * self.steps, len(step) * self.steps))
         self.step_length = [len(one.calls) // self.steps for one in self.ranks]
         at, stopped = self.fault.at, self.ranks[self.fault.rank]
-        if self.fault.how == "swaps":
+        if self.fault.how == "skips":
+            # In its place is a call of a group of its own: all steps keep their length.
+            self.groups["own"] = (self.fault.rank,)
+            stopped.calls = [*stopped.calls[:at], Call("own", "barrier"), *stopped.calls[at + 1 :]]
+        elif self.fault.how == "swaps":
             calls = list(stopped.calls)
             calls[at], calls[at + 1] = calls[at + 1], calls[at]
             stopped.calls = calls
@@ -198,7 +213,7 @@ class Hang:
         return Counter(call.op for call in one.calls[: one.entered] if call.group == label and call.peer is None)
 
     def _standing(self, rank: int) -> RankHangState:
-        if rank != self.fault.rank or self.fault.how == "swaps":
+        if rank != self.fault.rank or self.fault.how in {"swaps", "skips"}:
             return self._stalled(rank, "collective")
         match self.fault.how:
             case "dead":
@@ -265,9 +280,10 @@ class Hang:
         found, numbers = [], Counter[tuple[str, bool]]()
         for number, call in enumerate(one.calls[: one.entered]):
             numbers[call.group, call.peer is None] += 1
-            if number < one.done or (call.peer is not None and not self.runs_ahead):
+            if number < one.done:
                 continue
-            sequence = numbers[call.group, call.peer is None]
+            is_recorded = self.runs_ahead or call.peer is None
+            sequence = numbers[call.group, call.peer is None] if is_recorded else UNRECORDED_SEQUENCE
             found.append(
                 PendingCollective(
                     group=call.group, op=self._name(rank, call), sequence=sequence, age_ns=STALLED_NS, bytes=4_096

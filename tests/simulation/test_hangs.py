@@ -77,7 +77,7 @@ def test_stopped_rank_is_distinguished_from_waiting_ones(topology: Topology, how
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_witness_changes_no_verdict_and_agrees_where_it_saw(topology: Topology, how: str, runs_ahead: bool) -> None:
     agreed = 0
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         fault = draw_fault(np.random.default_rng(seed), topology, calls=20, how=how)
         hang = Hang(topology, fault, steps=20, runs_ahead=runs_ahead)
         alone, found = find(hang), find(hang, with_ras=True)
@@ -89,6 +89,27 @@ def test_witness_changes_no_verdict_and_agrees_where_it_saw(topology: Topology, 
         assert ("NCCL RAS did not show this: " in found.sentence) is (not saw), (seed, fault, found.sentence)
         agreed += fault.rank in saw
     assert agreed
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if "pipeline" in name])
+def test_receiver_of_a_missing_send_is_not_blamed_alone(name: str, runs_ahead: bool) -> None:
+    topology = TOPOLOGIES[name]
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        healthy = Hang(topology, Fault(0, 1, "skips"), steps=3)
+        sends = [
+            (rank, number)
+            for rank, one in enumerate(healthy.ranks)
+            for number, call in enumerate(one.calls)
+            if call.op == "send"
+        ]
+        rank, number = sends[random.integers(len(sends))]
+        receiver = healthy.ranks[rank].calls[number].peer
+        found = find(Hang(topology, Fault(rank, number, "skips"), steps=3, runs_ahead=runs_ahead))
+        assert isinstance(found, Finding), (seed, rank, number, found)
+        assert found.cause in {"deadlock", "unmatched_transfer"}, (seed, rank, number, found)
+        assert {rank, receiver} <= set(found.ranks), (seed, rank, number, found)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)

@@ -9,6 +9,7 @@ From the graph of who waits for whom (wait_graph.py), the first of these that ho
     busy_rank           others wait for a rank that works on something else: its stack moves, or its CPU time grows
     data_wait           others wait for a rank that waits for a batch
     deadlock            ranks wait for each other in a cycle, in different groups
+    unmatched_transfer  a rank waits in a send or receive whose other end its peer has not made, which waits elsewhere
     all_in_collective   all members have enqueued a collective, which does not complete: the network, or a device
     unattributed        none of these holds
 
@@ -150,6 +151,7 @@ class _HangJudge:
             self._find_pause,
             self._abstain_for_excused,
             self._find_deadlock,
+            self._find_unmatched,
             self._find_incomplete,
             self._abstain_until_all_stalled,
             self._find_unrecorded_wait,
@@ -232,6 +234,19 @@ class _HangJudge:
 
     def _find_deadlock(self) -> Hang | None:
         return self._name("deadlock", self.graph.find_cycle())
+
+    def _find_unmatched(self) -> Hang | None:
+        """Find a send or receive whose peer waits elsewhere for no known rank: it has left out the other end, or the
+        waiting rank has made one too many. Both are named.
+        """
+        roots = frozenset(self._roots(lambda one: bool(one.waits or one.transfers)))
+        found = [one for one in self.graph.stuck if one.is_point_to_point and not roots.isdisjoint(one.missing)]
+        oldest = max(found, key=lambda one: (one.oldest_of, -one.sequence), default=None)
+        return (
+            None
+            if oldest is None
+            else Hang("unmatched_transfer", tuple(sorted((*oldest.waiting, *oldest.missing))), oldest)
+        )
 
     def _find_incomplete(self) -> Hang | None:
         """Find a collective that all have entered, and none of them waits for another rank elsewhere. What members

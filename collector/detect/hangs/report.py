@@ -10,7 +10,7 @@ from rankscope.collector.detect.hangs.ras_witness import count_witness, describe
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.view import RunView
-from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.measure.stalls import UNRECORDED_SEQUENCE, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 STACKS_SHOWN_MAX: Final = 4
@@ -126,7 +126,8 @@ SUGGESTIONS: Final = {
     "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
     BUSY_RANK: "Share this work among the ranks, do it less often, or set stall_s to more than it takes.",
     DATA_WAIT: "Look at its data loader and at the storage behind it: its stack shows what the batch waits for.",
-    "deadlock": "Look for groups whose collectives are called in a different order on different ranks.",
+    "deadlock": "Look for collectives called in different orders, and for a send or receive without its other end.",
+    "unmatched_transfer": "Look for a send or receive that only one of the two ranks makes, or in another order.",
     "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
     "unattributed": "Read the stacks of the stalled ranks.",
 }
@@ -137,6 +138,8 @@ def write_hang(cause: str, facts: HangFacts) -> str:
     """Return the sentences about a hang of this cause; for one that is over with WHEN in place of its period."""
     if cause == "deadlock":
         text = _describe_cycle(facts)
+    elif cause == "unmatched_transfer" and facts.stuck is not None:
+        text = _describe_unmatched(facts, facts.stuck)
     elif facts.ranks:
         text = _describe_missing(facts)
     elif facts.stuck is None:
@@ -237,6 +240,16 @@ def _describe_cycle(facts: HangFacts) -> str:
     return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_describe_duration(facts)}: {', '.join(parts)}"
 
 
+def _describe_unmatched(facts: HangFacts, stuck: Stuck) -> str:
+    (waiting,), (peer,) = stuck.waiting, stuck.missing
+    elsewhere = next(one for one in facts.graph.stuck if peer in one.waiting)
+    waits = "waited" if facts.is_over else "waits"
+    return (
+        f"Rank {waiting} {waits} in {_name_call(stuck)}{_describe_duration(facts)}, and rank {peer} {waits} in "
+        f"{_name_call(elsewhere)} without having made the other end"
+    )
+
+
 def _describe_stalled(facts: HangFacts) -> str:
     stalled, first = facts.stalled, facts.stalled[0]
     return (
@@ -291,7 +304,8 @@ def _describe_operation(facts: HangFacts, stuck: Stuck) -> str:
 
 
 def _name_call(stuck: Stuck) -> str:
-    return f"{stuck.op or 'collective'} {stuck.sequence} of {stuck.group}"
+    number = "" if stuck.sequence == UNRECORDED_SEQUENCE else f" {stuck.sequence}"
+    return f"{stuck.op or 'collective'}{number} of {stuck.group}"
 
 
 def _describe_duration(facts: HangFacts) -> str:

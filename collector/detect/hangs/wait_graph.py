@@ -27,7 +27,8 @@ class Stuck(NamedTuple):
 
     `waiting` have entered it; `missing` have not, or are gone; whether `unknown` have is not known. `op` is empty where
     only counters are known. `furthest` is the last sequence that any member has enqueued in the group, `oldest_of` the
-    number of waiting ranks for which it is the oldest pending one: a rank whose host runs ahead waits in several.
+    number of waiting ranks for which it is the oldest pending one: a rank whose host runs ahead waits in several. The
+    sequence of a transfer that is not recorded is UNRECORDED_SEQUENCE.
     """
 
     group: str
@@ -81,7 +82,7 @@ def find_stuck(hang_states: HangStates, groups: Groups, is_gone: IsGone) -> Wait
     """Build the graph. `is_gone` decides whether a rank that has ended counts as one that others wait for."""
     waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
     ops: dict[tuple[str, int], str] = {}
-    point_to_point = {one.group for state in hang_states.values() for one, _ in state.transfers}
+    point_to_point = {group for state in hang_states.values() for group in state.counted_transfers}
     for rank in sorted(hang_states):
         for wait in hang_states[rank].waits:
             key = (wait.group, wait.sequence)

@@ -1,12 +1,14 @@
 """Tests of stall detection, on a simulated clock."""
 
+import msgspec
+
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stacks import Stacks
 from rankscope.agent.capture.stall_samples import StallSampler
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
-from rankscope.measure.stalls import StackFrame, Stall, StallSamples, ThreadStack
+from rankscope.measure.stalls import PendingCollective, StackFrame, Stall, StallSamples, ThreadStack
 from tests.unit.agent.flight_dumps import CREATED_WALL_NS, Recorder, dump_of, entry_of, status_of
 
 S = 1_000_000_000
@@ -18,11 +20,16 @@ def step_of(step: int, duration_ns: int) -> StepRecord:
     return StepRecord(step=step, start_host_ns=0, duration_ns=duration_ns, phases_ns={})
 
 
-class Rank:
-    """A rank observed once per second. Its collective 7 was enqueued when its wall clock began."""
+RECEIVES = PendingCollective(group="default_pg", op="recv 1<-0", sequence=0, age_ns=31 * S)
 
-    def __init__(self) -> None:
-        self.dump = Recorder(dump_of(entry_of(0, 7), g0=status_of(7)))
+
+class Rank:
+    """A rank observed once per second. Its collective 7 was enqueued when its wall clock began. By default it is in no
+    collective by its stack.
+    """
+
+    def __init__(self, activity: str = "other", **entry: str) -> None:
+        self.dump = Recorder(dump_of(entry_of(0, 7, **entry), g0=status_of(7)))
         recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
         self.line = 24
         self.cores = 0
@@ -31,9 +38,10 @@ class Rank:
         self.watch = StallWatch(
             STALL_NS,
             recorder,
-            capture=lambda: STACKS,
+            capture=lambda: STACKS._replace(activity=activity),
             read_wall_ns=lambda: CREATED_WALL_NS + self.s * S,
             sampler=sampler,
+            find_transfer=lambda age_ns: msgspec.structs.replace(RECEIVES, age_ns=age_ns),
         )
         self.s = 0
         self.moments = 0
@@ -151,6 +159,18 @@ def test_stall_is_described_when_the_rank_begins_to_work() -> None:
     rank.cores = 0
     (third,) = rank.wait(31)
     assert (third.is_busy, third.taken_host_ns) == (False, 103 * S)
+
+
+def test_receive_that_is_not_recorded_is_pending_too() -> None:
+    (stall,) = Rank("collective").train(10).wait(31)
+    assert [(one.op, one.sequence, one.age_ns) for one in stall.pending] == [
+        ("all_reduce", 7, 41 * S), ("recv 1<-0", 0, 31 * S),
+    ]  # fmt: skip
+
+
+def test_recorded_receive_is_pending_once() -> None:
+    (stall,) = Rank("collective", profiling_name="nccl:recv 1<-0").train(10).wait(31)
+    assert [(one.op, one.sequence) for one in stall.pending] == [("recv 1<-0", 7)]
 
 
 def test_recorder_is_dumped_once_without_progress() -> None:

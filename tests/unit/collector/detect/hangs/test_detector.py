@@ -476,6 +476,40 @@ def test_ranks_waiting_for_each_other_are_in_a_deadlock() -> None:
     )
 
 
+def test_receiver_of_what_nobody_sends_is_not_blamed_alone() -> None:
+    # Over gloo: rank 0 has left out its send and gone on to the 8th collective.
+    receives = still({WORLD: (7, 7)}, call(WORLD, 0, "recv 1<-0"), activity="collective")
+    finding = find(view_on({0: waits(), 1: receives, 2: waits()}))
+    assert essence(finding) == ("deadlock", (0, 1), None, "critical")
+    assert finding.sentence == (
+        "Ranks 0-1 wait for each other for 40.0 s: rank 0 in all_reduce 8 of default_pg for rank 1, rank 1 in "
+        "recv 1<-0 of default_pg for rank 0. The run hangs in step 7."
+    )
+
+
+def test_transfer_without_its_other_end_names_both_ranks() -> None:
+    # Over NCCL: the receiver's host has enqueued the 8th as well, so that the sender waits for nobody there.
+    pipe, groups = "pp/0-1", {WORLD: (0, 1), "pp/0-1": (0, 1)}
+    receives = still({WORLD: (8, 7), pipe: (4, 3)}, call(pipe, 4, "recv 1<-0"), call())
+    finding = find(view_on({0: waits(), 1: receives}, groups))
+    assert essence(finding) == ("unmatched_transfer", (0, 1), pipe, "critical")
+    assert finding.sentence == (
+        "Rank 1 waits in recv 1<-0 4 of pp/0-1 for 40.0 s, and rank 0 waits in all_reduce 8 of default_pg without "
+        "having made the other end. The run hangs in step 7."
+    )
+    assert finding.past == (
+        "Rank 1 waited in recv 1<-0 4 of pp/0-1, and rank 0 waited in all_reduce 8 of default_pg without having made "
+        "the other end. The run{when}."
+    )
+
+
+def test_sender_that_stands_elsewhere_is_missing_for_its_receiver() -> None:
+    receives = still({WORLD: (7, 7)}, call(WORLD, 0, "recv 1<-0"), activity="collective")
+    finding = find(view_on({0: still({WORLD: (7, 7)}), 1: receives, 2: waits()}))
+    assert (finding.cause, finding.ranks) == ("missing_rank", (0,))
+    assert "1 rank waits for it in recv 1<-0 of default_pg (4096 bytes) for 40.0 s; 1 more rank" in finding.sentence
+
+
 def test_ranks_behind_a_circle_are_not_part_of_it() -> None:
     groups = {"behind": (0, 1), "a": (1, 2), "b": (1, 2)}
     hang_states = {

@@ -98,6 +98,16 @@ def test_counters_are_unknown_while_transfers_are_pending() -> None:
     assert [(one.missing, one.unknown) for one in graph.stuck if not one.is_point_to_point] == [((), (2, 4))]
 
 
+def test_counters_count_while_an_unrecorded_transfer_is_pending() -> None:
+    # gloo's counters are of collectives only: rank 2 has not entered the 8th.
+    hang_states = {0: waits(PIPE, 8), 2: still({PIPE: (7, 7)}, call(PIPE, 0, "recv 1<-0")), 4: waits(PIPE, 8)}
+    graph = graph_of(hang_states, PIPES)
+    assert [(one.op, one.waiting, one.missing) for one in graph.stuck] == [
+        ("recv 1<-0", (2,), (0,)), ("all_reduce", (0, 4), (2,)),
+    ]  # fmt: skip
+    assert graph.find_cycle() == (0, 2)
+
+
 def test_what_is_named_is_what_the_missing_rank_would_enter_next() -> None:
     # Rank 1 waits in "a" and has enqueued the world's 8 behind it; ranks 2 and 3 only wait there.
     groups = {WORLD: (0, 1, 2, 3), "a": (0, 1)}

@@ -1,0 +1,70 @@
+"""Finds the send or receive that the main thread is blocked in, from its frames: gloo records none.
+
+`torch.distributed.send` and `recv` have the peer and the group in their arguments. `isend`, `irecv` and what is built
+on them are not seen: their waiting is a method in C, without a frame of its own.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Final
+
+from rankscope.measure.records import GroupInfo
+from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective
+
+_FILE: Final = "torch/distributed/distributed_c10d.py"
+_PEERS: Final = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
+"""By function the argument with the peer's rank in the world, and that with its place in the group."""
+_DEPTH_MAX: Final = 8
+"""The frame is one of the innermost: the function itself, a wrapper around it."""
+
+
+def find_blocked_transfer(
+    groups: Mapping[str, GroupInfo],
+    own_rank: int,
+    age_ns: int,
+    read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - documented, and the only way
+) -> PendingCollective | None:
+    """Return the transfer that the main thread has been blocked in for `age_ns`, named as NCCL's recorder would; None
+    if it is in none, or in one of an unknown group. `groups` are by torch's name.
+    """
+    frame = read_frames().get(threading.main_thread().ident or 0)
+    for _ in range(_DEPTH_MAX):
+        if frame is None:
+            return None
+        function = frame.f_code.co_name
+        if function in _PEERS and frame.f_code.co_filename.endswith(_FILE):
+            found = _name_transfer(function, frame.f_locals, groups, own_rank)
+            return (
+                None
+                if found is None
+                else PendingCollective(
+                    group=found[0], op=found[1], sequence=UNRECORDED_SEQUENCE, age_ns=age_ns, state="blocked"
+                )
+            )
+        frame = frame.f_back
+    return None
+
+
+def _name_transfer(
+    function: str, arguments: Mapping[str, Any], groups: Mapping[str, GroupInfo], own_rank: int
+) -> tuple[str, str] | None:
+    """Return the label of the group, and the name, `recv 1<-0` by places in the group."""
+    group = groups.get(_find_group_name(arguments.get("group")))
+    if group is None or own_rank not in group.ranks:
+        return None
+    rank, place = (arguments.get(name) for name in _PEERS[function])
+    if place is None and rank in group.ranks:
+        place = group.ranks.index(rank)
+    arrow = "->" if function == "send" else "<-"
+    ends = "anysource" if place is None else f"{group.ranks.index(own_rank)}{arrow}{place}"
+    return group.label, f"{function} {ends}"
+
+
+def _find_group_name(group: Any) -> str:
+    """Return torch's name of the group, the default one for None; empty where it is not known."""
+    if group is None:
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        group = getattr(getattr(c10d, "_world", None), "default_pg", None)
+    return str(getattr(group, "group_name", ""))
