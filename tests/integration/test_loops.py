@@ -19,7 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "loops.md"
 class Loop:
     """A script and what must be counted on each of its ranks.
 
-    Batches and backwards of successive steps repeat; each batch holds so many samples and tokens.
+    Batches and backwards of successive steps repeat; each batch holds so many samples and tokens. None: not known, as
+    without a data loader.
     """
 
     script: str
@@ -27,7 +28,7 @@ class Loop:
     ranks: int = 1
     batches: tuple[int, ...] = (1,)
     backwards: tuple[int, ...] = (1,)
-    samples: int = 4
+    samples: int | None = 4
     tokens: int | None = None
     says: str = ""
     steps_in_backward: bool = False
@@ -55,6 +56,8 @@ LOOPS = (
     Loop(script="evaluation", steps=3 * 20 // 4),
     # Two epochs, two workers, each with five batches of two.
     Loop(script="iterable_workers", steps=2 * 2 * 5, samples=2),
+    # No data loader, so no batch is seen.
+    Loop(script="bare_gpt", ranks=2, steps=12, batches=(0,), backwards=(2,), samples=None, says="step 8: held out"),
     Loop(script="forks", steps=40 // 4),
     Loop(script="own_profiler", steps=48 // 4, says="recorded 2 2"),
     Loop(script="lightning_trainer", steps=2 * 24 // 4, says="global step 12"),
@@ -146,7 +149,8 @@ def test_each_step_has_the_batches_and_backwards_of_the_loop(loop: Loop, seen: S
 def test_each_step_has_the_samples_and_tokens_of_its_batches(loop: Loop, seen: Seen) -> None:
     batches = repeat(loop.batches, loop.steps)
     for life in seen.lives:
-        assert [record.samples for record in life.steps] == [loop.samples * count for count in batches]
+        samples = [None if loop.samples is None else loop.samples * count for count in batches]
+        assert [record.samples for record in life.steps] == samples
         tokens = [None if loop.tokens is None else loop.tokens * count for count in batches]
         assert [record.tokens for record in life.steps] == tokens
 

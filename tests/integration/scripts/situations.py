@@ -1,7 +1,8 @@
 """A small job over gloo in which something of a real training goes wrong, or only takes long, in front of a collective.
 
 A step is a backward, an optimizer step, an all_reduce of 777 numbers over all ranks and a broadcast of 5 numbers. At
-step --at, --what happens in front of the all_reduce. Ranks 0 and 1 also share two groups of their own.
+step --at, the first --what happens in front of the all_reduce, the second APART steps later, and so on. Ranks 0 and 1
+also share two groups of their own.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 FOR_EVER_S = 600
 LONG_S = 5.0
 """How long healthy work takes that the other ranks wait for."""
+APART = 4
+STEPS_AFTER = 20
+"""Steps from the first of these on."""
 
 
 class Pair(NamedTuple):
@@ -107,7 +111,7 @@ def stop_itself(pair: Pair) -> None:
 def miss_sub_group(pair: Pair) -> None:
     """Sleep on rank 1 in front of a collective of ranks 0 and 1; rank 2 waits in one of all."""
     if pair.rank == 1:
-        time.sleep(FOR_EVER_S)
+        time.sleep(FOR_EVER_S)  # in front of the sub-group
     if pair.rank == 0:
         dist.all_reduce(torch.ones(3), group=pair.first)
 
@@ -161,24 +165,24 @@ WHAT: dict[str, Callable[[Pair], None]] = {
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--what", choices=tuple(WHAT))
+    parser.add_argument("--what", choices=tuple(WHAT), nargs="+", default=())
     parser.add_argument("--at", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--pause-s", type=float, default=0.01)
     options = parser.parse_args()
+    happens = {options.at + APART * number: what for number, what in enumerate(options.what)}
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     pair = Pair(rank, dist.new_group([0, 1]), dist.new_group([0, 1]))
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(options.steps):
+    for step in range(options.at + STEPS_AFTER):
         model(torch.ones(4, 8)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(options.pause_s)
-        if step == options.at:
-            WHAT[options.what](pair)
-        if (options.what, step, rank) != ("skip", options.at, 1):
+        if step in happens:
+            WHAT[happens[step]](pair)
+        if (happens.get(step), rank) != ("skip", 1):
             dist.all_reduce(torch.ones(777))
         dist.broadcast(torch.ones(5), src=0)
     sys.stdout.write(f"rank {rank} has trained\n")
