@@ -256,8 +256,9 @@ class _HangJudge:
         is_long = self._lasts_very_long()
 
         def is_incomplete(one: Stuck) -> bool:
-            is_open = not (one.missing or one.unknown or one.is_point_to_point)
-            is_certain = is_long or moving.isdisjoint(self.view.groups.get(one.group, one.waiting))
+            members = self.view.groups.get(one.group, ())
+            is_open = bool(members) and not (one.missing or one.unknown or one.is_point_to_point)
+            is_certain = is_long or moving.isdisjoint(members)
             return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
 
         return self._name_group("all_in_collective", is_incomplete)

@@ -561,6 +561,12 @@ def test_entered_collective_is_told_when_all_members_stall() -> None:
     assert find(view_on(hang_states)).cause == "all_in_collective"
 
 
+def test_group_without_known_members_has_not_been_entered_by_all() -> None:
+    # Its last report had no name for the group, and nobody tells its counters of now.
+    hang_states = {0: stopped({"#0": (5, 4)}, "S"), 1: still({})}
+    assert essence(find(view_on(hang_states))) == ("unattributed", (), "#0", "critical")
+
+
 def test_ranks_of_another_group_may_still_move() -> None:
     groups = {DATA: (1, 2), WORLD: (0, 1, 2)}
     hang_states = {0: moving({WORLD: (7, 7)}), 1: waits(DATA), 2: waits(DATA)}
