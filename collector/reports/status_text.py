@@ -13,7 +13,7 @@ from rankscope.collector.runs.run_ratios import describe_basis, describe_run_rat
 from rankscope.collector.runs.run_status import RunStatus, build_status, describe_state
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.messages import RankUnresponsive
-from rankscope.measure.stalls import PendingCollective, Stall, describe_frame, find_script_frame
+from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Stall, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 FINDINGS_SHOWN_MAX: Final = 5
@@ -156,7 +156,12 @@ def describe_stall(rank: RankSnapshot) -> str | None:
     who = f"rank {rank.identity.rank} ({rank.identity.node})"
     if rank.unresponsive is not None:
         return f"{who} does not answer: {_describe_unresponsive(rank.unresponsive)}"
-    return f"{who} is stalled" if rank.stall is None else f"{who} is stalled in {_describe(rank.stall)}"
+    if rank.stall is None:
+        return f"{who} is stalled"
+    if rank.stall.samples is not None and rank.stall.is_busy:
+        frame = rank.stall.samples.frame
+        return f"{who} is busy without training{'' if frame is None else f' at {describe_frame(frame)}'}"
+    return f"{who} is stalled in {_describe(rank.stall)}"
 
 
 def _describe(stall: Stall) -> str:
@@ -172,9 +177,8 @@ def _describe_pending(pending: Sequence[PendingCollective]) -> str:
     oldest = pending[0]
     size = "" if oldest.bytes is None else f", {oldest.bytes} bytes"
     more = "" if len(pending) == 1 else f" and {len(pending) - 1} more"
-    return (
-        f", pending for {format_duration(oldest.age_ns)}: {oldest.op} {oldest.sequence} of {oldest.group}{size}{more}"
-    )
+    number = "" if oldest.sequence == UNRECORDED_SEQUENCE else f" {oldest.sequence}"
+    return f", pending for {format_duration(oldest.age_ns)}: {oldest.op}{number} of {oldest.group}{size}{more}"
 
 
 def _describe_unresponsive(found: RankUnresponsive) -> str:

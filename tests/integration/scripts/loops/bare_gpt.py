@@ -40,6 +40,7 @@ def estimate_loss() -> float:
 
 
 inputs, targets = cut_batch()
+loss = torch.zeros(())
 for step in range(STEPS):
     if step % EVALUATES_EVERY == 0 and is_first:
         sys.stdout.write(f"step {step}: held out {estimate_loss():.3f}\n")

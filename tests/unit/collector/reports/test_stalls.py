@@ -1,5 +1,8 @@
 """The sentence for a stalled rank."""
 
+import msgspec
+import pytest
+
 from rankscope.collector.reports.status_text import describe_stall, render_run
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.identity import RankIdentity
@@ -9,6 +12,7 @@ from rankscope.measure.stalls import (
     PendingCollective,
     StackFrame,
     Stall,
+    StallSamples,
     ThreadStack,
     find_script_frame,
 )
@@ -56,6 +60,22 @@ def test_rank_without_pending_collective_is_described() -> None:
     assert describe_stall(rank_of(stalled=True, stall=stall_of(frames=()))) == (
         "rank 1 (n0) is stalled in collective, no collective is pending"
     )
+
+
+def test_receive_that_is_not_recorded_has_no_number() -> None:
+    receives = PendingCollective(group="default_pg", op="recv 1<-0", sequence=0, age_ns=31 * S)
+    assert describe_stall(rank_of(stalled=True, stall=stall_of(receives))) == (
+        "rank 1 (n0) is stalled in collective at train.py:74 (main), pending for 31.0 s: recv 1<-0 of default_pg"
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "place"), [(StackFrame("/home/me/train.py", 55, "evaluate"), " at train.py:55 (evaluate)"), (None, "")]
+)
+def test_busy_rank_is_not_called_stalled(frame: StackFrame | None, place: str) -> None:
+    samples = StallSamples(count=15, span_ns=15 * S, changes=4, cpu_ns=0, frame=frame)
+    busy = msgspec.structs.replace(stall_of(), activity="other", samples=samples)
+    assert describe_stall(rank_of(stalled=True, stall=busy)) == f"rank 1 (n0) is busy without training{place}"
 
 
 def test_stall_without_details_is_still_reported() -> None:
