@@ -122,14 +122,7 @@ class RankHangState:
     @property
     def is_excused(self) -> bool:
         """Return whether it does work that may take long in a healthy run, and not for too long yet."""
-        return self.activity in EXCUSED_ACTIVITIES and not self.lasts_very_long
-
-    @property
-    def lasts_very_long(self) -> bool:
-        """Return whether its stall has lasted EXCUSED_FACTOR limits."""
-        if self.stall is None or self.stalled_ns is None:
-            return False
-        return self.stalled_ns > EXCUSED_FACTOR * self.stall.limit_ns
+        return self.activity in EXCUSED_ACTIVITIES and not _lasts_very_long(self)
 
     @property
     def waits_for_data(self) -> bool:
@@ -142,15 +135,6 @@ class RankHangState:
         its CPU time grows.
         """
         return self.stall is not None and self.unresponsive is None and not self.is_silent and self.stall.is_busy
-
-    @property
-    def pause(self) -> str | None:
-        """Return the cause of PAUSES that its stall has, and has not had for too long; None otherwise."""
-        if not self.is_stalled_now or self.lasts_very_long:
-            return None
-        if self.waits_for_data:
-            return DATA_WAIT
-        return BUSY_RANK if self.is_busy else None
 
     @property
     def pending(self) -> tuple[PendingCollective, ...]:
@@ -216,7 +200,7 @@ class RankHangState:
             first = found.get(one.group)
             if parse_point_to_point(one) is None and (first is None or one.sequence < first.sequence):
                 found[one.group] = Wait(one.group, one.sequence, one.op)
-        point_to_point = self.counted_transfers
+        point_to_point = find_counted_transfers(self)
         for group, status in self._statuses.items():
             if group in found or group in point_to_point or status.enqueued is None:
                 continue
@@ -225,12 +209,6 @@ class RankHangState:
                 first_open = status.enqueued if status.completed is None else status.completed + 1
                 found[group] = Wait(group, first_open)
         return tuple(found.values())
-
-    @property
-    def counted_transfers(self) -> frozenset[str]:
-        """Return the groups of pending sends and receives that their counters count too, as those of NCCL do."""
-        recorded = (one for one, _ in self.transfers if one.sequence != UNRECORDED_SEQUENCE)
-        return frozenset(one.group for one in recorded)
 
     @property
     def oldest(self) -> tuple[str, int] | None:
@@ -248,6 +226,27 @@ class RankHangState:
             return ()
         found = ((one, parse_point_to_point(one)) for one in self.pending)
         return tuple((one, transfer) for one, transfer in found if transfer is not None)
+
+
+def _lasts_very_long(state: RankHangState) -> bool:
+    """Return whether its stall has lasted EXCUSED_FACTOR limits."""
+    if state.stall is None or state.stalled_ns is None:
+        return False
+    return state.stalled_ns > EXCUSED_FACTOR * state.stall.limit_ns
+
+
+def find_pause(state: RankHangState) -> str | None:
+    """Return the cause of PAUSES that a rank's stall has, and has not had for too long; None otherwise."""
+    if not state.is_stalled_now or _lasts_very_long(state):
+        return None
+    if state.waits_for_data:
+        return DATA_WAIT
+    return BUSY_RANK if state.is_busy else None
+
+
+def find_counted_transfers(state: RankHangState) -> frozenset[str]:
+    """Return the groups of pending sends and receives that the rank's counters count too, as those of NCCL do."""
+    return frozenset(one.group for one, _ in state.transfers if one.sequence != UNRECORDED_SEQUENCE)
 
 
 class PointToPoint(NamedTuple):

@@ -23,7 +23,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT, HANG, PAUSES, Abstain, Finding
-from rankscope.collector.detect.hang_state import DEATH_SEEN_DELAY_NS, DIED, SILENT, UNRECORDED_WAITS, RankHangState
+from rankscope.collector.detect.hang_state import (
+    DEATH_SEEN_DELAY_NS,
+    DIED,
+    SILENT,
+    UNRECORDED_WAITS,
+    RankHangState,
+    find_pause,
+)
 from rankscope.collector.detect.hangs.present_progress import add_progress_of_peers
 from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_stuck, has_mismatch
@@ -81,6 +88,10 @@ class _StallTimes:
         self._known = known
         self._now_collector_ns = view.now_collector_ns
         self.stalled = {rank: one for rank, one in sorted(view.hang_states.items()) if one.is_stalled_now}
+        self.moving = frozenset(
+            rank for rank, one in view.hang_states.items() if one.ended is None and not one.is_stalled_now
+        )
+        """Ranks that run and are not stalled."""
         began = [began_ns for one in self.stalled.values() if (began_ns := self._find_begin(one)) is not None]
         limits = [one.stall.limit_ns for one in self.stalled.values() if one.stall is not None]
         self._began_collector_ns = min(began, default=None)
@@ -183,10 +194,10 @@ class _HangJudge:
         return self._name("dead_rank", find_first_dead(failed) if failed else self._roots(self.times.is_cause_gone))
 
     def _find_missing(self) -> Hang | None:
-        return self._name("missing_rank", self._roots(self._is_surely_missing))
+        def is_surely_missing(one: RankHangState) -> bool:
+            return self._is_missing(one) and one.activity not in UNRECORDED_WAITS
 
-    def _is_surely_missing(self, one: RankHangState) -> bool:
-        return self._is_missing(one) and one.activity not in UNRECORDED_WAITS
+        return self._name("missing_rank", self._roots(is_surely_missing))
 
     def _is_missing(self, one: RankHangState) -> bool:
         """Return whether others wait for it while it waits for no known rank."""
@@ -196,7 +207,7 @@ class _HangJudge:
         """Return whether a rank may be called missing: it is stalled by its last report, or is alive and has kept
         others waiting for very long.
         """
-        if one.is_excused or one.pause is not None:
+        if one.is_excused or find_pause(one) is not None:
             return False
         return one.is_stalled_now or (one.ended is None and self._lasts_very_long())
 
@@ -219,7 +230,7 @@ class _HangJudge:
 
         def find(cause: str) -> Hang | None:
             return self._name(
-                cause, self._roots(lambda one: one.pause == cause and not one.waits and not one.transfers)
+                cause, self._roots(lambda one: find_pause(one) == cause and not one.waits and not one.transfers)
             )
 
         return find(DATA_WAIT) or find(BUSY_RANK)
@@ -252,7 +263,7 @@ class _HangJudge:
         """Find a collective that all have entered, and none of them waits for another rank elsewhere. What members
         that are not stalled have called there is not known yet.
         """
-        moving = frozenset(self._find_moving())
+        moving = self.times.moving
         is_long = self._lasts_very_long()
 
         def is_incomplete(one: Stuck) -> bool:
@@ -263,12 +274,9 @@ class _HangJudge:
 
         return self._name_group("all_in_collective", is_incomplete)
 
-    def _find_moving(self) -> list[int]:
-        return [rank for rank, one in self._hang_states.items() if one.ended is None and not one.is_stalled_now]
-
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""
-        moving = self._find_moving()
+        moving = self.times.moving
         if not self.graph.stuck or not moving or self._lasts_very_long():
             return None
         return Abstain(f"ranks that are not stalled: {len(moving)} of {len(self._hang_states)}")
@@ -289,7 +297,7 @@ class _HangJudge:
                 "no rank waits in a collective; ranks that still run or do work that may take long: "
                 f"{len(moving)} of {len(self._hang_states)}"
             )
-        pauses = {one.pause for one in self.times.stalled.values()}
+        pauses = {find_pause(one) for one in self.times.stalled.values()}
         if None not in pauses:
             return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
         return Hang("unattributed", (), None)

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Final
 
 from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT, PAUSES, format_ranks
-from rankscope.collector.detect.hang_state import RankHangState
+from rankscope.collector.detect.hang_state import RankHangState, find_pause
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
@@ -260,7 +260,7 @@ def _describe_stalled(facts: HangFacts) -> str:
 
 def _describe_pause(facts: HangFacts, cause: str) -> str:
     """Describe ranks that are busy, or wait for data, while no rank waits for them in a collective."""
-    ranks = [rank for rank in facts.stalled if facts.hang_states[rank].pause == cause]
+    ranks = [rank for rank in facts.stalled if find_pause(facts.hang_states[rank]) == cause]
     first = facts.hang_states[ranks[0]]
     does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
     place = _describe_work_place(first)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.hang_state import PointToPoint, RankHangState
+from rankscope.collector.detect.hang_state import PointToPoint, RankHangState, find_counted_transfers
 from rankscope.measure.stalls import PendingCollective
 
 EQUAL_SIZE_OPS: Final = frozenset({"all_reduce", "broadcast", "reduce"})
@@ -82,7 +82,7 @@ def find_stuck(hang_states: HangStates, groups: Groups, is_gone: IsGone) -> Wait
     """Build the graph. `is_gone` decides whether a rank that has ended counts as one that others wait for."""
     waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
     ops: dict[tuple[str, int], str] = {}
-    point_to_point = {group for state in hang_states.values() for group in state.counted_transfers}
+    point_to_point = {group for state in hang_states.values() for group in find_counted_transfers(state)}
     for rank in sorted(hang_states):
         for wait in hang_states[rank].waits:
             key = (wait.group, wait.sequence)
