@@ -29,8 +29,8 @@ EXCUSED_FACTOR: Final = 10
 WAITING_ACTIVITIES = frozenset({"collective", "process_group", "synchronize", "data"})
 """Activities in which a thread waits for others. That it uses a core, as who waits for a GPU does, is no work then."""
 BUSY_CPU_RATIO: Final = 0.05
-"""Cores in use from which a rank without hook events works. A rank that sleeps in its script used below 0.01 of a core
-beside the agent's thread, an evaluation on a busy machine at least 0.2 (tests/integration/test_situations.py)."""
+"""Cores in use from which a rank without hook events works. Ranks that waited over gloo used 0.002 to 0.005 of a core
+beside the agent's thread (docs/decisions/034)."""
 
 
 class StackFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,6 +1,6 @@
 """Samples the main thread's stack and the CPU time of a rank without hook events: whether it works or stands still.
 
-A sample takes 20 to 30 us on the agent thread, with the GIL held. It is taken once per report in which nothing has
+A sample takes 10 to 20 us on the agent thread, with the GIL held. It is taken once per report in which nothing has
 happened for half the limit of a stall, so a training rank is not sampled.
 """
 

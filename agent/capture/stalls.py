@@ -118,8 +118,10 @@ class StallWatch:
         age_ns = now_ns - last.taken_host_ns
         if age_ns >= self._refresh_ns:
             return True
+        if age_ns <= last.limit_ns:
+            return False
         present = msgspec.structs.replace(last, samples=self._sampler.summarize())
-        return age_ns > last.limit_ns and present.is_busy is not last.is_busy
+        return present.is_busy is not last.is_busy
 
     def _describe(self, now_ns: int, limit_ns: int) -> Stall:
         absent: dict[str, str] = {}
