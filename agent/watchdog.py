@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.agent.capture.blocked_transfer import find_blocked_transfer
 from rankscope.agent.capture.flight_recorder import FlightRecorder
 from rankscope.agent.capture.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
@@ -73,7 +72,7 @@ class Watchdog:
             s_to_ns(config.stall_s),
             self._recorder,
             read_wall_ns=clock.wall_ns,
-            find_transfer=lambda age_ns: find_blocked_transfer(find_groups(), identity.rank, age_ns),
+            find_transfer=lambda age_ns: self._recorder.find_transfer(identity.rank, age_ns),
         )
         self._events: int | None = None
         self._progress: tuple[GroupStatus, ...] = ()

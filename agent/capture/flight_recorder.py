@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.agent.capture.blocked_transfer import find_blocked_transfer
 from rankscope.agent.capture.flight_dump import Pending, find_names, find_pending, to_statuses
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import GroupInfo
-from rankscope.measure.stalls import GroupStatus
+from rankscope.measure.stalls import GroupStatus, PendingCollective
 
 NCCL_DUMP: Final = "_dump_nccl_trace_json"
 DUMPS: Final = ("_dump_fr_trace_json", NCCL_DUMP)
@@ -61,6 +62,12 @@ class FlightRecorder:
         dumps = self._read_all(absent)
         self._names.update(find_names(dumps))
         return find_pending(dumps, self._to_labels(set(self._names)), now_wall_ns)
+
+    def find_transfer(self, own_rank: int, age_ns: int) -> PendingCollective | None:
+        """Return the send or receive that the main thread has been blocked in for `age_ns`, also where the backend
+        records none; None if it is in none.
+        """
+        return find_blocked_transfer(self._find_groups(), own_rank, age_ns)
 
     def _read_all(self, absent: dict[str, str]) -> list[dict[str, Any]]:
         dumps = []

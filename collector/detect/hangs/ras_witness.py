@@ -8,12 +8,12 @@ real. All sentences are in the past tense: they are about the time of its answer
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import format_ranks
+from rankscope.collector.detect.finding import PAUSES, format_ranks
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import BEHIND, DEAD, FAILED, MISSING, NOT_MEMBER, RasCommunicator, RasRank
 from rankscope.measure.units import format_duration
 
-NAMING: Final = frozenset({"dead_rank", "missing_rank", "silent_rank"})
+NAMING: Final = frozenset({"dead_rank", "missing_rank", "silent_rank"}) | PAUSES
 """Causes that name the rank which the others wait for: RAS may find it missing or behind."""
 COMPLETE: Final = "all_in_collective"
 """Cause that says that nobody is missing or behind."""
