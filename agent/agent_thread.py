@@ -245,6 +245,7 @@ class AgentThread:
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
             steps_made=made,
             steps_buffered=buffered,
+            device_tails_skipped=dict(timers.tails.skipped) if timers is not None else {},
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
+from rankscope.agent.profiler.process_groups import has_peers
 from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
 from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.sample.torch_device import TrainingDevice
@@ -161,7 +162,7 @@ class TrainingThread:
             return None
         share = DEVICE_TIMES_SHARE * self._config.overhead_ratio_max
         plan = TimingPlan(warmup_steps=self._config.warmup_steps, overhead_ratio_max=share)
-        return DeviceTimers(cuda, plan, self._guard, self.steps.append, captures=self.captures)
+        return DeviceTimers(cuda, plan, self._guard, self.steps.append, captures=self.captures, has_peers=has_peers)
 
     def _on_record(self, record: StepRecord) -> None:
         self._records_made += 1

@@ -40,7 +40,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drawn from data loaders, `backwards` the calls of backward (micro batches). `device_phases_ns` has the same phases
     by the device's clock, on the stream that the training used; their sum is the step there. None: this step was not
     timed on a device. `samples` and `tokens` count the content of this rank's batches, None if one of them is not
-    known.
+    known. `device_tail_ns` is the part of `device_phases_ns` between the end of the backwards' own work and their
+    return, in which the stream waits for communication (docs/definitions.md section 2); None where it is not known.
     """
 
     step: int
@@ -53,6 +54,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     device_phases_ns: Mapping[str, int] | None = None
     samples: int | None = None
     tokens: int | None = None
+    device_tail_ns: int | None = None
 
     @property
     def end_host_ns(self) -> int:
@@ -317,6 +319,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     `samples` and `tokens` are None until a step has a known number of them; `samples_step_ns` and `tokens_step_ns` are
     the durations of the steps where they are known: samples / samples_step_ns is a speed even if some steps are
     unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronisations), by call.
+    `device_tail_steps` counts the steps timed on the device whose tail is known, `device_tail_ns` sums these tails.
     """
 
     steps: int = 0
@@ -339,6 +342,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     samples_step_ns: int = 0
     tokens_step_ns: int = 0
     call_ns: Numbers = {}
+    device_tail_steps: int = 0
+    device_tail_ns: int = 0
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -347,6 +352,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     `device_timings_skipped`: steps that were to be timed on the device and could not be, by reason; the steps
     themselves are not lost. `steps_made` is the total that the losses are parts of, `steps_buffered` how many of those
     were not yet in a report: `steps_made = steps_overwritten + steps_buffered + Totals.steps`. None: not reported.
+    `device_tails_skipped`: steps that were timed on the device without their tail, in a rank with peers, by reason.
     """
 
     steps_overwritten: int = 0
@@ -357,6 +363,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     device_timings_skipped: Numbers = {}
     steps_made: int | None = None
     steps_buffered: int | None = None
+    device_tails_skipped: Numbers = {}
 
 
 class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -386,13 +393,14 @@ STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "ba
 PHASE_PREFIX = "phase:"
 COLLECTIVE_COLUMNS = ("step", "group", "op", "start_host_ns", "duration_ns", "sequence", "bytes", "exposed_ns")
 DEVICE_PREFIX = "device:"
+DEVICE_TAIL = "device_tail_ns"
 
 
 def steps_to_table(records: Sequence[StepRecord]) -> Table:
     """Return step records as a table; each phase is a column `phase:NAME`.
 
-    If any step was timed on the device there are columns `device:NAME` too, MISSING in the other steps. User phases
-    beyond the column limit are added to `device:other`.
+    If any step was timed on the device there are columns `device:NAME` too, MISSING in the other steps, and where a
+    tail is known DEVICE_TAIL. User phases beyond the column limit are added to `device:other`.
     """
     phases = list(PHASES) + sorted({name for record in records for name in record.phases_ns} - set(PHASES))
     room = COLUMNS_MAX - len(STEP_COLUMNS) - len(phases)
@@ -411,6 +419,9 @@ def steps_to_table(records: Sequence[StepRecord]) -> Table:
     if on_device:
         columns += zip(*(_device_row(r.device_phases_ns, on_device) for r in records), strict=True)
     names = [*STEP_COLUMNS, *(PHASE_PREFIX + name for name in phases), *(DEVICE_PREFIX + name for name in on_device)]
+    if on_device and len(names) < COLUMNS_MAX and any(r.device_tail_ns is not None for r in records):
+        columns.append([r.device_tail_ns for r in records])
+        names.append(DEVICE_TAIL)
     return Table.from_columns(names, columns)
 
 

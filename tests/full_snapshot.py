@@ -53,6 +53,7 @@ def full_rank(rank: int) -> RankSnapshot:
         losses=Losses(
             steps_overwritten=5, steps_dropped_in_reports=6 * rank, reports_dropped=rank,
             errors={"nvml": 1, "steps": 0}, device_timings_skipped={"capture": 2 * rank},
+            device_tails_skipped={"compiled_autograd": rank},
         ),
         collectives=collectives_of(times),
         host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
@@ -81,7 +82,7 @@ def window_of(times: int) -> WindowBreakdown:
 
 
 def totals_of(times: int) -> Totals:
-    """100 steps of 250 ms, three windows of the kind above, and ten steps timed on the device."""
+    """100 steps of 250 ms, three windows of the kind above, ten steps timed on the device, eight with a tail."""
     return Totals(
         steps=100,
         step_ns=25_000 * MS,
@@ -107,6 +108,8 @@ def totals_of(times: int) -> Totals:
             "optimizer": times * 250 * MS, "other": times * 50 * MS,
         },
         call_ns={"cudaMemcpyAsync": times * 2 * MS, "cudaStreamSynchronize": times * 24 * MS},
+        device_tail_steps=8,
+        device_tail_ns=times * 160 * MS,
     )  # fmt: skip
 
 

@@ -215,6 +215,12 @@ def _distinguish(group: GroupInfo, taken: Collection[str]) -> GroupInfo:
     return msgspec.structs.replace(group, label=label)
 
 
+def has_peers() -> bool:
+    """Return whether this process is in a process group with others. Imports nothing; may be called on any thread."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    return world is not None and any(group.size() > 1 for group in list(world.pg_map))
+
+
 def _count_enqueued_of(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())

@@ -198,6 +198,7 @@ def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:
     device_phases_ns = dict(totals.device_phases_ns)
     for on_device in timed:
         _add_phases(device_phases_ns, on_device)
+    tails_ns = [record.device_tail_ns for record in steps if record.device_tail_ns is not None]
     return msgspec.structs.replace(
         totals,
         steps=totals.steps + len(steps),
@@ -211,6 +212,8 @@ def _add_steps(totals: Totals, steps: Sequence[StepRecord]) -> Totals:
         tokens=_add_known(totals.tokens, [record.tokens for record in steps]),
         samples_step_ns=totals.samples_step_ns + sum(r.duration_ns for r in steps if r.samples is not None),
         tokens_step_ns=totals.tokens_step_ns + sum(r.duration_ns for r in steps if r.tokens is not None),
+        device_tail_steps=totals.device_tail_steps + len(tails_ns),
+        device_tail_ns=totals.device_tail_ns + sum(tails_ns),
     )
 
 

@@ -18,7 +18,7 @@ An event costs 5 to 13 us on an H200, so not every step is timed: TimingPlan sel
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
@@ -26,6 +26,8 @@ from typing import Any
 import msgspec
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.backward_tails import BackwardTails, Tail, find_obstacle, read_tail_ns
+from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
@@ -123,42 +125,20 @@ class _Timing(msgspec.Struct):
     costs_ns: list[int] = msgspec.field(default_factory=list)
     last: Any = None
     skip: str | None = None
+    tails: Sequence[Tail] = ()
+    has_tail: bool = False
+
+    @property
+    def all_events(self) -> list[Any]:
+        """Its CUDA events, to be used again."""
+        of_tails = [tail.event for tail in self.tails if tail.event is not None]
+        start = [] if self.start is None else [self.start]
+        return [*self.events.values(), *start, *of_tails]
 
     @property
     def marks_cost_ns(self) -> int:
         """The cost of its marks, each at the median, since one may have blocked or lost its core."""
         return sorted(self.costs_ns)[(len(self.costs_ns) - 1) // 2] * len(self.costs_ns)
-
-
-class _EventPool:
-    """CUDA events by device, at most `events_max` in all: making one costs more than recording it."""
-
-    def __init__(self, cuda: Any, events_max: int) -> None:
-        self._cuda = cuda
-        self._events_max = events_max
-        self._events_made = 0
-        self._free: dict[int, list[Any]] = {}
-
-    def record(self, stream: Any) -> Any:
-        """Record and return an event in the stream; None when the pool is empty."""
-        free = self._free.setdefault(stream.device_index, [])  # an event belongs to the device it was used on
-        if free:
-            event = free.pop()
-        elif self._events_made < self._events_max:
-            self._events_made += 1
-            event = self._cuda.Event(enable_timing=True)
-        else:
-            return None
-        event.record(stream)
-        return event
-
-    def release(self, timing: _Timing) -> None:
-        """Return the events of a step to the pool, also those not complete yet: recording them anew resets them."""
-        if timing.stream is not None:
-            free = self._free.setdefault(timing.stream.device_index, [])
-            free.extend(timing.events.values())
-            if timing.start is not None:
-                free.append(timing.start)
 
 
 class DeviceTimers:
@@ -167,7 +147,8 @@ class DeviceTimers:
     `cuda` is torch.cuda or a stand-in. No error leaves this class: the first one is counted and ends all timing, since
     a wrong call of CUDA must not be repeated. `skipped` counts the steps that were due and not timed, by reason.
     `spent_ns` is an estimate: a mark that blocks because the device's queue is full counts like the others, since the
-    next launch of the training would have blocked instead.
+    next launch of the training would have blocked instead. `tails` measures the tails of backwards in a process that
+    `has_peers`.
     """
 
     def __init__(
@@ -178,6 +159,7 @@ class DeviceTimers:
         on_record: Callable[[StepRecord], None],
         *,
         captures: GraphCaptures | None = None,
+        has_peers: Callable[[], bool] = lambda: False,
         read_clock_ns: Callable[[], int] = monotonic_ns,
         events_max: int = EVENTS_MAX,
         records_waiting_max: int = RECORDS_WAITING_MAX,
@@ -188,7 +170,16 @@ class DeviceTimers:
         self._on_record = on_record
         self._captures = captures or GraphCaptures(cuda.is_current_stream_capturing)
         self._read_clock_ns = read_clock_ns
-        self._pool = _EventPool(cuda, events_max)
+        self._pool = EventPool(cuda, events_max)
+        self.tails = BackwardTails(
+            cuda,
+            self._pool,
+            guard,
+            self._captures,
+            self._fail,
+            has_peers=has_peers,
+            read_clock_ns=read_clock_ns,
+        )
         self._records_waiting_max = records_waiting_max
         self._timing: _Timing | None = None
         self._waiting: deque[tuple[StepRecord, _Timing | None]] = deque()
@@ -241,7 +232,8 @@ class DeviceTimers:
         """Discard the timing of the step that had begun, since an evaluation begins. It is not counted in `skipped`."""
         timing, self._timing = self._timing, None
         if timing is not None:
-            self._pool.release(timing)
+            _, timing.tails = self.tails.end_step()
+            self._pool.release(timing.stream, timing.all_events)
 
     def on_record(self, record: StepRecord) -> None:
         """Pass the record of a finished step on, or hold it back for its device times or behind such a record."""
@@ -277,6 +269,7 @@ class DeviceTimers:
             timing.stream = self._cuda.current_stream()
             timing.start = self._pool.record(timing.stream)
             timing.skip = POOL_EMPTY if timing.start is None else None
+            self.tails.begin_step(timing.stream)
         timing.costs_ns.append(self._read_clock_ns() - begin_ns)
         self._timing = timing
 
@@ -306,6 +299,8 @@ class DeviceTimers:
 
     def _finish_timing(self, timing: _Timing, record: StepRecord) -> _Timing | None:
         """Return the timing of the finished step, cut to its end; None when the step is skipped."""
+        was_due, timing.tails = self.tails.end_step()
+        timing.costs_ns += [cost_ns for tail in timing.tails for cost_ns in tail.costs_ns]
         self.spent_ns += timing.marks_cost_ns
         timing.charges = [charge for charge in timing.charges if charge[0] <= record.end_host_ns]
         if timing.skip is None and not all(now_ns in timing.events for now_ns, _ in timing.charges):
@@ -314,6 +309,10 @@ class DeviceTimers:
             self._skip(timing, timing.skip)
             return None
         timing.last = timing.events[timing.charges[-1][0]] if timing.charges else timing.start
+        obstacle = find_obstacle(timing.tails, timing.events, record.backwards) if was_due else None
+        if obstacle is not None:
+            self.tails.skip(obstacle)
+        timing.has_tail = was_due and obstacle is None
         return timing
 
     # -- held records -------------------------------------------------------------------------------------------------
@@ -355,9 +354,10 @@ class DeviceTimers:
             until_ns = round(timing.start.elapsed_time(timing.events[charged_ns]) * NS_PER_MS)
             phases_ns[phase] = phases_ns.get(phase, 0) + until_ns - at_ns
             at_ns = until_ns
-        self._pool.release(timing)
+        tail_ns = read_tail_ns(timing.tails, timing.events) if timing.has_tail else None
+        self._pool.release(timing.stream, timing.all_events)
         self.plan.learn_cost(timing.marks_cost_ns + self._read_clock_ns() - begin_ns)
-        return msgspec.structs.replace(record, device_phases_ns=phases_ns)
+        return msgspec.structs.replace(record, device_phases_ns=phases_ns, device_tail_ns=tail_ns)
 
     def _flush(self, reason: str) -> None:
         while self._waiting:
@@ -368,7 +368,7 @@ class DeviceTimers:
 
     def _skip(self, timing: _Timing, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        self._pool.release(timing)
+        self._pool.release(timing.stream, timing.all_events)
 
     def _fail(self, error: Exception) -> None:
         self._guard.record(PART, error)
@@ -376,6 +376,7 @@ class DeviceTimers:
         if self._timing is not None:
             self.skipped[ERROR] = self.skipped.get(ERROR, 0) + 1
             self._timing = None
+        self.tails.end_step()
         self._flush(ERROR)
 
 

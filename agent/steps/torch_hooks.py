@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import Any
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.backward_tails import BackwardTails
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
 from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART, HookEventBuffer
@@ -52,6 +53,7 @@ class TorchHooks:
     ) -> None:
         self._timer = timer
         self._read_event_ns = monotonic_ns if device_timers is None else device_timers.read_event_ns
+        self._tails = None if device_timers is None else device_timers.tails
         self._guard = guard
         self._ranges = ranges or OpenRanges()
         self._captures = captures or GraphCaptures()
@@ -81,7 +83,8 @@ class TorchHooks:
         try:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
-                HookEventBuffer.on_loader_exhausted, BatchReader.read,
+                HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
+                BackwardTails.on_first_node, BackwardTails.on_last_node,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
@@ -166,7 +169,7 @@ class TorchHooks:
         self._optimizer_hooks = before, after
 
     def _wrap_backward(self, original: Hook) -> Hook:
-        buffer, read_event_ns = self.buffer, self._read_event_ns
+        buffer, read_event_ns, tails = self.buffer, self._read_event_ns, self._tails
         entries, write = buffer.entries, buffer.entries.extend
         backward_begin, backward_end = self._timer.backward_begin, self._timer.backward_end
 
@@ -178,11 +181,14 @@ class TorchHooks:
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
                 buffer.flush_inline()
             is_inside, buffer.in_backward = buffer.in_backward, True
+            tail = tails.begin(args, kwargs) if tails is not None and tails.is_due and not is_inside else None
             try:
                 return original(*args, **kwargs)
             finally:
                 buffer.in_backward = is_inside
                 now_ns = read_event_ns()
+                if tail is not None and tails is not None:
+                    tails.end(tail, now_ns)
                 write((backward_end, now_ns, NO_ARGUMENTS))
                 if buffer.stepped_in_backward and not is_inside:
                     self._end_step_of_backward(now_ns)

@@ -145,13 +145,15 @@ LATER_TOTALS = msgspec.structs.replace(
     samples_step_ns=11_000,
     tokens_step_ns=11_500,
 )
-TOTALS = msgspec.structs.replace(LATER_TOTALS, call_ns={"cudaStreamSynchronize": 150})
+TOTALS_WITHOUT_TAILS = msgspec.structs.replace(LATER_TOTALS, call_ns={"cudaStreamSynchronize": 150})
+TOTALS = msgspec.structs.replace(TOTALS_WITHOUT_TAILS, device_tail_steps=2, device_tail_ns=50)
 EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
 )  # fmt: skip
 LATER_LOSSES = msgspec.structs.replace(EARLIER_LOSSES, device_timings_skipped={"capture": 6})
-LOSSES = msgspec.structs.replace(LATER_LOSSES, steps_made=52, steps_buffered=8)
+LOSSES_WITHOUT_TAILS = msgspec.structs.replace(LATER_LOSSES, steps_made=52, steps_buffered=8)
+LOSSES = msgspec.structs.replace(LOSSES_WITHOUT_TAILS, device_tails_skipped={"no_node": 1})
 
 EARLIER_COST = AgentCost(
     part_ns={"step_hooks": 6_000}, dropped={"full_windows": True}, full_stretch_ratio=4.0, light_stretch_ratio=2.0,
@@ -242,8 +244,14 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_SAMPLES = msgspec.structs.replace(STATED["report"], stall=msgspec.structs.replace(STALL, samples=None))
-WITHOUT_TIMED_STEPS = msgspec.structs.replace(WITHOUT_SAMPLES, timed_steps=())
+WITHOUT_TAILS = msgspec.structs.replace(
+    STATED["report"],
+    totals=TOTALS_WITHOUT_TAILS,
+    losses=LOSSES_WITHOUT_TAILS,
+    stall=msgspec.structs.replace(STALL, samples=None),
+)
+"""Nor with samples of the stall."""
+WITHOUT_TIMED_STEPS = msgspec.structs.replace(WITHOUT_TAILS, timed_steps=())
 EARLIER_REPORT = msgspec.structs.replace(
     WITHOUT_TIMED_STEPS, totals=LATER_TOTALS, synchronisations=(), devices=(EARLIER_DEVICE,), node=None
 )
@@ -406,9 +414,9 @@ def test_earlier_report_without_timed_steps_decodes() -> None:
     assert decode(frame) == WITHOUT_TIMED_STEPS
 
 
-def test_earlier_stall_without_samples_decodes() -> None:
-    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_samples.hex").read_text())
-    assert decode(frame) == WITHOUT_SAMPLES
+def test_earlier_report_without_tails_and_samples_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_tails.hex").read_text())
+    assert decode(frame) == WITHOUT_TAILS
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

@@ -68,6 +68,7 @@ class Loop:
             self.guard,
             self.records.append,
             captures=self.captures,
+            has_peers=lambda: False,
             read_clock_ns=gpu.read_clock_ns,
             **options,
         )

@@ -15,7 +15,15 @@ import zmq
 from rankscope.collector.ingest.acknowledgements import Acknowledgements
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
-from rankscope.measure.records import DEVICE_PREFIX, PHASE_PREFIX, CollectiveRecord, Losses, StepRecord, WindowBreakdown
+from rankscope.measure.records import (
+    DEVICE_PREFIX,
+    DEVICE_TAIL,
+    PHASE_PREFIX,
+    CollectiveRecord,
+    Losses,
+    StepRecord,
+    WindowBreakdown,
+)
 from rankscope.measure.table import MISSING, Table
 
 POLL_MS = 20
@@ -175,6 +183,7 @@ def _to_steps(table: Table) -> Iterator[StepRecord]:
             device_phases_ns=on_device if was_timed else None,
             samples=row["samples"],
             tokens=row["tokens"],
+            device_tail_ns=row.get(DEVICE_TAIL),
         )
 
 

@@ -134,7 +134,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         last_report_wall_s=BEGIN_WALL_S + ns_to_s(now_ns),
         stalled=is_last and number == STALLED_RANK,
         totals=_add_totals(rank.totals),
-        losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}),
+        losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}, device_tails_skipped={"traced": 0}),
         host=HostSample(
             host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000
         ),
@@ -185,6 +185,8 @@ def _add_totals(totals: Totals) -> Totals:
         device_step_ns=timed * 120 * NS_PER_MS,
         device_phases_ns={"forward": timed * 40 * NS_PER_MS, "backward": timed * 80 * NS_PER_MS},
         call_ns={"cudaStreamSynchronize": timed * NS_PER_MS},
+        device_tail_steps=timed,
+        device_tail_ns=timed * 15 * NS_PER_MS,
     )
 
 

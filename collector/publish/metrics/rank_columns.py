@@ -230,6 +230,11 @@ def of_device_steps(read: Callable[[Totals], float]) -> RankColumns:
     return per_rank(lambda rank: read(rank.totals) if rank.totals.device_steps else None)
 
 
+def of_device_tails(read: Callable[[Totals], float]) -> RankColumns:
+    """Return the reader of a metric of timed steps whose tail is known; unknown before the first."""
+    return per_rank(lambda rank: read(rank.totals) if rank.totals.device_tail_steps else None)
+
+
 def of_breakdown(read: Callable[[WindowBreakdown], Number]) -> RankColumns:
     """Return the reader of a ratio of the last profiler windows."""
     return per_rank(lambda rank: None if rank.breakdown is None else read(rank.breakdown))

@@ -26,6 +26,7 @@ from rankscope.collector.publish.metrics.rank_columns import (
     is_any,
     of_breakdown,
     of_device_steps,
+    of_device_tails,
     of_totals,
     of_windows,
     per_collective,
@@ -179,6 +180,25 @@ RANKS: Final[tuple[Measure, ...]] = (
         "Divide by rankscope_device_step_seconds_total for a share, by rankscope_device_steps_total for a mean.",
         "sum of the time between the device events at begin and end of the phase", _TIMERS, NOT_NEGATIVE,
         per_rank_and(_device_phases),
+    ),
+    Measure(
+        "rankscope_device_tail_steps_total", "counter", "", RANK,
+        "Steps timed on the device of which it is known when the backward's own work ended there.",
+        "count of timed steps with a known tail", _TIMERS, NOT_NEGATIVE,
+        of_device_tails(lambda totals: totals.device_tail_steps),
+    ),
+    Measure(
+        "rankscope_device_tail_seconds_total", "counter", "seconds", RANK,
+        "Time on the device from the end of the backward's own work to the return of backward. With DDP it is the "
+        "exposed communication of these steps. Divide by rankscope_device_tail_steps_total for a mean.",
+        "sum of the time between the two device events", _TIMERS, NOT_NEGATIVE,
+        of_device_tails(lambda totals: ns_to_s(totals.device_tail_ns)),
+    ),
+    Measure(
+        "rankscope_device_tails_skipped_total", "counter", "", (*RANK, "reason"),
+        "Steps timed on the device, in a rank with peers, without the tail of their backward, by reason.",
+        "count by reason", _LOSSES, NOT_NEGATIVE,
+        per_rank_and(lambda rank: rank.losses.device_tails_skipped),
     ),
     Measure(
         "rankscope_device_timings_skipped_total", "counter", "", (*RANK, "reason"),

@@ -156,12 +156,16 @@ def _steps() -> list[Placed]:
         areas("Phases of all ranks' steps", "Mean duration over all ranks, for comparison.", SECONDS, phases_of_run()),
         lines(
             "Phases on the device",
-            "Mean duration in the steps that were timed on the device.",
+            "Mean duration in the steps that were timed on the device. The end of backward is a part of the backward.",
             SECONDS,
             Query(
                 f"sum by (phase) ({rate('device_phase_seconds_total', OF_RANK)})"
                 f" / on () group_left () sum({rate('device_steps_total', OF_RANK)})",
                 "{{phase}}",
+            ),
+            Query(
+                f"{rate('device_tail_seconds_total', OF_RANK)} / {rate('device_tail_steps_total', OF_RANK)}",
+                "end of backward: waiting for communication",
             ),
             width=THIRD,
         ),
@@ -357,6 +361,7 @@ def _agent() -> list[Placed]:
             Query(rate("reports_dropped_total", OF_RANK), "reports dropped"),
             Query(rate("report_gaps_total", OF_RANK), "reports that never came"),
             Query(rate("device_timings_skipped_total", OF_RANK), "times on the device: {{reason}}"),
+            Query(rate("device_tails_skipped_total", OF_RANK), "end of backward on the device: {{reason}}"),
             width=THIRD,
         ),
         lines(

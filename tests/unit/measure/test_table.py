@@ -4,6 +4,7 @@ import pytest
 
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.records import (
+    DEVICE_TAIL,
     CollectiveRecord,
     StepRecord,
     collectives_to_table,
@@ -99,6 +100,16 @@ def test_device_timed_steps_have_a_device_column_for_each_phase() -> None:
         name: [MISSING, duration_ns] for name, duration_ns in on_device.items()
     }
     assert not any(name.startswith("device:") for name in steps_to_table([untimed]).names)
+
+
+def test_tails_of_timed_steps_are_a_column_where_any_is_known() -> None:
+    on_device = {"data": 0, "forward": 7, "backward": 8, "optimizer": 9, "other": 1}
+    timed = StepRecord(step=3, start_host_ns=100, duration_ns=10, phases_ns={}, device_phases_ns=on_device)
+    with_tail = StepRecord(
+        step=4, start_host_ns=110, duration_ns=10, phases_ns={}, device_phases_ns=on_device, device_tail_ns=0
+    )
+    assert steps_to_table([timed, with_tail]).column(DEVICE_TAIL).tolist() == [MISSING, 0]
+    assert DEVICE_TAIL not in steps_to_table([timed]).names
 
 
 def test_device_times_beyond_the_columns_are_part_of_other() -> None:

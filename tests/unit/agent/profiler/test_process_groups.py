@@ -21,6 +21,7 @@ from rankscope.agent.profiler.process_groups import (
     GroupProgress,
     ProcessGroups,
     count_enqueued,
+    has_peers,
 )
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.identity import group_label
@@ -399,3 +400,22 @@ def test_enqueued_collectives_are_counted_by_group(
     before: dict[int, int], after: dict[int, int], expected: dict[int, tuple[int, int]]
 ) -> None:
     assert count_enqueued(before, after) == expected
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_rank_of_a_larger_group_has_peers() -> None:
+    assert has_peers()
+
+
+def test_process_without_groups_has_no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_peers()
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+    assert not has_peers()
+
+
+def test_group_of_one_rank_has_no_peers() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        assert not has_peers()
+    finally:
+        dist.destroy_process_group()

@@ -83,6 +83,15 @@ def test_totals_count_device_timed_steps_separately() -> None:
     assert (totals.device_step_ns, totals.device_phases_ns) == (2 * 8, {"data": 2, "forward": 14})
 
 
+def test_totals_count_steps_with_a_tail_separately() -> None:
+    builder = ReportBuilder()
+    timed = msgspec.structs.replace(step(0, data=5), device_phases_ns={"data": 9})
+    tails = [msgspec.structs.replace(timed, device_tail_ns=tail_ns) for tail_ns in (4, 0, None)]
+    builder.build(Interval(steps=[*tails, step(3, data=5)]), 0)
+    totals = builder.build(Interval(steps=tails[:1]), 0).totals
+    assert (totals.device_steps, totals.device_tail_steps, totals.device_tail_ns) == (4, 3, 4 + 0 + 4)
+
+
 def test_totals_add_up_the_blocking_calls_of_all_windows() -> None:
     def waits(**call_ns: int) -> WindowSynchronisations:
         return WindowSynchronisations(first_step=3, step_count=2, call_ns=call_ns)
