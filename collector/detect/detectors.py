@@ -11,6 +11,7 @@ from rankscope.collector.detect.finding import Abstain, Finding, match_open
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
+from rankscope.collector.detect.run_rules.device_models import DeviceModels
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
@@ -29,6 +30,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         Hangs(),
         SlowLinks(read_link_thresholds(config)),
         Stragglers(thresholds),
+        DeviceModels(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
         StageImbalance(read_imbalance_thresholds(config)),

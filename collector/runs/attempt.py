@@ -5,7 +5,7 @@ a hundred 2 us. So the fields of a report are stored at once, and its tables wai
 which is called after each batch of events, and before the table of steps is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -15,15 +15,15 @@ import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.invariants import require
+from rankscope.collector.runs.peer_search import PeerSearch
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
-from rankscope.collector.steps.peer_groups import PeerGroups, find_peer_groups
+from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
 from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.steps.step_table import StepTable
-from rankscope.collector.steps.workload_signature import Signature
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.table import stack_tables
@@ -173,8 +173,8 @@ class Attempt:
     group_sizes: dict[str, int] = field(default_factory=dict)
     #: Sums of the collectives of each rank.
     collectives: CollectiveCounts = field(default_factory=CollectiveCounts)
-    #: Ranks, signatures and peers of the last call of `find_peer_groups`.
-    peer_groups: tuple[tuple[int, ...], Mapping[int, Signature], PeerGroups] | None = None
+    #: The peers of the last call of `find_peer_groups`.
+    peer_search: PeerSearch = field(default_factory=PeerSearch)
     #: Time in steps of the rank that has reported the most, in ns. Only grows.
     step_ns: int = 0
     #: The last step that was written to the history; -1 before any. Only grows.
@@ -288,10 +288,7 @@ class Attempt:
 
     def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
         """Return the peers of each rank, usually the same object as in the last detection pass."""
-        signatures = self.window.signatures
-        if self.peer_groups is None or self.peer_groups[1] is not signatures or self.peer_groups[0] != ranks:
-            self.peer_groups = (ranks, signatures, find_peer_groups(ranks, signatures))
-        return self.peer_groups[2]
+        return self.peer_search.find(ranks, self.window.signatures, self.ranks)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""

@@ -1,10 +1,26 @@
-"""Group the ranks that do the same work, so that each is compared with its peers."""
+"""Group the ranks that do the same work, so that each is compared with its peers.
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+Three ways, the strictest first:
+
+- ranks whose steps have the same signature (which collectives, of what sizes);
+- ranks with fewer than PEERS_MIN such peers: those whose steps are alike apart from small collectives
+  (`workload_signature.py`), as where two ranks add up one number more than the others;
+- the others: all ranks of the run. They differ in their work, so only a change of their ratio to it says anything.
+
+Peers also have the same model of GPU, where that is known: a slower model is no fault of its ranks
+(`run_rules/device_models.py`).
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.steps.step_series import Floats
 
 PEERS_MIN = 3
-"""A rank with fewer peers is compared with all ranks, and the sentence of a finding says so."""
+"""A rank with fewer peers of its own signature is compared with ranks whose steps are alike, where there are any. The
+noise of so few is read from all ranks of the run that have peers."""
 
 PEERS_SAMPLED_MAX = 128
 """At most this many peers of a rank, evenly spread, are read for more than their step times (samples, windows)."""
@@ -12,7 +28,7 @@ PEERS_SAMPLED_MAX = 128
 
 class Peers(NamedTuple):
     """The ranks that one rank is compared with, without itself: `size` of them, PEERS_SAMPLED_MAX at most in `ranks`.
-    `do_same_work` is False when all ranks stand in for too few that do the same work.
+    `do_same_work` is False when all ranks stand in because none does the same work.
     """
 
     ranks: tuple[int, ...]
@@ -35,36 +51,98 @@ class Comparison(NamedTuple):
 
 
 class PeerGroups(NamedTuple):
-    """All comparisons of a run. Every rank is a member of exactly one of them, `place[rank]`."""
+    """All comparisons of a run. Every rank is a member of exactly one of them, `place[rank]`.
+
+    `works` are the groups of two ranks and more that do the same work, on whatever GPUs: a pipeline stage, an expert
+    group, or the run. `models`: the model of each rank's GPU where there are several, None where it is not known; empty
+    otherwise.
+    """
 
     comparisons: tuple[Comparison, ...]
     place: Mapping[int, int]
+    works: tuple[tuple[int, ...], ...] = ()
+    models: Mapping[int, str | None] = {}
 
     def of(self, rank: int) -> Comparison:
         """Return the comparison that a rank is a member of."""
         return self.comparisons[self.place[rank]]
 
+    @property
+    def ranks_without_peers(self) -> tuple[int, ...]:
+        """Return the ranks that no other does the same work as: they are judged by their own past only."""
+        return tuple(rank for one in self.comparisons if not one.do_same_work for rank in one.members)
 
-def find_peer_groups(ranks: Sequence[int], signatures: Mapping[int, object]) -> PeerGroups:
-    """Group ranks whose steps have the same signature (which collectives, of what sizes).
 
-    Ranks of too small a group, and those without a known signature, are compared with all ranks. When no signature is
-    known at all, every rank is a peer of every other.
+def _itself(signature: Any) -> Any:
+    return signature
+
+
+def find_peer_groups(
+    ranks: Sequence[int],
+    signatures: Mapping[int, Hashable],
+    models: Mapping[int, str | None] | None = None,
+    coarsen: Callable[[Any], Hashable] = _itself,
+) -> PeerGroups:
+    """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, and by their `models`.
+
+    Ranks without a peer, and those without a known signature, are compared with all ranks. When no signature is known
+    at all, every rank is a peer of every other of its model.
 
     >>> find_peer_groups((0, 1, 2, 3, 4), {0: "first", 1: "first", 2: "last", 3: "first", 4: "first"}).comparisons[0]
     Comparison(members=(0, 1, 3, 4), against=(0, 1, 3, 4), do_same_work=True)
     """
     all_ranks = tuple(sorted(ranks))
-    enough = min(PEERS_MIN, len(all_ranks) - 1)
-    alike: dict[object, list[int]] = {}
-    for rank in all_ranks:
-        if not signatures or rank in signatures:
-            alike.setdefault(signatures.get(rank), []).append(rank)
-    groups = [tuple(group) for group in alike.values() if len(group) > max(1, enough)]
+    models = models if models is not None and len({model for model in models.values() if model is not None}) > 1 else {}
+    works = _find_works(all_ranks, signatures, coarsen)
+    groups = [group for work in works for group in _split(work, models) if len(group) > 1]
     comparisons = [Comparison(group, group, do_same_work=True) for group in groups]
     grouped = {rank for group in groups for rank in group}
     remaining = tuple(rank for rank in all_ranks if rank not in grouped)
     if remaining:
-        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures))
+        comparisons.append(Comparison(remaining, all_ranks, do_same_work=not signatures and not models))
     place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
-    return PeerGroups(tuple(comparisons), place)
+    return PeerGroups(tuple(comparisons), place, tuple(work for work in works if len(work) > 1), models)
+
+
+def middle_of_ranks(self_ns: Floats) -> Floats:
+    """Return what a group of ranks with equal work takes in each step, shape (n, ranks) to (n,): the median of those
+    known, of which each step must have one; of two ranks the shorter time, so that one slow rank is no slow group.
+    """
+    if self_ns.shape[1] == 2:  # noqa: PLR2004
+        return np.asarray(np.nanmin(self_ns, axis=1))
+    return np.asarray(np.nanmedian(self_ns, axis=1))
+
+
+def _find_works(
+    ranks: tuple[int, ...], signatures: Mapping[int, Hashable], coarsen: Callable[[Any], Hashable]
+) -> list[tuple[int, ...]]:
+    """Return the groups of ranks with the same work, in the order of their first ranks."""
+    if not signatures:
+        return [ranks]
+    exact: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        if rank in signatures:
+            exact.setdefault(signatures[rank], []).append(rank)
+    alike: dict[Hashable, list[int]] = {}
+    few = []
+    for signature, group in exact.items():  # those with many ranks first: others may join them
+        if len(group) > PEERS_MIN:
+            alike.setdefault(coarsen(signature), group)
+        else:
+            few.append(signature)
+    joined: dict[int, list[int]] = {id(group): group for group in exact.values() if len(group) > PEERS_MIN}
+    for signature in few:
+        group = alike.setdefault(coarsen(signature), [])
+        joined[id(group)] = group
+        group += exact[signature]
+    return sorted(tuple(sorted(group)) for group in joined.values())
+
+
+def _split(work: tuple[int, ...], models: Mapping[int, str | None]) -> list[tuple[int, ...]]:
+    """Return the ranks of a group by the model of their GPU."""
+    if not models:
+        return [work]
+    by_model: dict[str | None, list[int]] = {}
+    for rank in work:
+        by_model.setdefault(models.get(rank), []).append(rank)
+    return [tuple(group) for group in by_model.values()]

@@ -1,6 +1,7 @@
 """Find what each rank's step communicates: ranks with the same signature do the same work. Pure."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +25,29 @@ FIRST_RECEIVES = -1
 """The place of a rank in a group of all ranks."""
 
 
+Sort = tuple[str, int]
+"""The op and the group size of a collective."""
+
+VARIES = -2
+"""The bytes of a collective whose size differs from step to step on one rank, as that of sequences or of the tokens of
+an expert does: it does not tell which work a rank does."""
+
+SMALL_RATIO = 1000
+"""A collective of which this many move no more than the largest of the step is small: a loss, a norm, a flag. Ranks
+that differ by such ones only do the same work."""
+
+RANKS_COMPARED_MAX = 64
+"""Ranks whose sizes are compared from step to step: what varies does so on all that take part."""
+
 KINDS_OF_STEPS_MAX = 64
 """Different steps with the same number of calls for which ranks are grouped; a pipeline rarely has more stages.
 Beyond it, as where experts get another share in each step, every rank's signature is made by itself."""
 
 
 class Signature(NamedTuple):
-    """Collectives of a step: sorted (op, group size, bytes). `places` separates pipeline stages that send and receive
-    the same: the rank's index in each group with point-to-point operations.
+    """Collectives of a step: sorted (op, group size, bytes), VARIES where these differ from step to step. `places`
+    separates pipeline stages that send and receive the same: the rank's index in each group with point-to-point
+    operations.
     """
 
     calls: tuple[tuple[str, int, int], ...]
@@ -43,13 +59,25 @@ class Signature(NamedTuple):
         """
         return hash((len(self.calls), self.calls[:1], self.calls[-1:]))
 
+    def coarsen(self) -> "Signature":
+        """Return the signature without small collectives. Point-to-point ones stay: they tell stages apart."""
+        largest = max((size for _, _, size in self.calls), default=0)
+        kept = [
+            call for call in self.calls
+            if call[2] < 0 or SMALL_RATIO * call[2] > largest or call[0] in POINT_TO_POINT_OPS
+        ]  # fmt: skip
+        return Signature(tuple(kept), self.places)
+
 
 class GroupFacts(NamedTuple):
-    """Known facts of the process groups of a run: the size of each, the world size, and the index of each rank."""
+    """Known facts of the process groups of a run: the size of each, the world size, and the index of each rank; and
+    the sorts of collectives whose sizes vary.
+    """
 
     sizes: Mapping[str, int]
     world_size: int
     find_place: FindPlace
+    varying: frozenset[Sort] = frozenset()
 
 
 def find_signatures(
@@ -62,7 +90,7 @@ def find_signatures(
     if not len(rows.rank) or bool(np.any(rows.size_bytes == MISSING)):
         return former
     places = _find_places(rows, kinds, groups)
-    calls, code = _number_calls(rows, kinds, groups.sizes)
+    calls, code = _number_calls(rows, kinds, groups)
     code = code[order_by(rows.rank, code, len(calls))]
     firsts = np.flatnonzero(differs_from_previous(rows.rank))
     ranks, ends = rows.rank[firsts].tolist(), [*firsts[1:].tolist(), len(code)]
@@ -98,12 +126,28 @@ def _find_first_alike(code: Ints, firsts: Ints) -> Ints:
     return firsts_alike
 
 
-def _number_calls(rows: Rows, kinds: Kinds, group_sizes: Mapping[str, int]) -> tuple[list[tuple[str, int, int]], Ints]:
+def find_changed_sizes(former: Mapping[int, Signature], signatures: Mapping[int, Signature]) -> frozenset[Sort]:
+    """Return the sorts of collectives whose bytes have changed on a rank between two steps with as many of each."""
+    if former is signatures:
+        return frozenset()
+    found: set[Sort] = set()
+    changed = (rank for rank, one in signatures.items() if rank in former and former[rank] is not one)
+    for rank in islice(changed, RANKS_COMPARED_MAX):
+        calls, before = signatures[rank].calls, former[rank].calls
+        if [call[:2] for call in calls] == [call[:2] for call in before]:
+            found.update(call[:2] for call, other in zip(calls, before, strict=True) if call != other)
+    return frozenset(found)
+
+
+def _number_calls(rows: Rows, kinds: Kinds, groups: GroupFacts) -> tuple[list[tuple[str, int, int]], Ints]:
     """Return the different calls in order, and for each row the index of its call."""
-    sorts = [(op, group_sizes.get(group, 0)) for group, op in kinds]
+    sorts = [(op, groups.sizes.get(group, 0)) for group, op in kinds]
     of_sort = {sort: number for number, sort in enumerate(sorted(set(sorts)))}
     sort = np.array([of_sort[one] for one in sorts], dtype=np.int64)[rows.kind]
-    sizes, size = np.unique(rows.size_bytes, return_inverse=True)
+    size_bytes = rows.size_bytes
+    if groups.varying:
+        size_bytes = np.where(np.array([one in groups.varying for one in sorts])[rows.kind], VARIES, size_bytes)
+    sizes, size = np.unique(size_bytes, return_inverse=True)
     codes, code = number_codes(sort * len(sizes) + size, len(of_sort) * len(sizes))
     names = list(of_sort)
     return [(*names[one // len(sizes)], int(sizes[one % len(sizes)])) for one in codes.tolist()], code

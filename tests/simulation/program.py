@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.simulation.topology import DATA, EXPERT, TENSOR, Ints, Topology
+from tests.simulation.topology import DATA, EXPERT, PAIRS, TENSOR, Ints, Topology
 
 READ, HOST, KERNEL = "read", "host", "kernel"
 """Kinds of work: the data loader, the host (Python, launching), the device."""
@@ -162,6 +162,8 @@ class _Builder:
         self.work(HOST, "forward", 0.04)
 
     def end(self) -> Program:
+        if PAIRS in self._topology.groups:
+            self._program.append(Collective(PAIRS, "all_reduce", "backward", 8, 10_000, self._ranks(None)))
         self._program.append(Join("backward"))
         self.work(KERNEL, "optimizer", 0.08)
         self.work(HOST, "other", 0.02)

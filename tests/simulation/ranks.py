@@ -21,10 +21,11 @@ from rankscope.measure.records import (
     WindowBreakdown,
     WindowSynchronisations,
 )
-from tests.simulation.engine import Step
+from tests.simulation.engine import Call, Step
 from tests.simulation.faults import Fault
 from tests.simulation.program import HOST, KERNEL, READ
 from tests.simulation.topology import DATA, Topology
+from tests.simulation.unequal import VaryingSizes
 
 RUN = "simulated"
 OPERATORS = 1_000
@@ -63,11 +64,16 @@ class SimulatedRank:
         groups: tuple[GroupInfo, ...],
         clock_offset_ns: int = 0,
         windows: Windows = Windows(),  # noqa: B008 - immutable
+        *,
+        model: str = "simulated",
+        clock_hertz: int = HEALTHY_CLOCK_HERTZ,
+        sizes: VaryingSizes | None = None,
     ) -> None:
         self._rank = rank
         self._windows = windows
         #: The step whose last data parallel collective it leaves out; its count is one lower from then on.
         self.skips_step: int | None = None
+        self._model, self._clock_hertz, self._sizes = model, clock_hertz, sizes
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
@@ -169,7 +175,7 @@ class SimulatedRank:
                 start_host_ns=start_ns + self._offset_ns,
                 duration_ns=duration_ns,
                 sequence=number * len(step.calls) + index - (call.dimension == DATA and self._has_skipped(number)),
-                bytes=call.size_bytes,
+                bytes=self._size_of(call, number),
                 exposed_ns=exposed_ns,
             )
             for (index, call), (start_ns, duration_ns, exposed_ns) in zip(taking_part, times_ns, strict=True)
@@ -177,6 +183,11 @@ class SimulatedRank:
 
     def _has_skipped(self, number: int) -> bool:
         return self.skips_step is not None and number > self.skips_step
+
+    def _size_of(self, call: Call, number: int) -> int:
+        if self._sizes is None:
+            return call.size_bytes
+        return self._sizes.size_bytes(call.size_bytes, call.dimension, self._rank, number)
 
     def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:
         """Return the step as the device saw it: what is neither kernels nor waiting for others is idle."""
@@ -265,8 +276,8 @@ class SimulatedRank:
         return DeviceSample(
             host_ns=now_ns,
             uuid=f"GPU-{self._rank}",
-            model="simulated",
-            sm_clock_hertz=round(HEALTHY_CLOCK_HERTZ * clock_ratio),
+            model=self._model,
+            sm_clock_hertz=round(self._clock_hertz * clock_ratio),
             throttle_reasons=tuple(effect.throttle_reason for effect in effects if effect.throttle_reason is not None),
             xid_count=len(xids),
             xid_last=xids[-1] if xids else None,

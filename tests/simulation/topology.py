@@ -1,6 +1,6 @@
 """Define which ranks work together: the process groups of a run with data, tensor, pipeline and expert parallelism."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from rankscope.measure.records import GroupInfo
 Ints = npt.NDArray[np.int64]
 
 WORLD, DATA, TENSOR, PIPELINE, EXPERT = "default_pg", "mesh_dp", "mesh_tp", "mesh_pp", "mesh_ep"
+PAIRS = "pairs"
+"""Groups of two ranks, which not every rank is in."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,18 @@ class Topology:
     stage: Ints
 
     @classmethod
-    def mesh(cls, *, dp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1, ranks_per_node: int = 8) -> "Topology":
+    def mesh(
+        cls,
+        *,
+        dp: int = 1,
+        tp: int = 1,
+        pp: int = 1,
+        ep: int = 1,
+        ranks_per_node: int = 8,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> "Topology":
         """Return a mesh. Tensor parallel ranks are neighbours, then come data parallel ones, then stages. `ep`
-        neighbours in a data parallel group share the experts.
+        neighbours in a data parallel group share the experts. Each of the `pairs` is a group of its own.
         """
         if dp % ep:
             raise ValueError(f"ep is {ep}, which does not divide dp, {dp}")
@@ -38,6 +49,8 @@ class Topology:
             PIPELINE: ranks.transpose(1, 2, 0).reshape(-1, pp),
             EXPERT: ranks.transpose(0, 2, 1).reshape(-1, ep),
         }
+        if pairs:
+            groups[PAIRS] = np.array(pairs)
         stage = np.repeat(np.arange(pp), dp * tp)
         return cls(ranks.size, ranks_per_node, groups, stage)
 

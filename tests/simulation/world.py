@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
 from tests.simulation.ranks import RUN, SimulatedRank, Windows
 from tests.simulation.topology import Topology
+from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
 
 REPORT_STEPS = 8
 """Steps between two reports of a rank, and two detection passes: about a second of steps of 130 ms."""
@@ -76,6 +77,9 @@ class Scenario:
     ring_steps: int = RING_STEPS
     windows: Windows = field(default_factory=Windows)
     skip: Skip | None = None
+    duties: tuple[Duty, ...] = ()
+    hardware: tuple[Hardware, ...] = ()
+    sizes: VaryingSizes | None = None
 
 
 @dataclass
@@ -117,13 +121,18 @@ class World:
         program = build_program(scenario, scale)
         self._engine = Engine(topology, program)
         self._weather = Weather(scenario.noise, topology, scale.work_ns, random)
-        self._injection = Injection(scenario.faults, base_work(program, topology.world_size), _transfer_ns(program))
+        self._work_ns = scale.work_ns
+        self._base_ns = base_work(program, topology.world_size)
+        self._injection = Injection(scenario.faults, self._base_ns, _transfer_ns(program))
         self._clocks = Clocks(scenario.clocks, topology.world_size, random, scenario.seed)
         groups = topology.describe_groups()
         self.ranks = [
-            SimulatedRank(rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows)
+            SimulatedRank(
+                rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows,
+                **_device_of(rank, scenario.hardware), sizes=scenario.sizes,
+            )
             for rank in range(topology.world_size)
-        ]
+        ]  # fmt: skip
         if scenario.skip is not None:
             self.ranks[scenario.skip.rank].skips_step = scenario.skip.step
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
@@ -223,7 +232,9 @@ class World:
         )
 
     def _make_step(self, number: int) -> None:
-        step = self._engine.run_step(self._injection.apply(self._weather.draw(number), number))
+        weather = apply_duties(self._weather.draw(number), self.scenario.duties, number, self._work_ns)
+        weather = apply_hardware(weather, self.scenario.hardware, self._base_ns)
+        step = self._engine.run_step(self._injection.apply(weather, number))
         self._steps.append(step)
         faults = [(fault, self._injection.extra_ns(fault, number)) for fault in self.scenario.faults]
         made = _Made(number, step, faults)
@@ -280,6 +291,17 @@ def base_work(program: Program, ranks: int) -> dict[str, Floats]:
         if isinstance(operation, Work):
             found.setdefault(operation.kind, np.zeros(ranks))[operation.ranks] += operation.ns
     return found
+
+
+class _Device(TypedDict, total=False):
+    model: str
+    clock_hertz: int
+
+
+def _device_of(rank: int, hardware: tuple[Hardware, ...]) -> _Device:
+    """Return the model and clock of a rank's GPU where it is not the usual one."""
+    found = next((one for one in hardware if rank in one.ranks), None)
+    return {} if found is None else {"model": found.model, "clock_hertz": found.clock_hertz}
 
 
 def _transfer_ns(program: Program) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
 from rankscope.collector.detect.run_rules.unseen_waits import MOSTLY, find_unseen_share
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change
 from rankscope.collector.detect.statistics.noise import measure_noise
@@ -26,6 +27,7 @@ from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.collector.steps.peer_groups import middle_of_ranks
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
@@ -66,8 +68,10 @@ class StageSlowdowns:
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return every peer group that has become slower than before and than the other groups."""
-        groups = [one.members for one in view.peer_groups.comparisons if one.do_same_work and len(one.members) > 1]
-        if len(view.peer_groups.comparisons) < 2 or not groups:  # noqa: PLR2004 - a comparison takes two
+        groups = view.peer_groups.works
+        if not groups:
+            return Abstain("no two ranks are known to do the same work: there is no stage to compare")
+        if len(groups[0]) == len(view.series.ranks):
             return Abstain("all ranks do the same work: there is no stage to compare")
         known = {finding.ranks: finding for finding in explained if finding.kind == STAGE}
         found = [self._judge(view, ranks, known.get(ranks)) for ranks in groups]
@@ -127,14 +131,14 @@ class RunSlowdown:
 
 
 def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
-    """Return the median self time of these ranks in each step, shape (n,) in ns; NaN where fewer than half are
+    """Return the middle self time of these ranks in each step, shape (n,) in ns; NaN where fewer than half of them are
     known.
     """
     self_ns = view.series.self_ns[:, view.series.columns_of(ranks)]
     found = np.full(len(self_ns), np.nan)
     enough = 2 * np.count_nonzero(~np.isnan(self_ns), axis=1) >= max(1, len(ranks))
     if enough.any():
-        found[enough] = np.maximum(np.nanmedian(self_ns[enough], axis=1), 1.0)
+        found[enough] = np.maximum(middle_of_ranks(self_ns[enough]), 1.0)
     return found
 
 
@@ -198,8 +202,12 @@ def _have_grown_apart(view: RunView, change: _Change) -> bool:
 
 
 def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:
-    """Return whether the other findings together cost at least EXPLAINED_SHARE of the added time."""
-    theirs = sum((finding.run_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind != RUN)
+    """Return whether the other findings together cost at least EXPLAINED_SHARE of the added time. A slow model of GPU
+    has been one from the begin, and explains no change.
+    """
+    theirs = sum(
+        (finding.run_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind not in (RUN, SLOW_MODEL)
+    )
     return theirs >= EXPLAINED_SHARE * (ratio - 1)
 
 

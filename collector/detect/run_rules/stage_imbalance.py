@@ -5,6 +5,9 @@ the heaviest group over the mean of all is what an even split would save in ever
 
     ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
 
+Of a group of two ranks the shorter time counts (`middle_of_ranks`): one slow rank is no heavy stage. A stage of a
+single rank is not judged: whether it has more work or is slow cannot be told.
+
 It is the split and not a fault because it has lasted from the first known step to the last; an excess that began later
 is left to the detectors of slowness.
 """
@@ -20,7 +23,7 @@ from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
-from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import format_duration
 
@@ -44,9 +47,9 @@ class StageImbalance:
         if len(view.series.ranks) < view.world_size:
             missing = view.world_size - len(view.series.ranks)
             return Abstain(f"{missing} of {view.world_size} ranks have not reported yet")
-        groups = _same_work_groups(view)
+        groups = view.peer_groups.works
         if len(groups) < 2:  # noqa: PLR2004 - a split takes two
-            return Abstain("no two groups of ranks that do different work are known")
+            return Abstain("no two groups of two ranks or more that do different work are known")
         stages = view_stages(view, groups)
         verdict = find_stragglers(stages, self._thresholds)
         if isinstance(verdict, Abstain):
@@ -56,48 +59,56 @@ class StageImbalance:
         return [
             _describe(view, stages, groups[slow.rank], slow, known)
             for slow in verdict
-            if not slow.change_is_seen and not slow_ranks.issuperset(groups[slow.rank].members)
+            if not slow.change_is_seen and not slow_ranks.issuperset(groups[slow.rank])
         ]
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the group's work is near the mean; False when its ranks are no group any more."""
-        groups = _same_work_groups(view)
+        groups = view.peer_groups.works
         for column, group in enumerate(groups):
-            if group.members == finding.ranks:
+            if group == finding.ranks:
                 return has_recovered(view_stages(view, groups).excess_of(column), self._thresholds)
         return False
 
 
-def _same_work_groups(view: RunView) -> list[Comparison]:
-    return [comparison for comparison in view.peer_groups.comparisons if comparison.do_same_work]
-
-
-def view_stages(view: RunView, groups: Sequence[Comparison]) -> RunView:
-    """Return a view with a column per group, the median self time of its ranks, each compared with the last column, the
+def view_stages(view: RunView, groups: Sequence[tuple[int, ...]]) -> RunView:
+    """Return a view with a column per group, the middle self time of its ranks, each compared with the last column, the
     mean over all ranks. Steps without the self times of all ranks are NaN.
     """
-    self_ns = view.series.self_ns
-    medians = [np.median(self_ns[:, view.series.columns_of(group.members)], axis=1) for group in groups]
-    weights = [len(group.members) for group in groups]
-    for comparison in view.peer_groups.comparisons:
-        if not comparison.do_same_work:
-            ungrouped_ns = self_ns[:, view.series.columns_of(comparison.members)]
-            medians.append(ungrouped_ns.mean(axis=1))
-            weights.append(len(comparison.members))
+    self_ns = view.series.self_ns.copy()
+    self_ns[np.isnan(self_ns).any(axis=1)] = np.nan
+    medians, weights = [], []
+    for group in groups:
+        medians.append(_middle(self_ns[:, view.series.columns_of(group)]))
+        weights.append(len(group))
+    grouped = {rank for group in groups for rank in group}
+    ungrouped = [rank for rank in view.series.ranks if rank not in grouped]
+    if ungrouped:
+        medians.append(self_ns[:, view.series.columns_of(ungrouped)].mean(axis=1))
+        weights.append(len(ungrouped))
     mean = np.average(medians, axis=0, weights=weights)
     columns = [*medians[: len(groups)], mean]
     against = [Comparison((column,), (column, len(groups)), do_same_work=True) for column in range(len(groups))]
     return as_rank_series(view, columns, against)
 
 
-def _describe(view: RunView, stages: RunView, group: Comparison, slow: SlowRank, known: Sequence[Finding]) -> Candidate:
-    before = [one.since_step for one in known if one.ranks == group.members and one.since_step is not None]
+def _middle(self_ns: Floats) -> Floats:
+    found = np.full(len(self_ns), np.nan)
+    known = ~np.isnan(self_ns[:, 0])
+    found[known] = middle_of_ranks(self_ns[known])
+    return found
+
+
+def _describe(
+    view: RunView, stages: RunView, group: tuple[int, ...], slow: SlowRank, known: Sequence[Finding]
+) -> Candidate:
+    before = [one.since_step for one in known if one.ranks == group and one.since_step is not None]
     since_step = min(before, default=slow.since_step)
     lost_ns = _lost_to(view, stages, slow.rank)
     cost = price(lost_ns, view, since_step)
     finding = Finding(
         kind=IMBALANCE,
-        ranks=group.members,
+        ranks=group,
         since_step=since_step,
         cause="more_work",
         sentence=_write_sentence(group, slow, cost),
@@ -115,11 +126,11 @@ def _describe(view: RunView, stages: RunView, group: Comparison, slow: SlowRank,
     return Candidate(finding, lost_ns)
 
 
-def _write_sentence(group: Comparison, slow: SlowRank, cost: Cost, *, is_over: bool = False) -> str:
+def _write_sentence(group: tuple[int, ...], slow: SlowRank, cost: Cost, *, is_over: bool = False) -> str:
     have, do, is_ = ("had", "did", "was") if is_over else ("have", "do", "is")
     when = f", as was seen{WHEN}" if is_over else ", since the first known one"
     return (
-        f"Ranks {format_ranks(group.members)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
+        f"Ranks {format_ranks(group)} {have} {slow.slowdown_ratio:.2f} times as much work as the mean of all "
         f"ranks in every step{when}: {format_duration(slow.self_ns)} a step excluding waits for other ranks, against "
         f"{format_duration(slow.peers_self_ns)}; cause more_work: they {do} different work from the other "
         f"ranks, and the split {is_} not even.{describe_cost(cost, than='with an even split', is_over=is_over)}"

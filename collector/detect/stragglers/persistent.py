@@ -20,6 +20,7 @@ and has not recovered. It recovers once the median of its last `steps_min` steps
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -35,7 +36,7 @@ from rankscope.collector.detect.statistics.noise import (
     median_errors,
 )
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.peer_groups import Peers
+from rankscope.collector.steps.peer_groups import PEERS_MIN, PEERS_SAMPLED_MAX, Peers
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 
 WORTH_JUDGING_Z: Final = 1.5
@@ -223,11 +224,12 @@ def _persistence(recent: Floats, level: float, noise: Noise, thresholds: Thresho
 
 
 def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
-    """Return the uncertainty of the level of `known[since:]`: see the head of this file.
+    """Return the uncertainty of the level of `known[since:]`: see the head of this file. With fewer than PEERS_MIN
+    peers other ranks stand in for them.
 
     The peers' noise counts because one rank's noise can be small by chance, that of several ranks hardly.
     """
-    series = view.excess[np.ix_(known, view.series.columns_of(peers.ranks))]
+    series = view.excess[np.ix_(known, view.series.columns_of(_noise_ranks(view, peers)))]
     series = series[:, ~np.isnan(series).any(axis=0)]
     count = len(known) - since
     errors = [noise.median_error(count), SIGMA_FLOOR]
@@ -236,3 +238,18 @@ def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -
         errors.append(MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels)))))
         errors.append(float(np.median(median_errors(*measure_noises(series, since), count))))
     return max(errors)
+
+
+def _noise_ranks(view: RunView, peers: Peers) -> Sequence[int]:
+    """Return the ranks whose noise counts as that of the peers: of fewer than PEERS_MIN peers that of the ranks of all
+    other comparisons, where there are enough.
+    """
+    if len(peers.ranks) >= PEERS_MIN or not peers.do_same_work or not view.peer_groups.works:
+        return peers.ranks
+    others = sorted(
+        rank
+        for one in view.peer_groups.comparisons
+        if one.do_same_work and peers.ranks[0] not in one.members
+        for rank in one.members
+    )
+    return others[:: -(-len(others) // PEERS_SAMPLED_MAX)] if len(others) >= PEERS_MIN else peers.ranks

@@ -32,7 +32,7 @@ def write_sentence(
     what = "excluding waits for other ranks" if view.series.self_is_measured else "in data, forward and optimizer"
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
-        f"{_name_peers(slow, is_over=is_over)}{_describe_pattern(slow)}"
+        f"{_name_peers(slow, len(view.series.ranks), is_over=is_over)}{_describe_pattern(slow)}"
         f"{WHEN if is_over else f' since step {slow.since_step}'}: "
         f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
@@ -66,13 +66,14 @@ def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:
     return f"Node {node} (ranks {format_ranks(sorted(one.rank for one in slow_ranks))}) {verb} up to"
 
 
-def _name_peers(slow: SlowRank, *, is_over: bool) -> str:
+def _name_peers(slow: SlowRank, ranks: int, *, is_over: bool) -> str:
     if slow.peers.size == 1:
-        return "the other rank" if slow.peers.do_same_work else "usual compared with the other rank"
+        only = "the other rank" if ranks == 2 else "its only peer rank"  # noqa: PLR2004 - it and the other
+        return only if slow.peers.do_same_work else "usual compared with the other rank"
     if slow.peers.do_same_work:
         return f"its {slow.peers.size} peer ranks"
-    do = "did" if is_over else "do"
-    return f"usual compared with the other {slow.peers.size} ranks, of which too few {do} the same work,"
+    is_ = "was" if is_over else "is"
+    return f"usual compared with the other {slow.peers.size} ranks, none of which {is_} known to do the same work,"
 
 
 def _describe_pattern(slow: SlowRank) -> str:

@@ -1,6 +1,6 @@
 """Steps of a few ranks written down by hand, in ms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def series_of(
 def view_of(
     series: StepSeries,
     *,
-    signatures: Mapping[int, object] | None = None,
+    signatures: Mapping[int, Hashable] | None = None,
     nodes: Mapping[int, str] | None = None,
     groups: Mapping[str, tuple[int, ...]] | None = None,
     transfers: GroupTransfers | None = None,
@@ -58,13 +58,14 @@ def view_of(
     now_collector_ns: int = 0,
     hang_states: Mapping[int, RankHangState] | None = None,
     known_usual: Mapping[int, float] | None = None,
+    models: Mapping[int, str | None] | None = None,
 ) -> RunView:
     """All ranks have been heard of, each is on a machine of its own, nothing was sampled."""
     return RunView(
         now_collector_ns=now_collector_ns,
         world_size=len(series.ranks),
         series=series,
-        peer_groups=find_peer_groups(series.ranks, signatures or {}),
+        peer_groups=find_peer_groups(series.ranks, signatures or {}, models),
         nodes=nodes or {rank: f"node{rank}" for rank in series.ranks},
         samples=samples or Samples({}, {}, {}),
         groups=groups or {},

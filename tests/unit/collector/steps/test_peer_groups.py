@@ -1,11 +1,13 @@
 """Who is compared with whom."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
-from rankscope.collector.steps.peer_groups import Peers, find_peer_groups
+import numpy as np
+
+from rankscope.collector.steps.peer_groups import Comparison, Peers, find_peer_groups, middle_of_ranks
 
 
-def find_peers(rank: int, signatures: Mapping[int, object], ranks: tuple[int, ...]) -> Peers:
+def find_peers(rank: int, signatures: Mapping[int, Hashable], ranks: tuple[int, ...]) -> Peers:
     return find_peer_groups(ranks, signatures).of(rank).peers_of(rank)
 
 
@@ -14,11 +16,53 @@ def test_ranks_with_the_same_signature_do_same_work() -> None:
     assert find_peers(5, signatures, tuple(range(8))) == Peers((4, 6, 7), 3, do_same_work=True)
 
 
-def test_three_peers_are_enough_and_two_are_not() -> None:
-    three = {0: "a", 1: "a", 2: "a", 3: "a", 4: "b"}
-    two = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b"}
-    assert find_peers(0, three, tuple(range(5))) == Peers((1, 2, 3), 3, do_same_work=True)
-    assert find_peers(0, two, tuple(range(5))) == Peers((1, 2, 3, 4), 4, do_same_work=False)
+def test_one_rank_with_the_same_signature_is_a_peer() -> None:
+    signatures = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b"}
+    assert find_peers(0, signatures, tuple(range(5))) == Peers((1, 2), 2, do_same_work=True)
+    assert find_peers(4, signatures, tuple(range(5))) == Peers((3,), 1, do_same_work=True)
+
+
+def test_few_ranks_that_are_alike_join_the_many() -> None:
+    # Ranks 4 and 5 have one small collective more than the others: "work" is what is left without it.
+    signatures = dict.fromkeys(range(4), "work") | dict.fromkeys((4, 5), "work and a flag")
+    found = find_peer_groups(tuple(range(6)), signatures, coarsen=lambda signature: str(signature).split()[0])
+    assert found.comparisons == (Comparison((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5), do_same_work=True),)
+    assert found.works == ((0, 1, 2, 3, 4, 5),)
+
+
+def test_many_ranks_of_one_signature_stay_by_themselves() -> None:
+    signatures = dict.fromkeys(range(4), "work") | dict.fromkeys(range(4, 8), "work and a flag")
+    found = find_peer_groups(tuple(range(8)), signatures, coarsen=lambda signature: str(signature).split()[0])
+    assert found.works == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_ranks_on_one_model_of_gpu_are_peers() -> None:
+    models = {0: "new", 1: "old", 2: "new", 3: "old", 4: "new"}
+    found = find_peer_groups(tuple(range(5)), {}, models)
+    assert found.of(3) == Comparison((1, 3), (1, 3), do_same_work=True)
+    assert found.of(0) == Comparison((0, 2, 4), (0, 2, 4), do_same_work=True)
+    assert (found.works, found.models) == (((0, 1, 2, 3, 4),), models)
+
+
+def test_rank_alone_on_its_model_has_no_peers() -> None:
+    found = find_peer_groups((0, 1, 2), {}, {0: "new", 1: "new", 2: "old"})
+    assert found.of(2) == Comparison((2,), (0, 1, 2), do_same_work=False)
+    assert found.ranks_without_peers == (2,)
+
+
+def test_rank_of_unknown_model_is_no_peer_of_the_others() -> None:
+    found = find_peer_groups(tuple(range(5)), {}, {0: "new", 1: "new", 2: "old", 3: "old", 4: None})
+    assert found.ranks_without_peers == (4,)
+
+
+def test_one_model_for_all_makes_no_difference() -> None:
+    found = find_peer_groups((0, 1, 2), {}, {0: "new", 1: "new", 2: None})
+    assert (found.works, found.models, found.ranks_without_peers) == (((0, 1, 2),), {}, ())
+
+
+def test_of_two_ranks_the_shorter_time_is_that_of_the_group() -> None:
+    assert middle_of_ranks(np.array([[3.0, 2.0], [1.0, 4.0]])).tolist() == [2.0, 1.0]
+    assert middle_of_ranks(np.array([[3.0, 2.0, 9.0]])).tolist() == [3.0]
 
 
 def test_all_others_are_enough_in_a_small_run() -> None:
@@ -26,8 +70,9 @@ def test_all_others_are_enough_in_a_small_run() -> None:
     assert find_peers(2, {0: "a", 1: "a", 2: "a"}, (0, 1, 2)) == Peers((0, 1), 2, do_same_work=True)
 
 
-def test_one_that_differs_leaves_too_few_peers_in_a_small_run() -> None:
-    assert find_peers(0, {0: "a", 1: "a", 2: "b"}, (0, 1, 2)) == Peers((1, 2), 2, do_same_work=False)
+def test_one_that_differs_has_no_peers() -> None:
+    assert find_peers(0, {0: "a", 1: "a", 2: "b"}, (0, 1, 2)) == Peers((1,), 1, do_same_work=True)
+    assert find_peers(2, {0: "a", 1: "a", 2: "b"}, (0, 1, 2)) == Peers((0, 1), 2, do_same_work=False)
     assert find_peers(0, {0: "a", 1: "b"}, (0, 1)) == Peers((1,), 1, do_same_work=False)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from rankscope.collector.steps import wait_attribution
 from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepTable
+from rankscope.collector.steps.workload_signature import VARIES
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
 from tests.unit.collector.steps.collective_steps import KindWaits, rows_of
 from tests.unit.collector.steps.one_rank import add_collectives, add_steps, mark_complete
@@ -272,6 +273,15 @@ def test_ranks_that_communicate_the_same_have_the_same_signature() -> None:
     found = window.signatures
     assert found[0] == found[1] != found[2] == found[3]
     assert found[0].calls == (("all_reduce", 4, 64),)
+
+
+def test_sizes_that_change_twice_vary() -> None:
+    window = window_of(2, steps=3)
+    for step, sizes in enumerate(({0: 64, 1: 72}, {0: 80, 1: 88}, {0: 96, 1: 104})):
+        resolve(window, step, sizes)
+        is_alike = window.signatures[0] == window.signatures[1]
+        assert is_alike == (step == 2)
+    assert window.signatures[0].calls == (("all_reduce", 2, VARIES),)
 
 
 def test_order_of_the_calls_makes_no_other_signature() -> None:

@@ -11,8 +11,10 @@ from rankscope.collector.steps.collectives import stack
 from rankscope.collector.steps.workload_signature import (
     FIRST_RECEIVES,
     FIRST_SENDS,
+    VARIES,
     GroupFacts,
     Signature,
+    find_changed_sizes,
     find_signatures,
 )
 from rankscope.measure.table import MISSING
@@ -117,3 +119,38 @@ def test_in_a_group_of_all_it_counts_whether_a_rank_sends_first() -> None:
 def test_places_are_in_the_order_of_the_ranks_group_names() -> None:
     calls = [Call("send", "world", start_ns=0), Call("recv", "pp", start_ns=1)]
     assert signatures_of(calls)[0].places == (0, FIRST_SENDS)
+
+
+# -- what varies, and what is small -----------------------------------------------------------------------------------
+
+LARGE = ("all_reduce", 4, 64_000)
+
+
+def test_small_collective_does_not_tell_the_work() -> None:
+    # 64 bytes are a thousandth of 64,000: small. 65 are not.
+    assert Signature((("all_gather", 2, 64), LARGE), (1,)).coarsen() == Signature((LARGE,), (1,))
+    assert Signature((("all_gather", 2, 65), LARGE)).coarsen() == Signature((("all_gather", 2, 65), LARGE))
+
+
+def test_point_to_point_and_varying_collectives_are_never_small() -> None:
+    calls = (("all_to_all", 2, VARIES), LARGE, ("send", 2, 1))
+    assert Signature(calls).coarsen() == Signature(calls)
+
+
+def test_sizes_that_changed_on_a_rank_are_named() -> None:
+    former = {0: Signature((("all_to_all", 2, 8), LARGE)), 1: Signature((LARGE,))}
+    later = {0: Signature((("all_to_all", 2, 9), LARGE)), 1: former[1], 2: Signature((("all_gather", 2, 5),))}
+    assert find_changed_sizes(former, later) == {("all_to_all", 2)}
+    assert find_changed_sizes(former, former) == frozenset()
+
+
+def test_other_collectives_are_no_change_of_size() -> None:
+    former = {0: Signature((("all_to_all", 2, 8), LARGE))}
+    assert find_changed_sizes(former, {0: Signature((("all_to_all", 2, 9),))}) == frozenset()
+
+
+def test_varying_sizes_are_left_out() -> None:
+    rows, kinds = stack(step_of({0: columns([REDUCE, GATHER]), 1: columns([REDUCE._replace(size_bytes=9), GATHER])}))
+    groups = GroupFacts(SIZES, 4, lambda _rank, _group: -1, frozenset({("all_reduce", 4)}))
+    found = find_signatures(rows, kinds, groups, {})
+    assert found[0] == found[1] == Signature((("all_gather", 2, 8), ("all_reduce", 4, VARIES)))

@@ -80,9 +80,40 @@ def test_one_slow_rank_of_a_stage_is_not_the_stage() -> None:
     assert find(STAGE, view(self_ms)) == []
 
 
-@pytest.mark.parametrize("signatures", [{}, dict.fromkeys(range(12), 1), {rank: rank for rank in range(12)}])
-def test_without_stages_it_abstains(signatures: dict[int, int]) -> None:
-    assert isinstance(STAGE.find(view(times(), signatures=signatures), ()), Abstain)
+@pytest.mark.parametrize(
+    ("signatures", "reason"),
+    [
+        ({}, "all ranks do the same work: there is no stage to compare"),
+        (dict.fromkeys(range(12), 1), "all ranks do the same work: there is no stage to compare"),
+        (
+            {rank: rank for rank in range(12)},
+            "no two ranks are known to do the same work: there is no stage to compare",
+        ),
+    ],
+)
+def test_without_stages_it_abstains(signatures: dict[int, int], reason: str) -> None:
+    assert STAGE.find(view(times(), signatures=signatures), ()) == Abstain(reason)
+
+
+def test_stage_of_two_ranks_that_becomes_slower_is_named() -> None:
+    self_ms = times()
+    self_ms[60:, 4:6] *= 1.3
+    pairs = {rank: rank // 2 for rank in range(12)}
+    (finding,) = find(STAGE, view(self_ms, signatures=pairs))
+    assert (finding.ranks, finding.since_step) == ((4, 5), 60)
+
+
+def test_one_slow_rank_of_two_is_not_the_stage() -> None:
+    self_ms = times()
+    self_ms[60:, 4] *= 1.5
+    assert find(STAGE, view(self_ms, signatures={rank: rank // 2 for rank in range(12)})) == []
+
+
+def test_slow_model_of_gpu_explains_no_change() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.1
+    slow_model = Finding(kind="slow_gpu_model", cause="slow_gpu_model", sentence="", run_slowdown_ratio=1.1)
+    assert [finding.kind for finding in find(RUN, view(self_ms), [slow_model])] == ["run_slowdown"]
 
 
 def test_stage_finding_keeps_its_level_before_until_it_passes() -> None:

@@ -124,10 +124,28 @@ def test_stage_of_known_slow_ranks_is_explained(ranks: tuple[int, ...], count: i
     assert len(findings(work(100, 140), straggler(*ranks))) == count
 
 
+PAIRS = {rank: f"stage {rank // 2}" for rank in range(8)}
+
+
+def test_stage_of_two_ranks_is_named() -> None:
+    # pp 4 x dp 2: 160 ms beside three stages of 80 ms, whose mean is 100 ms.
+    self_ms = work(80, 80)
+    self_ms[:, 6:] *= 2
+    (finding,) = findings(self_ms, signatures=PAIRS)
+    assert finding.ranks == (6, 7)
+    assert finding.slowdown_ratio == pytest.approx(1.6, rel=0.01)
+
+
+def test_one_slow_rank_of_two_is_no_heavy_stage() -> None:
+    self_ms = work(100, 100)
+    self_ms[:, 6] *= 1.6
+    assert findings(self_ms, signatures=PAIRS) == []
+
+
 @pytest.mark.parametrize("signatures", [{}, dict.fromkeys(range(8), "one")])
 def test_ranks_that_all_do_the_same_work_cannot_be_imbalanced(signatures: dict[int, str]) -> None:
     found = DETECTOR.find(view(work(100, 140), signatures), ())
-    assert found == Abstain("no two groups of ranks that do different work are known")
+    assert found == Abstain("no two groups of two ranks or more that do different work are known")
 
 
 def test_no_verdict_on_too_few_steps() -> None:

@@ -13,8 +13,8 @@ from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import series_of, view_of
 
 WORK = np.repeat([80.0, 100.0, 100.0, 140.0], 2)
-"""Four stages of two ranks each, with different work, in ms."""
-STAGES = {rank: rank // 2 for rank in range(8)}
+"""Ranks of which no two do the same work, in ms a step."""
+STAGES = {rank: rank for rank in range(8)}
 DETECTOR = Stragglers(Thresholds())
 
 
@@ -44,7 +44,10 @@ def test_rank_slower_than_usual_is_named_with_the_usual_ratio(rank: int) -> None
     (finding,) = findings(self_ms)
     assert (finding.ranks, finding.since_step) == ((rank,), 100)
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
-    assert "as slow as usual compared with the other 7 ranks" in finding.sentence
+    assert (
+        "as slow as usual compared with the other 7 ranks, none of which is known to do the same work,"
+        in finding.sentence
+    )
     assert read_usual([finding]) == {rank: pytest.approx(np.log(WORK[rank] / 100.0), abs=0.02)}
 
 

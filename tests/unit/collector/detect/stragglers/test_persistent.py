@@ -186,3 +186,35 @@ def test_steps_of_a_rank_that_stopped_reporting_are_not_needed() -> None:
     self_ns[60:, 2] *= 2
     self_ns[20:, 0] = np.nan
     assert [slow.rank for slow in found(self_ns)] == [2]
+
+
+# -- one or two peers -------------------------------------------------------------------------------------------------
+
+PAIRS = {rank: rank // 2 for rank in range(8)}
+"""A pipeline of four stages with two ranks each."""
+
+
+def found_in_pairs(self_ns: Floats, pairs: dict[int, int]) -> list[int]:
+    verdict = find_stragglers(view_of(series(self_ns), signatures=pairs), Thresholds())
+    assert not isinstance(verdict, Abstain)
+    return [slow.rank for slow in verdict]
+
+
+def test_rank_slower_than_its_only_peer_from_the_first_step_is_named() -> None:
+    self_ns = noise(100, 8, spread=0.02)
+    self_ns[:, 4:6] *= 2
+    self_ns[:, 5] *= 1.2
+    assert found_in_pairs(self_ns, PAIRS) == [5]
+
+
+def test_pair_no_further_apart_than_other_pairs_is_not_judged() -> None:
+    # The ranks of every pair are 10 % apart: 1.4826 x log(1.1) is the spread, and rank 5 is no further off.
+    self_ns = noise(100, 8, spread=0.02)
+    self_ns[:, 1::2] *= 1.1
+    assert found_in_pairs(self_ns, PAIRS) == []
+
+
+def test_pair_beside_too_few_others_has_its_own_noise() -> None:
+    self_ns = noise(100, 3, spread=0.02)
+    self_ns[:, 1] *= 1.3
+    assert found_in_pairs(self_ns, {0: 0, 1: 0, 2: 1}) == [1]

@@ -46,7 +46,9 @@ def test_of_what_is_over_the_sentence_is_in_the_past_tense() -> None:
 
 def test_past_form_without_peers_names_the_comparison() -> None:
     slow = slow_of(2, (0, 1, 3), self_ms=75.0, peers_ms=35.0, do_same_work=False)
-    assert "as usual compared with the other 3 ranks, of which too few did the same work,{when}" in say_past(slow)
+    assert "as usual compared with the other 3 ranks, none of which was known to do the same work,{when}" in say_past(
+        slow
+    )
 
 
 @pytest.mark.parametrize(("ratio", "is_said"), [(1.0099, False), (1.01, True)])
@@ -63,15 +65,20 @@ def test_cost_below_one_per_cent_is_not_worth_saying(ratio: float, is_said: bool
         (
             (0, 1, 3),
             False,
-            "as slow as usual compared with the other 3 ranks, of which too few do the same work, since",
+            "as slow as usual compared with the other 3 ranks, none of which is known to do the same work, since",
         ),
-        ((0,), True, "as slow as the other rank since"),
+        ((0,), True, "as slow as its only peer rank since"),
         ((0,), False, "as slow as usual compared with the other rank since"),
     ],
 )
 def test_sentence_names_the_comparison(peers: tuple[int, ...], do_same_work: bool, whom: str) -> None:
     slow = slow_of(2, peers, self_ms=75.0, peers_ms=35.0, do_same_work=do_same_work)
     assert whom in say(slow)
+
+
+def test_only_other_rank_of_a_run_is_named_so() -> None:
+    slow = slow_of(1, (0,), self_ms=75.0, peers_ms=35.0)
+    assert "as slow as the other rank since" in say(slow, series=series_of([[35.0, 75.0]]))
 
 
 def test_sentence_names_phases_used_instead_of_self_time() -> None:

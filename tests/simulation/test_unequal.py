@@ -1,0 +1,69 @@
+"""Check runs whose ranks are not equal though nothing is wrong, or not equal and one of them slow."""
+
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from tests.simulation.faults import Fault
+from tests.simulation.topology import EXPERT, Topology
+from tests.simulation.unequal import Hardware, VaryingSizes
+from tests.simulation.world import Scenario, run
+
+SLOW = 5
+STEPS = 120
+EXPERTS = VaryingSizes(dimensions=(EXPERT,), deviation=0.2)
+UNEQUAL = {
+    "a pair with a collective of its own": Scenario(
+        topology=Topology.mesh(dp=16, pairs=((4, 5),)), kind="fsdp", steps=STEPS
+    ),
+    "experts with other sizes in every step": Scenario(
+        topology=Topology.mesh(dp=16, ep=4), kind="ep", sizes=EXPERTS, steps=STEPS
+    ),
+    "stages of two ranks": Scenario(topology=Topology.mesh(pp=6, dp=2), kind="pp", steps=STEPS),
+}
+
+
+def findings(scenario: Scenario, *faults: Fault, seed: int = 2) -> list[Finding]:
+    fields = {name: getattr(scenario, name) for name in scenario.__dataclass_fields__}
+    return [opened.finding for opened in run(Scenario(**{**fields, "faults": faults, "seed": seed})).opened]
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_rank_slow_from_the_first_step_is_found_among_unequal_ranks(name: str) -> None:
+    (found,) = findings(UNEQUAL[name], Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.2, begin=0))
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (SLOW,), "gpu_compute")
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_healthy_unequal_ranks_are_not_blamed(name: str) -> None:
+    assert findings(UNEQUAL[name]) == []
+
+
+def test_heavy_stage_of_two_ranks_is_an_imbalance() -> None:
+    scenario = Scenario(topology=Topology.mesh(pp=4, dp=2), kind="pp", stage_shares=(0.8, 0.8, 0.8, 1.6), steps=STEPS)
+    (found,) = findings(scenario)
+    assert (found.kind, found.ranks) == ("imbalance", (6, 7))
+
+
+def test_stage_of_two_ranks_that_becomes_slower_is_one_finding() -> None:
+    scenario = Scenario(topology=Topology.mesh(pp=4, dp=2), kind="pp", steps=160)
+    (found,) = findings(scenario, Fault(cause="gpu_compute", ranks=(4, 5), ratio=1.3, begin=80))
+    assert (found.kind, found.ranks, found.since_step) == ("stage_slowdown", (4, 5), 80)
+
+
+def mixed(slower: int) -> Scenario:
+    """64 ranks, of which the last `slower` have a GPU that takes 1.07 times as long."""
+    hardware = Hardware(model="OLD", ranks=tuple(range(64 - slower, 64)), ratio=1.07, clock_hertz=1_700_000_000)
+    return Scenario(topology=Topology.mesh(dp=64), kind="fsdp", hardware=(hardware,), steps=56)
+
+
+@pytest.mark.parametrize("slower", [16, 24, 32])
+def test_slower_model_of_gpu_is_one_finding_about_no_rank(slower: int) -> None:
+    (found,) = findings(mixed(slower))
+    assert (found.kind, found.ranks, found.nodes) == ("slow_gpu_model", (), ())
+    assert found.sentence.startswith(f"{slower} ranks on OLD are 1.07 times as slow as {64 - slower} ranks")
+    assert found.run_slowdown_ratio == pytest.approx(1.06, abs=0.02)
+
+
+def test_slow_rank_of_the_slower_model_is_named() -> None:
+    found = findings(mixed(32), Fault(cause="gpu_compute", ranks=(50,), ratio=1.2, begin=0))
+    assert {(one.kind, one.ranks) for one in found} == {("slow_gpu_model", ()), ("straggler", (50,))}
