@@ -7,6 +7,8 @@ import msgspec
 
 STRAGGLER: Final = "straggler"
 """Kind of a finding about ranks whose self time is longer than that of their peers."""
+PERIODIC_WORK: Final = "periodic_work"
+"""Kind and cause of a finding about work that one rank does by itself every so many steps."""
 HANG: Final = "hang"
 """Kind of a finding about a run that makes no progress."""
 BUSY_RANK: Final = "busy_rank"

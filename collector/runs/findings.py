@@ -61,7 +61,7 @@ class RunFindings:
         self.charged: list[tuple[Ints, Floats]] = []
         """The steps that the last detection pass charged to each finding, and what each lost in ns."""
         self.abstained: dict[str, str] = {}
-        """Why a detector gives no verdict, by the first of its kinds."""
+        """Why a detector gives no verdict, by each of its kinds."""
         self._has_had_pass = False
         """Whether a detection pass has run in this attempt."""
 
@@ -118,10 +118,10 @@ class RunFindings:
         self.charged.clear()
         self._has_had_pass = True
         for result in found.results:
-            kind = min(result.kinds)
-            self.abstained.pop(kind, None)
+            for kind in sorted(result.kinds):
+                self.abstained.pop(kind, None)
             if result.abstained is not None:
-                self.abstained[kind] = result.abstained
+                self.abstained.update(dict.fromkeys(sorted(result.kinds), result.abstained))
                 continue
             for candidate in result.candidates:
                 self._open_or_update(candidate, found.view, effects)

@@ -10,6 +10,7 @@ A finding *names* its ranks and every rank of its nodes, or, without any, its gr
   run has slowed down is true while a fault lasts, and neither right nor false.
 - That ranks have more work than others by the layout of a run (`imbalance`) is true of stages with a share above
   the mean, false of any other rank, and never right: it finds no fault.
+- That a rank does work of its own (`periodic_work`) is true of a rank with a duty, false of any other, and never right.
 - Any other finding that names no rank (uneven work, a rule of good practice) is information, and is not counted.
 
 A fault is *found* if a finding is about it. Its *rank is right* if its findings together name exactly its ranks: one
@@ -31,7 +32,7 @@ from tests.simulation.topology import Topology
 from tests.simulation.world import Outcome, Scenario
 
 SLOW_LINK, STAGE, RUN, HANG = "slow_link", "stage_slowdown", "run_slowdown", "hang"
-IMBALANCE = "imbalance"
+IMBALANCE, OWN_WORK = "imbalance", "periodic_work"
 ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, HANG})
 """Kinds of finding that report something wrong even if they name no rank."""
 
@@ -102,7 +103,7 @@ def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
 
 def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     finding = opened.finding
-    if opened.opened_step <= fault.begin or finding.kind == IMBALANCE:
+    if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK):
         return False
     named = named_ranks(finding, topology)
     if len(fault.ranks) == topology.world_size:
@@ -127,6 +128,8 @@ def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
     named = named_ranks(opened.finding, topology)
     if opened.finding.kind == IMBALANCE and named <= _heavy_ranks(scenario):
         return False
+    if opened.finding.kind == OWN_WORK:
+        return not named <= {duty.rank for duty in scenario.duties}
     if scenario.death is not None and opened.finding.kind == HANG:
         return not named <= {scenario.death.rank}
     about = [fault for fault in faults if _is_about(opened, fault, topology)]

@@ -5,7 +5,7 @@ import pytest
 from rankscope.collector.detect.finding import Finding
 from tests.simulation.faults import Fault
 from tests.simulation.topology import EXPERT, Topology
-from tests.simulation.unequal import Hardware, VaryingSizes
+from tests.simulation.unequal import Duty, Hardware, VaryingSizes
 from tests.simulation.world import Scenario, run
 
 SLOW = 5
@@ -67,3 +67,31 @@ def test_slower_model_of_gpu_is_one_finding_about_no_rank(slower: int) -> None:
 def test_slow_rank_of_the_slower_model_is_named() -> None:
     found = findings(mixed(32), Fault(cause="gpu_compute", ranks=(50,), ratio=1.2, begin=0))
     assert {(one.kind, one.ranks) for one in found} == {("slow_gpu_model", ()), ("straggler", (50,))}
+
+
+LOG, EVALUATE, SAVE = (
+    Duty(rank=0, every=10, ratio=0.4),
+    Duty(rank=0, every=25, ratio=3),
+    Duty(rank=0, every=60, ratio=5),
+)
+
+
+@pytest.mark.parametrize(
+    ("duties", "periods"),
+    [
+        ((LOG,), "every 10 steps since"),
+        ((LOG, EVALUATE), "every 10 steps and every 25 steps since"),
+        ((LOG, SAVE), "every 10 steps since"),
+    ],
+)
+def test_duties_of_a_rank_are_work_of_its_own(duties: tuple[Duty, ...], periods: str) -> None:
+    scenario = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", duties=duties, steps=200)
+    (found,) = findings(scenario)
+    assert (found.kind, found.ranks, found.severity, found.since_step) == ("periodic_work", (0,), "info", 10)
+    assert periods in found.sentence
+
+
+def test_rank_that_is_slow_beside_the_duties_of_another_is_a_straggler() -> None:
+    scenario = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", duties=(LOG,), steps=160)
+    found = findings(scenario, Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.2, begin=0))
+    assert {(one.kind, one.ranks) for one in found} == {("periodic_work", (0,)), ("straggler", (SLOW,))}

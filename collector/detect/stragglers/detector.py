@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
+from rankscope.collector.detect.finding import PERIODIC_WORK, SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
+from rankscope.collector.detect.stragglers.periodic_work import find_own_work, tell_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     SlowRank,
     Thresholds,
@@ -37,9 +38,9 @@ USUAL: Final = "usual_log_excess"
 
 
 class Stragglers:
-    """The detector of stragglers."""
+    """The detector of stragglers, and of ranks that are slow for work of their own."""
 
-    kinds = frozenset({STRAGGLER})
+    kinds = frozenset({STRAGGLER, PERIODIC_WORK})
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -54,19 +55,29 @@ class Stragglers:
             return verdict
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
-        known = {rank: finding for finding in explained if finding.kind == STRAGGLER for rank in finding.ranks}
+        known = {rank: finding for finding in explained if finding.kind in self.kinds for rank in finding.ranks}
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
         described = joined[:DESCRIBED_MAX]
         together = _Together(view, described, known)
         return [_describe(view, together, number, known) for number in range(len(described))]
 
-    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether every rank of the finding has recovered."""
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
+        """Return whether every rank of the finding has recovered, or the other kind of finding is about it now."""
+        if _is_replaced(finding, explained):
+            return True
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
         return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
+
+
+def _is_replaced(finding: Finding, explained: Sequence[Finding]) -> bool:
+    """Return whether an intermittent straggler is known as work of its own now, or the other way round."""
+    other = {STRAGGLER: PERIODIC_WORK, PERIODIC_WORK: STRAGGLER}[finding.kind]
+    return finding.pattern == "intermittent" and any(
+        one.kind == other and one.ranks == finding.ranks and one.pattern == finding.pattern for one in explained
+    )
 
 
 def describe_lags(view: RunView, steps_min: int) -> str:
@@ -198,6 +209,10 @@ def _describe(view: RunView, together: _Together, number: int, known: Mapping[in
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )
+    if len(slow_ranks) == 1 and slow.pattern == "intermittent":
+        before = known.get(slow.rank)
+        work = find_own_work(view, slow, cause, before)
+        finding = finding if work is None else tell_own_work(finding, view, slow, work, cost, known=before)
     return Candidate(finding, together.lost_ns[number])
 
 

@@ -1,0 +1,156 @@
+"""Tell work that one rank does by itself every so many steps from a slowness: a log line, a checkpoint, an evaluation.
+
+A rank is slow in some steps only (`intermittent.py`). It is work of its own, and nothing that is wrong with the rank,
+when
+
+    where   most of these steps are longer by at least EXPLAINS of the excess in the phase `other`: after the optimizer
+            and before the next batch, where a training loop does what is not training
+    when    nearly all steps that are longer there are every k-th ones, for at most PERIODS_MAX different k, each kept
+            up to now
+
+The phases are known of every step, so that both hold of all steps and not only of those in profiler windows.
+"""
+
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.detect.finding import PERIODIC_WORK, Finding
+from rankscope.collector.detect.past import OF_IT, WHEN
+from rankscope.collector.detect.stragglers.cost import Cost
+from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, Cause
+from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.step_series import Ints
+from rankscope.measure.units import format_duration
+
+SYNC: Final = "host_device_sync"
+OWN_CAUSES: Final = frozenset({"unattributed", "host_cpu", SYNC})
+"""Causes that such work has. What the rank's loader, GPU or memory is slow at is no work of its own."""
+PERIODS_MAX: Final = 3
+"""Kinds of such work at once, as logging, evaluating and saving."""
+OCCURRENCES_MIN: Final = 3
+"""Least steps of a period: fewer prove none."""
+REGULAR_MIN: Final = 0.8
+"""Share of the slow steps that are longer in the phase `other`, and share of the steps of a period that are."""
+EXPLAINED_MIN: Final = 0.7
+"""Share of the longer steps that periods explain: the rest are stalls, which every rank has."""
+PARTS_MAX: Final = 4
+"""A period may be this part of a distance: where every 10th and every 25th step are longer, only every other of the
+25th is no 10th."""
+EXPLAINED_KEPT_MIN: Final = 0.5
+"""The same share of an open finding: a second kind of work has no period that is seen until it has come three times."""
+SUGGESTION: Final = (
+    "Do it less often, or where no rank waits for it: save checkpoints asynchronously or on all ranks, evaluate on all "
+    "ranks, log without reading values from the GPU."
+)
+
+
+class OwnWork(NamedTuple):
+    """Work of one rank: its first step, its `periods` in steps, ascending, by how much a step with it is longer in the
+    median, and the line or call in which the host waits for its GPU in it, empty where windows have not shown it.
+    """
+
+    since_step: int
+    periods: tuple[int, ...]
+    longer_ns: float
+    call: str
+
+
+def find_own_work(view: RunView, slow: SlowRank, cause: Cause, known: Finding | None) -> OwnWork | None:
+    """Return the work that explains an intermittently slow rank; None where it is none, or phases are not known.
+    `known` is the open finding about the rank.
+    """
+    other = view.series.phases_ns.get("other")
+    if other is None or cause.name not in OWN_CAUSES:
+        return None
+    rows = np.arange(len(view.series.steps))
+    mine = other[rows, view.series.column_of(slow.rank)]
+    peers = np.median(other[np.ix_(rows, view.series.columns_of(slow.peers.ranks))], axis=1)
+    longer_ns = np.nan_to_num(mine - peers, nan=0.0)
+    is_longer = longer_ns >= EXPLAINS * max(1.0, slow.self_ns - slow.peers_self_ns)
+    is_longer &= view.series.steps >= slow.since_step
+    steps = view.series.steps[is_longer]
+    if np.mean(np.isin(slow.slow_steps, steps)) < REGULAR_MIN:
+        return None
+    is_open = known is not None and known.kind == PERIODIC_WORK
+    periods = find_periods(steps, int(view.series.steps[-1]), EXPLAINED_KEPT_MIN if is_open else EXPLAINED_MIN)
+    if not periods:
+        return None
+    call = cause.because.partition(OF_IT)[2] if cause.name == SYNC else ""
+    return OwnWork(min(periods.values()), tuple(periods), float(np.median(longer_ns[is_longer])), call)
+
+
+def find_periods(steps: Ints, last_step: int, explained_min: float = EXPLAINED_MIN) -> dict[int, int]:
+    """Return the periods that explain at least this share of the steps, ascending, with the first step of each; none
+    where they do not.
+
+    >>> find_periods(np.array([10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 100]), 104)
+    {10: 10, 25: 25}
+    """
+    remaining = steps
+    periods: dict[int, int] = {}
+    for _ in range(PERIODS_MAX):
+        found = _find_most_common(steps, remaining, last_step)
+        if found is None:
+            break
+        period, offset = found
+        periods[period] = int(steps[steps % period == offset][0])
+        remaining = remaining[remaining % period != offset]
+    is_explained = bool(periods) and len(remaining) <= (1 - explained_min) * len(steps)
+    return dict(sorted(periods.items())) if is_explained else {}
+
+
+def _find_most_common(steps: Ints, remaining: Ints, last_step: int) -> tuple[int, int] | None:
+    """Return the period, with its offset, that explains the most of the remaining steps; of equal ones the shortest."""
+    distances = np.concatenate([np.diff(remaining), remaining[2:] - remaining[:-2]])
+    parts = np.concatenate([distances[distances % part == 0] // part for part in range(1, PARTS_MAX + 1)])
+    best, most = None, 0
+    for period in np.unique(parts[parts > 1]).tolist():
+        offsets, counts = np.unique(remaining % period, return_counts=True)
+        offset, count = int(offsets[counts.argmax()]), int(counts.max())
+        members = steps[steps % period == offset]
+        expected = (last_step - int(members[0])) // period + 1
+        if count > most and len(members) >= max(OCCURRENCES_MIN, REGULAR_MIN * expected):
+            best, most = (period, offset), count
+    return best
+
+
+def tell_own_work(
+    finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, known: Finding | None = None
+) -> Finding:
+    """Return the finding about an intermittent straggler as one about work of its own. It has begun with the `known`
+    one.
+    """
+    since_step = work.since_step
+    if known is not None and known.since_step is not None:
+        since_step = min(since_step, known.since_step)
+    finding = msgspec.structs.replace(finding, since_step=since_step)
+    return msgspec.structs.replace(
+        finding,
+        kind=PERIODIC_WORK,
+        cause=PERIODIC_WORK,
+        severity="info",
+        suggestion=SUGGESTION,
+        sentence=_write_sentence(finding, view, slow, work, cost),
+        past=_write_sentence(finding, view, slow, work, cost, is_over=True),
+        evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},
+    )
+
+
+def _write_sentence(
+    finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, is_over: bool = False
+) -> str:
+    does, wait, is_, waits = ("did", "waited", "was", "waited") if is_over else ("does", "wait", "is", "waits")
+    when = WHEN if is_over else f" since step {finding.since_step}"
+    every = " and ".join(f"every {period} steps" for period in work.periods)
+    peers = "only peer rank" if slow.peers.size == 1 else f"{slow.peers.size} peer ranks"
+    text = (
+        f"Rank {slow.rank} ({view.nodes[slow.rank]}) {does} work of its own {every}{when}, after its optimizer and "
+        f"before its next batch, for which the other ranks {wait}: such a step {is_} {format_duration(work.longer_ns)} "
+        f"longer than on its {peers}"
+    )
+    where = f"; its host {waits} for the GPU in {work.call}." if work.call else "."
+    return text + where + describe_cost(cost, is_over=is_over)
