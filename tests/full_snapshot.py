@@ -200,6 +200,8 @@ def full_snapshot() -> Snapshot:
         findings=(finding,),
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
         run_slowdown_ratio=1.2,
+        ranks_without_peers=1,
+        not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,
             between_steps_ns=4_000 * MS, stalled_ns=3_000 * MS, restart_ns=2_500 * MS, unreported_ns=500 * MS,

@@ -10,7 +10,12 @@ from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN,
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
-from rankscope.collector.runs.run_status import RunStatus, build_status, describe_state
+from rankscope.collector.runs.run_status import (
+    RunStatus,
+    build_status,
+    describe_ranks_without_peers,
+    describe_state,
+)
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Stall, describe_frame, find_script_frame
@@ -24,6 +29,8 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     """Return the lines about a run, with its worst ranks or without them."""
     lines = [_render_verdict(status, colors), INDENT + _describe_run(status)]
     lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
+    without_peers = describe_ranks_without_peers(status.run)
+    lines += [] if without_peers is None else [INDENT + without_peers]
     lines += _list_others(status.run.open_findings, colors)
     lines += [INDENT + printable(text) for rank in status.worst if (text := describe_stall(rank)) is not None]
     if with_ranks and status.worst:

@@ -24,6 +24,11 @@ class PeerSearch:
     gpu_models: GpuModels = field(default_factory=GpuModels)
     _last: _Found | None = None
 
+    @property
+    def without_peers(self) -> int:
+        """Return how many ranks the last search left without a peer."""
+        return 0 if self._last is None else len(self._last.peers.ranks_without_peers)
+
     def find(
         self, ranks: tuple[int, ...], signatures: Mapping[int, Signature], states: Mapping[int, RankState]
     ) -> PeerGroups:

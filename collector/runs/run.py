@@ -271,6 +271,8 @@ class RunState:
             run_slowdown_ratio=find_run_slowdown(attempt.slowdowns, open_findings) if end is None else None,
             goodput=self.goodput.snapshot(now_collector_ns),
             end=end,
+            ranks_without_peers=attempt.peer_search.without_peers if attempt.world_size > 1 else 0,
+            not_judged=dict(findings.abstained),
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

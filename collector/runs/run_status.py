@@ -105,6 +105,21 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
     )
 
 
+def describe_ranks_without_peers(run: RunSnapshot) -> str | None:
+    """Return how many ranks are judged by their own past only; None where all have peers.
+
+    >>> run = RunSnapshot(run="bert", world_size=16, restart_count=0, ranks=(), ranks_without_peers=12)
+    >>> describe_ranks_without_peers(run)
+    '12 of 16 ranks have no peers with equal work: judged by their own past only'
+    """
+    count, size = run.ranks_without_peers, run.size
+    if not count:
+        return None
+    have, their = ("has", "its") if count == 1 else ("have", "their")
+    have = have if run.end is None else "had"
+    return f"{count:,} of {size:,} ranks {have} no peers with equal work: judged by {their} own past only"
+
+
 def describe_state(rank: RankSnapshot) -> str:
     """Return the state of a rank in one word."""
     if rank.ended is not None:

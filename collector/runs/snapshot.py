@@ -108,6 +108,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One run. `open_findings` hold now, `findings` are all of the run, open ones included; `abstained` says why
     detection gives no verdict, None when it does. `end` is how the run ended, None while it goes on. `run` is its name,
     which successive runs may share, `run_id` its own id (run_ids.py), the name where none is given.
+    `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their own past only.
+    `not_judged` says by kind of finding why detection gives no verdict about it now.
     """
 
     run: str
@@ -122,6 +124,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     run_slowdown_ratio: float | None = None
     goodput: GoodputSnapshot = GoodputSnapshot()
     end: RunEnd | None = None
+    ranks_without_peers: int = 0
+    not_judged: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         if not self.run_id:

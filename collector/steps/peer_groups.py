@@ -81,9 +81,10 @@ def find_peer_groups(
     ranks: Sequence[int],
     signatures: Mapping[int, Hashable],
     models: Mapping[int, str | None] | None = None,
-    coarsen: Callable[[Any], Hashable] = _itself,
+    coarsen: Callable[[Any], Hashable | None] = _itself,
 ) -> PeerGroups:
-    """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, and by their `models`.
+    """Group ranks by the signatures of their steps, then by what `coarsen` leaves of them, and by their `models`. Few
+    ranks with a signature of which it leaves None are no peers, unless they are all ranks.
 
     Ranks without a peer, and those without a known signature, are compared with all ranks. When no signature is known
     at all, every rank is a peer of every other of its model.
@@ -114,7 +115,7 @@ def middle_of_ranks(self_ns: Floats) -> Floats:
 
 
 def _find_works(
-    ranks: tuple[int, ...], signatures: Mapping[int, Hashable], coarsen: Callable[[Any], Hashable]
+    ranks: tuple[int, ...], signatures: Mapping[int, Hashable], coarsen: Callable[[Any], Hashable | None]
 ) -> list[tuple[int, ...]]:
     """Return the groups of ranks with the same work, in the order of their first ranks."""
     if not signatures:
@@ -123,19 +124,21 @@ def _find_works(
     for rank in ranks:
         if rank in signatures:
             exact.setdefault(signatures[rank], []).append(rank)
+    enough = min(PEERS_MIN + 1, len(ranks))
+    groups = [group for group in exact.values() if len(group) >= enough]
     alike: dict[Hashable, list[int]] = {}
-    few = []
     for signature, group in exact.items():  # those with many ranks first: others may join them
-        if len(group) > PEERS_MIN:
+        if len(group) >= enough:
             alike.setdefault(coarsen(signature), group)
-        else:
-            few.append(signature)
-    joined: dict[int, list[int]] = {id(group): group for group in exact.values() if len(group) > PEERS_MIN}
-    for signature in few:
-        group = alike.setdefault(coarsen(signature), [])
-        joined[id(group)] = group
-        group += exact[signature]
-    return sorted(tuple(sorted(group)) for group in joined.values())
+    for signature, few in exact.items():
+        coarse = coarsen(signature)
+        if len(few) >= enough or coarse is None:
+            continue
+        if coarse not in alike:
+            alike[coarse] = []
+            groups.append(alike[coarse])
+        alike[coarse] += few
+    return sorted(tuple(sorted(group)) for group in groups)
 
 
 def _split(work: tuple[int, ...], models: Mapping[int, str | None]) -> list[tuple[int, ...]]:

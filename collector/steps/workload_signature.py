@@ -59,8 +59,12 @@ class Signature(NamedTuple):
         """
         return hash((len(self.calls), self.calls[:1], self.calls[-1:]))
 
-    def coarsen(self) -> "Signature":
-        """Return the signature without small collectives. Point-to-point ones stay: they tell stages apart."""
+    def coarsen(self) -> "Signature | None":
+        """Return the signature without small collectives. Point-to-point ones stay: they tell stages apart. None where
+        they do not, in a group of all ranks: of few ranks with that signature each may be another stage.
+        """
+        if any(place < 0 for place in self.places):
+            return None
         largest = max((size for _, _, size in self.calls), default=0)
         kept = [
             call for call in self.calls

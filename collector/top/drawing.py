@@ -17,6 +17,7 @@ from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_ratios import choose_counted, describe_absence
+from rankscope.collector.runs.run_status import describe_ranks_without_peers
 from rankscope.collector.top.board import ORDERS, Board
 from rankscope.collector.top.snapshot_fetch import RankLine, RunView
 from rankscope.measure.records import PHASES
@@ -118,7 +119,8 @@ def _draw_findings(view: RunView, width: int) -> list[Text]:
         return [_cut(Text(printable(line)), width) for line in lines]
     if not run.open_findings:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
-        return [_cut(Text(printable(quiet), style="bright_black"), width)]
+        lines = [quiet, *([text] if (text := describe_ranks_without_peers(run)) is not None else [])]
+        return [_cut(Text(printable(line), style="bright_black"), width) for line in lines]
     shown = [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
     more = len(run.open_findings) - len(shown)
     return shown + ([Text(f"and {more} more findings", style="bright_black")] if more > 0 else [])

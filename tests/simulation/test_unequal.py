@@ -2,11 +2,12 @@
 
 import pytest
 
+from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from tests.simulation.faults import Fault
 from tests.simulation.topology import EXPERT, Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes
-from tests.simulation.world import Scenario, run
+from tests.simulation.world import Scenario, World, run
 
 SLOW = 5
 STEPS = 120
@@ -95,3 +96,13 @@ def test_rank_that_is_slow_beside_the_duties_of_another_is_a_straggler() -> None
     scenario = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", duties=(LOG,), steps=160)
     found = findings(scenario, Fault(cause="gpu_compute", ranks=(SLOW,), ratio=1.2, begin=0))
     assert {(one.kind, one.ranks) for one in found} == {("periodic_work", (0,)), ("straggler", (SLOW,))}
+
+
+def test_ranks_without_peers_are_counted() -> None:
+    scenario = Scenario(topology=Topology.mesh(pp=4), kind="pp", steps=40)
+    world = World(scenario, CollectorConfig())
+    assert world.run().opened == []
+    assert world.snapshot().ranks_without_peers == 4
+    not_judged = world.snapshot().not_judged
+    assert not_judged["imbalance"] == "no two groups of two ranks or more that do different work are known"
+    assert not_judged["stage_slowdown"] == ("no two ranks are known to do the same work: there is no stage to compare")

@@ -27,6 +27,7 @@ from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end
 from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
+from rankscope.collector.runs.run_status import describe_ranks_without_peers
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
 
@@ -50,7 +51,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run at the time of the snapshot. `run` is its name, `run_id` is unique. `latest_step` is the last step that
     detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
     states how it ended and which rank failed first. `window_effect` says what full windows of GPUs have done to the
-    steps; None: nothing was measured. The other fields are as in RunSnapshot and RunSummary; None: not known.
+    steps; None: nothing was measured. `without_peers_said` says which ranks are judged by their own past only; None:
+    none. The other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -73,6 +75,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     window_ratios: RunRatios = RunRatios()
     window_ratios_said: str = ""
     window_effect: str | None = None
+    without_peers_said: str | None = None
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,4 +257,5 @@ def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None
         window_ratios=windows.ratios,
         window_ratios_said=describe_run_ratios(windows.ratios),
         window_effect=windows.effect,
+        without_peers_said=describe_ranks_without_peers(run),
     )

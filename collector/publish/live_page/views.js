@@ -16,7 +16,7 @@ const TIMED = {
   "caused wait a step, ms": "wait_caused_ns_median",
 };
 
-const IN_WORDS = new Set(["no straggler verdict", "full windows", "cost of full windows"]);
+const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows"]);
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
@@ -61,6 +61,7 @@ export const showFigures = (run) => {
     ["goodput", percent(run.goodput_ratio)],
     ["restarts", number(run.restart_count)],
     ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
+    ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
   ];
@@ -135,7 +136,7 @@ export const showShares = (table, stretches, sharesOf) => {
 
 const compared = (peers) => {
   if (peers === null) return "not compared yet";
-  const whom = peers.do_same_work ? "peer ranks" : "ranks, all of the run: too few peer ranks";
+  const whom = peers.do_same_work ? "peer ranks" : "ranks, all of the run: it has no peer ranks";
   return `compared with ${number(peers.count)} ${whom}`;
 };
 

@@ -156,6 +156,14 @@ def find_open(snapshot: Snapshot) -> Iterator[Value]:
     return ((labels, 1) for labels, _ in _open_findings(snapshot))
 
 
+def _count_without_peers(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.ranks_without_peers) for run in _live_runs(snapshot))
+
+
+def _find_not_judged(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run, kind), 1) for run in _live_runs(snapshot) for kind in sorted(run.not_judged))
+
+
 def find_slowdowns(snapshot: Snapshot) -> Iterator[Value]:
     """Yield the slowdown of open findings that have one."""
     return ((labels, finding.slowdown_ratio) for labels, finding in _open_findings(snapshot))
@@ -284,5 +292,18 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Time of the run by kind: steps, startup, between_steps, stalled, restart.",
         "time between the ends of reported steps, by what the run did", _GOODPUT, NOT_NEGATIVE,
         OfSnapshot(_run_seconds),
+    ),
+    Measure(
+        "rankscope_ranks_without_peers", "gauge", "", RUN,
+        "Ranks with work that no other rank of the run is known to do. They are judged by their own past only: what "
+        "they have been from their first step is not found.",
+        "ranks without a peer (docs/definitions.md section 4)", _DETECTION, NOT_NEGATIVE,
+        OfSnapshot(_count_without_peers),
+    ),
+    Measure(
+        "rankscope_finding_not_judged", "gauge", "", ("run", "kind"),
+        "1 while detection gives no verdict about this kind of finding; the run in the API says why (not_judged).",
+        "1 per kind without a verdict", _DETECTION, ONE,
+        OfSnapshot(_find_not_judged),
     ),
 )  # fmt: skip

@@ -125,6 +125,7 @@ def _runs() -> list[Placed]:
                 "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
                 "step": Column("Step", recorded("run:step_seconds:mean_rate5m"), SECONDS),
                 "findings": Column("Findings", "count by (run) (rankscope_finding_open)", colours=too_high(red=1)),
+                "without_peers": Column("Ranks without peers", "rankscope_ranks_without_peers"),
                 "lost": Column("Lost", "sum by (run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1),
             },
             keys=["run"],

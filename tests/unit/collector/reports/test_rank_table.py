@@ -5,6 +5,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, render_rank
 from rankscope.collector.reports.status_text import render_run
+from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.records import Totals, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -92,6 +93,13 @@ def test_reason_for_no_verdict_is_the_first_line() -> None:
     lines = render_run(run_of(ranks=(KNOWN,), abstained="1 of 2 ranks have not reported yet")).splitlines()
     assert lines[0] == "run bert: no verdict yet: 1 of 2 ranks have not reported yet"
     assert lines[1].startswith("  1 of 2 ranks: 1 up")
+
+
+def test_ranks_without_peers_are_told() -> None:
+    lines = render_run(run_of(ranks_without_peers=1)).splitlines()
+    assert lines[2] == "  1 of 2 ranks has no peers with equal work: judged by its own past only"
+    ended = render_run(run_of(ranks_without_peers=2, end=RunEnd(reason="finished", ranks={"finished": 2}))).splitlines()
+    assert "  2 of 2 ranks had no peers with equal work: judged by their own past only" in ended
 
 
 def test_finding_stays_visible_without_a_new_verdict() -> None:

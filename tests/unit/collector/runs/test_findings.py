@@ -103,7 +103,7 @@ def test_finding_and_reason_stay_while_a_detector_abstains() -> None:
     told, verdicts = started(slow(2))
     told.answer, told.passed = Abstain("too few steps"), True
     assert look(verdicts, told, view_until(4)) == []
-    assert verdicts.abstained == {"slow_link": "too few steps"}
+    assert verdicts.abstained == {"slow_link": "too few steps", "straggler": "too few steps"}
     told.answer = []
     look(verdicts, told, view_until(5))
     assert (verdicts.abstained, verdicts.open_findings) == ({}, ())

@@ -30,6 +30,14 @@ def test_few_ranks_that_are_alike_join_the_many() -> None:
     assert found.works == ((0, 1, 2, 3, 4, 5),)
 
 
+def test_few_ranks_whose_stages_are_not_told_apart_are_no_peers() -> None:
+    signatures = {0: "first", 1: "middle", 2: "middle", 3: "last"}
+    found = find_peer_groups((0, 1, 2, 3), signatures, coarsen=lambda _: None)
+    assert (found.works, found.ranks_without_peers) == ((), (0, 1, 2, 3))
+    all_alike = find_peer_groups((0, 1, 2), dict.fromkeys(range(3), "a ring"), coarsen=lambda _: None)
+    assert all_alike.works == ((0, 1, 2),)
+
+
 def test_many_ranks_of_one_signature_stay_by_themselves() -> None:
     signatures = dict.fromkeys(range(4), "work") | dict.fromkeys(range(4, 8), "work and a flag")
     found = find_peer_groups(tuple(range(8)), signatures, coarsen=lambda signature: str(signature).split()[0])

@@ -128,6 +128,7 @@ LARGE = ("all_reduce", 4, 64_000)
 
 def test_small_collective_does_not_tell_the_work() -> None:
     # 64 bytes are a thousandth of 64,000: small. 65 are not.
+    assert Signature((LARGE,), (FIRST_SENDS,)).coarsen() is None
     assert Signature((("all_gather", 2, 64), LARGE), (1,)).coarsen() == Signature((LARGE,), (1,))
     assert Signature((("all_gather", 2, 65), LARGE)).coarsen() == Signature((("all_gather", 2, 65), LARGE))
 

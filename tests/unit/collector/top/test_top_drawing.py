@@ -115,6 +115,11 @@ def test_reason_for_no_verdict_is_shown() -> None:
     assert "no verdict yet: too few ranks" in lines_of(Board(), view((line(0),), abstained="too few ranks"))[1]
 
 
+def test_ranks_without_peers_are_told() -> None:
+    lines = lines_of(Board(), view((line(0),), ranks_without_peers=3), 120)
+    assert lines[2].strip() == "3 of 4 ranks have no peers with equal work: judged by their own past only"
+
+
 def test_collector_without_runs_differs_from_a_lost_one() -> None:
     empty = RunView(wall_s=0.0)
     assert "no run has reported" in lines_of(Board(), empty)[0]
