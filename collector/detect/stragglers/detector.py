@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.collector.detect.finding import PERIODIC_WORK, SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
-from rankscope.collector.detect.stragglers.periodic_work import find_own_work, tell_own_work
+from rankscope.collector.detect.stragglers.periodic_work import OwnWork, find_own_work, tell_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     SlowRank,
     Thresholds,
@@ -59,8 +59,16 @@ class Stragglers:
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
         described = joined[:DESCRIBED_MAX]
-        together = _Together(view, described, known)
-        return [_describe(view, together, number, known) for number in range(len(described))]
+        works = [_find_own_work(view, slow, known) for _, slow in described]
+        together = _Together(view, [one for one, work in zip(described, works, strict=True) if work is None], known)
+        return [
+            *(_describe(view, together, number, known) for number in range(len(together.found))),
+            *(
+                _describe_own_work(view, one, work, known)
+                for one, work in zip(described, works, strict=True)
+                if work is not None
+            ),
+        ]
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether every rank of the finding has recovered, or the other kind of finding is about it now."""
@@ -209,11 +217,27 @@ def _describe(view: RunView, together: _Together, number: int, known: Mapping[in
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )
-    if len(slow_ranks) == 1 and slow.pattern == "intermittent":
-        before = known.get(slow.rank)
-        work = find_own_work(view, slow, cause, before)
-        finding = finding if work is None else tell_own_work(finding, view, slow, work, cost, known=before)
     return Candidate(finding, together.lost_ns[number])
+
+
+def _find_own_work(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> OwnWork | None:
+    """Return the work of its own that an intermittently slow rank does; None for any other slowness."""
+    slow = slow_ranks[0]
+    if len(slow_ranks) > 1 or slow.pattern != "intermittent":
+        return None
+    cause = find_cause(slow, view.series, view.samples, view.machines, view.excess_ns)
+    return find_own_work(view, slow, cause, known.get(slow.rank))
+
+
+def _describe_own_work(
+    view: RunView, one: tuple[str | None, Sequence[SlowRank]], work: OwnWork, known: Mapping[int, Finding]
+) -> Candidate:
+    """Build the finding about work of its own, whose cost is stated by itself."""
+    slow, together = one[1][0], _Together(view, [one], {})
+    candidate = _describe(view, together, 0, known)
+    cost = together.price(0, slow.since_step)
+    finding = tell_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
+    return candidate._replace(finding=finding)
 
 
 def _align_begin(slow: SlowRank, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> SlowRank:
