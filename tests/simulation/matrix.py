@@ -10,6 +10,7 @@ from tests.simulation.faults import EFFECTS, Fault
 from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import BEGIN, LAYOUTS, PATTERNS, SLOW_RANK, Layout, slow_rank
+from tests.simulation.unequal_matrix import unequal_runs
 from tests.simulation.world import Death, Scenario
 
 RATIOS = (1.03, 1.1, 1.3, 3.0)
@@ -23,8 +24,8 @@ LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync", "unseen_wa
 """Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
-ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY = (
-    "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy",
+ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY, UNEQUAL = (
+    "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy", "unequal",
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def trials() -> Iterator[Trial]:
     parts = (
         _one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits,
         _unseen,
+        _unequal,
     )  # fmt: skip
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
@@ -182,3 +184,9 @@ def _unseen() -> Iterator[Entry]:
     for where, rank, ratio in itertools.product(SMALL, (SLOW_RANK, 2), (1.1, 1.3)):
         faults = (slow_rank("slow_link", 3.0), slow_rank("gpu_compute", ratio, ranks=(rank,)))
         yield Entry(TWO, "slow_link + gpu_compute", where, "usual", faults)
+
+
+def _unequal() -> Iterator[Entry]:
+    """Yield runs of unequal ranks, each with a layout of its own in place of the named one."""
+    for one in unequal_runs():
+        yield Entry(UNEQUAL, one.what, "fsdp 16", "usual", one.faults, one.fields)

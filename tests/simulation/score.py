@@ -200,6 +200,8 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
         ("a rank that recovers after 40 steps", _about(scored, matrix.RECOVERY), lambda one: one.trial.what),
         ("network, clocks, death", _about(scored, matrix.WORLD), lambda one: one.trial.what),
         ("one slow rank in noise", _about(scored, matrix.NOISE), by_size),
+        ("ranks that are not equal, even seeds", _unequal(scored, 0), lambda one: one.trial.what),
+        ("ranks that are not equal, odd seeds (held out)", _unequal(scored, 1), lambda one: one.trial.what),
         ("healthy, by noise", healthy, lambda one: one.trial.noise),
         ("healthy, by layout", healthy, lambda one: one.trial.where),
     ]
@@ -208,6 +210,11 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
 
 def _about(scored: Sequence[Scored], about: str) -> list[Scored]:
     return [one for one in scored if one.trial.about == about]
+
+
+def _unequal(scored: Sequence[Scored], odd: int) -> list[Scored]:
+    """Return the runs of unequal ranks with even seeds, or with odd ones."""
+    return [one for one in _about(scored, matrix.UNEQUAL) if one.trial.scenario.seed % 2 == odd]
 
 
 def _seen(scored: Sequence[Scored]) -> list[Scored]:
