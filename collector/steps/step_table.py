@@ -17,19 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.invariants import require
-from rankscope.collector.steps.collectives import CollectiveBlock, Kinds, NameLists, Rows
+from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.skipped_collectives import Lags, find_lags
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, StepWaits, split_waits
-from rankscope.collector.steps.workload_signature import (
-    GroupFacts,
-    Signature,
-    Sort,
-    find_changed_sizes,
-    find_signatures,
-)
+from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
 from rankscope.measure.units import NS_PER_S
@@ -238,10 +232,7 @@ class StepTable:
         self._places: dict[tuple[int, str], int] = {}
         #: The signature of each rank's steps; the same mapping object as long as no signature changes.
         self.signatures: Mapping[int, Signature] = {}
-        #: The sorts of collectives whose sizes have changed, and those in which they have changed twice: once they
-        #: do when DDP has built its buckets anew. They only grow.
-        self._changed: frozenset[Sort] = frozenset()
-        self._varying: frozenset[Sort] = frozenset()
+        self._signature_search = SignatureSearch()
         #: The last step that any rank has reported; -1 before any. Only grows.
         self.latest_step = -1
         self._distance = WindowDistance()
@@ -367,7 +358,10 @@ class StepTable:
         self._lags.add(step, find_lags(collectives) if np.isnan(waits.exposed_ns).any() else {})
         self._keep_handovers(slot, waits)
         self._self_has_transfers = waits.is_transfer_kept
-        self._find_signatures(waits.rows, waits.kinds.kinds)
+        groups = GroupFacts(
+            self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
+        )
+        self.signatures = self._signature_search.find(waits.rows, waits.kinds.kinds, groups)
         return waits.kinds
 
     def _keep_handovers(self, slot: int, waits: StepWaits) -> None:
@@ -378,22 +372,6 @@ class StepTable:
         handover_ns = np.zeros(self._world_size)
         handover_ns[waits.ranks] = waits.handover_ns
         self._handover_ns.put(slot, handover_ns)
-
-    def _find_signatures(self, rows: Rows, kinds: Kinds) -> None:
-        groups = GroupFacts(
-            self._group_sizes,
-            self._world_size,
-            lambda rank, group: self._places.get((rank, group), -1),
-            self._varying,
-        )
-        found = find_signatures(rows, kinds, groups, self.signatures)
-        changed = find_changed_sizes(self.signatures, found)
-        varying = self._varying | (changed & self._changed)
-        self._changed |= changed
-        if varying != self._varying:
-            self._varying = varying
-            found = find_signatures(rows, kinds, groups._replace(varying=self._varying), self.signatures)
-        self.signatures = found
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Advance the ring to the last of the steps of `rows`, and return the rows whose step is in it."""

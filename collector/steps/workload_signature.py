@@ -130,6 +130,30 @@ def _find_first_alike(code: Ints, firsts: Ints) -> Ints:
     return firsts_alike
 
 
+class SignatureSearch:
+    """Finds signatures in step after step, and leaves out the sizes that vary: those that have changed twice. Once they
+    do when DDP has built its buckets anew.
+    """
+
+    def __init__(self) -> None:
+        self._former: Mapping[int, Signature] = {}
+        #: The sorts of collectives whose sizes have changed, and those that have twice. They only grow.
+        self._changed: frozenset[Sort] = frozenset()
+        self._varying: frozenset[Sort] = frozenset()
+
+    def find(self, rows: Rows, kinds: Kinds, groups: GroupFacts) -> Mapping[int, Signature]:
+        """Return `find_signatures` of a step; the same mapping as long as nothing changes."""
+        found = find_signatures(rows, kinds, groups._replace(varying=self._varying), self._former)
+        changed = find_changed_sizes(self._former, found)
+        varying = self._varying | (changed & self._changed)
+        self._changed |= changed
+        if varying != self._varying:
+            self._varying = varying
+            found = find_signatures(rows, kinds, groups._replace(varying=varying), self._former)
+        self._former = found
+        return found
+
+
 def find_changed_sizes(former: Mapping[int, Signature], signatures: Mapping[int, Signature]) -> frozenset[Sort]:
     """Return the sorts of collectives whose bytes have changed on a rank between two steps with as many of each."""
     if former is signatures:

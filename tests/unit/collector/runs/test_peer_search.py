@@ -1,11 +1,10 @@
-"""Models of GPUs as ranks report them."""
+"""Models of GPUs as ranks report them, and the search for peers."""
 
 import msgspec
 import pytest
 
-from rankscope.collector.runs import gpu_models as module
-from rankscope.collector.runs.gpu_models import GpuModels
-from rankscope.collector.runs.peer_search import PeerSearch
+from rankscope.collector.runs import peer_search as module
+from rankscope.collector.runs.peer_search import GpuModels, PeerSearch
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.step_accounting import StepAccounting
 from rankscope.measure.codec import encode
