@@ -108,7 +108,9 @@ def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     named = named_ranks(finding, topology)
     if len(fault.ranks) == topology.world_size:
         return finding.kind == RUN or len(named) == topology.world_size
-    return _is_of_its_link(finding, fault, topology) or not named.isdisjoint(fault.ranks)
+    if finding.kind == SLOW_LINK:  # it names all ranks of a group, also one that is slow by itself
+        return _is_of_its_link(finding, fault, topology)
+    return not named.isdisjoint(fault.ranks)
 
 
 def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
