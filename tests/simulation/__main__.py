@@ -105,7 +105,8 @@ def describe(outcome: Outcome) -> list[str]:
         lines.append(f"  rank {scenario.death.rank} is gone before step {scenario.death.step}")
     elif not scenario.faults:
         lines.append("  nothing is wrong")
-    return [*lines, f"  false findings: {judged.false_findings}"]
+    lines.append(f"  false findings: {judged.false_findings}")
+    return [*lines, *(f"  violation: {violation}" for violation in outcome.violations)]
 
 
 def _describe_finding(opened: Opened) -> str:

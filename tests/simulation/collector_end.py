@@ -24,6 +24,7 @@ from rankscope.measure.codec import decode
 from rankscope.measure.messages import Ack, ClockPong, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.units import ns_to_s
 from tests.run_ticks import tick_run
+from tests.simulation.finding_watch import FindingWatch
 from tests.validated_run import ValidatedRun
 
 
@@ -50,6 +51,8 @@ class CollectorEnd:
         self._open: dict[int, tuple[Finding, int]] = {}
         self._closed: list[Opened] = []
         self._opened_ever: set[int] = set()
+        self.watch: FindingWatch | None = None
+        """Sees the findings of every pass, where there is one."""
 
     @property
     def opened(self) -> list[Opened]:
@@ -103,6 +106,10 @@ class CollectorEnd:
                     assert effect.finding.number in self._open, f"finding {effect.finding.number} is not open"
                     _, opened_step = self._open.pop(effect.finding.number)
                     self._closed.append(Opened(effect.finding, opened_step, step))
+                    if self.watch is not None and effect.reason == "passed":
+                        self.watch.observe_passed(effect.finding, step)
+        if self.watch is not None:
+            self.watch.observe(self.run.open_findings, step)
         return asked
 
     def snapshot(self, now_ns: int) -> RunSnapshot:

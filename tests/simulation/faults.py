@@ -93,6 +93,10 @@ class Fault:
         """Return the effect of its cause."""
         return EFFECTS[self.cause]
 
+    def lasts_at(self, step: int) -> bool:
+        """Return whether it is active after `step` steps, an intermittent one also between its slow steps."""
+        return self.begin < step and (self.end is None or step <= self.end)
+
     def strength(self, step: int) -> float:
         """Return the share by which a step of these ranks is longer: 0.3 for one that is 1.3 times as long."""
         since = step - self.begin

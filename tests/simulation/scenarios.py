@@ -75,6 +75,12 @@ PATTERNS: Mapping[str, Mapping[str, int]] = {
 }
 """Patterns of a fault over time; `bouts` is a form of intermittent with whole stretches of steps."""
 
+SLOW_DRIFTS: Mapping[str, Mapping[str, int]] = {
+    "slow_drift": {"drift_steps": 200},
+    "very_slow_drift": {"drift_steps": 300},
+}
+"""Patterns on the command line that the score's first matrix does not have."""
+
 
 def build_layout(kind: str, ranks: int) -> Layout:
     """Return a run of `ranks` ranks. Raises ValueError for an unknown kind or a number that cannot be laid out."""
@@ -99,8 +105,9 @@ def parse_fault(text: str, topology: Topology) -> Fault:
         raise ValueError(f"fault is {text!r}; it is written cause:who:ratio[:begin[:pattern]]")
     if cause not in EFFECTS:
         raise ValueError(f"cause is {cause!r} in {text!r}; known are {', '.join(EFFECTS)}")
-    if pattern and pattern not in PATTERNS:
-        raise ValueError(f"pattern is {pattern!r} in {text!r}; known are {', '.join(PATTERNS)}")
+    patterns = {**PATTERNS, **SLOW_DRIFTS}
+    if pattern and pattern not in patterns:
+        raise ValueError(f"pattern is {pattern!r} in {text!r}; known are {', '.join(patterns)}")
     if begin and not begin.isdecimal():
         raise ValueError(f"begin is {begin!r} in {text!r}; it is the number of a step, counted from 0")
     return Fault(
@@ -108,7 +115,7 @@ def parse_fault(text: str, topology: Topology) -> Fault:
         ranks=_parse_ranks(who, topology),
         ratio=_parse_ratio(ratio, text),
         begin=int(begin or BEGIN),
-        **PATTERNS[pattern or "steady"],
+        **patterns[pattern or "steady"],
     )
 
 

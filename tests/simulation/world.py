@@ -17,6 +17,7 @@ from tests.simulation.clocks import ClockNoise, Clocks
 from tests.simulation.collector_end import CollectorEnd, Opened
 from tests.simulation.engine import Engine, Floats, Step
 from tests.simulation.faults import Fault, Injection
+from tests.simulation.finding_watch import FindingWatch
 from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
@@ -96,6 +97,8 @@ class Outcome:
     worked_ns: Mapping[str, Floats] = field(default_factory=dict)
     phases_ns: Mapping[str, Floats] = field(default_factory=dict)
     called_ns: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    violations: tuple[str, ...] = ()
+    """What was not true, or contradicted itself, in the course of the run (`finding_watch.py`)."""
 
 
 class _Made(NamedTuple):
@@ -137,6 +140,7 @@ class World:
             self.ranks[scenario.skip.rank].skips_step = scenario.skip.step
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
         self.end = CollectorEnd(RUN, topology.world_size, config)
+        self._watch = self.end.watch = FindingWatch(scenario.faults, topology)
         self.network = self._connect()
         self._steps: list[Step] = []
         self.now_ns = 0
@@ -214,7 +218,9 @@ class World:
             phase: np.array([step.phases_ns[phase] for step in steps], dtype=np.float64) for phase in steps[0].phases_ns
         }
         called_ns = np.array([step.called_ns for step in steps], dtype=np.float64)
-        return Outcome(self.scenario, self.end.opened, abstained, step_ns, worked_ns, phases_ns, called_ns)
+        return Outcome(
+            self.scenario, self.end.opened, abstained, step_ns, worked_ns, phases_ns, called_ns, self._watch.violations
+        )
 
     def snapshot(self) -> RunSnapshot:
         """Return the collector's snapshot."""
