@@ -19,6 +19,8 @@ PAUSES: Final = frozenset({BUSY_RANK, DATA_WAIT})
 """Causes of a hang finding that a healthy run may have: the run is said to pause, and it is a warning."""
 SLOW_LINK: Final = "slow_link"
 """Kind and cause of a finding about links."""
+RUN_SLOWDOWN: Final = "run_slowdown"
+"""Kind of a finding about a run whose steps have become longer: a run has one at a time, whatever its cause."""
 PATTERNS: Final = ("steady", "intermittent", "drifting")
 """Patterns of a slowness: the same in every step; only in some steps; growing."""
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -91,12 +93,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_about_the_same(self, other: "Finding") -> bool:
         """Return whether two findings are the same one, possibly grown or shrunk: of one kind, with a group in common,
-        and with a rank in common where they are about ranks.
+        and with a rank in common where they are about ranks. The cause of a slower run may change as more is known.
         """
         if self.kind != other.kind or set(self.groups).isdisjoint(other.groups):
             return False
         if not self.ranks and not other.ranks:
-            return self.group is not None or self.cause == other.cause
+            return self.group is not None or self.kind == RUN_SLOWDOWN or self.cause == other.cause
         return not set(self.ranks).isdisjoint(other.ranks)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find_machines
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
@@ -98,8 +98,15 @@ class RunView:
         return find_machines(self.nodes, self.samples.machines)
 
     @cached_property
+    def compared(self) -> PeerGroups:
+        """Return the peer groups without the ranks that open findings call steadily slow, where those are many."""
+        found = [one for one in self.open_findings if one.kind == STRAGGLER and one.pattern != "intermittent"]
+        slow = {rank for one in found for rank in one.ranks}
+        return self.peer_groups.without(slow) if slow else self.peer_groups
+
+    @cached_property
     def _whole_excess(self) -> Floats:
-        return find_excess(self.series, self.peer_groups)
+        return find_excess(self.series, self.compared)
 
     @cached_property
     def excess(self) -> Floats:

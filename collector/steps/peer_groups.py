@@ -11,7 +11,7 @@ Peers also have the same model of GPU, where that is known: a slower model is no
 (`run_rules/device_models.py`).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,11 @@ noise of so few is read from all ranks of the run that have peers."""
 
 PEERS_SAMPLED_MAX = 128
 """At most this many peers of a rank, evenly spread, are read for more than their step times (samples, windows)."""
+
+SMALL_GROUP_MAX = 64
+SLOW_SHARE_MIN = 0.25
+"""Share of a rank's peers that are known to be slow, in a group of at most so many ranks, from which on they move the
+median and are left out."""
 
 
 class Peers(NamedTuple):
@@ -71,6 +76,25 @@ class PeerGroups(NamedTuple):
     def ranks_without_peers(self) -> tuple[int, ...]:
         """Return the ranks that no other does the same work as: they are judged by their own past only."""
         return tuple(rank for one in self.comparisons if not one.do_same_work for rank in one.members)
+
+    def without(self, slow: Collection[int]) -> "PeerGroups":
+        """Return the comparisons of small groups without the ranks that are known to be slow, each of which is compared
+        with the others: a second slow rank must not move what the first is compared with.
+        """
+        comparisons = [part for one in self.comparisons for part in _leave_out(one, slow)]
+        place = {rank: number for number, one in enumerate(comparisons) for rank in one.members}
+        if len(comparisons) == len(self.comparisons):
+            return self
+        return self._replace(comparisons=tuple(comparisons), place=place)
+
+
+def _leave_out(one: Comparison, slow: Collection[int]) -> list[Comparison]:
+    found = [rank for rank in one.members if rank in slow] if len(one.members) <= SMALL_GROUP_MAX else []
+    others = tuple(rank for rank in one.members if rank not in slow)
+    if not one.do_same_work or not others or len(found) < SLOW_SHARE_MIN * (len(one.members) - 1):
+        return [one]
+    rest = Comparison(others, others if len(others) > 1 else one.against, do_same_work=True)
+    return [rest, *(Comparison((rank,), tuple(sorted((*others, rank))), do_same_work=True) for rank in found)]
 
 
 def _itself(signature: Any) -> Any:

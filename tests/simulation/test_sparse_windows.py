@@ -41,7 +41,7 @@ def test_slow_rank_is_found_in_the_windows_there_are(kind: str) -> None:
     outcome, snapshot = watch(kind, FAULT)
     whole_run, slow_rank = outcome.opened
     assert (slow_rank.finding.rank, slow_rank.finding.cause) == (SLOW, "gpu_compute")
-    assert slow_rank.finding.since_step == 2 * WINDOWS.distance  # the first window after it had begun
+    assert slow_rank.finding.since_step == BEGIN  # between two windows: when the run became slower
     assert slow_rank.opened_step <= 3 * WINDOWS.distance + 2 * WINDOWS.length  # the second, for twelve steps
     assert [finding.rank for finding in snapshot.open_findings] == [SLOW]
     assert snapshot.abstained is None
@@ -62,5 +62,6 @@ def test_what_is_lost_counts_the_steps_between_the_windows() -> None:
     assert sparse.lost_rank_seconds is not None
     assert whole.lost_rank_seconds is not None
     last = 5 * WINDOWS.distance + WINDOWS.length
+    assert sparse.since_step == BEGIN
     a_step_s = whole.lost_rank_seconds / (STEPS - BEGIN)
-    assert sparse.lost_rank_seconds == pytest.approx(a_step_s * (last - 2 * WINDOWS.distance), rel=0.1)
+    assert sparse.lost_rank_seconds == pytest.approx(a_step_s * (last - BEGIN), rel=0.1)

@@ -25,7 +25,12 @@ from rankscope.collector.detect.links.slow_links import (
 )
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
-from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.stragglers.persistent import (
+    STEPS_TO_CLOSE,
+    Thresholds,
+    keep_steps_to_close,
+    steps_to_close,
+)
 from rankscope.collector.detect.stragglers.sentence import COST_RATIO_STATED_MIN, describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
@@ -80,7 +85,8 @@ class SlowLinks:
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
         """Return whether the transfer of every group of the finding has recovered."""
         links = build_links(view, _read_pasts([finding]), self._thresholds)
-        return all(links.has_recovered(str(group), self._thresholds) for group in finding.groups)
+        steps = steps_to_close(finding)
+        return all(links.has_recovered(str(group), self._thresholds, steps) for group in finding.groups)
 
 
 def _locate_family(view: RunView, name: str, family: Sequence[str]) -> Location:
@@ -142,7 +148,14 @@ def _describe(
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,
-        evidence={**_numbers(view, leader), **excesses, **pasts, **indications, **_join_evidence(signs.values())},
+        evidence={
+            **_numbers(view, leader),
+            **excesses,
+            **pasts,
+            **indications,
+            **_join_evidence(signs.values()),
+            STEPS_TO_CLOSE: keep_steps_to_close(before, leader.slow.steps_judged),
+        },
         details=details,
     )
     return finding, lost_ns
@@ -164,10 +177,10 @@ def _join_evidence(signs: Iterable[Sequence[Sign]]) -> dict[str, float]:
 
 
 def _since_step(link: SlowLink, before: Finding | None) -> int:
-    """Return the first slow step; that of an open finding where it may still be true."""
-    if before is not None and before.since_step is not None and link.slow.may_have_begun_with(before.since_step):
-        return before.since_step
-    return link.slow.since_step
+    """Return the first slow step, at the latest that of the open finding."""
+    if before is None or before.since_step is None:
+        return link.slow.since_step
+    return min(before.since_step, link.slow.since_step)
 
 
 def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:

@@ -74,9 +74,11 @@ class Links:
     exposed_ns: Mapping[str, Floats]
     counters: LinkCounters
 
-    def has_recovered(self, name: str, thresholds: Thresholds) -> bool:
-        """Return whether the transfer is no longer than that of its siblings or past; False when not known."""
-        return name in self.names and has_recovered(self.view.excess_of(self.names.index(name)), thresholds)
+    def has_recovered(self, name: str, thresholds: Thresholds, steps: int = 0) -> bool:
+        """Return whether the transfer is no longer than that of its siblings or past, by the last `steps` known steps;
+        False when not known.
+        """
+        return name in self.names and has_recovered(self.view.excess_of(self.names.index(name)), thresholds, steps)
 
     def describe(self, slow: SlowRank) -> SlowLink:
         """Return what was found for a column as a slow group or family."""

@@ -2,28 +2,46 @@
 
     stage_slowdown   all ranks that do the same work (a pipeline stage, an expert group) have become slower than they
                      were, and than the others have
-    run_slowdown     the steps of the run have become longer than they were, and nothing else explains it
+    run_slowdown     the steps of the run have become longer than they were, beyond what all other findings explain
 
 Both are changes of level in log(time) against its own past, judged like a straggler's: large enough
 (`slowdown_ratio_min`), clear of the noise (`robust_z_min` standard errors of the medians before and after), and in most
-steps (`persistence_ratio` of them above half of the rise). They have passed once the last `steps_min` steps are back
-within `slowdown_close_ratio` of the level before.
+steps (`persistence_ratio` of them above half of the rise). Slow growth is a ramp instead of a change of level, from the
+level before its begin to that of the last `steps_min` steps. They have passed once the steps are back within
+`slowdown_close_ratio` of the level before, for as many steps as had shown the rise.
+
+What is judged is what remains of a step without what other findings explain (`explained.py`). While a rank that is
+not found yet may explain half of it, nothing is said until PATIENCE is used up, and then that it is not known whether
+one rank is to blame. More work in each step, by its tokens, is no slowdown.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
+from rankscope.collector.detect.run_rules.explained import (
+    EXPLAINED_SHARE,
+    find_explained_ns,
+    find_slow_ranks,
+    find_suspects,
+    name_explaining,
+)
 from rankscope.collector.detect.run_rules.unseen_waits import MOSTLY, find_unseen_share
-from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change
+from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import price
-from rankscope.collector.detect.stragglers.persistent import Thresholds
+from rankscope.collector.detect.stragglers.persistent import (
+    STEPS_TO_CLOSE,
+    Thresholds,
+    has_recovered,
+    keep_steps_to_close,
+    steps_to_close,
+)
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
@@ -31,14 +49,17 @@ from rankscope.collector.steps.peer_groups import middle_of_ranks
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
-STAGE, RUN = "stage_slowdown", "run_slowdown"
+STAGE, RUN = "stage_slowdown", RUN_SLOWDOWN
+NO_CHANGE: Final = frozenset({RUN, SLOW_MODEL})
+"""Kinds of finding that explain no change: a slow model of GPU has been one from the begin."""
 NO_RANK: Final = "and no single rank is to blame"
+NO_OTHER_RANK: Final = "and for this no other rank is to blame"
 NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
 UNSEEN: Final = "and which rank is to blame is not known, as most of a step is waiting that is not seen"
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
-EXPLAINED_SHARE: Final = 0.5
-"""A finding that costs at least this share of the added time explains it."""
+EXPLAINED_RATIO_MIN: Final = 0.01
+"""Least share of the present step that findings explain for the sentence to name them."""
 PATIENCE: Final = 8
 """Self times are waited for over this many times the steps of a verdict: windows may be that rare."""
 RISE_SHARE: Final = 0.5
@@ -50,12 +71,22 @@ known yet."""
 
 
 class _Change(NamedTuple):
-    """A rise of level: first step, level before and after in ns, and size in standard errors."""
+    """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
+    show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
+    """
 
     since_step: int
     before_ns: float
     after_ns: float
     robust_z: float
+    steps: int
+    level_from_step: int
+    is_gradual: bool = False
+
+    @property
+    def added_ns(self) -> float:
+        """Return by how much the level has risen."""
+        return self.after_ns - self.before_ns
 
 
 class StageSlowdowns:
@@ -74,28 +105,42 @@ class StageSlowdowns:
         if len(groups[0]) == len(view.series.ranks):
             return Abstain("all ranks do the same work: there is no stage to compare")
         known = {finding.ranks: finding for finding in explained if finding.kind == STAGE}
-        found = [self._judge(view, ranks, known.get(ranks)) for ranks in groups]
+        found = [self._judge(view, ranks, known.get(ranks), explained) for ranks in groups]
         return [candidate for candidate in found if candidate is not None]
 
-    def _judge(self, view: RunView, ranks: tuple[int, ...], known: Finding | None) -> Candidate | None:
-        mine_ns = _median_self_ns(view, ranks)
-        chosen = set(ranks)
+    def _judge(
+        self, view: RunView, ranks: tuple[int, ...], known: Finding | None, explained: Sequence[Finding]
+    ) -> Candidate | None:
+        slow, chosen = find_slow_ranks(explained), set(ranks)
+        remaining = tuple(rank for rank in ranks if rank not in slow)
+        if len(remaining) < max(2, len(ranks) / 2):
+            return None  # of a stage whose ranks are found one by one nothing remains
+        mine_ns = _median_self_ns(view, remaining)
         others_ns = _median_self_ns(view, tuple(rank for rank in view.series.ranks if rank not in chosen))
-        change = _find_rise(view, mine_ns, mine_ns / others_ns, self._thresholds)
-        if change is None:
+        change = _find_rise(view, mine_ns, mine_ns / others_ns, self._thresholds) or _hold(
+            view, mine_ns, known, self._thresholds
+        )
+        if change is None or _is_more_work(view, ranks, change, self._thresholds):
+            return None
+        suspects = chosen.intersection(find_suspects(view, change.since_step, change.added_ns, slow))
+        if suspects and not _is_patience_used_up(view, change, self._thresholds.steps_min):
             return None
         nodes = {view.nodes[rank] for rank in ranks}
         alone = not any(view.nodes[rank] in nodes for rank in view.series.ranks if rank not in chosen)
         who = f"Ranks {format_ranks(ranks)}, which {{do}} the same work, {{are}}"
+        if len(remaining) < len(ranks):
+            others = len(ranks) - len(remaining)
+            who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {others} more, {{are}}"
         return _describe(
-            view, change, known, mine_ns, kind=STAGE, who=who, ranks=ranks,
+            view, change, known, mine_ns, kind=STAGE, who=who, ranks=ranks, blame=_blame(suspects, remaining, ranks),
             nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
         )  # fmt: skip
 
-    def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether the ranks are back at their level before."""
-        ranks = tuple(rank for rank in finding.ranks if view.series.has(rank))
-        return _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
+    def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
+        """Return whether the ranks are back at their level before, those that are found to be slow excepted."""
+        slow = find_slow_ranks(explained)
+        ranks = tuple(rank for rank in finding.ranks if view.series.has(rank) and rank not in slow)
+        return not ranks or _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
 
 
 class RunSlowdown:
@@ -108,26 +153,76 @@ class RunSlowdown:
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return the run, if its steps have become longer and no other finding explains it."""
-        steps_ns = view.longest_ns.copy()
-        steps_ns[: view.series.earlier_count] = np.nan  # over a long past slow growth would look like a change
-        change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
-        if change is None or _is_explained(change.after_ns / change.before_ns, explained):
+        others = [finding for finding in explained if finding.kind not in NO_CHANGE]
+        steps_ns = _find_remaining_ns(view, others)
+        known = next((finding for finding in explained if finding.kind == RUN), None)
+        change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN) or _hold(
+            view, steps_ns, known, self._thresholds
+        )
+        if change is None or _is_more_work(view, view.series.ranks, change, self._thresholds):
             return []
         are_compared = _are_compared(view, change, self._thresholds.steps_min)
-        if not are_compared and not _is_overdue(view, change, self._thresholds.steps_min):
+        suspects = find_suspects(view, change.since_step, change.added_ns, find_slow_ranks(others))
+        may_be_said = are_compared and not suspects
+        if not may_be_said and not _is_patience_used_up(view, change, self._thresholds.steps_min):
             return []
-        known = next((finding for finding in explained if finding.kind == RUN), None)
-        blame = NO_RANK if are_compared else NOT_KNOWN_YET
+        if not are_compared and _have_grown_apart(view, change):
+            return []
+        explaining = _find_explaining(view, others, change)
+        who = "The steps of the whole run {are}"
+        if explaining:
+            who = f"Without what {name_explaining(explaining)} {{cost}}, the steps of the whole run {{are}}"
+        blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
-        who = "The steps of the whole run {are}"
-        return [_describe(view, change, known, view.longest_ns, kind=RUN, who=who, blame=blame)]
+        return [_describe(view, change, known, steps_ns, kind=RUN, who=who, blame=blame)]
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
-        """Return whether the steps are as short as before, or other findings explain now why not."""
-        return _is_explained(finding.slowdown_ratio or 1.0, explained) or _is_back(
-            view.longest_ns, finding, self._thresholds
-        )
+        """Return whether the steps, without what other findings explain now, are as short as before."""
+        others = [one for one in explained if one.kind not in NO_CHANGE]
+        return _is_back(_find_remaining_ns(view, others), finding, self._thresholds)
+
+
+def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
+    """Return the longest time of each step without what these findings explain, shape (n,) in ns. What is long past
+    does not count: over it slow growth would look like a change.
+    """
+    steps_ns = np.maximum(view.longest_ns - find_explained_ns(view, others), 1.0)
+    steps_ns[: view.series.earlier_count] = np.nan
+    return np.asarray(steps_ns)
+
+
+def _find_explaining(view: RunView, others: Sequence[Finding], change: _Change) -> list[Finding]:
+    """Return the findings that explain something of the last steps."""
+    last = slice(-view.steps_min, None)
+    return [
+        one
+        for one in others
+        if one.kind == STRAGGLER
+        or np.median(find_explained_ns(view, [one])[last]) >= EXPLAINED_RATIO_MIN * change.after_ns
+    ]
+
+
+def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[object]) -> str:
+    """Return what is known about who is to blame; other ranks are found where what is `judged` is not the usual."""
+    if suspects:
+        return NOT_KNOWN_YET
+    return NO_RANK if tuple(judged) == tuple(usual) else NO_OTHER_RANK
+
+
+def _is_more_work(view: RunView, ranks: Sequence[int], change: _Change, thresholds: Thresholds) -> bool:
+    """Return whether these ranks' batches have as many more tokens as their steps are longer: the time per token has
+    not risen by `slowdown_ratio_min`. False where tokens are not known.
+    """
+    if view.series.tokens is None:
+        return False
+    tokens = view.series.tokens[:, view.series.columns_of(ranks)]
+    since = view.series.steps >= change.since_step
+    before, after = (tokens[rows][~np.isnan(tokens[rows]).any(axis=1)].sum(axis=1) for rows in (~since, since))
+    if not len(before) or not len(after) or not np.median(before) or not np.median(after):
+        return False
+    more = float(np.median(after[-thresholds.steps_min :] if change.is_gradual else after) / np.median(before))
+    return change.after_ns / change.before_ns < thresholds.slowdown_ratio_min * more and more > 1
 
 
 def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
@@ -152,21 +247,84 @@ def _find_rise(
     if len(known) < 2 * thresholds.steps_min:
         return None
     logs = np.log(ratios[known])
+    past_steps_min = max(thresholds.steps_min, past_steps_min)
+    for find in (_find_ramp, _find_jump):
+        rise = find(logs, thresholds, past_steps_min)
+        if rise is None:
+            continue
+        before_ns = float(np.median(times_ns[known[: rise.since]]))
+        after_ns = float(np.median(times_ns[known[rise.level_from :]]))
+        if math.log(after_ns / before_ns) >= max(RISE_SHARE * rise.size, math.log(thresholds.slowdown_ratio_min)):
+            since_step, level_from_step = view.series.steps[known[[rise.since, rise.level_from]]].tolist()
+            count = len(known) - rise.since
+            return _Change(since_step, before_ns, after_ns, rise.robust_z, count, level_from_step, rise.is_gradual)
+    return None
+
+
+def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Thresholds) -> _Change | None:
+    """Return the change of an open finding with the present level; None without one, or where it is below
+    `slowdown_close_ratio` of the level before.
+    """
+    rows = np.flatnonzero(~np.isnan(times_ns))
+    if known is None or known.since_step is None or len(rows) < thresholds.steps_min:
+        return None
+    before_ns = known.evidence[BEFORE]
+    rows = rows[find_last_change(np.log(times_ns[rows]), thresholds.steps_min) :]
+    after_ns = float(np.median(times_ns[rows]))
+    if after_ns < thresholds.slowdown_close_ratio * before_ns:
+        return None
+    return _Change(
+        since_step=known.since_step,
+        before_ns=before_ns,
+        after_ns=after_ns,
+        robust_z=known.evidence["robust_z"],
+        steps=len(rows),
+        level_from_step=int(view.series.steps[rows[0]]),
+    )
+
+
+class _Rise(NamedTuple):
+    """A rise of a series: the first value of it, the first of the present level, its size, and that in standard
+    errors.
+    """
+
+    since: int
+    level_from: int
+    size: float
+    robust_z: float
+    is_gradual: bool
+
+
+def _find_jump(logs: Floats, thresholds: Thresholds, past_steps_min: int) -> _Rise | None:
+    """Return the last change of level, if it is a rise that lasts."""
     since = find_last_change(logs, thresholds.steps_min)
-    if since < max(thresholds.steps_min, past_steps_min):
+    if since < past_steps_min:
         return None
     noise = measure_noise(logs, since)
-    rise = float(np.median(logs[since:]) - np.median(logs[:since]))
+    before = float(np.median(logs[:since]))
+    size = float(np.median(logs[since:])) - before
     error = math.hypot(noise.median_error(since), noise.median_error(len(logs) - since), SIGMA_FLOOR)
-    before_ns, after_ns = float(np.median(times_ns[known[:since]])), float(np.median(times_ns[known[since:]]))
-    if np.median(logs[-thresholds.steps_min :]) - np.median(logs[:since]) < math.log(thresholds.slowdown_close_ratio):
+    if np.median(logs[-thresholds.steps_min :]) - before < math.log(thresholds.slowdown_close_ratio):
         return None  # it is over
-    own_rise_min = max(RISE_SHARE * rise, math.log(thresholds.slowdown_ratio_min))
-    is_large = rise >= math.log(thresholds.slowdown_ratio_min) and rise >= thresholds.robust_z_min * error
-    lasts = np.mean(logs[since:] > np.median(logs[:since]) + rise / 2) >= thresholds.persistence_ratio
-    if not (is_large and lasts) or math.log(after_ns / before_ns) < own_rise_min:
+    is_large = size >= math.log(thresholds.slowdown_ratio_min) and size >= thresholds.robust_z_min * error
+    lasts = np.mean(logs[since:] > before + size / 2) >= thresholds.persistence_ratio
+    return _Rise(since, since, size, size / error, is_gradual=False) if is_large and lasts else None
+
+
+def _find_ramp(logs: Floats, thresholds: Thresholds, past_steps_min: int) -> _Rise | None:
+    """Return the rise of a series that grows gradually to its present level."""
+    level_from = len(logs) - thresholds.steps_min
+    risen = float(np.median(logs[level_from:]) - np.median(logs[:past_steps_min]))
+    if level_from < past_steps_min or risen < math.log(thresholds.slowdown_ratio_min):
         return None
-    return _Change(int(view.series.steps[known[since]]), before_ns, after_ns, rise / error)
+    ramp = fit_ramp(logs)
+    if not ramp.is_gradual or not past_steps_min <= ramp.begin <= level_from:
+        return None
+    noise = measure_noise(logs - ramp.values(logs), 0)
+    size = float(np.median(logs[level_from:]) - np.median(logs[: ramp.begin]))
+    error = math.hypot(noise.median_error(ramp.begin), noise.median_error(thresholds.steps_min), SIGMA_FLOOR)
+    is_large = size >= math.log(thresholds.slowdown_ratio_min) and size >= thresholds.robust_z_min * error
+    return _Rise(ramp.begin, level_from, size, size / error, is_gradual=True) if is_large else None
 
 
 def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
@@ -177,10 +335,9 @@ def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 
-def _is_overdue(view: RunView, change: _Change, steps_min: int) -> bool:
-    """Return whether PATIENCE is used up and the ranks' phases, which are known, do not differ."""
-    made = np.count_nonzero(view.series.steps >= change.since_step)
-    return bool(made >= PATIENCE * steps_min) and not _have_grown_apart(view, change)
+def _is_patience_used_up(view: RunView, change: _Change, steps_min: int) -> bool:
+    """Return whether so many steps were made since the change that a rank to blame should have been found."""
+    return bool(np.count_nonzero(view.series.steps >= change.since_step) >= PATIENCE * steps_min)
 
 
 def _have_grown_apart(view: RunView, change: _Change) -> bool:
@@ -198,24 +355,13 @@ def _have_grown_apart(view: RunView, change: _Change) -> bool:
         np.median(computing_ns[known & since], axis=0) - np.median(computing_ns[known & ~since], axis=0)
     )
     most_ns, typical_ns = grcomputing_ns[-1], grcomputing_ns[(len(grcomputing_ns) - 1) // 2]
-    return bool(most_ns >= EXPLAINED_SHARE * (change.after_ns - change.before_ns) and 2 * typical_ns < most_ns)
-
-
-def _is_explained(ratio: float, explained: Sequence[Finding]) -> bool:
-    """Return whether the other findings together cost at least EXPLAINED_SHARE of the added time. A slow model of GPU
-    has been one from the begin, and explains no change.
-    """
-    theirs = sum(
-        (finding.run_slowdown_ratio or 1.0) - 1 for finding in explained if finding.kind not in (RUN, SLOW_MODEL)
-    )
-    return theirs >= EXPLAINED_SHARE * (ratio - 1)
+    return bool(most_ns >= EXPLAINED_SHARE * change.added_ns and 2 * typical_ns < most_ns)
 
 
 def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
-    last_ns = times_ns[~np.isnan(times_ns)][-thresholds.steps_min :]
-    if len(last_ns) < thresholds.steps_min:
-        return False
-    return bool(np.median(last_ns) < thresholds.slowdown_close_ratio * finding.evidence[BEFORE])
+    """Return whether the level is that of before again, for as many known steps as had shown the rise."""
+    logs = np.log(np.maximum(times_ns, 1.0) / finding.evidence[BEFORE])
+    return has_recovered(logs, thresholds, steps_to_close(finding))
 
 
 def _describe(
@@ -230,16 +376,18 @@ def _describe(
     ranks: tuple[int, ...] = (),
     nodes: tuple[str, ...] = (),
 ) -> Candidate:
-    """Build the finding. An open one keeps its level before: a part of that may have left the step table."""
+    """Build the finding. An open one keeps its begin and its level before, which may have left the step table."""
     since, before_ns = change.since_step, change.before_ns
     if known is not None and known.since_step is not None:
-        since, before_ns = min(since, known.since_step), known.evidence[BEFORE]
+        since, before_ns = known.since_step, known.evidence[BEFORE]
+    pattern = "drifting" if change.is_gradual or (known is not None and known.pattern == "drifting") else "steady"
     added_ns = change.after_ns - before_ns
     cause = find_cause_of_change(view, ranks or view.series.ranks, since, added_ns)
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
-    cost = price(lost_ns, view, since)
+    cost = price(lost_ns, view, max(since, change.level_from_step))
     ratio = change.after_ns / before_ns
     where = f" (node {nodes[0]})" if nodes else ""
+    where += ", after growing gradually" if pattern == "drifting" else ""
     slower = f"{ratio:.2f} times as slow as before step {since}{where}"
     numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
     finding = Finding(
@@ -249,15 +397,22 @@ def _describe(
         since_step=since,
         slowdown_ratio=ratio,
         cause=cause.name,
+        pattern=pattern,
         sentence=(
-            f"{who.format(do='do', are='are')} {slower}: {numbers}, {blame}; cause {cause.name}: {cause.because}."
-            f"{describe_cost(cost)}"
+            f"{who.format(do='do', are='are', cost='costs')} {slower}: {numbers}, {blame}; "
+            f"cause {cause.name}: {cause.because}.{describe_cost(cost)}"
         ),
         past=(
-            f"{who.format(do='did', are='were')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
+            f"{who.format(do='did', are='were', cost='cost')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
             f"cause {cause.name}: {put_in_past(cause.because)}.{describe_cost(cost, is_over=True)}"
         ),
         run_slowdown_ratio=cost.run_slowdown_ratio,
-        evidence={**cause.evidence, BEFORE: before_ns, "after_ns": change.after_ns, "robust_z": change.robust_z},
+        evidence={
+            **cause.evidence,
+            BEFORE: before_ns,
+            "after_ns": change.after_ns,
+            "robust_z": change.robust_z,
+            STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
+        },
     )
     return Candidate(finding, lost_ns)

@@ -71,6 +71,28 @@ def find_last_change(series: Floats, steps_min: int) -> int:
     return since
 
 
+LEVEL_DEVIATIONS: Final = 5.0
+"""The same for the earlier levels that noise is measured about: what is taken for a level is no noise."""
+
+
+def find_levels(series: Floats, steps_min: int) -> tuple[int, ...]:
+    """Return the indices at which levels of at least `steps_min` values begin, without the first; ascending.
+
+    >>> find_levels(np.repeat([0.0, 1.0, 0.0], 20), 12)
+    (20, 40)
+    """
+    change = find_change(series)
+    if change < steps_min or len(series) - change < steps_min:
+        return ()
+    left = find_levels(series[:change], steps_min)
+    right = tuple(change + index for index in find_levels(series[change:], steps_min))
+    noise = measure_noise(series, *left, change, *right)
+    before, after = series[(left or (0,))[-1] : change], series[change : (right or (len(series),))[0]]
+    by_chance = LEVEL_DEVIATIONS * math.hypot(noise.median_error(len(before)), noise.median_error(len(after)))
+    is_clear = abs(float(np.median(after) - np.median(before))) > max(by_chance, SIGMA_FLOOR)
+    return (*left, change, *right) if is_clear else (*left, *right)
+
+
 # Ramps: whether a level changed from one step to the next or gradually, and where that began.
 #
 #     x[i] = low                                  i <  begin
@@ -95,6 +117,13 @@ class Ramp(NamedTuple):
     length: int
     is_gradual: bool
 
+    def values(self, series: Floats) -> Floats:
+        """Return the ramp of this begin and length that fits a series best, at each of its values."""
+        shape = np.clip((np.arange(len(series)) - self.begin + 1) / self.length, 0.0, 1.0)
+        shape -= shape.mean()
+        height = float(shape @ series) / max(float(shape @ shape), 1e-12)
+        return np.asarray(series.mean() + height * shape)
+
 
 def fit_ramp(series: Floats) -> Ramp:
     """Return the ramp that fits a series best; shape (n,), n >= 2, no NaN."""
@@ -102,10 +131,19 @@ def fit_ramp(series: Floats) -> Ramp:
     bounded = np.clip(series, *np.quantile(series, [OUTLIER_QUANTILE, 1 - OUTLIER_QUANTILE]))
     begins = np.unique(np.linspace(1, count - 1, min(GRID, count - 1)).astype(np.int64))
     lengths = np.unique(np.linspace(GRADUAL_STEPS_MIN, max(GRADUAL_STEPS_MIN, count), GRID).astype(np.int64))
-    left = np.array([_squares_left(bounded, begins, int(length)) for length in lengths])
+    best = _best_ramp(bounded, begins, lengths)
+    if _squares_left(bounded, np.array([best[0]]), best[1])[0] >= BETTER_RATIO * _squares_left_by_two_changes(bounded):
+        return Ramp(*best, is_gradual=False)
+    apart = -(-count // GRID)  # between two begins of the grid
+    near = np.arange(max(1, best[0] - apart), min(count - 1, best[0] + apart) + 1)
+    return Ramp(*_best_ramp(bounded, near, lengths), is_gradual=True)
+
+
+def _best_ramp(series: Floats, begins: Ints, lengths: Ints) -> tuple[int, int]:
+    """Return the begin and the length that leave the fewest squares."""
+    left = np.array([_squares_left(series, begins, int(length)) for length in lengths])
     row, column = np.unravel_index(int(np.argmin(left)), left.shape)
-    is_gradual = float(left[row, column]) < BETTER_RATIO * _squares_left_by_two_changes(bounded)
-    return Ramp(int(begins[column]), int(lengths[row]), is_gradual)
+    return int(begins[column]), int(lengths[row])
 
 
 def _squares_left_by_two_changes(series: Floats) -> float:

@@ -36,22 +36,23 @@ class Noise(NamedTuple):
         return MEDIAN_ERROR * self.deviation / math.sqrt(independent)
 
 
-def measure_noise(series: Floats, change: int) -> Noise:
-    """Return the noise of a series, shape (n,), n >= 1, no NaN, whose level changes at index `change` (0: nowhere).
+def measure_noise(series: Floats, *changes: int) -> Noise:
+    """Return the noise of a series, shape (n,), n >= 1, no NaN, whose level changes at the indices `changes`, in
+    ascending order (0: nowhere).
 
     The noise is that of the whole series, not of the part in question: among many parts of a dozen values some always
     look quiet by chance. For the same reason the correlation is the estimate plus two of its standard errors,
     1 / sqrt(n).
     """
-    deviations, correlations = measure_noises(series[:, np.newaxis], change)
+    deviations, correlations = measure_noises(series[:, np.newaxis], *changes)
     return Noise(float(deviations[0]), float(correlations[0]))
 
 
-def measure_noises(series: Floats, change: int) -> tuple[Floats, Floats]:
+def measure_noises(series: Floats, *changes: int) -> tuple[Floats, Floats]:
     """Return deviation and correlation, shape (m,) each, of every column of `series`, shape (n, m), as
     `measure_noise`.
     """
-    sides = [side - np.median(side, axis=0) for side in (series[:change], series[change:]) if len(side)]
+    sides = [side - np.median(side, axis=0) for side in np.split(series, changes) if len(side)]
     residual = np.concatenate(sides)
     deviation = MAD_TO_SIGMA * np.median(np.abs(residual), axis=0)
     bounded = np.clip(residual, -OUTLIER_DEVIATIONS * deviation, OUTLIER_DEVIATIONS * deviation)

@@ -9,14 +9,20 @@ from typing import Final
 import numpy as np
 
 from rankscope.collector.detect.finding import PERIODIC_WORK, SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
+from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
+from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
+from rankscope.collector.detect.stragglers.begin import date_begin
 from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, find_own_work, tell_own_work
 from rankscope.collector.detect.stragglers.persistent import (
+    STEPS_TO_CLOSE,
     SlowRank,
     Thresholds,
     find_stragglers,
     has_recovered,
+    keep_steps_to_close,
+    steps_to_close,
 )
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
@@ -28,11 +34,15 @@ EXPLAINED_RATIO_MAX: Final = 1.25
 """Ratio of a rank's excess to its transfers' up to which the transfers explain it: both are medians of noisy steps."""
 DESCRIBED_MAX: Final = 64
 """Slow ranks and nodes described in one detection pass, the slowest first."""
+BEGIN_DEVIATIONS: Final = 2.0
+"""Standard errors by which steps before the begin of an open finding must be slow to belong to it."""
 CAUSES_READ_MAX: Final = 8
 """Ranks of a slow node whose causes are looked for."""
 GAP: Final = "gap_steps"
 KNOWN_GAP: Final = "gap_known_steps"
 """Evidence keys of an intermittent slowness: the usual gap between its slow periods, in steps and in known steps."""
+LEVEL_FROM: Final = "level_from_step"
+"""Evidence key: the first step of the present level of a slowness that was larger or smaller before."""
 USUAL: Final = "usual_log_excess"
 """Evidence key, followed by `/` and the rank: the usual excess of a rank without peers (`excess.py`)."""
 
@@ -50,15 +60,18 @@ class Stragglers:
         reason = describe_lags(view, self._thresholds.steps_min)
         if reason:
             return Abstain(reason)
-        verdict = find_stragglers(view, self._thresholds)
+        known = {rank: finding for finding in explained if finding.kind in self.kinds for rank in finding.ranks}
+        steadily = [rank for rank, one in known.items() if one.kind == STRAGGLER and one.pattern != "intermittent"]
+        verdict = find_stragglers(view, self._thresholds, steadily)
         if isinstance(verdict, Abstain):
             return verdict
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
-        known = {rank: finding for finding in explained if finding.kind in self.kinds for rank in finding.ranks}
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
         joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
-        described = joined[:DESCRIBED_MAX]
+        described = [
+            (node, tuple(date_begin(one, view, explained) for one in slow)) for node, slow in joined[:DESCRIBED_MAX]
+        ]
         works = [_find_own_work(view, slow, known) for _, slow in described]
         together = _Together(view, [one for one, work in zip(described, works, strict=True) if work is None], known)
         return [
@@ -77,7 +90,8 @@ class Stragglers:
         ranks = [rank for rank in finding.ranks if view.series.has(rank)]
         if finding.pattern == "intermittent":
             return intermittent.has_passed(view, ranks, self._thresholds, finding.evidence[KNOWN_GAP])
-        return all(has_recovered(view.excess_of(rank), self._thresholds) for rank in ranks)
+        steps = steps_to_close(finding)
+        return all(has_recovered(view.excess_of(rank), self._thresholds, steps) for rank in ranks)
 
 
 def _is_replaced(finding: Finding, explained: Sequence[Finding]) -> bool:
@@ -183,13 +197,13 @@ def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
 def _describe(view: RunView, together: _Together, number: int, known: Mapping[int, Finding]) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
     node, slow_ranks = together.found[number]
-    slow = _align_begin(slow_ranks[0], slow_ranks, known)
+    slow = _align_begin(view, slow_ranks, known)
     causes = [
         find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
         for one in slow_ranks[:CAUSES_READ_MAX]
     ]
     cause = _find_most_common(causes)
-    cost = together.price(number, slow.since_step)
+    cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
     evidence = {
         **cause.evidence,
@@ -197,7 +211,10 @@ def _describe(view: RunView, together: _Together, number: int, known: Mapping[in
         "self_ns": slow.self_ns,
         "peers_self_ns": slow.peers_self_ns,
         **slow.tests,
+        STEPS_TO_CLOSE: keep_steps_to_close(known.get(slow.rank), slow.steps_judged),
     }
+    if slow.level_is_seen and slow.level_from_step > slow.since_step:
+        evidence[LEVEL_FROM] = float(slow.level_from_step)
     for one in slow_ranks:
         if not one.peers.do_same_work:
             evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
@@ -240,14 +257,28 @@ def _describe_own_work(
     return candidate._replace(finding=finding)
 
 
-def _align_begin(slow: SlowRank, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> SlowRank:
-    """Return the slowest rank with the begin of all. The begin of an open finding is kept where it may still be true:
-    the change may have left the step table.
+def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> SlowRank:
+    """Return the slowest rank with the begin of all. That of an open finding is kept: the change may have left the step
+    table, and a later one is no begin. An earlier one replaces it if the steps between were slow.
     """
-    found = known.get(slow.rank)
-    if found is not None and found.since_step is not None and slow.may_have_begun_with(found.since_step):
-        return slow._replace(since_step=found.since_step)
-    return slow._replace(since_step=statistics.median_low(one.since_step for one in slow_ranks))
+    slow, begin = slow_ranks[0], statistics.median_low(one.since_step for one in slow_ranks)
+    begins = [known[one.rank].since_step for one in slow_ranks if one.rank in known]
+    found = min((step for step in begins if step is not None), default=None)
+    if found is not None and (begin > found or not _was_slow(view, slow.rank, begin, found)):
+        begin = found
+    level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
+    if not slow.level_is_seen and level_from is not None:  # that has left the step table, too
+        slow = slow._replace(level_from_step=round(level_from), level_is_seen=True)
+    return slow._replace(since_step=begin)
+
+
+def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:
+    """Return whether a rank was slow between two steps: the median of its excess is clearly above none."""
+    excess = view.excess_of(rank)[(view.series.steps >= since_step) & (view.series.steps < until_step)]
+    known = excess[~np.isnan(excess)]
+    if len(known) < SIDE_MIN:
+        return False
+    return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
 def _find_most_common(causes: Sequence[Cause]) -> Cause:

@@ -15,19 +15,27 @@ A rank is slow when, over the steps since the last change of level in x,
                                                             - SIGMA_FLOOR
     share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
-and has not recovered. It recovers once the median of its last `steps_min` steps is below `slowdown_close_ratio`
-(hysteresis).
+and has not recovered. The noise is measured about all clear levels of the rank, since its slowness may change. A rank
+that is found stays found, with its present numbers, until it has recovered: once the median of as many known steps as
+had proven it slow (`steps_min` to CLOSE_STEPS_MAX), and that since the last change of level, are below
+`slowdown_close_ratio` (hysteresis).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain
-from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR, find_last_change, fit_ramp
+from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.statistics.change_points import (
+    SIDE_MIN,
+    SIGMA_FLOOR,
+    find_last_change,
+    find_levels,
+    fit_ramp,
+)
 from rankscope.collector.detect.statistics.noise import (
     MAD_TO_SIGMA,
     Noise,
@@ -42,6 +50,10 @@ from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 WORTH_JUDGING_Z: Final = 1.5
 """A rank is judged only if some period up to now exceeds this many errors, far below any `robust_z_min` in use: so
 few healthy ranks are judged one by one."""
+STEPS_TO_CLOSE: Final = "steps_to_close"
+"""Evidence key: known steps without slowness that close the finding, as many as had opened it."""
+CLOSE_STEPS_MAX: Final = 64
+"""A finding that took long to prove closes after so many known steps at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +73,9 @@ class SlowRank(NamedTuple):
 
     `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
     has become slower or less slow. `before_step` is the last known step before `since_step`: the slowness began between
-    the two; None where no earlier step is known. `persistence` is the share of slow steps since then; `slow_steps`,
-    shape (m,), are the steps that the numbers are medians of.
+    the two; None where no earlier step is known. `level_is_seen`: a level before the present one is known.
+    `persistence` is the share of slow steps since then; `slow_steps`, shape (m,), are the steps that the numbers are
+    medians of.
     """
 
     rank: int
@@ -78,15 +91,12 @@ class SlowRank(NamedTuple):
     peers: Peers
     pattern: str
     slow_steps: Ints
+    level_is_seen: bool = False
 
     @property
     def change_is_seen(self) -> bool:
         """Return whether it is known when the slowness began."""
         return self.before_step is not None
-
-    def may_have_begun_with(self, step: int) -> bool:
-        """Return whether this may have been the first slow step, as far as is known."""
-        return self.before_step is None or self.before_step < step <= self.since_step
 
     @property
     def tests(self) -> dict[str, float]:
@@ -98,8 +108,12 @@ class SlowRank(NamedTuple):
         }
 
 
-def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[SlowRank, ...] | Abstain:
-    """Return every rank that is slow now, slowest first; or why no verdict can be given."""
+def find_stragglers(
+    view: RunView, thresholds: Thresholds, found: Collection[int] = ()
+) -> tuple[SlowRank, ...] | Abstain:
+    """Return every rank that is slow now, slowest first; or why no verdict can be given. Those `found` to be steadily
+    slow before need not pass the tests again, only not have recovered.
+    """
     series = view.series
     if len(series.ranks) < view.world_size:
         missing = view.world_size - len(series.ranks)
@@ -110,9 +124,10 @@ def find_stragglers(view: RunView, thresholds: Thresholds) -> tuple[SlowRank, ..
     if known < thresholds.steps_min:
         count, needed = len(series.ranks), thresholds.steps_min
         return Abstain(f"the self times of all {count} ranks are known in {known} steps, {needed} are needed")
-    worth = np.flatnonzero(is_worth_judging(view.excess, thresholds))
-    found = [_judge(view, series.ranks[column], thresholds) for column in worth.tolist()]
-    return tuple(sorted((slow for slow in found if slow is not None), key=lambda slow: -slow.slowdown_ratio))
+    worth = np.flatnonzero(is_worth_judging(view.excess, thresholds)).tolist()
+    ranks = {series.ranks[column] for column in worth}.union(rank for rank in found if series.has(rank))
+    judged = [_judge(view, rank, thresholds, is_found=rank in found) for rank in sorted(ranks)]
+    return tuple(sorted((slow for slow in judged if slow is not None), key=lambda slow: -slow.slowdown_ratio))
 
 
 def is_worth_judging(excess: Floats, thresholds: Thresholds) -> Flags:
@@ -147,38 +162,58 @@ def _exceeds_noise(excess: Floats, thresholds: Thresholds) -> Flags:
         length = min(2 * length, len(known))
 
 
-def has_recovered(excess: Floats, thresholds: Thresholds) -> bool:
-    """Return whether a slow rank has recovered. `excess`: its column, shape (n,)."""
+def has_recovered(excess: Floats, thresholds: Thresholds, steps: int = 0) -> bool:
+    """Return whether a slow rank has recovered, by its last `steps` known steps, `steps_min` at least, and by all since
+    the last change of level: in noise a few steps look healthy by chance. `excess`: its column, shape (n,).
+    """
     known = excess[~np.isnan(excess)]
-    if len(known) < thresholds.steps_min:
+    steps = max(thresholds.steps_min, steps)
+    if len(known) < steps or not _is_below(known[-steps:], thresholds):
         return False
-    return bool(np.median(known[-thresholds.steps_min :]) < math.log(thresholds.slowdown_close_ratio))
+    since = find_last_change(known, thresholds.steps_min)
+    return (since == 0 or len(known) - since >= steps) and _is_below(known[since:], thresholds)
 
 
-def _judge(view: RunView, rank: int, thresholds: Thresholds) -> SlowRank | None:
+def _is_below(excess: Floats, thresholds: Thresholds) -> bool:
+    return bool(np.median(excess) < math.log(thresholds.slowdown_close_ratio))
+
+
+def steps_to_close(finding: Finding) -> int:
+    """Return how many known steps without slowness close a finding."""
+    return round(finding.evidence.get(STEPS_TO_CLOSE, 0.0))
+
+
+def keep_steps_to_close(known: Finding | None, steps: int) -> float:
+    """Return the evidence STEPS_TO_CLOSE of a finding that so many steps prove: that of the open one where there is
+    one.
+    """
+    if known is not None and STEPS_TO_CLOSE in known.evidence:
+        return known.evidence[STEPS_TO_CLOSE]
+    return float(min(steps, CLOSE_STEPS_MAX))
+
+
+def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) -> SlowRank | None:
     excess = view.excess_of(rank)
     known = np.flatnonzero(~np.isnan(excess))
-    if len(known) < thresholds.steps_min or has_recovered(excess, thresholds):
+    if len(known) < thresholds.steps_min or _is_below(excess[known[-thresholds.steps_min :]], thresholds):
         return None
     since = find_last_change(excess[known], thresholds.steps_min)
     rows = known[since:]
     recent = excess[rows]
     level = float(np.median(recent))
-    if level < math.log(thresholds.slowdown_ratio_min):
+    if level < math.log(thresholds.slowdown_close_ratio if is_found else thresholds.slowdown_ratio_min):
         return None
     noise = measure_noise(excess[known], since)
-    peers = view.peer_groups.of(rank).peers_of(rank)
-    sigma = _sigma(view, noise, known, since, peers)
-    if not peers.do_same_work:  # what is usual is known no better than what is now
-        sigma = math.hypot(sigma, noise.median_error(since)) if since else sigma
-    robust_z = level / sigma
-    persistence = _persistence(recent, level, noise, thresholds)
-    if robust_z < thresholds.robust_z_min or persistence < thresholds.persistence_ratio:
+    robust_z, persistence, passes = _test(view, rank, noise, known, since, thresholds=thresholds)
+    if not passes and (levels := find_levels(excess[known[:since]], thresholds.steps_min)):
+        noise = measure_noise(excess[known], *levels, since)
+        robust_z, persistence, passes = _test(view, rank, noise, known, since, thresholds=thresholds)
+    if not passes and not is_found:
         return None
     began = _begin_of_slowness(excess[known], since, thresholds)
     self_ns = view.series.self_ns[rows, view.series.column_of(rank)]
-    ramp = fit_ramp(excess[known]) if began > 0 else None
-    if ramp is not None and ramp.is_gradual:
+    ramp = fit_ramp(excess[known]) if began > 0 or (is_found and _has_grown(excess[known], thresholds)) else None
+    if began > 0 and ramp is not None and ramp.is_gradual:
         began = ramp.begin
     return SlowRank(
         rank=rank,
@@ -191,10 +226,30 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds) -> SlowRank | None:
         self_ns=float(np.median(self_ns)),
         peers_self_ns=float(np.median(self_ns / np.exp(recent))),
         steps_judged=len(rows),
-        peers=peers,
+        peers=view.compared.of(rank).peers_of(rank),
         pattern="drifting" if ramp is not None and ramp.is_gradual else "steady",
         slow_steps=view.series.steps[rows],
+        level_is_seen=since > 0,
     )
+
+
+def _test(
+    view: RunView, rank: int, noise: Noise, known: Ints, since: int, *, thresholds: Thresholds
+) -> tuple[float, float, bool]:
+    """Return z-score and share of slow steps of `known[since:]`, and whether both are large enough."""
+    recent, peers = view.excess_of(rank)[known[since:]], view.compared.of(rank).peers_of(rank)
+    level = float(np.median(recent))
+    sigma = _sigma(view, noise, known, since, peers)
+    if not peers.do_same_work and since:  # what is usual is known no better than what is now
+        sigma = math.hypot(sigma, noise.median_error(since))
+    robust_z, persistence = level / sigma, _persistence(recent, level, noise, thresholds)
+    return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= thresholds.persistence_ratio
+
+
+def _has_grown(excess: Floats, thresholds: Thresholds) -> bool:
+    """Return whether a rank that was slow in all known steps has become slower by `slowdown_ratio_min`."""
+    first, last = excess[: thresholds.steps_min], excess[-thresholds.steps_min :]
+    return bool(np.median(last) - np.median(first) >= math.log(thresholds.slowdown_ratio_min))
 
 
 def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> int:

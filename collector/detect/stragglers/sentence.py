@@ -33,7 +33,7 @@ def write_sentence(
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
         f"{_name_peers(slow, len(view.series.ranks), is_over=is_over)}{_describe_pattern(slow)}"
-        f"{WHEN if is_over else f' since step {slow.since_step}'}: "
+        f"{WHEN if is_over else f' since step {slow.since_step}'}{_describe_level(slow, is_over=is_over)}: "
         f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
@@ -57,6 +57,13 @@ def describe_cost(cost: Cost, *, than: str = IT_WOULD, also: str = "", is_over: 
         f" The whole run {takes} {cost.run_slowdown_ratio:.2f} times as long as {than}{also}; "
         f"each hour {costs} {cost.lost_rank_hours_per_hour:.1f} rank-hours."
     )
+
+
+def _describe_level(slow: SlowRank, *, is_over: bool) -> str:
+    """Return since when a steady slowness has had its present size, where that is not since its begin."""
+    if slow.pattern != "steady" or not slow.level_is_seen or slow.level_from_step <= slow.since_step:
+        return ""
+    return f", by as much {f'from step {slow.level_from_step} on' if is_over else f'since step {slow.level_from_step}'}"
 
 
 def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:

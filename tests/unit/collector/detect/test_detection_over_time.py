@@ -181,7 +181,7 @@ def findings_told(story: Story) -> list[type]:
 
 def test_closed_finding_does_not_reopen_from_kept_steps() -> None:
     story = Story(4).join().train(40).train(80, data={2: 50.0})
-    for _ in range(30):
+    for _ in range(70):  # as many healthy steps as had opened it, at most 64
         story.train(1)
     assert findings_told(story) == [OpenFinding, CloseFinding]
     assert [found.since_step for found in story.snapshot().findings] == [40]
@@ -203,3 +203,12 @@ def test_finding_keeps_a_begin_that_left_the_step_table() -> None:
     story.train(60, data={2: 55.0})
     assert [found.since_step for found in story.snapshot().open_findings] == [40]
     assert findings_told(story) == [OpenFinding]
+
+
+def test_rank_that_is_slow_again_is_named_as_soon_as_at_first() -> None:
+    times = steady(300)
+    times[80:160, 5] += math.log(1.6)
+    times[220:, 5] += math.log(1.3)
+    # Its noise is measured about its three levels: as one it would be that of the change.
+    named_at = [end for end, named in verdicts(times, every=1) if named and end > 180]
+    assert 232 <= named_at[0] <= 236

@@ -101,3 +101,20 @@ def test_rank_that_is_alone_has_no_peers() -> None:
 
 def test_ranks_that_do_not_take_part_are_not_peers() -> None:
     assert find_peers(1, dict.fromkeys(range(9), "a"), (1, 3, 5, 7)) == Peers((3, 5, 7), 3, do_same_work=True)
+
+
+def test_slow_ranks_of_a_small_group_are_left_out_of_the_others_comparison() -> None:
+    groups = find_peer_groups(range(4), {}).without({1})
+    assert groups.of(0).peers_of(0).ranks == (2, 3)
+    assert groups.of(1).peers_of(1).ranks == (0, 2, 3)
+    two = find_peer_groups(range(3), {}).without({0, 2})
+    # The only rank that is left is compared with all: there is none like it.
+    assert [two.of(rank).peers_of(rank).ranks for rank in range(3)] == [(1,), (0, 2), (1,)]
+
+
+def test_slow_ranks_that_do_not_move_a_median_stay_in_it() -> None:
+    groups = find_peer_groups(range(8), {})
+    assert groups.without({1}) is groups
+    assert groups.without(set(range(8))) is groups
+    many = find_peer_groups(range(65), {})
+    assert many.without(set(range(30))) is many

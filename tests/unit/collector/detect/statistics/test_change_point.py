@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_change
+from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_change, find_levels
 
 
 def series(
@@ -59,3 +59,13 @@ def test_series_is_not_changed_by_looking_at_it() -> None:
     values = series((10, 0.0), (10, 9.0))
     find_change(values)
     assert values.tolist() == [0.0] * 10 + [9.0] * 10
+
+
+def test_levels_of_a_series_are_found_and_noise_is_none() -> None:
+    values = series((50, 0.0), (40, 0.3), (60, 0.1), spread=0.02)
+    assert find_levels(values, 12) == (50, 90)
+    assert find_levels(series((150, 0.0), spread=0.1), 12) == ()
+
+
+def test_level_of_too_few_values_is_none() -> None:
+    assert find_levels(series((8, 0.0), (40, 0.5), spread=0.01), 12) == ()

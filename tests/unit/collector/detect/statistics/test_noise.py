@@ -80,3 +80,12 @@ def test_median_error_matches_its_estimate(correlation: float) -> None:
     seen = float(np.std(np.median(rows, axis=1)))
     said = float(np.median([measure_noise(row, 0).median_error(200) for row in rows]))
     assert seen <= said <= 2 * seen
+
+
+def test_several_changes_of_level_are_no_noise() -> None:
+    values = white(300)
+    shifted = values.copy()
+    shifted[100:200] += 5.0
+    shifted[200:] += 9.0
+    assert measure_noise(shifted, 100, 200).deviation == pytest.approx(measure_noise(values, 0).deviation, rel=0.02)
+    assert measure_noise(shifted, 200).deviation > 10 * measure_noise(values, 0).deviation

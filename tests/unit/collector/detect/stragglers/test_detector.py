@@ -85,16 +85,17 @@ def test_sparse_known_steps_need_as_many_to_pass() -> None:
     assert DETECTOR.has_passed(sparse(72), finding, ())
 
 
-@pytest.mark.parametrize(("since_step", "expected"), [(7, 7), (None, 0)])
+@pytest.mark.parametrize(("since_step", "expected"), [(-5, -5), (2, 2), (7, 0), (None, 0)])
 def test_begin_that_has_left_the_window_is_kept(since_step: int | None, expected: int) -> None:
     self_ms = times()
     self_ms[:, 2] *= 1.5
+    # Two slow steps before an open finding are no evidence of an earlier begin, seven are.
     ((finding, _),) = find(self_ms, known(2, since_step=since_step))
     assert finding.since_step == expected
 
 
-@pytest.mark.parametrize(("since_step", "expected"), [(99, 400), (100, 400), (101, 101), (400, 400), (401, 400)])
-def test_begin_between_two_known_steps_is_kept(since_step: int, expected: int) -> None:
+@pytest.mark.parametrize(("since_step", "expected"), [(99, 99), (101, 101), (400, 400), (410, 400)])
+def test_begin_is_moved_back_and_never_forward(since_step: int, expected: int) -> None:
     """Steps up to 100 are known, and from 400 on, of which it is slow."""
     self_ms = times()
     self_ms[60:, 2] *= 1.5
@@ -156,3 +157,52 @@ def test_without_a_lag_or_with_known_ranks_there_is_a_verdict() -> None:
     assert reason_with() is None
     assert reason_with(Lag("tp", 3, 1, 60), unknown_from=61) is None  # another group's ranks are known since
     assert reason_with(Lag("tp", 3, 1, 110), unknown_from=110) is None  # for ten steps only
+
+
+def test_open_finding_stays_steady_and_says_its_present_size() -> None:
+    self_ms = times(steps=240)
+    self_ms[60:, 2] *= 1.15
+    ((finding, _),) = find(self_ms[:110])
+    self_ms[120:, 2] *= 1.05
+    self_ms[200:, 2] /= 1.15
+    ((later, _),) = find(self_ms[:180], finding)
+    assert (later.pattern, later.since_step) == ("steady", 60)
+    level_from = round(later.evidence["level_from_step"])
+    assert abs(level_from - 120) <= 5
+    assert later.slowdown_ratio == pytest.approx(1.15 * 1.05, rel=0.02)
+    assert later.run_slowdown_ratio == pytest.approx(1.15 * 1.05, rel=0.05)
+    # The change has left the table; the finding keeps it.
+    series = dataclasses.replace(series_of(self_ms[130:200].tolist()), steps=np.arange(130, 200))
+    found = DETECTOR.find(view_of(series, nodes=NODES), (later,))
+    assert not isinstance(found, Abstain)
+    ((last, _),) = found
+    assert f"since step 60, by as much since step {level_from}" in last.sentence
+    # 1.05 times is less than a rank is called slow for anew, and it is not over.
+    ((least, _),) = find(self_ms, later)
+    assert least.slowdown_ratio == pytest.approx(1.05, rel=0.01)
+
+
+def test_rank_that_grows_slower_beyond_the_table_is_drifting_still() -> None:
+    self_ms = times(steps=200)
+    self_ms[:, 2] *= np.linspace(1.2, 1.6, 200)
+    ((finding, _),) = find(self_ms, known(2))
+    assert finding.pattern == "drifting"
+    assert (finding.since_step or 0) <= 7
+
+
+def test_as_many_healthy_steps_close_as_had_opened() -> None:
+    self_ms = times(steps=200)
+    self_ms[60:120, 2] *= 1.5
+    ((finding, _),) = find(self_ms[:90])
+    assert finding.evidence["steps_to_close"] == 30
+    assert not DETECTOR.has_passed(view(self_ms[:149]), finding, ())
+    assert DETECTOR.has_passed(view(self_ms[:150]), finding, ())
+
+
+def test_healthy_steps_by_chance_close_nothing() -> None:
+    """Since its begin the rank is 1.05 times as slow, in its last twelve steps it is not."""
+    self_ms = times(steps=120)
+    self_ms[60:, 2] *= 1.06
+    self_ms[110:, 2] *= 0.96
+    finding = known(2, since_step=60)
+    assert not DETECTOR.has_passed(view(self_ms), finding, ())

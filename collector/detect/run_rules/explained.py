@@ -1,0 +1,100 @@
+"""Compute what the findings about ranks and links explain of each step, and what remains for the run or a stage.
+
+A step is explained once: by the slow rank with the largest excess in it, and by the links that cost the most. What
+remains is judged: *no single rank is to blame* is a claim, and may be said only of a slowdown that no rank explains.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.step_series import Floats
+
+EXPLAINED_SHARE: Final = 0.5
+"""A rank whose excess is at least this share of the added time explains it."""
+SUBJECTS_NAMED_MAX: Final = 4
+"""Ranks, nodes and groups named as explaining something: the findings themselves have them all."""
+
+
+def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
+    """Return what these findings explain of each step, shape (n,) in ns, 0 before they began.
+
+    What a slow rank explains is by how much its excess is larger than that of any healthy peer, which the step would
+    last for; in steps where it is not known, its usual excess. Anything else explains the share of the step that it
+    costs.
+    """
+    slow = find_slow_ranks(findings)
+    stragglers = [one for one in findings if one.kind == STRAGGLER]
+    others = [one for one in findings if one.kind != STRAGGLER]
+    found = np.zeros(len(view.series.steps))
+    for parts in (
+        [_explained_by_ranks(view, one, slow) for one in stragglers],
+        [_cost_ns(view, one) for one in others],
+    ):
+        if parts:
+            found += np.max(parts, axis=0)
+    return found
+
+
+def find_slow_ranks(findings: Sequence[Finding]) -> frozenset[int]:
+    """Return the ranks of all findings about slow ranks."""
+    return frozenset(rank for one in findings if one.kind == STRAGGLER for rank in one.ranks)
+
+
+def name_explaining(findings: Sequence[Finding]) -> str:
+    """Return what explains a part of the added time, as text.
+
+    >>> name_explaining([Finding(kind="straggler", ranks=(10,), cause="host_cpu", sentence="")])
+    'rank 10'
+    """
+    subjects = [one.subject for one in findings]
+    more = len(subjects) - SUBJECTS_NAMED_MAX
+    return ", ".join(subjects[:SUBJECTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def find_suspects(view: RunView, since_step: int, added_ns: float, known: frozenset[int]) -> tuple[int, ...]:
+    """Return the ranks, but the `known`, whose mean excess since a step has grown by EXPLAINED_SHARE of the added time.
+
+    The mean counts what a median does not: a stall in every third step.
+    """
+    since = view.series.steps >= since_step
+    if not (since & view.is_known).any():
+        return ()
+    grown_ns = _means(view.excess_ns[since])
+    if (~since & view.is_known).any():
+        grown_ns -= _means(view.excess_ns[~since])
+    suspects = np.flatnonzero(grown_ns >= EXPLAINED_SHARE * added_ns).tolist()
+    return tuple(rank for rank in (view.series.ranks[column] for column in suspects) if rank not in known)
+
+
+def _means(excess_ns: Floats) -> Floats:
+    """Return the mean of the known values of each rank, shape (ranks,); 0 where none is known."""
+    known = np.count_nonzero(~np.isnan(excess_ns), axis=0)
+    return np.asarray(np.nansum(excess_ns, axis=0) / np.maximum(known, 1))
+
+
+def _explained_by_ranks(view: RunView, finding: Finding, slow: frozenset[int]) -> Floats:
+    """Return the largest excess of the finding's ranks in each step since it began, less the largest of their peers
+    that are not slow; shape (n,) in ns.
+    """
+    ranks = [rank for rank in finding.ranks if view.series.has(rank)]
+    if not ranks or finding.since_step is None:
+        return np.zeros(len(view.series.steps))
+    usual_ns = finding.evidence.get("self_ns", 0.0) - finding.evidence.get("peers_self_ns", 0.0)
+    usual_ns = 0.0 if finding.pattern == "intermittent" else usual_ns
+    excess_ns = view.excess_ns[:, view.series.columns_of(ranks)]
+    largest_ns = np.max(np.where(np.isnan(excess_ns), usual_ns, excess_ns), axis=1)
+    healthy = [rank for rank in view.peer_groups.of(ranks[0]).members if rank not in slow]
+    theirs_ns = np.fmax.reduce(view.excess_ns[:, view.series.columns_of(healthy)], axis=1, initial=0.0)
+    return np.where(view.series.steps >= finding.since_step, np.maximum(largest_ns - theirs_ns, 0.0), 0.0)
+
+
+def _cost_ns(view: RunView, finding: Finding) -> Floats:
+    """Return the share of each step since the finding began that it costs, shape (n,) in ns."""
+    if finding.since_step is None or finding.run_slowdown_ratio is None:
+        return np.zeros(len(view.series.steps))
+    share = 1 - 1 / max(1.0, finding.run_slowdown_ratio)
+    return np.where(view.series.steps >= finding.since_step, share * np.nan_to_num(view.longest_ns, nan=0.0), 0.0)

@@ -1,0 +1,53 @@
+"""Date the begin of a slowness that lies in a gap: between two steps in which the ranks could be compared.
+
+Profiler windows are apart, and reports get lost. Since all ranks wait for a slow one, the begin shows in how long the
+steps took, of which any one rank's report is enough.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, Finding
+from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_clear_change
+from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.view import RunView
+
+BESIDE_STEPS: Final = 32
+"""Steps on either side of the gap that are looked at: enough for the level there."""
+RISE_SHARE: Final = 0.5
+"""Share of the rank's excess by which the steps must have become longer."""
+
+
+def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> SlowRank:
+    """Return a slow rank that began in a gap with the step at which the run became slower there, by an open finding
+    about that or by the steps; as it is where neither shows it.
+    """
+    if slow.before_step is None or slow.since_step - slow.before_step <= 1:
+        return slow
+    for finding in findings:
+        since_step = finding.since_step
+        if finding.kind == RUN_SLOWDOWN and since_step is not None and _is_in_gap(slow, since_step):
+            return slow._replace(since_step=since_step)
+    step = _find_rise(slow, view, slow.before_step)
+    return slow if step is None else slow._replace(since_step=step)
+
+
+def _is_in_gap(slow: SlowRank, step: int) -> bool:
+    return slow.before_step is not None and slow.before_step < step <= slow.since_step
+
+
+def _find_rise(slow: SlowRank, view: RunView, before_step: int) -> int | None:
+    """Return the step in the gap from which on the steps were longer; None where they were not, or it is not known."""
+    steps = view.series.steps
+    first, last = before_step - BESIDE_STEPS, slow.since_step + BESIDE_STEPS
+    rows = np.flatnonzero((steps >= first) & (steps <= last) & ~np.isnan(view.longest_ns))
+    logs = np.log(np.maximum(view.longest_ns[rows], 1.0))
+    change = find_clear_change(logs, SIDE_MIN)
+    if change == 0 or not _is_in_gap(slow, int(steps[rows[change]])):
+        return None
+    before_ns = math.exp(float(np.median(logs[:change])))
+    added_ns = math.exp(float(np.median(logs[change:]))) - before_ns
+    return int(steps[rows[change]]) if added_ns >= RISE_SHARE * (slow.self_ns - slow.peers_self_ns) else None

@@ -1,0 +1,113 @@
+"""Worlds in which faults change: what was seen, kept as cases; and the watch that counts violations."""
+
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.run_rules.regressions import NO_RANK
+from tests.simulation.changing import FIRST_SEED, carry_out, describe, trials
+from tests.simulation.faults import Fault
+from tests.simulation.finding_watch import FindingWatch
+from tests.simulation.scenarios import build_layout, parse_fault
+from tests.simulation.topology import Topology
+from tests.simulation.world import Outcome, run
+
+TOPOLOGY = Topology.mesh(dp=4)
+FAULT = Fault(cause="host_cpu", ranks=(1,), ratio=1.3, begin=60, end=120)
+
+
+def story(kind: str, ranks: int, *faults: str, steps: int, seed: int) -> Outcome:
+    layout = build_layout(kind, ranks)
+    parsed = [parse_fault(text, layout.topology) for text in faults]
+    return run(layout.scenario(*parsed, steps=steps, seed=seed))
+
+
+def named(outcome: Outcome) -> list[tuple[str, tuple[int, ...], int | None, str]]:
+    findings = [opened.finding for opened in outcome.opened]
+    return [(finding.kind, finding.ranks, finding.since_step, finding.pattern) for finding in findings]
+
+
+def test_straggler_that_gets_worse_is_to_blame() -> None:
+    outcome = story("fsdp", 12, "data_loading:10:1.2:60", "gpu_compute:10:1.5:110", steps=150, seed=3)
+    assert (named(outcome), outcome.violations) == ([("straggler", (10,), 60, "steady")], ())
+    # 1.2 + 0.5 since step 110, beside the 5 % by which the slowest of twelve healthy ranks exceeds their median.
+    assert outcome.opened[0].finding.run_slowdown_ratio == pytest.approx(1.7 / 1.05, abs=0.1)
+
+
+def test_two_slow_ranks_of_four_are_not_the_stage() -> None:
+    outcome = story("pp", 8, "gpu_compute:1:1.3:60", "host_cpu:2:1.2:110", steps=180, seed=2)
+    assert {kind for kind, *_ in named(outcome)} == {"straggler"}
+    assert ([ranks for _, ranks, *_ in named(outcome)], outcome.violations) == ([(1,), (2,)], ())
+
+
+def test_steady_straggler_whose_size_changes_stays_steady() -> None:
+    outcome = story("fsdp", 16, "gpu_compute:5:1.15:60", "gpu_compute:5:1.05:110", steps=168, seed=1)
+    assert (named(outcome), outcome.violations) == ([("straggler", (5,), 60, "steady")], ())
+
+
+def test_slow_rank_and_a_slower_run_are_told_apart() -> None:
+    outcome = story("dp", 8, "gpu_compute:5:1.3:60", "data_loading:all:1.3:120", steps=160, seed=4)
+    assert ([kind for kind, *_ in named(outcome)], outcome.violations) == (["straggler", "run_slowdown"], ())
+    assert "Without what rank 5 costs" in outcome.opened[1].finding.sentence
+
+
+def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
+    outcome = story("dp", 8, "data_loading:all:2:60:slow_drift", steps=240, seed=2)
+    ((kind, ranks, since_step, pattern),) = named(outcome)
+    assert (kind, ranks, pattern, outcome.violations) == ("run_slowdown", (), "drifting", ())
+    assert abs((since_step or 0) - 60) <= 5
+
+
+def test_begin_is_dated_while_reports_are_lost() -> None:
+    scenario = next(one.scenario for one in trials() if one.family == "lost")
+    outcome = run(scenario)
+    assert (named(outcome), outcome.violations) == ([("straggler", (5,), 70, "steady")], ())
+
+
+# -- the worlds and the watch -----------------------------------------------------------------------------------------
+
+
+def test_every_run_has_a_seed_of_its_own() -> None:
+    seeds = [one.scenario.seed for one in trials()]
+    assert seeds == list(range(FIRST_SEED, FIRST_SEED + len(seeds)))
+
+
+def test_table_has_a_row_a_family_and_a_line_a_wrong_run() -> None:
+    result = carry_out(next(iter(trials())))
+    lines = describe([result._replace(violations=("a since moved",))])
+    assert lines[2].startswith("| sizes | 1 | 2 |")
+    assert lines[-1] == f"sizes {FIRST_SEED}: a since moved"
+
+
+def watch(*findings: Finding, faults: tuple[Fault, ...] = (FAULT,)) -> tuple[str, ...]:
+    seen = FindingWatch(faults, TOPOLOGY)
+    for step, finding in enumerate(findings, 70):
+        seen.observe([finding], step)
+    return seen.violations
+
+
+def finding(since_step: int | None, kind: str = "straggler", sentence: str = "", *ranks: int) -> Finding:
+    return Finding(kind=kind, number=1, ranks=ranks, since_step=since_step, cause="host_cpu", sentence=sentence)
+
+
+def test_begin_may_move_back_and_not_forward() -> None:
+    assert watch(finding(60), finding(58), finding(None)) == ()
+    assert watch(finding(60), finding(61)) == ("the begin of finding 1 (the run) moved forward",)
+
+
+def test_denial_is_wrong_while_a_rank_is_open_or_to_blame() -> None:
+    denial = finding(60, "run_slowdown", NO_RANK)
+    assert watch(denial) == ("run_slowdown blames no rank where one is to blame",)
+    everybody = Fault(cause="host_cpu", ranks=(0, 1, 2, 3), ratio=1.3, begin=60)
+    assert watch(denial, faults=(everybody,)) == ()
+    seen = FindingWatch((everybody,), TOPOLOGY)
+    seen.observe([denial, finding(60, "straggler", "", 2)], 70)
+    assert seen.violations == ("run_slowdown denies that rank 2 is to blame",)
+
+
+@pytest.mark.parametrize(("step", "count"), [(60, 0), (61, 1), (120, 1), (121, 0)])
+def test_finding_must_not_pass_while_its_fault_lasts(step: int, count: int) -> None:
+    seen = FindingWatch((FAULT,), TOPOLOGY)
+    seen.observe_passed(finding(60, "straggler", "", 1), step)
+    seen.observe_passed(finding(60, "straggler", "", 2), step)
+    seen.observe_passed(finding(60, "run_slowdown"), step)
+    assert len(seen.violations) == count

@@ -1,0 +1,71 @@
+"""What findings explain of each step: the largest excess of slow ranks, and what links cost."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.run_rules.explained import find_explained_ns, find_suspects, name_explaining
+from rankscope.collector.detect.view import RunView
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, series_of, view_of
+
+
+def view(*rows: list[float]) -> RunView:
+    return view_of(series_of(list(rows)))
+
+
+def straggler(
+    *ranks: int, since_step: int | None = 1, pattern: str = "steady", evidence: Mapping[str, float] | None = None
+) -> Finding:
+    return Finding(
+        kind="straggler", ranks=ranks, since_step=since_step, pattern=pattern, cause="host_cpu", sentence="",
+        evidence=evidence or {},
+    )  # fmt: skip
+
+
+ROWS = ([100.0, 150.0, 100.0, 100.0], [100.0, 150.0, 170.0, 100.0], [100.0, 90.0, 100.0, 100.0])
+
+
+def test_two_slow_ranks_explain_the_larger_excess() -> None:
+    explained = find_explained_ns(view(*ROWS), [straggler(1), straggler(2)])
+    # Before step 1 nothing; in step 1 50 and 70 ms; in step 2 none is slow.
+    assert explained == pytest.approx([0.0, 70 * MS, 0.0])
+
+
+def test_slow_rank_of_unknown_steps_explains_its_usual_excess() -> None:
+    unknown = [UNKNOWN] * 4
+    numbers = {"self_ns": 130.0 * MS, "peers_self_ns": 100.0 * MS}
+    assert find_explained_ns(view(ROWS[0], unknown), [straggler(1, evidence=numbers)])[1] == pytest.approx(30 * MS)
+    intermittent = straggler(1, pattern="intermittent", evidence=numbers)
+    assert find_explained_ns(view(ROWS[0], unknown), [intermittent])[1] == 0.0
+
+
+def test_rank_that_is_gone_or_without_a_begin_explains_nothing() -> None:
+    assert find_explained_ns(view(*ROWS), [straggler(9), straggler(1, since_step=None)]).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_link_explains_its_share_of_the_steps() -> None:
+    link = Finding(kind="slow_link", group="dp", since_step=1, cause="slow_link", sentence="", run_slowdown_ratio=1.25)
+    free = Finding(kind="uneven_work", cause="data_imbalance", sentence="")
+    # The longest times are 150, 170 and 100 ms, of which 1 - 1 / 1.25 = 0.2 since step 1.
+    assert find_explained_ns(view(*ROWS), [link, free]) == pytest.approx([0.0, 34 * MS, 20 * MS])
+
+
+def test_suspects_are_ranks_whose_mean_excess_explains_half() -> None:
+    rows = [[100.0, 100.0, 100.0, 100.0]] * 3 + [[100.0, 160.0, 100.0, 100.0], [100.0, 100.0, 100.0, 100.0]]
+    look = view(*rows)
+    # The mean since step 3 is 30 ms.
+    assert find_suspects(look, 3, 60 * MS, frozenset()) == (1,)
+    assert find_suspects(look, 3, 60 * MS, frozenset({1})) == ()
+    assert find_suspects(look, 3, 61 * MS, frozenset()) == ()
+    assert find_suspects(look, 0, 20 * MS, frozenset()) == (1,)
+    assert find_suspects(view([UNKNOWN] * 4), 0, 20 * MS, frozenset()) == ()
+
+
+def test_only_some_that_explain_are_named() -> None:
+    assert name_explaining([straggler(rank) for rank in range(6)]) == "rank 0, rank 1, rank 2, rank 3 and 2 more"
+
+
+def test_excess_is_nothing_where_nobody_is_slow() -> None:
+    assert np.all(find_explained_ns(view(*ROWS), []) == 0.0)

@@ -1,0 +1,55 @@
+"""The begin of a slowness in a gap between the steps in which ranks are compared."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.stragglers.begin import date_begin
+from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
+from rankscope.collector.detect.view import RunView
+from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
+
+
+def view(longer_from: int, *, gap: tuple[int, int] = (40, 80), longer: float = 1.4) -> RunView:
+    """Rank 1 is slow from step 60 on; self times are not known in the gap, step times are."""
+    random = np.random.default_rng(1)
+    step_ms = 100 * np.exp(random.normal(0.0, 0.01, (120, 4)))
+    self_ms = step_ms.copy()
+    self_ms[60:, 1] *= 1.4
+    step_ms[longer_from:] *= longer
+    self_ms[gap[0] : gap[1]] = UNKNOWN
+    return view_of(series_of(self_ms.tolist(), step_ms=step_ms.tolist()))
+
+
+def slow_rank(look: RunView) -> SlowRank:
+    verdict = find_stragglers(look, Thresholds())
+    assert isinstance(verdict, tuple)
+    (slow,) = verdict
+    return slow
+
+
+@pytest.mark.parametrize(
+    ("longer_from", "longer", "expected"), [(60, 1.4, 60), (60, 1.1, 80), (95, 1.4, 80), (30, 1.4, 80)]
+)
+def test_begin_in_a_gap_is_when_the_steps_became_longer(longer_from: int, longer: float, expected: int) -> None:
+    look = view(longer_from, longer=longer)
+    slow = slow_rank(look)
+    assert (slow.before_step, slow.since_step) == (39, 80)
+    assert date_begin(slow, look, ()).since_step == expected
+
+
+@pytest.mark.parametrize(("since_step", "expected"), [(39, 80), (40, 40), (55, 55), (80, 80), (81, 80), (None, 80)])
+def test_begin_in_a_gap_is_that_of_the_slower_run(since_step: int | None, expected: int) -> None:
+    look = view(120)
+    run = Finding(kind="run_slowdown", since_step=since_step, cause="unattributed", sentence="")
+    assert date_begin(slow_rank(look), look, [run]).since_step == expected
+
+
+def test_begin_that_is_known_stays() -> None:
+    look = view(60, gap=(0, 0))
+    slow = slow_rank(look)
+    assert date_begin(slow, look, ()) == slow
+    unseen = dataclasses.replace(look, series=look.series)
+    assert date_begin(slow._replace(before_step=None), unseen, ()).since_step == slow.since_step
