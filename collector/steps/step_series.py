@@ -1,7 +1,7 @@
 """Hold the same steps of all ranks, as detectors read them. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -40,13 +40,16 @@ class StepSeries:
     """Steps of several ranks. `steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in
     ns, NaN where not known.
 
-    `self_is_measured` is False where waiting could not be measured and phases without communication stand in. `tokens`:
-    tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none. `wait_caused_ns`: the
-    waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only. `earlier_count`: the
-    first steps that are older than those kept one by one, and are here because their waiting is known. `handover_ns`:
-    the exposed time in point-to-point operations, shape (n, ranks); None where there are none. `self_has_transfers`:
-    whether measured self times hold the transfers of collectives: not where every rank reports how much of each was
-    exposed. `lags`: ranks that have left out a collective, and so make the waits of their group unknown.
+    `self_is_measured` is False where waiting could not be measured: then the device's own times stand in
+    (`device_self_times.py`) if `is_by_device`, else phases without communication. `timed_waits_ns`, only with the
+    former, is the waiting in collectives timed between windows of every rank of the run, by row where it is known.
+    `tokens`: tokens in the batches of each step, shape (n, ranks), NaN where not known; None: of none.
+    `wait_caused_ns`: the waiting of all ranks that each one caused (`wait_attribution.py`), known of some steps only.
+    `earlier_count`: the first steps that are older than those kept one by one, and are here because their waiting, or
+    each rank's own time on its device, is known. `handover_ns`: the exposed time in point-to-point operations, shape
+    (n, ranks); None where there are none. `self_has_transfers`: whether measured self times hold the transfers of
+    collectives: not where every rank reports how much of each was exposed. `lags`: ranks that have left out a
+    collective, and so make the waits of their group unknown.
     """
 
     steps: Ints
@@ -62,6 +65,8 @@ class StepSeries:
     handover_ns: Floats | None = None
     self_has_transfers: bool = True
     lags: tuple[Lag, ...] = ()
+    is_by_device: bool = False
+    timed_waits_ns: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

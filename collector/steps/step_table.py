@@ -5,7 +5,8 @@ recorded in ends. Until every rank has reported them, a step's waiting and self 
 steps that a report completes, the waiting is attributed to the ranks that caused it.
 
 Windows may be further apart than the ring is long. Where fewer *measured* steps, whose waiting is known, are in the
-ring than a verdict needs, measured steps that leave the ring move to slots behind it until there are enough again.
+ring than a verdict needs, measured steps that leave the ring move to slots behind it until there are enough again. So
+do steps that all ranks timed on their devices.
 """
 
 import itertools
@@ -18,69 +19,23 @@ import numpy.typing as npt
 
 from rankscope.collector.invariants import require
 from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
+from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
+from rankscope.collector.steps.measured_steps import WindowDistance
 from rankscope.collector.steps.skipped_collectives import Lags, find_lags
+from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, StepWaits, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
-from rankscope.measure.units import NS_PER_S
-
-
-class WindowDistance:
-    """Distance in steps between the measured steps of one attempt. `is_watched`: whether any rank has had a window.
-    `longest`: the most steps from one measured step to the next so far.
-    """
-
-    def __init__(self) -> None:
-        self.is_watched = False
-        self.longest = 0
-        self._first_step: int | None = None
-        self._last_measured: int | None = None
-
-    def start_at(self, step: int) -> None:
-        """Record the first reported step; later calls change nothing."""
-        if self._first_step is None:
-            self._first_step = step
-
-    def record_measured(self, first_step: int, last_step: int) -> None:
-        """Record that waiting is known from the first to the last of these steps; ranges come in any order."""
-        if self._last_measured is not None:
-            self.longest = max(self.longest, first_step - self._last_measured)
-            last_step = max(last_step, self._last_measured)
-        self._last_measured = last_step
-
-    def steps_behind(self, latest_step: int) -> int:
-        """Return the number of steps since the last measured one, or since the first step where none was measured."""
-        since = self._last_measured if self._last_measured is not None else self._first_step
-        return 0 if since is None else latest_step - since
-
-    def is_measured(self, latest_step: int, steps_kept: int, step_ns: Floats) -> bool:
-        """Return whether waiting is measured, as far as is known; `step_ns` are the durations of the last steps."""
-        behind = self.steps_behind(latest_step)
-        if not self.is_watched:
-            return behind < STAND_IN_STEPS
-        if behind <= max(steps_kept, 2 * self.longest):
-            return True
-        last_ns = step_ns[-STAND_IN_STEPS:]
-        last_ns = last_ns[~np.isnan(last_ns)]
-        return not len(last_ns) or behind * float(np.median(last_ns)) <= STAND_IN_NS
-
 
 WHOLE_CELLS_MAX = 2**20
 """Steps x ranks, 8 MiB, up to which durations are kept in 64 bits. Beyond (4,096 ranks at the default of 256 steps) 32
 bits are seven digits, 0.1 us of a step of a second, and all columns of 16,384 ranks are 150 MiB, not 300."""
 PHASES_MAX = 32
 """Names of phases kept for a run: the five of every step and those that its users add."""
-STAND_IN_STEPS = 64
-"""Steps without a profiler window after which phases stand in for the self time. The stand-in is noisier, so not
-before."""
-STAND_IN_NS = 60 * NS_PER_S
-"""Once there was a window, phases stand in only when the steps since the last measured one take longer than this, and
-are also more than the steps kept and than twice the longest distance so far. Distances grow by doubling, and a verdict
-must not alternate between measured self times and phases."""
 COLUMNS_KEPT = ("group", "op", "sequence", "start_host_ns", "duration_ns", "bytes", "exposed_ns")
 """Columns of a table of collectives, in the order of CollectiveBlock."""
 
@@ -95,46 +50,6 @@ def _mark(marks: npt.NDArray[np.bool_], counts: Ints, ranks: Ints, steps: Ints) 
     counts[slots] += fresh
     found: list[int] = steps[(fresh > 0) & (counts[slots] == marks.shape[1])].tolist()
     return found
-
-
-class SparseRows:
-    """Rows of a ring of steps most of which stay unknown: waiting is measured in about two steps of twenty. Of 16,384
-    ranks and 26 known steps of 256, rows take 1.7 MB where a whole block would take 16.
-
-    `width` cells by slot, kept in type `cell`; a slot without a row is NaN throughout.
-    """
-
-    def __init__(self, width: int, cell: npt.DTypeLike) -> None:
-        self._width = width
-        self._cell = cell
-        self._rows: dict[int, npt.NDArray[Any]] = {}
-
-    def put(self, slot: int, row: Floats) -> None:
-        """Store a row, shape (width,)."""
-        self._rows[slot] = row.astype(self._cell)
-
-    def clear(self, slots: Ints) -> None:
-        """Free these slots."""
-        for slot in slots.tolist():
-            self._rows.pop(slot, None)
-
-    def move(self, slots: Ints, to: Ints) -> None:
-        """Move these slots to others that are free, in the same order."""
-        for slot, other in zip(slots.tolist(), to.tolist(), strict=True):
-            if slot in self._rows:
-                self._rows[other] = self._rows.pop(slot)
-
-    def items(self, slots: Ints) -> list[tuple[int, Floats]]:
-        """Return the known rows of these slots as 64-bit floats, each with the index of its slot in `slots`."""
-        there = enumerate(slots.tolist())
-        return [(place, self._rows[slot].astype(np.float64)) for place, slot in there if slot in self._rows]
-
-    def read(self, slots: Ints) -> Floats:
-        """Return all rows of these slots, shape (slots, width), NaN where not known."""
-        found = np.full((len(slots), self._width), np.nan)
-        for place, row in self.items(slots):
-            found[place] = row
-        return found
 
 
 class StepColumns:
@@ -194,7 +109,7 @@ class StepTable:
         self._measured_min = measured_min
         self._world_size = world_size
         self._cell = np.float64 if steps_kept * world_size <= WHOLE_CELLS_MAX else np.float32
-        slots = steps_kept + measured_min
+        slots = steps_kept + 2 * measured_min
         self._columns = StepColumns(slots, world_size, self._cell)
         #: Step in each slot, the array of the columns. Step s of the ring is in slot s % `_kept`.
         self._steps = self._columns.steps
@@ -208,6 +123,8 @@ class StepTable:
         self._self_has_transfers = True
         #: Transfers of each process group in the matched steps.
         self._transfers = TransferRing(slots)
+        #: Each rank's own time on its device, in the steps that were timed there.
+        self._device = DeviceSelfTimes(slots, world_size, self._cell)
         #: Waiting that each rank caused in the attributed steps, in ns; None before any.
         self._wait_caused_ns: SparseRows | None = None
         #: Attributions so far, which choose the next step.
@@ -261,6 +178,7 @@ class StepTable:
             if values is not None:
                 found = block.column(name).reshape(-1)[rows]
                 values[slots, columns] = np.where(found == MISSING, np.nan, found)
+        self._device.add(block, rows, steps[rows], slots, columns)
         return np.asarray(late.reshape(len(ranks), block.values.shape[2]).sum(axis=1))
 
     def add_collectives_of(self, ranks: Sequence[int], reported: Sequence[Collectives], block: Block) -> None:
@@ -351,6 +269,7 @@ class StepTable:
         is_complete = bool(self._covered_count[slot] == self._world_size)
         self._transfers.put(slot, waits.kinds, self._group_sizes, has_exposure=is_complete)
         if not is_complete:
+            self._device.add_waits(slot, waits.ranks, waits.kinds)
             return waits.kinds
         exposed_ns = np.zeros(self._world_size)
         exposed_ns[waits.ranks] = waits.exposed_ns
@@ -397,17 +316,22 @@ class StepTable:
 
     def _keep_measured(self, slots: Ints) -> None:
         """Move the last measured steps that leave these slots to slots behind the ring, as many as are needed, and free
-        those that are no longer needed.
+        those that are no longer needed. The steps that all ranks timed on their devices likewise.
         """
-        measured = self._covered_count == self._world_size
-        leaving = slots[measured[slots]]
-        if not len(leaving) and not (self._steps[self._kept :] >= 0).any():
-            return
-        staying = int(np.count_nonzero(measured)) - len(leaving)
-        needed = max(0, self._measured_min - staying)
+        measured, timed = self._covered_count == self._world_size, self._device.is_complete[: self._kept]
+        leaving = slots[(measured | timed)[slots]]
         saved = self._kept + np.flatnonzero(self._steps[self._kept :] >= 0)
+        if not len(leaving) and not len(saved):
+            return
         candidates = np.concatenate([saved, leaving])
-        chosen = candidates[np.argsort(self._steps[candidates])][max(0, len(candidates) - needed) :]
+        candidates = candidates[np.argsort(self._steps[candidates])]
+        kinds = ((self._wait_ns.has(candidates), measured), (self._device.is_complete[candidates], timed))
+        chosen = np.concatenate(
+            [
+                _find_last(candidates[is_kind], self._measured_min - int(np.count_nonzero(np.delete(in_ring, slots))))
+                for is_kind, in_ring in kinds
+            ]
+        )
         self._clear(np.setdiff1d(saved, chosen))
         leaving = leaving[np.isin(leaving, chosen)]
         to = self._kept + np.flatnonzero(self._steps[self._kept :] < 0)[: len(leaving)]
@@ -423,9 +347,9 @@ class StepTable:
             rows.clear(slots)
 
     @property
-    def _sparse_columns(self) -> list[SparseRows | TransferRing]:
+    def _sparse_columns(self) -> list[SparseRows | TransferRing | DeviceSelfTimes]:
         of_some = [rows for rows in (self._wait_caused_ns, self._handover_ns) if rows is not None]
-        return [self._wait_ns, self._transfers, *of_some]
+        return [self._wait_ns, self._transfers, self._device, *of_some]
 
     def _move_to(self, step: int) -> None:
         if step > self.latest_step:
@@ -463,9 +387,13 @@ class StepTable:
         step_ns = _read(self._columns.records["duration_ns"], slots, columns)
         phases_ns = {name: _Cells(values, slots, columns) for name, values in self._columns.phases_ns.items()}
         measured = self._distance.is_measured(self.latest_step, self._kept, step_ns)
-        self_ns = None if measured else sum_computing(phases_ns)
-        if self_ns is None:
+        is_by_device = not measured and self._device.still_come(self.latest_step, self._kept, step_ns)
+        if is_by_device:
+            self_ns = self._device.read(slots, columns, self._group_sizes)
+        elif measured or (computing_ns := sum_computing(phases_ns)) is None:
             self_ns = _subtract_waits(step_ns, self._wait_ns.items(slots), columns)
+        else:
+            self_ns = computing_ns
         caused_ns = None if self._wait_caused_ns is None else self._wait_caused_ns.read(slots)[:, columns]
         return StepSeries(
             steps=self._steps[slots],
@@ -481,6 +409,8 @@ class StepTable:
             self_has_transfers=self._self_has_transfers,
             lags=self._lags.read(),
             earlier_count=int(np.count_nonzero(slots >= self._kept)),
+            is_by_device=is_by_device,
+            timed_waits_ns=self._device.read_waits(slots) if is_by_device else {},
         )
 
     def transfers(self, *, skip_steps: int) -> GroupTransfers:
@@ -503,6 +433,11 @@ class StepTable:
             durations_ns[:count],
             {name: _Cells(values, slots, all_ranks) for name, values in self._columns.phases_ns.items()},
         )
+
+
+def _find_last(candidates: Ints, needed: int) -> Ints:
+    """Return the last `needed` of these slots, which are ordered by step; none if that is negative."""
+    return candidates[len(candidates) - min(len(candidates), max(0, needed)) :]
 
 
 class _Cells:

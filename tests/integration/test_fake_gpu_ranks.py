@@ -45,13 +45,13 @@ class Trained(NamedTuple):
     work: tuple[list[Work], ...]
 
 
-def train(folder: Path, steps: int, *options: str) -> Trained:
+def train(folder: Path, steps: int, *options: str, windows: Mapping[str, str] = WINDOWS) -> Trained:
     """Train on four ranks, with NVML's stand-in on each."""
     compile_nvml(folder)
     sizes = ("--steps", str(steps), "--kernel-ns", str(KERNEL_NS))
     command = torchrun(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options)
     with serving() as served:
-        given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **WINDOWS)
+        given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **windows)
         with started(command, {**given, "LD_LIBRARY_PATH": str(folder)}) as job:
             served.wait_for_steps(RUN, steps - 1)  # the last one is over with the script
             page = read_page(served)
@@ -69,7 +69,7 @@ def read_page(served: Served) -> dict[tuple[str, int], float]:
         (sample.name, int(sample.labels["rank"])): sample.value
         for family in text_string_to_metric_families(served.read_metrics())
         for sample in family.samples
-        if "rank" in sample.labels
+        if sample.labels.get("rank")  # a finding about the run has an empty one
     }
 
 
@@ -131,3 +131,19 @@ def test_only_the_rank_that_waits_for_its_device_is_blamed_with_the_line_that_do
     # Every rank works on its host in every step, and only this one's device is idle meanwhile.
     assert stragglers[0].evidence["sync_excess_ns"] == pytest.approx(HOST_S * NS_PER_S, rel=0.2)
     assert f"{WAITS_AT} (aten::_local_scalar_dense, cudaStreamSynchronize)" in stragglers[0].sentence
+
+
+@pytest.mark.parametrize("time", range(sized(1, 20)))
+def test_without_windows_only_the_rank_with_slower_kernels_is_blamed(tmp_path: Path, time: int) -> None:
+    del time
+    slow_from = 90
+    options = ("--slow-rank", "2", "--slow-ratio", "1.3", "--slow-from", str(slow_from))
+    trained = train(tmp_path, 180, *options, windows={"device_windows": "off"})
+    assert {rank.totals.windows for rank in trained.run.ranks} == {0}
+    stragglers = [found for found in trained.run.findings if found.kind == "straggler"]
+    assert {(found.ranks, found.cause) for found in stragglers} == {((2,), "unattributed")}  # kernels are not known
+    assert stragglers[0].since_step == pytest.approx(slow_from, abs=INTERVAL_STEPS_MAX)
+    assert stragglers[0].slowdown_ratio == pytest.approx(1.3, abs=0.1)
+    late, others = 2, (0, 1, 3)
+    tails_s = [trained.page["rankscope_device_tail_seconds_total", rank] for rank in range(RANKS)]
+    assert tails_s[late] < min(tails_s[rank] for rank in others)

@@ -54,12 +54,15 @@ class Call:
 
 @dataclass
 class Step:
-    """One step of all ranks, shape (ranks,) each, and its operations in the order of their start."""
+    """One step of all ranks, shape (ranks,) each, and its operations in the order of their start. `tail_ns` is how long
+    a rank waits for what was begun during backward.
+    """
 
     start_ns: Ints
     end_ns: Ints
     phases_ns: dict[str, Ints]
     worked_ns: dict[str, Ints]
+    tail_ns: Ints
     calls: list[Call] = field(default_factory=list)
 
     @property
@@ -96,7 +99,7 @@ class Engine:
         """Return the next step."""
         start_ns = self._now_ns.copy()
         empty = np.zeros(self._topology.world_size, dtype=np.int64)
-        step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {})
+        step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {}, empty.copy())
         self._spend(step, "other", self._everybody, conditions.pause_ns.astype(np.int64))
         for operation, groups in zip(self._program, self._groups, strict=True):
             match operation:
@@ -107,7 +110,9 @@ class Engine:
                 case Handover():
                     self._hand_over(step, operation, conditions)
                 case Join():
+                    before_ns = self._now_ns.copy()
                     self._wait_until(step, operation.phase, self._everybody, self._stream_ns)
+                    step.tail_ns += self._now_ns - before_ns
         step.end_ns = self._now_ns.copy()
         return step
 

@@ -44,14 +44,28 @@ USUAL_LINE, FAULTY_LINE = "train.py:40 (main)", "loss.py:12 (weigh)"
 
 
 class Windows(NamedTuple):
-    """Steps whose collectives are profiled: of each `distance` steps the first `length`."""
+    """Steps whose collectives are profiled: of each `distance` steps the first `length`, up to step `end`."""
 
     length: int = 1
     distance: int = 1
+    end: int | None = None
 
     def see(self, step: int) -> bool:
         """Return whether this is one of them."""
-        return step % self.distance < self.length
+        return step % self.distance < self.length and not self.have_ended(step)
+
+    def have_ended(self, step: int) -> bool:
+        """Return whether there are none from this step on."""
+        return self.end is not None and step >= self.end
+
+
+class DeviceTimes(NamedTuple):
+    """What is measured on the devices between windows: phases and tail of every n-th step, and with `has_recorder` the
+    collectives of all steps outside of windows.
+    """
+
+    every: int
+    has_recorder: bool = False
 
 
 class SimulatedRank:
@@ -68,12 +82,14 @@ class SimulatedRank:
         model: str = "simulated",
         clock_hertz: int = HEALTHY_CLOCK_HERTZ,
         sizes: VaryingSizes | None = None,
+        device_times: DeviceTimes | None = None,
     ) -> None:
         self._rank = rank
         self._windows = windows
         #: The step whose last data parallel collective it leaves out; its count is one lower from then on.
         self.skips_step: int | None = None
         self._model, self._clock_hertz, self._sizes = model, clock_hertz, sizes
+        self._device_times = device_times
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
@@ -129,14 +145,21 @@ class SimulatedRank:
         ends = sorted(number for number in seen if number + 1 not in seen)
         now_ns = int(steps[-1].end_ns[self._rank]) + self._offset_ns
         breakdown = self._break_down(last_step, steps[-1], mine[-1])
+        is_recorded = self._device_times is not None and self._device_times.has_recorder
+        timed = {number for number, _ in numbered if is_recorded and number not in seen}
+        have_ended = self._windows.have_ended(last_step)
         interval = Interval(
             steps=[self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)],
             collectives=[
-                record for number, step in numbered if number in seen for record in self._collectives(number, step)
+                record
+                for number, step in numbered
+                if number in seen | timed
+                for record in self._collectives(number, step, is_timed=number in timed)
             ],
             covered_steps=list(zip(begins, ends, strict=True)),
-            breakdowns=[breakdown],
-            synchronisations=[self._synchronise(breakdown, mine[-1])],
+            timed_steps=[(number, number) for number in sorted(timed)],
+            breakdowns=[] if have_ended else [breakdown],
+            synchronisations=[] if have_ended else [self._synchronise(breakdown, mine[-1])],
             host=self._host_sample(now_ns, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),
             allocator=self._allocator_sample(now_ns, mine),
@@ -151,17 +174,21 @@ class SimulatedRank:
         duration_ns = int(step.duration_ns[rank])
         blocked_ns = sum(ns for fault, ns in faults if not fault.effect.burns_cpu)
         waits_ns = duration_ns - sum(int(done[rank]) for done in step.worked_ns.values())
+        phases_ns = {name: int(values[rank]) for name, values in step.phases_ns.items()}
+        is_timed = self._device_times is not None and number % self._device_times.every == 0
         return StepRecord(
             step=number,
             start_host_ns=int(step.start_ns[rank]) + self._offset_ns,
             duration_ns=duration_ns,
-            phases_ns={name: int(values[rank]) for name, values in step.phases_ns.items()},
+            phases_ns=phases_ns,
             cpu_ns=max(0, duration_ns - waits_ns - round(blocked_ns)),
             batches=1,
             backwards=1,
+            device_phases_ns=phases_ns if is_timed else None,
+            device_tail_ns=int(step.tail_ns[rank]) if is_timed else None,
         )
 
-    def _collectives(self, number: int, step: Step) -> list[CollectiveRecord]:
+    def _collectives(self, number: int, step: Step, *, is_timed: bool) -> list[CollectiveRecord]:
         rank = self._rank
         taking_part = [(index, call) for index, call in enumerate(step.calls) if call.takes_part[rank]]
         if number == self.skips_step:
@@ -176,7 +203,7 @@ class SimulatedRank:
                 duration_ns=duration_ns,
                 sequence=number * len(step.calls) + index - (call.dimension == DATA and self._has_skipped(number)),
                 bytes=self._size_of(call, number),
-                exposed_ns=exposed_ns,
+                exposed_ns=None if is_timed else exposed_ns,
             )
             for (index, call), (start_ns, duration_ns, exposed_ns) in zip(taking_part, times_ns, strict=True)
         ]

@@ -21,7 +21,7 @@ from tests.simulation.finding_watch import FindingWatch
 from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
 from tests.simulation.program import KINDS, Collective, Program, Scale, Work
-from tests.simulation.ranks import RUN, SimulatedRank, Windows
+from tests.simulation.ranks import RUN, DeviceTimes, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
 
@@ -81,6 +81,7 @@ class Scenario:
     duties: tuple[Duty, ...] = ()
     hardware: tuple[Hardware, ...] = ()
     sizes: VaryingSizes | None = None
+    device_times: DeviceTimes | None = None
 
 
 @dataclass
@@ -133,6 +134,7 @@ class World:
             SimulatedRank(
                 rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows,
                 **_device_of(rank, scenario.hardware), sizes=scenario.sizes,
+                device_times=scenario.device_times,
             )
             for rank in range(topology.world_size)
         ]  # fmt: skip

@@ -26,6 +26,7 @@ from rankscope.collector.detect.stragglers.persistent import (
 )
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
+from rankscope.collector.detect.stragglers.timed_waits import is_contradicted, read_timed_waits
 from rankscope.collector.detect.view import Candidate, RunView
 
 SHARE_MIN: Final = 0.75
@@ -56,7 +57,9 @@ class Stragglers:
         self._thresholds = thresholds
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
-        """Return every rank or node that is slow now, slowest first, without those that slow links explain."""
+        """Return every rank or node that is slow now, slowest first, without those that slow links explain, and those
+        that timed collectives contradict.
+        """
         reason = describe_lags(view, self._thresholds.steps_min)
         if reason:
             return Abstain(reason)
@@ -68,7 +71,10 @@ class Stragglers:
         steady = {slow.rank for slow in verdict}
         intermittently = intermittent.find_intermittent(view, self._thresholds, steady)
         slow_ranks = [slow for slow in verdict if not is_explained_by_links(slow, view, explained)]
-        joined = [*join_nodes(slow_ranks, view.nodes), *join_nodes(intermittently, view.nodes)]
+        joined = [
+            *join_nodes([slow for slow in slow_ranks if not is_contradicted(slow, view.series)], view.nodes),
+            *join_nodes([slow for slow in intermittently if not is_contradicted(slow, view.series)], view.nodes),
+        ]
         described = [
             (node, tuple(date_begin(one, view, explained) for one in slow)) for node, slow in joined[:DESCRIBED_MAX]
         ]
@@ -205,8 +211,10 @@ def _describe(view: RunView, together: _Together, number: int, known: Mapping[in
     cause = _find_most_common(causes)
     cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
+    waits = read_timed_waits(slow, view.series)
     evidence = {
         **cause.evidence,
+        **({} if waits is None else waits.evidence),
         **_wait_caused(view, slow_ranks, slow),
         "self_ns": slow.self_ns,
         "peers_self_ns": slow.peers_self_ns,

@@ -54,6 +54,10 @@ STEPS_TO_CLOSE: Final = "steps_to_close"
 """Evidence key: known steps without slowness that close the finding, as many as had opened it."""
 CLOSE_STEPS_MAX: Final = 64
 """A finding that took long to prove closes after so many known steps at most."""
+NOT_BY_DEVICE: Final = (
+    "without profiler windows they are not known where a process group of several ranks has not all of them"
+)
+"""Why nothing is known although devices are timed (`collector/steps/device_self_times.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,8 @@ def find_stragglers(
     known = int(np.count_nonzero(~np.isnan(view.excess), axis=0).max(initial=0))
     if known < thresholds.steps_min:
         count, needed = len(series.ranks), thresholds.steps_min
-        return Abstain(f"the self times of all {count} ranks are known in {known} steps, {needed} are needed")
+        text = f"the self times of all {count} ranks are known in {known} steps, {needed} are needed"
+        return Abstain(f"{text} ({NOT_BY_DEVICE})" if series.is_by_device and not known else text)
     worth = np.flatnonzero(is_worth_judging(view.excess, thresholds)).tolist()
     ranks = {series.ranks[column] for column in worth}.union(rank for rank in found if series.has(rank))
     judged = [_judge(view, rank, thresholds, is_found=rank in found) for rank in sorted(ranks)]

@@ -143,7 +143,8 @@ def find_cause(
         if cause is not None:
             break
     else:
-        cause = _idle_device(slow, excess_ns, evidence, series) or _host(slow, excess_ns, evidence, samples)
+        has_device = series.is_by_device or bool(samples.devices.get(slow.rank))
+        cause = _idle_device(slow, excess_ns, evidence, series) or _host(excess_ns, evidence, has_device=has_device)
     is_waiting = evidence.get("cpu_excess_ns", 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
     if cause[0] in {HOST_CPU, UNSEEN_WAIT} and is_waiting and machines is not None and all_excess_ns is not None:
         because = find_cpu_pressure(
@@ -421,9 +422,9 @@ def _idle_device(slow: SlowRank, excess_ns: float, evidence: dict[str, float], s
     return UNSEEN_WAIT, f"{idle} and its training thread is on no CPU: it waits for what is not seen{where}"
 
 
-def _host(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> tuple[str, str]:
+def _host(excess_ns: float, evidence: dict[str, float], *, has_device: bool) -> tuple[str, str]:
     where = _where(evidence, excess_ns)
-    if samples.devices.get(slow.rank) or "cpu_excess_ns" not in evidence:
+    if has_device or "cpu_excess_ns" not in evidence:
         # On a GPU a slow host shows as an idle device, which only device windows measure.
         return "unattributed", f"no known cause explains it{where}"
     if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:

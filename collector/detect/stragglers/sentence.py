@@ -9,7 +9,9 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
+from rankscope.collector.detect.stragglers.timed_waits import read_timed_waits
 from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.units import format_duration
 
 COST_RATIO_STATED_MIN = 1.01
@@ -29,15 +31,34 @@ def write_sentence(
     """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
     is that of the `others`' slowness, too. `is_over`: in the past tense, with WHEN in place of the period.
     """
-    what = "excluding waits for other ranks" if view.series.self_is_measured else "in data, forward and optimizer"
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
         f"{_name_peers(slow, len(view.series.ranks), is_over=is_over)}{_describe_pattern(slow)}"
         f"{WHEN if is_over else f' since step {slow.since_step}'}{_describe_level(slow, is_over=is_over)}: "
-        f"{format_duration(slow.self_ns)} a step {what}, against {format_duration(slow.peers_self_ns)}; "
+        f"{format_duration(slow.self_ns)} a step {_describe_self(view.series)}, "
+        f"against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
+    text += _describe_waits(slow, view.series, is_over=is_over)
     return text + describe_cost(cost, also=_name_others(others), is_over=is_over)
+
+
+def _describe_self(series: StepSeries) -> str:
+    """Return what the self times of the sentence are."""
+    if series.is_by_device:
+        return "on the GPU without the end of backward, where ranks wait for each other"
+    return "excluding waits for other ranks" if series.self_is_measured else "in data, forward and optimizer"
+
+
+def _describe_waits(slow: SlowRank, series: StepSeries, *, is_over: bool) -> str:
+    """Return a sentence about timed collectives, where they have shown whom others wait for; else nothing."""
+    waits = read_timed_waits(slow, series)
+    if waits is None:
+        return ""
+    return (
+        f" In collectives timed between windows it {'waited' if is_over else 'waits'} {format_duration(waits.own_ns)} "
+        f"a step, its peers {format_duration(waits.peers_ns)}."
+    )
 
 
 def _name_others(others: Sequence[int]) -> str:

@@ -59,8 +59,13 @@ def reduce_on_device(
     _state: object,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """Enqueue the bucket's all-reduce and return its future, over at once for the host."""
+    """Enqueue the bucket's all-reduce and return its future, over at once for the host. The training's stream waits for
+    all of them at the end of backward, where DDP's own callback lets it.
+    """
     gpu.all_reduce(bucket.buffer().numel(), TRANSFER_NS)
+    if bucket.is_last():
+        engine: Any = torch.autograd.Variable
+        engine._execution_engine.queue_callback(gpu.join)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -84,7 +89,6 @@ for step in range(options.steps):
         loss.item()  # one rank waits here
     time.sleep(options.host_s)
     loss.backward()
-    gpu.join()
     optimizer.step()
     loss.item()
 gpu.write_work(options.folder / f"work.{rank}")

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from rankscope.collector.steps.measured_steps import STAND_IN_NS, STAND_IN_STEPS, WindowDistance
 from rankscope.collector.steps.step_series import StepSeries
-from rankscope.collector.steps.step_table import STAND_IN_NS, STAND_IN_STEPS, StepTable, WindowDistance
+from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.records import steps_to_table
 from rankscope.measure.units import NS_PER_MS
 from tests.unit.collector.steps.one_rank import add_steps, mark_complete

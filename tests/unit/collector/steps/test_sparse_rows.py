@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.collector.steps.step_table import SparseRows
+from rankscope.collector.steps.sparse_rows import SparseRows
 
 NAN = float("nan")
 
@@ -47,6 +47,15 @@ def test_rows_of_half_the_size_are_read_whole_to_seven_digits() -> None:
     read = rows.read(slots(0))
     assert read.dtype == np.float64
     assert read.tolist() == [[1e9]]
+
+
+def test_cells_that_come_one_after_the_other_are_counted() -> None:
+    rows = SparseRows(3, np.float32)
+    assert rows.update(2, slots(1), np.array([5.0])) == 1
+    assert rows.update(2, slots(0, 1), np.array([4.0, 6.0])) == 2
+    np.testing.assert_equal(rows.read(slots(2)), [[4.0, 6.0, NAN]])
+    assert rows.has(slots(1, 2)).tolist() == [False, True]
+    assert [place for place, _ in rows.find(slots(1, 2)).items()] == [1]
 
 
 def test_no_slots_are_no_rows() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.steps import wait_attribution
-from rankscope.collector.steps.step_table import PHASES_MAX, STAND_IN_STEPS, StepTable
+from rankscope.collector.steps.measured_steps import STAND_IN_STEPS
+from rankscope.collector.steps.step_table import PHASES_MAX, StepTable
 from rankscope.collector.steps.workload_signature import VARIES
 from rankscope.measure.records import CollectiveRecord, StepRecord, collectives_to_table, steps_to_table
 from tests.unit.collector.steps.collective_steps import KindWaits, rows_of

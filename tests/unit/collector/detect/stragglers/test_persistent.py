@@ -1,5 +1,6 @@
 """Persistent stragglers: synthetic self times with a known truth, from a seeded generator."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -126,6 +127,14 @@ def test_single_rank_is_not_compared() -> None:
 
 def test_too_few_steps_give_no_verdict() -> None:
     assert judge(noise(11, 4)) == Abstain("the self times of all 4 ranks are known in 11 steps, 12 are needed")
+
+
+def test_timed_devices_without_known_times_abstain_with_the_reason() -> None:
+    unknown = dataclasses.replace(series(np.full((20, 4), np.nan)), self_is_measured=False, is_by_device=True)
+    assert find_stragglers(view_of(unknown), Thresholds()) == Abstain(
+        "the self times of all 4 ranks are known in 0 steps, 12 are needed (without profiler windows they are not "
+        "known where a process group of several ranks has not all of them)"
+    )
 
 
 def test_steps_that_one_rank_did_not_report_are_left_out() -> None:

@@ -3,6 +3,7 @@
 The excess is 50 ms, so a part must hold 25 ms of it to be the cause.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,14 @@ def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expec
     slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
     slow = slow._replace(slow_steps=np.arange(3), pattern=pattern)
     assert find_cause(slow, series, Samples({}, {}, {})).evidence == expected
+
+
+def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> None:
+    by_host = series_of(alike(150.0, 100.0), cpu_ms=alike(140.0, 90.0), self_is_measured=False)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    assert find_cause(slow, by_host, Samples({}, {}, {})).name == "host_cpu"
+    by_device = dataclasses.replace(by_host, is_by_device=True)
+    assert find_cause(slow, by_device, Samples({}, {}, {}))[:2] == NO_CAUSE
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------

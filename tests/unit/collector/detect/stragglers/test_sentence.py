@@ -1,5 +1,7 @@
 """The verdict in words."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,13 @@ def test_sentence_names_phases_used_instead_of_self_time() -> None:
     stood_in = series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False)
     text = say(series=stood_in)
     assert "75.0 ms a step in data, forward and optimizer, against 35.0 ms" in text
+
+
+def test_sentence_names_the_devices_own_times_used_instead() -> None:
+    by_device = dataclasses.replace(series_of([[35.0, 35.0, 75.0, 35.0]], self_is_measured=False), is_by_device=True)
+    assert (
+        "75.0 ms a step on the GPU without the end of backward, where ranks wait for each other, against 35.0 ms; cause"
+    ) in say(series=by_device)
 
 
 def test_sentence_about_a_node_names_its_ranks() -> None:

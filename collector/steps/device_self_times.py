@@ -1,0 +1,114 @@
+"""Keep each rank's own time on its device in the steps that were timed there: the device step without the tail of its
+backward (docs/definitions.md section 4). Pure.
+
+In data parallel training the device's stream waits for other ranks only in that tail. So the rest of the step is how
+long it would have taken this rank alone, and no profiler window is needed to know it. It stands in for the self time
+where no window comes.
+
+In other kinds of training ranks also wait within the rest: for their group of tensor parallelism in each layer, for the
+stage before them, for the shards of parameters. If all ranks wait for each other there, all of them seem equally slow,
+and nobody is blamed. But where a group that is smaller than the world waits for its slowest member, all its members
+seem slow compared with those of other groups. So while any such group exists own times are not known, and nothing is
+concluded.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.collector.steps.measured_steps import WindowDistance
+from rankscope.collector.steps.sparse_rows import SparseRows
+from rankscope.collector.steps.step_series import Flags, Floats, Ints
+from rankscope.collector.steps.wait_times import KindColumns
+from rankscope.measure.records import DEVICE_PREFIX, DEVICE_TAIL, SYNCHRONISING_OPS
+from rankscope.measure.table import MISSING, Block
+
+
+class DeviceSelfTimes:
+    """Own times on the device by slot of a ring of steps, and the waiting in collectives of the same steps that were
+    timed between windows, which is a second witness. Only steps that all ranks timed are read.
+    """
+
+    def __init__(self, slots: int, world_size: int, cell: npt.DTypeLike) -> None:
+        self._world_size = world_size
+        self._own_ns = SparseRows(world_size, cell)
+        self._waits_ns = SparseRows(world_size, cell)
+        self._distance = WindowDistance()
+        #: Whether the own times of all ranks are known, by slot.
+        self.is_complete: Flags = np.zeros(slots, dtype=bool)
+
+    def add(self, block: Block, rows: Ints, steps: Ints, slots: Ints, ranks: Ints) -> None:
+        """Add the own times in these rows of a block of step tables, with the step, slot and rank of each row."""
+        own_ns = read_own_ns(block)
+        if own_ns is None:
+            return
+        own_ns = own_ns[rows]
+        for step in np.unique(steps[~np.isnan(own_ns)]).tolist():
+            here = np.flatnonzero((steps == step) & ~np.isnan(own_ns))
+            slot = int(slots[here[0]])
+            known = self._own_ns.update(slot, ranks[here], own_ns[here])
+            if known == self._world_size and not self.is_complete[slot]:
+                self.is_complete[slot] = self._distance.is_watched = True
+                self._distance.record_measured(step, step)
+
+    def add_waits(self, slot: int, ranks: Ints, kinds: KindColumns) -> None:
+        """Store the waiting of these ranks in the collectives of a step that were timed, if all of them were found on
+        all members, and the own times of the step are known.
+        """
+        if not self.is_complete[slot]:
+            return
+        synchronises = np.array([op in SYNCHRONISING_OPS for _, op in kinds.kinds], dtype=bool)
+        rows = np.flatnonzero(synchronises[kinds.kind]) if len(kinds.kind) else kinds.kind
+        if not len(rows) or (kinds.matched[rows] < kinds.calls[rows]).any():
+            return
+        waits_ns = np.full(self._world_size, np.nan)
+        waits_ns[ranks] = 0.0
+        np.add.at(waits_ns, kinds.rank[rows], kinds.wait_ns[rows])
+        self._waits_ns.put(slot, waits_ns)
+
+    def still_come(self, latest_step: int, steps_kept: int, step_ns: Floats) -> bool:
+        """Return whether devices are still timed on all ranks; `step_ns` are the durations of the last steps."""
+        return self._distance.is_watched and self._distance.is_measured(latest_step, steps_kept, step_ns)
+
+    def read(self, slots: Ints, columns: Ints, group_sizes: Mapping[str, int]) -> Floats:
+        """Return the own times of these columns in these slots, NaN where not all ranks' are known, and throughout if a
+        process group of more than one member, or none that is known, has all ranks.
+        """
+        found = np.full((len(slots), len(columns)), np.nan)
+        if not group_sizes or not set(group_sizes.values()) <= {1, self._world_size}:
+            return found
+        for place, row in self._own_ns.items(np.where(self.is_complete[slots], slots, -1)):
+            found[place] = row[columns]
+        return found
+
+    def read_waits(self, slots: Ints) -> dict[int, npt.NDArray[Any]]:
+        """Return the waiting of all ranks by the index of its slot in `slots`, where it is known. Nothing is copied."""
+        return self._waits_ns.find(slots)
+
+    def clear(self, slots: Ints) -> None:
+        """Free these slots."""
+        self.is_complete[slots] = False
+        for rows in (self._own_ns, self._waits_ns):
+            rows.clear(slots)
+
+    def move(self, slots: Ints, to: Ints) -> None:
+        """Move these slots to others that are free, in the same order."""
+        self.is_complete[to] = self.is_complete[slots]
+        self.is_complete[slots] = False
+        for rows in (self._own_ns, self._waits_ns):
+            rows.move(slots, to)
+
+
+def read_own_ns(block: Block) -> Floats | None:
+    """Return the device step without its tail of each row of these tables of steps, shape (tables * rows,) in ns; NaN
+    where it is not known, None where it is of no row. Not negative, whatever a rank sends.
+    """
+    if DEVICE_TAIL not in block.names:
+        return None
+    parts = [block.column(name).reshape(-1) for name in block.names if name.startswith(DEVICE_PREFIX)]
+    tail_ns = block.column(DEVICE_TAIL).reshape(-1)
+    unknown = np.logical_or.reduce([part == MISSING for part in (tail_ns, *parts)])
+    whole_ns = np.sum(parts, axis=0, dtype=np.float64) if parts else np.zeros(len(tail_ns))
+    return np.where(unknown, np.nan, np.maximum(whole_ns - tail_ns, 0.0))
