@@ -26,7 +26,7 @@ from rankscope.collector.steps.skipped_collectives import Lags, find_lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
-from rankscope.collector.steps.wait_times import KindColumns, StepWaits, split_waits
+from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
@@ -271,26 +271,17 @@ class StepTable:
         if not is_complete:
             self._device.add_waits(slot, waits.ranks, waits.kinds)
             return waits.kinds
-        exposed_ns = np.zeros(self._world_size)
-        exposed_ns[waits.ranks] = waits.exposed_ns
-        self._wait_ns.put(slot, exposed_ns)
+        self._wait_ns.put(slot, _spread(waits.exposed_ns, waits.ranks, self._world_size))
         self._lags.add(step, find_lags(collectives) if np.isnan(waits.exposed_ns).any() else {})
-        self._keep_handovers(slot, waits)
+        if waits.handover_ns is not None:
+            self._handover_ns = self._handover_ns or SparseRows(self._world_size, self._cell)  # only of a pipeline
+            self._handover_ns.put(slot, _spread(waits.handover_ns, waits.ranks, self._world_size))
         self._self_has_transfers = waits.is_transfer_kept
         groups = GroupFacts(
             self._group_sizes, self._world_size, lambda rank, group: self._places.get((rank, group), -1)
         )
         self.signatures = self._signature_search.find(waits.rows, waits.kinds.kinds, groups)
         return waits.kinds
-
-    def _keep_handovers(self, slot: int, waits: StepWaits) -> None:
-        if waits.handover_ns is None:
-            return
-        if self._handover_ns is None:  # of a run without pipeline it is never needed
-            self._handover_ns = SparseRows(self._world_size, self._cell)
-        handover_ns = np.zeros(self._world_size)
-        handover_ns[waits.ranks] = waits.handover_ns
-        self._handover_ns.put(slot, handover_ns)
 
     def _make_room(self, steps: Ints, rows: Ints) -> Ints:
         """Advance the ring to the last of the steps of `rows`, and return the rows whose step is in it."""
@@ -433,6 +424,13 @@ class StepTable:
             durations_ns[:count],
             {name: _Cells(values, slots, all_ranks) for name, values in self._columns.phases_ns.items()},
         )
+
+
+def _spread(values: Floats, ranks: Ints, world_size: int) -> Floats:
+    """Return the values of these ranks in a row of all ranks, 0 for the others."""
+    row = np.zeros(world_size)
+    row[ranks] = values
+    return row
 
 
 def _find_last(candidates: Ints, needed: int) -> Ints:
