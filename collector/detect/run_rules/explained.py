@@ -1,7 +1,8 @@
 """Compute what the findings about ranks and links explain of each step, and what remains for the run or a stage.
 
-A step is explained once: by the slow rank with the largest excess in it, and by the links that cost the most. What
-remains is judged: *no single rank is to blame* is a claim, and may be said only of a slowdown that no rank explains.
+Slow ranks and links that are at work at different places of a step add up, others hide each other, and which it is is
+not known: so their sum counts. What remains is judged: *no single rank is to blame* is a claim, and may be said only of
+a slowdown that no rank explains.
 """
 
 from collections.abc import Sequence
@@ -30,12 +31,11 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
     stragglers = [one for one in findings if one.kind == STRAGGLER]
     others = [one for one in findings if one.kind != STRAGGLER]
     found = np.zeros(len(view.series.steps))
-    for parts in (
-        [_explained_by_ranks(view, one, slow) for one in stragglers],
-        [_cost_ns(view, one) for one in others],
+    for part in (
+        *(_explained_by_ranks(view, one, slow) for one in stragglers),
+        *(_cost_ns(view, one) for one in others),
     ):
-        if parts:
-            found += np.max(parts, axis=0)
+        found += part
     return found
 
 
@@ -49,10 +49,13 @@ def name_explaining(findings: Sequence[Finding]) -> str:
 
     >>> name_explaining([Finding(kind="straggler", ranks=(10,), cause="host_cpu", sentence="")])
     'rank 10'
+    >>> name_explaining([Finding(kind="straggler", ranks=(r,), cause="host_cpu", sentence="") for r in (3, 9, 9)])
+    'rank 3 and rank 9'
     """
-    subjects = [one.subject for one in findings]
-    more = len(subjects) - SUBJECTS_NAMED_MAX
-    return ", ".join(subjects[:SUBJECTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    subjects = list(dict.fromkeys(one.subject for one in findings))
+    named, more = subjects[:SUBJECTS_NAMED_MAX], len(subjects) - SUBJECTS_NAMED_MAX
+    parts = [*named, f"{more} more"] if more > 0 else named
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
 def find_suspects(view: RunView, since_step: int, added_ns: float, known: frozenset[int]) -> tuple[int, ...]:

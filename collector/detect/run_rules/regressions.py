@@ -171,7 +171,8 @@ class RunSlowdown:
         explaining = _find_explaining(view, others, change)
         who = "The steps of the whole run {are}"
         if explaining:
-            who = f"Without what {name_explaining(explaining)} {{cost}}, the steps of the whole run {{are}}"
+            cost = "{cost}" if len({one.subject for one in explaining}) == 1 else "cost"
+            who = f"Without what {name_explaining(explaining)} {cost}, the steps of the whole run {{are}}"
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN

@@ -26,14 +26,14 @@ class Cost(NamedTuple):
     lost_rank_hours_per_hour: float
 
 
-def lost_to(slow: SlowRank, view: RunView) -> Floats:
+def lost_to(slow: SlowRank, view: RunView, *, is_charged_once: bool = True) -> Floats:
     """Return what each step has lost to one straggler since it became slow, shape (n,) in ns; 0 before, NaN where not
     known.
 
     lost = self time of the straggler - median self time of its peers - the time that these spend longer in
-    point-to-point operations, at most the step less the median self time. A step
-    is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
-    intermittent slowness only the slow steps are charged.
+    point-to-point operations, at most the step less the median self time. With
+    `is_charged_once` a step is charged only to the rank with the largest excess, so that two stragglers are not both
+    charged for it. For an intermittent slowness only the slow steps are charged.
     """
     series, column = view.series, view.series.column_of(slow.rank)
     known = ~np.isnan(view.excess[:, column]) & ~np.isnan(view.longest_ns)
@@ -41,7 +41,8 @@ def lost_to(slow: SlowRank, view: RunView) -> Floats:
         charged = known & np.isin(series.steps, slow.slow_steps)
     else:
         charged = known & (series.steps >= slow.since_step)
-    charged &= view.worst == column
+    if is_charged_once:
+        charged &= view.worst == column
     excess_ns = view.excess_ns[:, column]
     saved_ns = excess_ns - _bubbles_hidden_ns(slow, view)
     at_most_ns = np.maximum(view.longest_ns - (series.self_ns[:, column] - excess_ns), 0.0)
@@ -61,6 +62,24 @@ def _bubbles_hidden_ns(slow: SlowRank, view: RunView) -> Floats:
     peers_ns = np.median(series.handover_ns[np.ix_(rows, series.columns_of(slow.peers.ranks))], axis=1)
     hidden_ns[rows] = np.maximum(0.0, peers_ns - series.handover_ns[rows, series.column_of(slow.rank)])
     return hidden_ns
+
+
+def lost_together(slow_ranks: Sequence[SlowRank], view: RunView) -> Floats:
+    """Return what each step has lost to several stragglers, the slowest first; shape (n,) in ns, NaN where not known.
+
+    Those that are slow at different places of a step add up, others hide each other. So it is the sum of what is lost
+    to each, at most what the step is longer than the median self time of their peers, less the same before any of them
+    was slow, as far as that is known: what others move without computing.
+    """
+    slowest = slow_ranks[0]
+    lost_ns = np.sum([lost_to(one, view, is_charged_once=False) for one in slow_ranks], axis=0)
+    column = view.series.column_of(slowest.rank)
+    peers_ns = view.series.self_ns[:, column] - view.excess_ns[:, column]
+    longer_ns = view.longest_ns - peers_ns
+    before_ns = longer_ns[view.series.steps < min(one.since_step for one in slow_ranks)]
+    before_ns = before_ns[~np.isnan(before_ns)]
+    usual_ns = float(np.median(before_ns)) if len(before_ns) >= view.steps_min else 0.0
+    return np.asarray(np.clip(lost_ns, 0.0, np.maximum(longer_ns - usual_ns, 0.0)))
 
 
 def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int]) -> Floats:

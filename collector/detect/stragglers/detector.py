@@ -13,7 +13,7 @@ from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin
-from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
+from rankscope.collector.detect.stragglers.cost import Cost, lost_to, lost_together, price, spared_by
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, find_own_work, tell_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
@@ -177,7 +177,10 @@ class _Together:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
         by_mean = any(one.pattern == "intermittent" for place in priced for one in self.found[place][1])
-        lost_ns = np.sum([self.lost_ns[place] for place in priced], axis=0)
+        if number == 0 and len(self.found) > 1:
+            lost_ns = lost_together([one for _, slow in self.found for one in slow], self._view)
+        else:
+            lost_ns = self.lost_ns[number]
         if number:
             everybody = self._known.keys() | {one.rank for _, slow in self.found for one in slow}
             others = sorted(rank for rank in everybody - self._ranks_of(number) if self._view.series.has(rank))
