@@ -14,6 +14,7 @@ When a signal ends a process, Python's faulthandler writes its stacks; the threa
 
 import contextlib
 import importlib.machinery
+import itertools
 import os
 import re
 import signal
@@ -37,6 +38,7 @@ _DISTRIBUTED: Final = "torch/distributed/"
 _GROUP_MAKERS: Final = frozenset(
     {"init_process_group", "new_group", "_new_group_with_tag", "rendezvous", "split_group"}
 )
+_IMPORT: Final = "importlib._bootstrap"
 _SIGNS: Final = (
     ("torch/_dynamo/convert_frame.py", "compile"),
     ("torch/utils/data/", "data"),
@@ -46,7 +48,7 @@ _SIGNS: Final = (
     ("torch/distributed/rendezvous.py", "process_group"),
     ("torch/optim/", "optimizer"),
     ("torch/cuda/streams.py", "synchronize"),
-    ("importlib._bootstrap", "import"),
+    (_IMPORT, "import"),
 )
 """Part of a frame's file name, and the activity of a thread in it."""
 _FUNCTION_SIGNS: Final = {
@@ -112,10 +114,10 @@ def find_activity(frames: Sequence[StackFrame]) -> str:
     >>> find_activity([StackFrame("mine.py", 3, "collate"), StackFrame("torch/utils/data/dataloader.py", 9, "next")])
     'data'
     """
-    for frame in frames:
+    for place, frame in enumerate(frames):
         found = _find_sign(frame)
         if found is not None:
-            return found
+            return "import" if _is_imported(frames[place:]) else found
     return "other"
 
 
@@ -153,6 +155,18 @@ def find_torch_folder() -> str:
         with contextlib.suppress(Exception):  # a custom importer may fail in any way
             file = getattr(importlib.machinery.PathFinder.find_spec("torch"), "origin", None)
     return f"{os.path.dirname(file)}/" if file else ""
+
+
+def _is_imported(frames: Sequence[StackFrame]) -> bool:
+    """Return whether a library's module is being imported, and its own code has called the innermost of these frames:
+    importing torch.distributed is no collective.
+    """
+    for frame, caller in itertools.pairwise(frames):
+        if not is_library_file(frame.file):
+            return False
+        if frame.function == "<module>" and _IMPORT in caller.file:
+            return True
+    return False
 
 
 def _find_sign(frame: StackFrame) -> str | None:

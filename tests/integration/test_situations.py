@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,13 +36,18 @@ def served() -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def training(served: Served, *what: str, run: str = "", at: int = AT, pause_s: float = 0.01) -> Iterator[Job]:
-    """A job of three ranks, in whose step `at` this happens; its run has the name of what happens first."""
+def training(
+    served: Served, *what: str, run: str = "", at: int = AT, pause_s: float = 0.01, go_on: Path | None = None
+) -> Iterator[Job]:
+    """A job of three ranks, in whose step `at` this happens; its run has the name of what happens first. An evaluation
+    ends once the file `go_on` exists.
+    """
     environment = {
         "RANKSCOPE_COLLECTOR": served.endpoint,
         "RANKSCOPE_RUN": run or what[0],
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
         "RANKSCOPE_STALL_S": STALL_S,
+        "SITUATION_GOES_ON": str(go_on),
     }
     options = ("--what", *what, "--at", str(at), "--pause-s", str(pause_s))
     with started(torchrun(3, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
@@ -76,16 +82,17 @@ def named(run: RunSnapshot) -> set[tuple[str, tuple[int, ...], str]]:
 # -- healthy ranks that others wait for -------------------------------------------------------------------------------
 
 
-def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served) -> None:
+def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served, tmp_path: Path) -> None:
     # Before it rank 0 saves and compiles for as long, which is no finding at all.
     said = rf"^Rank 0 .* is busy without training for [\d.]+ s in evaluate at {SCRIPT}:\d+, and 2 ranks wait for it in "
-    with training(served, "save", "compile", "evaluate") as job:
+    with training(served, "save", "compile", "evaluate", go_on=tmp_path / "evaluated") as job:
         pause = wait_for_hang(served, "save", "busy_rank", (0,), said)
+        (tmp_path / "evaluated").touch()
         assert job.wait().exit_code == 0
     assert (pause.severity, pause.group, pause.since_step) == ("warning", "default_pg", STEP + 8)
     assert pause.sentence.endswith(f"The run pauses in step {STEP + 8}.")
     run = served.wait_for_run("save", lambda run: have_ended(run) and not run.open_findings)
-    assert named(run) == {("busy_rank", (0,), "warning")}
+    assert named(run) == {("busy_rank", (0,), "warning")}, [one.sentence for one in run.findings]
     (told,) = [one for one in run.findings if one.number == pause.number]
     assert re.search(rf"was busy without training in evaluate at {SCRIPT}:\d+, and \d ranks? waited", told.sentence)
     assert re.search(rf"The run paused in step {STEP + 8} for \d+ s, and then went on\.$", told.sentence)

@@ -120,6 +120,27 @@ def test_activity_is_from_the_innermost_known_frame(frames: list[tuple[str, str]
     assert found in ACTIVITIES
 
 
+IMPORTS = StackFrame("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+
+
+@pytest.mark.parametrize(
+    ("frames", "activity"),
+    [
+        # A class of a module of torch.distributed is being defined.
+        (
+            [(f"{SITE}/torch/distributed/store.py", "Store"), (f"{SITE}/torch/distributed/store.py", "<module>")],
+            "import",
+        ),
+        # The module calls a function of another one.
+        ([(f"{SITE}/torch/distributed/tensor.py", "register"), (f"{SITE}/torch/nested.py", "<module>")], "import"),
+        # The script is a module that is imported, and trains then.
+        ([(f"{SITE}/torch/distributed/c10d.py", "all_reduce"), ("/home/me/train.py", "<module>")], "collective"),
+    ],
+)
+def test_importing_torch_distributed_is_no_collective(frames: list[tuple[str, str]], activity: str) -> None:
+    assert find_activity([*(StackFrame(file, 1, function) for file, function in frames), IMPORTS]) == activity
+
+
 def raise_from(source: str, file: str) -> BaseException:
     """Run a source text as that file; returns what it raises, with its traceback."""
     with pytest.raises(ArithmeticError) as caught:
