@@ -10,7 +10,6 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
-from tests.integration.faults import IS_SOAK
 from tests.integration.serving import Served, have_ended, read_url, serving
 from tests.integration.torchrun import SCRIPTS, Job, started, torchrun
 
@@ -24,8 +23,6 @@ COLLECTIVE = 2 * AT + 1
 ALL_REDUCE = f"all_reduce {COLLECTIVE} of default_pg (3108 bytes)"
 """777 floats of 4 bytes."""
 SCRIPT = "situations.py"
-
-in_soak = pytest.mark.skipif(not IS_SOAK, reason="another half a minute: make soak has it")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +127,6 @@ def test_rank_stopped_amid_communication_is_named(served: Served) -> None:
     assert (hang.severity, hang.group) == ("critical", "default_pg")
 
 
-@in_soak
 def test_rank_stopped_in_its_first_step_is_named(served: Served) -> None:
     with training(served, "stop", run="stop-early", at=0):
         hang = wait_for_hang(served, "stop-early", "missing_rank", (1,), STOPPED + "all_reduce 1 of default_pg")
@@ -186,7 +182,6 @@ def test_receiver_of_what_nobody_sends_is_not_blamed_alone(served: Served) -> No
     assert hang.severity == "critical"
 
 
-@in_soak
 def test_rank_that_skips_a_collective_is_told_by_what_it_calls(served: Served) -> None:
     said = (
         f"^Collective {COLLECTIVE} of default_pg differs between ranks: all_reduce of 3108 bytes on ranks 0, 2, "
@@ -197,7 +192,6 @@ def test_rank_that_skips_a_collective_is_told_by_what_it_calls(served: Served) -
     assert (hang.severity, hang.group) == ("critical", "default_pg")
 
 
-@in_soak
 def test_other_size_on_one_rank_ends_the_run_by_that_rank(served: Served) -> None:
     # gloo aborts the process whose buffer is too small for what arrives; the others see their connections close.
     with training(served, "size") as job:
