@@ -41,6 +41,8 @@ SMALL: Final = {
     "collector/commands/merge.py": ONE_COMMAND,
     "collector/commands/relay.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
+    "collector/detect/stragglers/begin.py": "when a slowness began that no compared step shows",
+    "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
     "collector/embedded.py": "the lifetime of an embedded collector, apart from the command line",
     "collector/publish/metrics/catalog.py": "what tests and generators of documents read of the metrics",
     "collector/publish/page_files.py": "which files a browser gets without a token, apart from sockets",

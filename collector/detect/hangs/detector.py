@@ -29,9 +29,9 @@ from rankscope.collector.detect.hang_state import (
     SILENT,
     UNRECORDED_WAITS,
     RankHangState,
+    add_progress_of_peers,
     find_pause,
 )
-from rankscope.collector.detect.hangs.present_progress import add_progress_of_peers
 from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_stuck, has_mismatch
 from rankscope.collector.detect.view import Candidate, RunView

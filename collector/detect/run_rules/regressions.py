@@ -26,12 +26,13 @@ from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
+    MOSTLY,
     find_explained_ns,
     find_slow_ranks,
     find_suspects,
+    find_unseen_share,
     name_explaining,
 )
-from rankscope.collector.detect.run_rules.unseen_waits import MOSTLY, find_unseen_share
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import price

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rankscope.collector.detect.hangs.present_progress import add_progress_of_peers
+from rankscope.collector.detect.hang_state import add_progress_of_peers
 from tests.unit.collector.detect.hang_states import WORLD, dead, progress_of, silent, still, stopped, waits
 
 OTHER = "mesh_tp/0-1"

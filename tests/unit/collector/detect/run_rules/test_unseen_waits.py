@@ -3,8 +3,8 @@
 import pytest
 
 from rankscope.collector.detect.past import put_in_past
+from rankscope.collector.detect.run_rules.explained import find_unseen_share
 from rankscope.collector.detect.run_rules.regressions import UNSEEN, RunSlowdown
-from rankscope.collector.detect.run_rules.unseen_waits import find_unseen_share
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Samples
 from rankscope.measure.records import DeviceSample
