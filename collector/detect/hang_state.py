@@ -279,8 +279,8 @@ def add_progress_of_peers(
 
     The last report of a silent or stopped rank is some seconds older than the moment in which it stopped: in a training
     that communicates most of the time it fell into a collective that all have left since. What a member of a group has
-    completed, every member has entered. A silent rank whose peers have completed more than it had is no longer where its
-    last report saw it stalled.
+    completed, every member has entered. A silent rank whose peers have completed more than it had is no longer where
+    its last report saw it stalled.
     """
     outdated = {rank for rank, state in hang_states.items() if state.has_old_counters}
     if not outdated:
