@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
+from rankscope.agent.capture.stacks import read_frames
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective
 
@@ -24,7 +25,7 @@ def find_blocked_transfer(
     groups: Mapping[str, GroupInfo],
     own_rank: int,
     age_ns: int,
-    read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames,  # noqa: SLF001 - documented, and the only way
+    read_frames: Callable[[], Mapping[int, FrameType]] = read_frames,
 ) -> PendingCollective | None:
     """Return the transfer that the main thread has been blocked in for `age_ns`, named as NCCL's recorder would; None
     if it is in none, or in one of an unknown group. `groups` are by torch's name.

@@ -13,6 +13,7 @@ When a signal ends a process, Python's faulthandler writes its stacks; the threa
 """
 
 import contextlib
+import gc
 import importlib.machinery
 import itertools
 import os
@@ -72,7 +73,23 @@ class Stacks(NamedTuple):
     activity: str
 
 
-def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> Stacks:  # noqa: SLF001 - documented, and the only way
+def read_frames() -> Mapping[int, FrameType]:
+    """Return the innermost frame of each thread, by the thread's identifier.
+
+    The garbage collector is off meanwhile: before Python 3.12 the interpreter allocates here while it holds the lock of
+    its list of threads, and a collection that runs code of the script might wait for that lock (python/cpython#106883).
+    """
+    collects = gc.isenabled()
+    if collects:
+        gc.disable()
+    try:
+        return sys._current_frames()  # noqa: SLF001 - documented, and the only way
+    finally:
+        if collects:
+            gc.enable()
+
+
+def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = read_frames) -> Stacks:
     """Capture the present stacks of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident

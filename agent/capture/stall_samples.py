@@ -5,7 +5,6 @@ happened for half the limit of a stall, so a training rank is not sampled.
 """
 
 import itertools
-import sys
 import threading
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final, NamedTuple
 
-from rankscope.agent.capture.stacks import OUR_FILES, find_torch_folder, shorten_frame
+from rankscope.agent.capture.stacks import OUR_FILES, find_torch_folder, read_frames, shorten_frame
 from rankscope.measure.stalls import StackFrame, StallSamples, find_script_frame
 
 SAMPLES_MAX: Final = 64
@@ -29,7 +28,7 @@ class _Sample(NamedTuple):
     frames: tuple[StackFrame, ...]
 
 
-def read_main_stack(read_frames: Callable[[], Mapping[int, FrameType]] = sys._current_frames) -> tuple[StackFrame, ...]:  # noqa: SLF001 - documented, and the only way
+def read_main_stack(read_frames: Callable[[], Mapping[int, FrameType]] = read_frames) -> tuple[StackFrame, ...]:
     """Return the frames of the main thread, outermost first, without those of the agent."""
     frame = read_frames().get(threading.main_thread().ident or 0)
     frames: list[StackFrame] = []

@@ -1,5 +1,6 @@
 """Tests of the stacks of real threads, and of the activity derived from frames."""
 
+import gc
 import linecache
 import sys
 import threading
@@ -17,6 +18,7 @@ from rankscope.agent.capture.stacks import (
     find_activity,
     find_raised_line,
     find_torch_folder,
+    read_frames,
     shorten_frame,
 )
 from rankscope.measure.stalls import ACTIVITIES, StackFrame, ThreadStack
@@ -208,3 +210,15 @@ def test_names_that_are_not_unicode_can_be_sent(hang: Callable[[str, int], None]
     stack = stack_of("loader ?")
     assert stack is not None
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stack), type=ThreadStack) == stack
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_frames_are_read_without_a_collection_and_the_collector_is_as_before(is_on: bool) -> None:
+    was_on = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        frames = read_frames()
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+    assert frames[threading.get_ident()].f_code.co_name == "read_frames"
