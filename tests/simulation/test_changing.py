@@ -55,6 +55,19 @@ def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
     ((kind, ranks, since_step, pattern),) = named(outcome)
     assert (kind, ranks, pattern, outcome.violations) == ("run_slowdown", (), "drifting", ())
     assert abs((since_step or 0) - 60) <= 5
+    finding = outcome.opened[0].finding
+    assert finding.cause == "data_loading"
+    assert "a step longer for their data loaders" in finding.sentence
+
+
+def test_slow_growth_keeps_its_cause_when_the_steps_before_it_are_no_longer_kept() -> None:
+    layout = build_layout("dp", 8)
+    ranks = tuple(range(layout.topology.world_size))
+    fault = Fault(cause="data_loading", ranks=ranks, ratio=2.0, begin=60, drift_steps=400)
+    outcome = run(layout.scenario(fault, steps=400, seed=2))  # the table has 256 steps
+    (finding,) = (one.finding for one in outcome.opened if one.finding.kind == "run_slowdown")
+    assert (finding.cause, finding.pattern, outcome.violations) == ("data_loading", "drifting", ())
+    assert "it was found when the steps before the change were still kept" in finding.sentence
 
 
 def test_begin_is_dated_while_reports_are_lost() -> None:

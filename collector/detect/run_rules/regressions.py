@@ -44,6 +44,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     steps_to_close,
 )
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
+from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.peer_groups import middle_of_ranks
@@ -57,6 +58,8 @@ NO_RANK: Final = "and no single rank is to blame"
 NO_OTHER_RANK: Final = "and for this no other rank is to blame"
 NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
 UNSEEN: Final = "and which rank is to blame is not known, as most of a step is waiting that is not seen"
+UNATTRIBUTED: Final = "unattributed"
+FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
 EXPLAINED_RATIO_MIN: Final = 0.01
@@ -383,8 +386,12 @@ def _describe(
     if known is not None and known.since_step is not None:
         since, before_ns = known.since_step, known.evidence[BEFORE]
     pattern = "drifting" if change.is_gradual or (known is not None and known.pattern == "drifting") else "steady"
-    added_ns = change.after_ns - before_ns
-    cause = find_cause_of_change(view, ranks or view.series.ranks, since, added_ns)
+    # The parts of a step are compared by their medians since the begin: of a ramp that is its middle.
+    median_ns = float(np.nanmedian(times_ns[view.series.steps >= since])) if change.is_gradual else change.after_ns
+    cause = find_cause_of_change(view, ranks or view.series.ranks, since, median_ns - before_ns)
+    is_past_kept = bool((view.series.steps < since).any())
+    if cause.name == UNATTRIBUTED and known is not None and known.cause != UNATTRIBUTED and not is_past_kept:
+        cause = Cause(known.cause, FOUND_EARLIER, {})
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
     cost = price(lost_ns, view, max(since, change.level_from_step))
     ratio = change.after_ns / before_ns
