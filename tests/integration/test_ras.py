@@ -37,7 +37,7 @@ def find_hang(run: RunSnapshot, said: str) -> Finding | None:
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ((11, 10), "NCCL RAS agreed: rank 1 had launched 10 AllReduce operations, the furthest rank 11, in a "),
+        ((11, 10), "NCCL RAS agreed: rank 1 had launched 10 AllReduce operations, where another rank had launched 11,"),
         ((11, 11), "NCCL RAS did not show this: in the only communicator all ranks had answered and launched equally"),
         (None, "the answer has no list of communicators"),
     ],

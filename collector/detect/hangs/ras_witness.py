@@ -41,8 +41,8 @@ class Listed(NamedTuple):
         """Return what RAS said about it, in the past tense."""
         one = self.rank
         if one.state == BEHIND:
-            op = f"{one.op} operations" if one.op else "operations"
-            did = f"had launched {one.launched} {op}, the furthest rank {one.furthest},"
+            op = f"{f'{one.op} ' if one.op else ''}operation{'' if one.launched == 1 else 's'}"
+            did = f"had launched {one.launched} {op}, where another rank had launched {one.furthest},"
         else:
             did = {
                 DEAD: "was considered dead",
@@ -66,7 +66,7 @@ def write_witness(cause: str, ranks: Collection[int], answered: RasAnswered | No
     if answered is None or answered.is_own is False:
         return ""
     listed = list_ranks(answered)
-    if cause in NAMING:
+    if cause in NAMING and ranks:
         return _compare(ranks, listed) or _write_nothing_seen(answered, "did not show this", listed)
     if cause == COMPLETE:
         return _write_listed("saw it differently", listed) or _write_nothing_seen(answered, "agreed", listed)

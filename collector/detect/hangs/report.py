@@ -127,7 +127,7 @@ SUGGESTIONS: Final = {
     BUSY_RANK: "Share this work among the ranks, do it less often, or set stall_s to more than it takes.",
     DATA_WAIT: "Look at its data loader and at the storage behind it: its stack shows what the batch waits for.",
     "deadlock": "Look for collectives called in different orders, and for a send or receive without its other end.",
-    "unmatched_transfer": "Look for a send or receive that only one of the two ranks makes, or in another order.",
+    "unmatched_transfer": "Look for a send or receive that one of the ranks does not call, or calls in another order.",
     "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
     "unattributed": "Read the stacks of the stalled ranks.",
 }
@@ -246,7 +246,7 @@ def _describe_unmatched(facts: HangFacts, stuck: Stuck) -> str:
     waits = "waited" if facts.is_over else "waits"
     return (
         f"Rank {waiting} {waits} in {_name_call(stuck)}{_describe_duration(facts)}, and rank {peer} {waits} in "
-        f"{_name_call(elsewhere)} without having made the other end"
+        f"{_name_call(elsewhere)} without having called the matching send or receive"
     )
 
 
@@ -264,8 +264,8 @@ def _describe_pause(facts: HangFacts, cause: str) -> str:
     first = facts.hang_states[ranks[0]]
     does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
     place = _describe_work_place(first)
-    where = f", rank {ranks[0]}{place}" if place else ""
-    return f"{_count(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
+    where = (place if len(ranks) == 1 else f", rank {ranks[0]}{place}") if place else ""
+    return f"{_name(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
 
 
 def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> str:

@@ -55,7 +55,7 @@ def name_explaining(findings: Sequence[Finding]) -> str:
     >>> name_explaining([Finding(kind="straggler", ranks=(r,), cause="host_cpu", sentence="") for r in (3, 9, 9)])
     'rank 3 and rank 9'
     """
-    subjects = list(dict.fromkeys(one.subject for one in findings))
+    subjects = list(dict.fromkeys("uneven work" if one.subject == "the run" else one.subject for one in findings))
     named, more = subjects[:SUBJECTS_NAMED_MAX], len(subjects) - SUBJECTS_NAMED_MAX
     parts = [*named, f"{more} more"] if more > 0 else named
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)

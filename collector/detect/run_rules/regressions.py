@@ -57,7 +57,9 @@ NO_CHANGE: Final = frozenset({RUN, SLOW_MODEL})
 NO_RANK: Final = "and no single rank is to blame"
 NO_OTHER_RANK: Final = "and for this no other rank is to blame"
 NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
-UNSEEN: Final = "and which rank is to blame is not known, as most of a step is waiting that is not seen"
+UNSEEN: Final = (
+    "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for"
+)
 UNATTRIBUTED: Final = "unattributed"
 FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
 BEFORE: Final = "before_ns"
@@ -134,7 +136,8 @@ class StageSlowdowns:
         who = f"Ranks {format_ranks(ranks)}, which {{do}} the same work, {{are}}"
         if len(remaining) < len(ranks):
             others = len(ranks) - len(remaining)
-            who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {others} more, {{are}}"
+            slow_ones = f"{others} slow rank{'s' if others > 1 else ''}"
+            who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {slow_ones}, {{are}}"
         return _describe(
             view, change, known, mine_ns, kind=STAGE, who=who, ranks=ranks, blame=_blame(suspects, remaining, ranks),
             nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
@@ -175,7 +178,9 @@ class RunSlowdown:
         explaining = _find_explaining(view, others, change)
         who = "The steps of the whole run {are}"
         if explaining:
-            cost = "{cost}" if len({one.subject for one in explaining}) == 1 else "cost"
+            subjects = {one.subject for one in explaining}
+            is_one = len(subjects) == 1 and not next(iter(subjects)).startswith(("ranks ", "nodes "))
+            cost = "{cost}" if is_one else "cost"
             who = f"Without what {name_explaining(explaining)} {cost}, the steps of the whole run {{are}}"
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
@@ -396,7 +401,7 @@ def _describe(
     cost = price(lost_ns, view, max(since, change.level_from_step))
     ratio = change.after_ns / before_ns
     where = f" (node {nodes[0]})" if nodes else ""
-    where += ", after growing gradually" if pattern == "drifting" else ""
+    where += ", growing slower gradually" if pattern == "drifting" else ""
     slower = f"{ratio:.2f} times as slow as before step {since}{where}"
     numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
     finding = Finding(

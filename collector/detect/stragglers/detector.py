@@ -121,10 +121,12 @@ def describe_lags(view: RunView, steps_min: int) -> str:
         return ""
     count = abs(lag.behind)
     collectives = f"{count} collective{'s' if count > 1 else ''} {'behind' if lag.behind > 0 else 'ahead'}"
-    others = f", and {len(series.lags) - 1} more" if len(series.lags) > 1 else ""
+    others = len({one.rank for one in series.lags} - {lag.rank})
+    more = f"; so {'have' if others > 1 else 'has'} {others} more rank{'s' if others > 1 else ''}" if others else ""
     return (
-        f"rank {lag.rank} is {collectives} in group {lag.group} since step {lag.since_step}{others}: it has called "
+        f"rank {lag.rank} is {collectives} in group {lag.group} since step {lag.since_step}: it has called "
         f"{'fewer' if lag.behind > 0 else 'more'} of them than the other members, so that their waits cannot be matched"
+        f"{more}"
     )
 
 

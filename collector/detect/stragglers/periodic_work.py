@@ -143,14 +143,16 @@ def tell_own_work(
 def _write_sentence(
     finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, is_over: bool = False
 ) -> str:
-    does, wait, is_, waits = ("did", "waited", "was", "waited") if is_over else ("does", "wait", "is", "waits")
+    does, wait, takes, waits = ("did", "waited", "took", "waited") if is_over else ("does", "wait", "takes", "waits")
     when = WHEN if is_over else f" since step {finding.since_step}"
-    every = " and ".join(f"every {period} steps" for period in work.periods)
-    peers = "only peer rank" if slow.peers.size == 1 else f"{slow.peers.size} peer ranks"
+    *first, last = (f"every {period} steps" for period in work.periods)
+    every = " and ".join(part for part in (", ".join(first), last) if part)
+    whose, what = ("its", "peer rank") if slow.peers.do_same_work else ("the other", "rank")
+    peers = f"{whose} {slow.peers.size} {what}{'' if slow.peers.size == 1 else 's'}"
     text = (
         f"Rank {slow.rank} ({view.nodes[slow.rank]}) {does} work of its own {every}{when}, after its optimizer and "
-        f"before its next batch, for which the other ranks {wait}: such a step {is_} {format_duration(work.longer_ns)} "
-        f"longer than on its {peers}"
+        f"before its next batch, for which the other ranks {wait}: that {takes} {format_duration(work.longer_ns)} "
+        f"longer than on {peers}"
     )
-    where = f"; its host {waits} for the GPU in {work.call}." if work.call else "."
+    where = f"; its host {waits} for the GPU at {work.call}." if work.call else "."
     return text + where + describe_cost(cost, is_over=is_over)

@@ -55,7 +55,7 @@ STEPS_TO_CLOSE: Final = "steps_to_close"
 CLOSE_STEPS_MAX: Final = 64
 """A finding that took long to prove closes after so many known steps at most."""
 NOT_BY_DEVICE: Final = (
-    "without profiler windows they are not known where a process group of several ranks has not all of them"
+    "without profiler windows they are not known while a process group has several, but not all ranks"
 )
 """Why nothing is known although devices are timed (`collector/steps/device_self_times.py`)."""
 

@@ -419,7 +419,8 @@ def _idle_device(slow: SlowRank, excess_ns: float, evidence: dict[str, float], s
     where = _where(evidence, excess_ns)
     if computed_ns >= EXPLAINS * excess_ns or off_cpu_ns < EXPLAINS * excess_ns:
         return HOST_CPU, f"{idle}, waiting for its host{where}"
-    return UNSEEN_WAIT, f"{idle} and its training thread is on no CPU: it waits for what is not seen{where}"
+    waits = "while its training thread is off the CPU: it waits for something that is not measured"
+    return UNSEEN_WAIT, f"{idle} {waits}{where}"
 
 
 def _host(excess_ns: float, evidence: dict[str, float], *, has_device: bool) -> tuple[str, str]:

@@ -31,11 +31,12 @@ def write_sentence(
     """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
     is that of the `others`' slowness, too. `is_over`: in the past tense, with WHEN in place of the period.
     """
+    peers, pattern = _name_peers(slow, len(view.series.ranks), is_over=is_over), _describe_pattern(slow)
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
-        f"{_name_peers(slow, len(view.series.ranks), is_over=is_over)}{_describe_pattern(slow)}"
+        f"{peers}{pattern.removeprefix(',') if peers.endswith(',') else pattern}"
         f"{WHEN if is_over else f' since step {slow.since_step}'}{_describe_level(slow, is_over=is_over)}: "
-        f"{format_duration(slow.self_ns)} a step {_describe_self(view.series)}, "
+        f"{format_duration(slow.self_ns)} a step {describe_self(view.series)}, "
         f"against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
@@ -43,7 +44,7 @@ def write_sentence(
     return text + describe_cost(cost, also=_name_others(others), is_over=is_over)
 
 
-def _describe_self(series: StepSeries) -> str:
+def describe_self(series: StepSeries) -> str:
     """Return what the self times of the sentence are."""
     if series.is_by_device:
         return "on the GPU without the end of backward, where ranks wait for each other"
@@ -56,8 +57,8 @@ def _describe_waits(slow: SlowRank, series: StepSeries, *, is_over: bool) -> str
     if waits is None:
         return ""
     return (
-        f" In collectives timed between windows it {'waited' if is_over else 'waits'} {format_duration(waits.own_ns)} "
-        f"a step, its peers {format_duration(waits.peers_ns)}."
+        f" In the collectives that torch timed rank {slow.rank} {'waited' if is_over else 'waits'} "
+        f"{format_duration(waits.own_ns)} a step, its peers {format_duration(waits.peers_ns)}."
     )
 
 
@@ -84,7 +85,9 @@ def _describe_level(slow: SlowRank, *, is_over: bool) -> str:
     """Return since when a steady slowness has had its present size, where that is not since its begin."""
     if slow.pattern != "steady" or not slow.level_is_seen or slow.level_from_step <= slow.since_step:
         return ""
-    return f", by as much {f'from step {slow.level_from_step} on' if is_over else f'since step {slow.level_from_step}'}"
+    return (
+        f", by this much {f'from step {slow.level_from_step} on' if is_over else f'since step {slow.level_from_step}'}"
+    )
 
 
 def _name(slow_ranks: Sequence[SlowRank], node: str, *, is_over: bool) -> str:

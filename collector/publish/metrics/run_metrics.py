@@ -265,7 +265,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_run_slowdown_ratio", "gauge", "ratio", RUN,
-        "Step duration of the run over the duration without its straggler; 1 is no loss.",
+        "Step duration of the run over the duration without its stragglers; 1 is no loss.",
         "step / ideal step", _DETECTION, NOT_NEGATIVE,
         OfSnapshot(_run_slowdown),
     ),
@@ -295,8 +295,8 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_ranks_without_peers", "gauge", "", RUN,
-        "Ranks with work that no other rank of the run is known to do. They are judged by their own past only: what "
-        "they have been from their first step is not found.",
+        "Ranks with work that no other rank of the run is known to do. They are judged by their own past only: "
+        "slowness that has been there since their first step is not found.",
         "ranks without a peer (docs/definitions.md section 4)", _DETECTION, NOT_NEGATIVE,
         OfSnapshot(_count_without_peers),
     ),

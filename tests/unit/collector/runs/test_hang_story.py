@@ -230,7 +230,7 @@ def test_answer_of_nccl_joins_the_finding_under_the_rank_of_the_run(story: HangS
     assert "NCCL RAS" not in sentence_of(story)
     answer(story, 1_002)
     story.hang(2, LIMIT_S + 2)
-    assert "NCCL RAS agreed: rank 2 had launched 1 operations, the furthest rank 2," in sentence_of(story)
+    assert "NCCL RAS agreed: rank 2 had launched 1 operation, where another rank had launched 2," in sentence_of(story)
     assert story.hangs() == [("missing_rank", (2,))]
 
 

@@ -197,22 +197,22 @@ def test_rank_that_waits_for_data_is_told_at_the_first_limit() -> None:
         (
             [still(activity="data"), still(activity="data")],
             "data_wait",
-            "2 ranks wait for data for 40.0 s, rank 0 in main at train.py:74. The run pauses in step 7.",
+            "Ranks 0-1 wait for data for 40.0 s, rank 0 in main at train.py:74. The run pauses in step 7.",
         ),
         (
             [busy(), still(activity="data")],
             "data_wait",
-            "1 rank waits for data for 40.0 s, rank 1 in main at train.py:74. The run pauses in step 7.",
+            "Rank 1 waits for data for 40.0 s in main at train.py:74. The run pauses in step 7.",
         ),
         (
             [busy(msgspec.structs.replace(COMPUTES, frame=StackFrame("train.py", 9, "main")))] * 3,
             "busy_rank",
-            "3 ranks are busy without training for 40.0 s, rank 0 in main at train.py:9. The run pauses in step 7.",
+            "Ranks 0-2 are busy without training for 40.0 s, rank 0 in main at train.py:9. The run pauses in step 7.",
         ),
         (
             [busy(msgspec.structs.replace(MOVES, frame=None))],
             "busy_rank",
-            "1 rank is busy without training for 40.0 s. The run pauses in step 7.",
+            "Rank 0 is busy without training for 40.0 s. The run pauses in step 7.",
         ),
     ],
 )
@@ -495,11 +495,11 @@ def test_transfer_without_its_other_end_names_both_ranks() -> None:
     assert essence(finding) == ("unmatched_transfer", (0, 1), pipe, "critical")
     assert finding.sentence == (
         "Rank 1 waits in recv 1<-0 4 of pp/0-1 for 40.0 s, and rank 0 waits in all_reduce 8 of default_pg without "
-        "having made the other end. The run hangs in step 7."
+        "having called the matching send or receive. The run hangs in step 7."
     )
     assert finding.past == (
-        "Rank 1 waited in recv 1<-0 4 of pp/0-1, and rank 0 waited in all_reduce 8 of default_pg without having made "
-        "the other end. The run{when}."
+        "Rank 1 waited in recv 1<-0 4 of pp/0-1, and rank 0 waited in all_reduce 8 of default_pg without "
+        "having called the matching send or receive. The run{when}."
     )
 
 

@@ -29,7 +29,7 @@ HEALTHY = RasAnswered(
     is_own=True,
 )
 BEHIND = RasRank(communicator_rank=3, state="behind", host="h", pid=102, op="AllReduce", launched=41, furthest=42)
-LAUNCHED = "had launched 41 AllReduce operations, the furthest rank 42, in a communicator of 8 ranks"
+LAUNCHED = "had launched 41 AllReduce operations, where another rank had launched 42, in a communicator of 8 ranks"
 
 
 def said(*ranks: RasRank, size: int | None = 8) -> RasAnswered:
@@ -62,7 +62,10 @@ def test_witness_that_lists_the_rank_agrees(cause: str) -> None:
             named(2, state="failed", error="system error"),
             "reported an error (system error) in a communicator of 8 ranks",
         ),
-        (named(2, op=""), "had launched 41 operations, the furthest rank 42, in a communicator of 8 ranks"),
+        (
+            named(2, op=""),
+            "had launched 41 operations, where another rank had launched 42, in a communicator of 8 ranks",
+        ),
         (named(2, state="of a later version"), "of a later version in a communicator of 8 ranks"),
     ],
 )
@@ -83,8 +86,8 @@ def test_agreement_about_some_of_the_ranks_names_them() -> None:
 def test_witness_that_lists_another_rank_says_so() -> None:
     text = write("missing_rank", (2,), said(named(3), size=None))
     assert text == (
-        "NCCL RAS did not list rank 2, but rank 3 had launched 41 AllReduce operations, the furthest rank 42, "
-        "in a communicator"
+        "NCCL RAS did not list rank 2, but rank 3 had launched 41 AllReduce operations, where another rank had "
+        "launched 42, in a communicator"
     )
 
 

@@ -37,14 +37,14 @@ def test_slower_model_is_named_and_no_rank() -> None:
     assert (finding.kind, finding.ranks, finding.nodes, finding.severity) == ("slow_gpu_model", (), (), "info")
     assert finding.sentence == (
         "4 ranks on H100 are 1.10 times as slow as 4 ranks with the same work on H200 since step 0: 110.0 ms a step "
-        "excluding waits for other ranks, against 100.0 ms; the difference goes with the model of GPU, so no rank is "
-        "blamed for it. The whole run takes 1.10 times as long as with the faster model only; each hour costs 0.7 "
+        "excluding waits for other ranks, against 100.0 ms; the ranks differ by their model of GPU, so no rank is "
+        "blamed. The whole run takes 1.10 times as long as with the faster model only; each hour costs 0.7 "
         "rank-hours."
     )
     assert finding.past == (
         "4 ranks on H100 were 1.10 times as slow as 4 ranks with the same work on H200{when}: 110.0 ms a step "
-        "excluding waits for other ranks, against 100.0 ms; the difference went with the model of GPU, so no rank was "
-        "blamed for it. The whole run took 1.10 times as long as with the faster model only; each hour cost 0.7 "
+        "excluding waits for other ranks, against 100.0 ms; the ranks differed by their model of GPU, so no rank was "
+        "blamed. The whole run took 1.10 times as long as with the faster model only; each hour cost 0.7 "
         "rank-hours."
     )
     assert finding.details == {"model": "H100", "ranks": "4-7", "fastest model": "H200"}

@@ -250,8 +250,8 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     assert finding.pattern == "drifting"
     # The median of the last twelve steps is that of the last but six of the ramp.
     assert finding.slowdown_ratio == pytest.approx(2.0 - 6 / ramp_steps, rel=0.04)
-    assert "after growing gradually" in finding.sentence
-    assert "after growing gradually, from step" not in finding.past
+    assert "growing slower gradually" in finding.sentence
+    assert "growing slower gradually, from step" not in finding.past
 
 
 def test_ramp_without_enough_of_a_past_says_nothing() -> None:
@@ -279,7 +279,7 @@ def test_stage_is_judged_without_its_ranks_that_are_found() -> None:
     self_ms[60:, 4:8] *= 1.3
     (finding,) = find(STAGE, view(self_ms), found)
     # Of two ranks the shorter time counts: 1.29 for 1.3.
-    assert finding.sentence.startswith("Ranks 6-7, which do the same work as 2 more, are 1.29")
+    assert finding.sentence.startswith("Ranks 6-7, which do the same work as 2 slow ranks, are 1.29")
     assert "and for this no other rank is to blame" in finding.sentence
     assert not STAGE.has_passed(view(self_ms), finding, found)
     assert STAGE.has_passed(view(self_ms), finding, [straggler(1.4, rank=rank) for rank in (4, 5, 6, 7)])

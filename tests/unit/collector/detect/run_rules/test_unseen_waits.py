@@ -68,5 +68,6 @@ def test_no_rank_is_acquitted_while_most_of_the_step_is_unseen(cpu_ms: float, is
 
 def test_the_unseen_is_put_in_the_past() -> None:
     assert put_in_past(UNSEEN) == (
-        "and which rank was to blame was not known, as most of a step was waiting that was not seen"
+        "and which rank was to blame was not known, as on half of the ranks half of a step or more was not accounted "
+        "for"
     )

@@ -148,8 +148,8 @@ def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
         "so that their waits cannot be matched"
     )
     assert reason_with(Lag("dp", 4, -2, 80), Lag("tp", 3, -2, 60)) == (
-        "rank 3 is 2 collectives ahead in group tp since step 60, and 1 more: it has called more of them than the "
-        "other members, so that their waits cannot be matched"
+        "rank 3 is 2 collectives ahead in group tp since step 60: it has called more of them than the other "
+        "members, so that their waits cannot be matched; so has 1 more rank"
     )
 
 
@@ -176,7 +176,7 @@ def test_open_finding_stays_steady_and_says_its_present_size() -> None:
     found = DETECTOR.find(view_of(series, nodes=NODES), (later,))
     assert not isinstance(found, Abstain)
     ((last, _),) = found
-    assert f"since step 60, by as much since step {level_from}" in last.sentence
+    assert f"since step 60, by this much since step {level_from}" in last.sentence
     # 1.05 times is less than a rank is called slow for anew, and it is not over.
     ((least, _),) = find(self_ms, later)
     assert least.slowdown_ratio == pytest.approx(1.05, rel=0.01)

@@ -55,12 +55,12 @@ def test_work_every_tenth_step_is_told_with_period_and_cost() -> None:
     assert (found.since_step, found.evidence["period_steps"]) == (10, 10.0)
     assert found.sentence == (
         "Rank 0 (node0) does work of its own every 10 steps since step 10, after its optimizer and before its next "
-        "batch, for which the other ranks wait: such a step is 50.0 ms longer than on its 7 peer ranks. The whole run "
+        "batch, for which the other ranks wait: that takes 50.0 ms longer than on its 7 peer ranks. The whole run "
         "takes 1.05 times as long as it would without this; each hour costs 0.4 rank-hours."
     )
     assert found.past == (
         "Rank 0 (node0) did work of its own every 10 steps{when}, after its optimizer and before its next batch, for "
-        "which the other ranks waited: such a step was 50.0 ms longer than on its 7 peer ranks. The whole run took "
+        "which the other ranks waited: that took 50.0 ms longer than on its 7 peer ranks. The whole run took "
         "1.05 times as long as it would have without this; each hour cost 0.4 rank-hours."
     )
 
@@ -73,7 +73,7 @@ def test_two_kinds_of_work_have_a_period_each() -> None:
 def test_only_peer_is_named_so() -> None:
     look = view(every((10, 50.0)))
     pairs = view_of(look.series, signatures={rank: rank // 2 for rank in range(RANKS)})
-    assert "longer than on its only peer rank." in findings(pairs)[0].sentence
+    assert "longer than on its 1 peer rank." in findings(pairs)[0].sentence
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_line_that_waits_for_the_gpu_is_named() -> None:
     )
     (found,) = findings(view(every((10, 50.0)), samples=samples))
     where = "train.py:24 (log) (aten::item, cudaStreamSynchronize)."
-    assert f"longer than on its 7 peer ranks; its host waits for the GPU in {where}" in found.sentence
-    assert f"longer than on its 7 peer ranks; its host waited for the GPU in {where}" in found.past
+    assert f"longer than on its 7 peer ranks; its host waits for the GPU at {where}" in found.sentence
+    assert f"longer than on its 7 peer ranks; its host waited for the GPU at {where}" in found.past
 
 
 def test_open_finding_keeps_its_first_step_and_lasts_with_less_regular_steps() -> None:

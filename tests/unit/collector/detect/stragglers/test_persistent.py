@@ -133,7 +133,7 @@ def test_timed_devices_without_known_times_abstain_with_the_reason() -> None:
     unknown = dataclasses.replace(series(np.full((20, 4), np.nan)), self_is_measured=False, is_by_device=True)
     assert find_stragglers(view_of(unknown), Thresholds()) == Abstain(
         "the self times of all 4 ranks are known in 0 steps, 12 are needed (without profiler windows they are not "
-        "known where a process group of several ranks has not all of them)"
+        "known while a process group has several, but not all ranks)"
     )
 
 

@@ -368,8 +368,8 @@ def test_idle_gpu_whose_host_is_on_no_cpu_waits_for_what_is_not_seen() -> None:
     cause = idle_cause(alike(124.9, 100.0))  # off the CPU for 25.1 ms, above half of the 50 that it is slower
     assert cause.name == "unseen_wait"
     assert cause.because == (
-        "its GPU is idle 40.0 ms a step longer and its training thread is on no CPU: it waits for what is not seen, "
-        "45.0 ms of it in forward"
+        "its GPU is idle 40.0 ms a step longer while its training thread is off the CPU: it waits for something that "
+        "is not measured, 45.0 ms of it in forward"
     )
     assert cause.evidence["off_cpu_ns"] == pytest.approx(25.1 * MS)
 

@@ -121,7 +121,7 @@ def test_sentence_states_a_drift() -> None:
 
 def test_sentence_states_since_when_a_rank_is_as_slow_as_now() -> None:
     slow = SLOW._replace(level_from_step=1_100, level_is_seen=True)
-    assert "since step 1040, by as much since step 1100: 75.0 ms" in say(slow)
-    assert "3 peer ranks{when}, by as much from step 1100 on: 75.0 ms" in say_past(slow)
+    assert "since step 1040, by this much since step 1100: 75.0 ms" in say(slow)
+    assert "3 peer ranks{when}, by this much from step 1100 on: 75.0 ms" in say_past(slow)
     assert "by as much" not in say(slow._replace(level_is_seen=False))
     assert "by as much" not in say(slow._replace(pattern="drifting"))
