@@ -30,15 +30,10 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
     last for; in steps where it is not known, its usual excess. Anything else explains the share of the step that it
     costs.
     """
-    slow = find_slow_ranks(findings)
-    stragglers = [one for one in findings if one.kind == STRAGGLER]
-    others = [one for one in findings if one.kind != STRAGGLER]
+    healthiest = _Healthiest(view, find_slow_ranks(findings))
     found = np.zeros(len(view.series.steps))
-    for part in (
-        *(_explained_by_ranks(view, one, slow) for one in stragglers),
-        *(_cost_ns(view, one) for one in others),
-    ):
-        found += part
+    for one in findings:
+        found += _explained_by_ranks(view, one, healthiest) if one.kind == STRAGGLER else _cost_ns(view, one)
     return found
 
 
@@ -82,7 +77,25 @@ def _means(excess_ns: Floats) -> Floats:
     return np.asarray(np.nansum(excess_ns, axis=0) / np.maximum(known, 1))
 
 
-def _explained_by_ranks(view: RunView, finding: Finding, slow: frozenset[int]) -> Floats:
+class _Healthiest:
+    """The largest excess of any rank that is not slow, by peer group, each found once."""
+
+    def __init__(self, view: RunView, slow: frozenset[int]) -> None:
+        self._view = view
+        self._slow = slow
+        self._excess_ns: dict[int, Floats] = {}
+
+    def of(self, rank: int) -> Floats:
+        """Return it for the peer group of a rank, shape (n,) in ns, at least 0."""
+        place = self._view.peer_groups.place[rank]
+        if place not in self._excess_ns:
+            members = self._view.peer_groups.comparisons[place].members
+            columns = self._view.series.columns_of([one for one in members if one not in self._slow])
+            self._excess_ns[place] = np.fmax.reduce(self._view.excess_ns[:, columns], axis=1, initial=0.0)
+        return self._excess_ns[place]
+
+
+def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest) -> Floats:
     """Return the largest excess of the finding's ranks in each step since it began, less the largest of their peers
     that are not slow; shape (n,) in ns.
     """
@@ -93,9 +106,8 @@ def _explained_by_ranks(view: RunView, finding: Finding, slow: frozenset[int]) -
     usual_ns = 0.0 if finding.pattern == "intermittent" else usual_ns
     excess_ns = view.excess_ns[:, view.series.columns_of(ranks)]
     largest_ns = np.max(np.where(np.isnan(excess_ns), usual_ns, excess_ns), axis=1)
-    healthy = [rank for rank in view.peer_groups.of(ranks[0]).members if rank not in slow]
-    theirs_ns = np.fmax.reduce(view.excess_ns[:, view.series.columns_of(healthy)], axis=1, initial=0.0)
-    return np.where(view.series.steps >= finding.since_step, np.maximum(largest_ns - theirs_ns, 0.0), 0.0)
+    beyond_ns = np.maximum(largest_ns - healthiest.of(ranks[0]), 0.0)
+    return np.where(view.series.steps >= finding.since_step, beyond_ns, 0.0)
 
 
 def _cost_ns(view: RunView, finding: Finding) -> Floats:
