@@ -78,13 +78,15 @@ class Stragglers:
         described = [
             (node, tuple(date_begin(one, view, explained) for one in slow)) for node, slow in joined[:DESCRIBED_MAX]
         ]
-        works = [_find_own_work(view, slow, known) for _, slow in described]
-        together = _Together(view, [one for one, work in zip(described, works, strict=True) if work is None], known)
+        causes = [_find_cause(view, slow) for _, slow in described]
+        works = [_find_own_work(view, slow, cause, known) for (_, slow), cause in zip(described, causes, strict=True)]
+        slower = [place for place, work in enumerate(works) if work is None]
+        together = _Together(view, [described[place] for place in slower], known)
         return [
-            *(_describe(view, together, number, known) for number in range(len(together.found))),
+            *(_describe(view, together, number, causes[place], known) for number, place in enumerate(slower)),
             *(
-                _describe_own_work(view, one, work, known)
-                for one, work in zip(described, works, strict=True)
+                _describe_own_work(view, one, cause, work, known)
+                for one, cause, work in zip(described, causes, works, strict=True)
                 if work is not None
             ),
         ]
@@ -179,14 +181,13 @@ class _Together:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
         by_mean = any(one.pattern == "intermittent" for place in priced for one in self.found[place][1])
-        if number == 0 and len(self.found) > 1:
-            lost_ns = lost_together([one for _, slow in self.found for one in slow], self._view)
-        else:
-            lost_ns = self.lost_ns[number]
+        lost_ns = self.lost_ns[number]
         if number:
             everybody = self._known.keys() | {one.rank for _, slow in self.found for one in slow}
             others = sorted(rank for rank in everybody - self._ranks_of(number) if self._view.series.has(rank))
             lost_ns = spared_by(lost_ns, self._view, others)
+        elif len(self.found) > 1:
+            lost_ns = lost_together([one for _, slow in self.found for one in slow], self._view)
         return price(lost_ns, self._view, since_step, by_mean=by_mean)
 
     def _ranks_of(self, number: int) -> set[int]:
@@ -205,15 +206,10 @@ def _is_set_apart(slow: SlowRank, members: Collection[int]) -> bool:
     return slow.rank in among and 2 * len(among.intersection(slow.peers.ranks)) < len(slow.peers.ranks)
 
 
-def _describe(view: RunView, together: _Together, number: int, known: Mapping[int, Finding]) -> Candidate:
+def _describe(view: RunView, together: _Together, number: int, cause: Cause, known: Mapping[int, Finding]) -> Candidate:
     """Build the finding about one rank, or about the ranks of one node with the numbers of the slowest."""
     node, slow_ranks = together.found[number]
     slow = _align_begin(view, slow_ranks, known)
-    causes = [
-        find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
-        for one in slow_ranks[:CAUSES_READ_MAX]
-    ]
-    cause = _find_most_common(causes)
     cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
     waits = read_timed_waits(slow, view.series)
@@ -242,29 +238,34 @@ def _describe(view: RunView, together: _Together, number: int, known: Mapping[in
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
-        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others),
-        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, is_over=True),
+        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits),
+        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits, is_over=True),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )
     return Candidate(finding, together.lost_ns[number])
 
 
-def _find_own_work(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[int, Finding]) -> OwnWork | None:
+def _find_own_work(
+    view: RunView, slow_ranks: Sequence[SlowRank], cause: Cause, known: Mapping[int, Finding]
+) -> OwnWork | None:
     """Return the work of its own that an intermittently slow rank does; None for any other slowness."""
     slow = slow_ranks[0]
     if len(slow_ranks) > 1 or slow.pattern != "intermittent":
         return None
-    cause = find_cause(slow, view.series, view.samples, view.machines, view.excess_ns)
     return find_own_work(view, slow, cause, known.get(slow.rank))
 
 
 def _describe_own_work(
-    view: RunView, one: tuple[str | None, Sequence[SlowRank]], work: OwnWork, known: Mapping[int, Finding]
+    view: RunView,
+    one: tuple[str | None, Sequence[SlowRank]],
+    cause: Cause,
+    work: OwnWork,
+    known: Mapping[int, Finding],
 ) -> Candidate:
     """Build the finding about work of its own, whose cost is stated by itself."""
     slow, together = one[1][0], _Together(view, [one], {})
-    candidate = _describe(view, together, 0, known)
+    candidate = _describe(view, together, 0, cause, known)
     cost = together.price(0, slow.since_step)
     finding = tell_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
     return candidate._replace(finding=finding)
@@ -294,8 +295,12 @@ def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> boo
     return bool(np.median(known) >= max(SIGMA_FLOOR, BEGIN_DEVIATIONS * measure_noise(known).median_error(len(known))))
 
 
-def _find_most_common(causes: Sequence[Cause]) -> Cause:
-    """Return the most common cause, of equally common ones the slowest rank's."""
+def _find_cause(view: RunView, slow_ranks: Sequence[SlowRank]) -> Cause:
+    """Return the most common cause of these ranks, of equally common ones the slowest's."""
+    causes = [
+        find_cause(one, view.series, view.samples, view.machines, view.excess_ns)
+        for one in slow_ranks[:CAUSES_READ_MAX]
+    ]
     (name, _), *_ = Counter(cause.name for cause in causes).most_common()
     return next(cause for cause in causes if cause.name == name)
 

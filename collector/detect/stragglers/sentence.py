@@ -9,7 +9,7 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
-from rankscope.collector.detect.stragglers.timed_waits import read_timed_waits
+from rankscope.collector.detect.stragglers.timed_waits import TimedWaits
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.units import format_duration
@@ -26,10 +26,12 @@ def write_sentence(
     view: RunView,
     *,
     others: Sequence[int] = (),
+    waits: TimedWaits | None = None,
     is_over: bool = False,
 ) -> str:
     """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
-    is that of the `others`' slowness, too. `is_over`: in the past tense, with WHEN in place of the period.
+    is that of the `others`' slowness, too; `waits` are those of the slowest in timed collectives. `is_over`: in the
+    past tense, with WHEN in place of the period.
     """
     peers, pattern = _name_peers(slow, len(view.series.ranks), is_over=is_over), _describe_pattern(slow)
     text = (
@@ -40,7 +42,7 @@ def write_sentence(
         f"against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
-    text += _describe_waits(slow, view.series, is_over=is_over)
+    text += _describe_waits(slow.rank, waits, is_over=is_over)
     return text + describe_cost(cost, also=_name_others(others), is_over=is_over)
 
 
@@ -51,13 +53,12 @@ def describe_self(series: StepSeries) -> str:
     return "excluding waits for other ranks" if series.self_is_measured else "in data, forward and optimizer"
 
 
-def _describe_waits(slow: SlowRank, series: StepSeries, *, is_over: bool) -> str:
+def _describe_waits(rank: int, waits: TimedWaits | None, *, is_over: bool) -> str:
     """Return a sentence about timed collectives, where they have shown whom others wait for; else nothing."""
-    waits = read_timed_waits(slow, series)
     if waits is None:
         return ""
     return (
-        f" In the collectives that torch timed rank {slow.rank} {'waited' if is_over else 'waits'} "
+        f" In the collectives that torch timed rank {rank} {'waited' if is_over else 'waits'} "
         f"{format_duration(waits.own_ns)} a step, its peers {format_duration(waits.peers_ns)}."
     )
 
