@@ -5,12 +5,11 @@ on them are not seen: their waiting is a method in C, without a frame of its own
 """
 
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from rankscope.agent.capture.stacks import read_frames
+from rankscope.agent.capture.stacks import find_main_frame, read_frames
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective
 
@@ -30,28 +29,21 @@ def find_blocked_transfer(
     """Return the transfer that the main thread has been blocked in for `age_ns`, named as NCCL's recorder would; None
     if it is in none, or in one of an unknown group. `groups` are by torch's name.
     """
-    frame = read_frames().get(threading.main_thread().ident or 0)
+    frame = find_main_frame(read_frames())
     for _ in range(_DEPTH_MAX):
         if frame is None:
             return None
         function = frame.f_code.co_name
         if function in _PEERS and frame.f_code.co_filename.endswith(_FILE):
-            found = _name_transfer(function, frame.f_locals, groups, own_rank)
-            return (
-                None
-                if found is None
-                else PendingCollective(
-                    group=found[0], op=found[1], sequence=UNRECORDED_SEQUENCE, age_ns=age_ns, state="blocked"
-                )
-            )
+            return _describe_transfer(function, frame.f_locals, groups, own_rank, age_ns)
         frame = frame.f_back
     return None
 
 
-def _name_transfer(
-    function: str, arguments: Mapping[str, Any], groups: Mapping[str, GroupInfo], own_rank: int
-) -> tuple[str, str] | None:
-    """Return the label of the group, and the name, `recv 1<-0` by places in the group."""
+def _describe_transfer(
+    function: str, arguments: Mapping[str, Any], groups: Mapping[str, GroupInfo], own_rank: int, age_ns: int
+) -> PendingCollective | None:
+    """Return the call of a function with these arguments, named `recv 1<-0` by places in the group."""
     group = groups.get(_find_group_name(arguments.get("group")))
     if group is None or own_rank not in group.ranks:
         return None
@@ -60,7 +52,9 @@ def _name_transfer(
         place = group.ranks.index(rank)
     arrow = "->" if function == "send" else "<-"
     ends = "anysource" if place is None else f"{group.ranks.index(own_rank)}{arrow}{place}"
-    return group.label, f"{function} {ends}"
+    return PendingCollective(
+        group=group.label, op=f"{function} {ends}", sequence=UNRECORDED_SEQUENCE, age_ns=age_ns, state="blocked"
+    )
 
 
 def _find_group_name(group: Any) -> str:

@@ -89,6 +89,11 @@ def read_frames() -> Mapping[int, FrameType]:
             gc.enable()
 
 
+def find_main_frame(frames: Mapping[int, FrameType]) -> FrameType | None:
+    """Return the innermost frame of the main thread; None where it runs no Python."""
+    return frames.get(threading.main_thread().ident or 0)
+
+
 def capture_stacks(read_frames: Callable[[], Mapping[int, FrameType]] = read_frames) -> Stacks:
     """Capture the present stacks of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}

@@ -5,14 +5,13 @@ happened for half the limit of a stall, so a training rank is not sampled.
 """
 
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final, NamedTuple
 
-from rankscope.agent.capture.stacks import OUR_FILES, find_torch_folder, read_frames, shorten_frame
+from rankscope.agent.capture.stacks import OUR_FILES, find_main_frame, find_torch_folder, read_frames, shorten_frame
 from rankscope.measure.stalls import StackFrame, StallSamples, find_script_frame
 
 SAMPLES_MAX: Final = 64
@@ -30,7 +29,7 @@ class _Sample(NamedTuple):
 
 def read_main_stack(read_frames: Callable[[], Mapping[int, FrameType]] = read_frames) -> tuple[StackFrame, ...]:
     """Return the frames of the main thread, outermost first, without those of the agent."""
-    frame = read_frames().get(threading.main_thread().ident or 0)
+    frame = find_main_frame(read_frames())
     frames: list[StackFrame] = []
     while frame is not None and len(frames) < DEPTH_MAX:
         if not frame.f_code.co_filename.startswith(OUR_FILES):

@@ -1,36 +1,24 @@
-"""Ranks of one NCCL run that share the first GPU: each claims its own host id, and they communicate through sockets.
+"""Ranks of one NCCL run that share the first GPU (shared_gpu.py).
 
-NCCL refuses two ranks on one GPU of one machine ("Duplicate GPU detected"). Prints `refused` and ends well when it does
-so all the same; else how many NCCL kernels one step had and the sum that the ranks have reduced.
+Prints `refused` and ends well when NCCL does not accept that; else how many NCCL kernels one step had and the sum that
+the ranks have reduced.
 """
 
 import os
-
-os.environ |= {
-    "NCCL_HOSTID": f"machine-of-rank-{os.environ['RANK']}",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NET": "Socket",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-}
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from tests.gpu.shared_gpu import join_group
+
 STEPS = int(os.environ.get("STEPS", "40"))
 PROFILED_STEP = 30
 
 
 def main() -> None:
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl")
-    try:
-        dist.all_reduce(torch.ones(1, device="cuda"))
-        torch.cuda.synchronize()
-    except dist.DistBackendError as error:
-        print(f"refused {' '.join(str(error).split())}", flush=True)
+    if not join_group():
         return
     model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).cuda(), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -1,22 +1,15 @@
 """Two DDP ranks of NCCL on the first GPU, of which rank 1 holds its stream for SLEEP_MS in each forward.
 
-Each rank claims its own host id, as in nccl_on_one_gpu.py; prints `refused` and ends well where NCCL does not accept
-that.
+Prints `refused` and ends well where NCCL does not accept two ranks on a GPU (shared_gpu.py).
 """
 
 import os
 
-os.environ |= {
-    "NCCL_HOSTID": f"machine-of-rank-{os.environ['RANK']}",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NET": "Socket",
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-}
-
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from tests.gpu.shared_gpu import join_group
 
 STEPS = 40
 SLEEP_MS = float(os.environ["SLEEP_MS"])
@@ -37,14 +30,8 @@ def find_cycles() -> int:
 
 
 def main() -> None:
-    torch.cuda.set_device(0)
     cycles = find_cycles()
-    dist.init_process_group("nccl")
-    try:
-        dist.all_reduce(torch.ones(1, device="cuda"))
-        torch.cuda.synchronize()
-    except dist.DistBackendError as error:
-        print(f"refused {' '.join(str(error).split())}", flush=True)
+    if not join_group():
         return
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))).cuda()
     model = nn.parallel.DistributedDataParallel(layers, device_ids=[0], bucket_cap_mb=8)
