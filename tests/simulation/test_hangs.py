@@ -21,7 +21,7 @@ TOPOLOGIES = {
     "tensor 2, data 3, pipeline 4": Topology.mesh(tp=2, dp=3, pp=4),
 }
 SEEDS = (*range(6), *range(7_100, 7_106))
-"""The second half is held out: no rule was written with a look at what it gives."""
+"""The second half is held out: no rule was written with its results in view."""
 CAUSES = {
     "stuck": "missing_rank",
     "frozen": "missing_rank",

@@ -60,8 +60,8 @@ def list_ranks(answered: RasAnswered) -> list[Listed]:
 
 
 def write_witness(cause: str, ranks: Collection[int], answered: RasAnswered | None) -> str:
-    """Return a sentence that says whether RAS saw the hang as its cause and `ranks` tell it; empty if it has nothing to
-    say about that.
+    """Return a sentence that says whether RAS saw the hang as its cause and `ranks` describe it; empty if it has
+    nothing to say about that.
     """
     if answered is None or answered.is_own is False:
         return ""

@@ -6,7 +6,7 @@ the heaviest group over the mean of all is what an even split would save in ever
     ratio = median self time of the group's ranks / mean over all ranks, a group's ranks counted at their median
 
 Of a group of two ranks the shorter time counts (`middle_of_ranks`): one slow rank is no heavy stage. A stage of a
-single rank is not judged: whether it has more work or is slow cannot be told.
+single rank is not judged: whether it has more work or is slow is not known.
 
 It is the split and not a fault because it has lasted from the first known step to the last; an excess that began later
 is left to the detectors of slowness.

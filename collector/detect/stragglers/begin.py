@@ -16,7 +16,7 @@ from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 
 BESIDE_STEPS: Final = 32
-"""Steps on either side of the gap that are looked at: enough for the level there."""
+"""Steps on either side of the gap that are compared: enough for the level there."""
 RISE_SHARE: Final = 0.5
 """Share of the rank's excess by which the steps must have become longer."""
 

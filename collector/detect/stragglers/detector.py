@@ -14,7 +14,7 @@ from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin
 from rankscope.collector.detect.stragglers.cost import Cost, lost_to, lost_together, price, spared_by
-from rankscope.collector.detect.stragglers.periodic_work import OwnWork, find_own_work, tell_own_work
+from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
     SlowRank,
@@ -267,7 +267,7 @@ def _describe_own_work(
     slow, together = one[1][0], _Together(view, [one], {})
     candidate = _describe(view, together, 0, cause, known)
     cost = together.price(0, slow.since_step)
-    finding = tell_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
+    finding = describe_own_work(candidate.finding, view, slow, work, cost, known=known.get(slow.rank))
     return candidate._replace(finding=finding)
 
 

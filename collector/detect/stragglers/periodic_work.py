@@ -1,4 +1,5 @@
-"""Tell work that one rank does by itself every so many steps from a slowness: a log line, a checkpoint, an evaluation.
+"""Distinguish work that one rank does by itself every so many steps (a log line, a checkpoint, an evaluation) from a
+slowness.
 
 A rank is slow in some steps only (`intermittent.py`). It is work of its own, and nothing that is wrong with the rank,
 when
@@ -118,7 +119,7 @@ def _find_most_common(steps: Ints, remaining: Ints, last_step: int) -> tuple[int
     return best
 
 
-def tell_own_work(
+def describe_own_work(
     finding: Finding, view: RunView, slow: SlowRank, work: OwnWork, cost: Cost, *, known: Finding | None = None
 ) -> Finding:
     """Return the finding about an intermittent straggler as one about work of its own. It has begun with the `known`
