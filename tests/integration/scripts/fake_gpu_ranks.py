@@ -1,6 +1,7 @@
 """Trains DDP on the fake GPU under torchrun: gradients go through the device's collectives, and nothing else keeps the
-ranks together. The host waits for the device at `loss.item()`. With `--host-s` it works so long by itself in every
-step, hidden by a kernel of the forward that lasts longer, but on the waiting rank, which reads its loss before.
+ranks together. The host waits for the device at `loss.item()`, in every step or every `--read-every` steps and the
+last two, so that all records but the last are complete. With `--host-s` it works so long by itself in every step,
+hidden by a kernel of the forward that lasts longer, but on the waiting rank, which reads its loss before.
 
 Writes the work of this rank's device to `work.RANK` in the folder, and ends when there is a file `end`.
 """
@@ -35,6 +36,7 @@ parser.add_argument("--slow-ratio", type=float, default=1.0)
 parser.add_argument("--slow-from", type=int, default=0)
 parser.add_argument("--host-s", type=float, default=0.0)
 parser.add_argument("--waiting-rank", type=int)
+parser.add_argument("--read-every", type=int, default=1)
 options = parser.parse_args()
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -90,7 +92,8 @@ for step in range(options.steps):
     time.sleep(options.host_s)
     loss.backward()
     optimizer.step()
-    loss.item()
+    if (step + 1) % options.read_every == 0 or step >= options.steps - 2:
+        loss.item()
 gpu.write_work(options.folder / f"work.{rank}")
 while not (options.folder / "end").exists():
     time.sleep(0.05)
