@@ -160,8 +160,8 @@ def find_past(transfer_ns: Floats, steps_min: int) -> Past:
 
 def _exceeds_its_past(link: SlowLink, past: Past, thresholds: Thresholds) -> bool:
     """Return whether the excess is certain also with the error of the past, which `find_stragglers` takes as exact."""
-    level = math.log(link.slow.slowdown_ratio)
-    return level >= thresholds.robust_z_min * math.hypot(level / link.slow.robust_z, past.error)
+    excess = link.slow.slowdown_ratio - 1
+    return excess >= thresholds.robust_z_min * math.hypot(excess / link.slow.robust_z, past.error)
 
 
 def _family_of(view: RunView, group: str, usual_bytes: float | None) -> tuple[object, ...]:

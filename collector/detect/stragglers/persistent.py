@@ -8,7 +8,7 @@ compared by their *self time*: the step less the waits that others caused (`wait
 A rank is slow when, over the steps since the last change of level in x,
 
     exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
-    median x / sigma         >= robust_z_min              it exceeds the noise, where sigma is the largest of
+    (exp(median x) - 1) / sigma  >= robust_z_min          it exceeds the noise, where sigma is the largest of
                                                             - the spread between the peers: 1.4826 MAD of their medians
                                                             - the error of the rank's own median over time
                                                             - the same error by the peers' noise
@@ -161,7 +161,7 @@ def _exceeds_noise(excess: Floats, thresholds: Thresholds) -> Flags:
     while True:
         level = np.median(known[-length:], axis=0)
         error = np.maximum(median_errors(deviations, np.zeros_like(deviations), length), SIGMA_FLOOR)
-        found |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (level >= WORTH_JUDGING_Z * error)
+        found |= (level >= math.log(thresholds.slowdown_ratio_min) / 2) & (np.expm1(level) >= WORTH_JUDGING_Z * error)
         if length == len(known):
             return found
         length = min(2 * length, len(known))
@@ -247,7 +247,9 @@ def _test(
     sigma = _sigma(view, noise, known, since, peers)
     if not peers.do_same_work and since:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since))
-    robust_z, persistence = level / sigma, _persistence(recent, level, noise, thresholds)
+    # The time that the rank is longer: its logarithm would make a rank of four times look hardly slower than one of
+    # two, beside peers that are 20 % apart.
+    robust_z, persistence = math.expm1(level) / sigma, _persistence(recent, level, noise, thresholds)
     return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= thresholds.persistence_ratio
 
 

@@ -84,6 +84,23 @@ def test_ten_per_cent_is_found_where_the_noise_allows_it() -> None:
     assert [slow.rank for slow in found(self_ns)] == [1]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "peers", "slow"),
+    [
+        (4.0, (0.75, 1.0, 1.3), (0,)),
+        (2.0, (0.9, 1.0, 1.1), (0,)),
+        (1.5, (0.75, 1.0, 1.3), ()),
+        (1.2, (0.9, 1.0, 1.1), ()),
+    ],
+)
+def test_one_of_four_ranks_is_named_where_it_is_farther_away_than_unequal_peers_are_apart(
+    ratio: float, peers: tuple[float, ...], slow: tuple[int, ...]
+) -> None:
+    self_ns = noise(84, 4, spread=0.02) * np.array([1.0, *peers])
+    self_ns[40:, 0] *= ratio
+    assert tuple(one.rank for one in found(self_ns)) == slow
+
+
 def test_effect_below_the_minimum_is_not_worth_a_verdict() -> None:
     self_ns = noise(120, 8, spread=0.005)
     self_ns[60:, 1] *= 1.05
