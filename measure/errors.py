@@ -4,7 +4,8 @@
     |-- SettingError      a configuration value is unusable; names key, value, limit and where the value came from
     |-- DecodeError       bytes are not a frame we accept; `reason` is a DecodeReason and becomes a metric label
     |-- TraceError        a profiler trace cannot be read; names the byte of the inflated file, when that is known
-    |   `-- NotATraceError    the file is intact JSON, but not a trace
+    |   |-- NotATraceError    the file is intact JSON, but not a trace
+    |   `-- CutOffError       the file ends too early; what was read before it is good
     `-- UnavailableError  something outside the program is missing (a port, a file, a library); names the cure
 
 Inside a training process none of these leaves the agent: `agent/guard.py` counts them, and problems with the settings
@@ -38,6 +39,10 @@ class NotATraceError(TraceError):
     """Sound JSON that is no Kineto trace of one rank. Skipped silently in a folder; an error if the user named this
     file.
     """
+
+
+class CutOffError(TraceError):
+    """A compressed trace that ends too early. What was inflated before its end is good."""
 
 
 class DecodeReason(Enum):

@@ -10,7 +10,7 @@ whole number of microseconds is parsed again from its text.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> Ki
     blocks = TraceBlocks(block_bytes)
     columns = TraceColumns()
     columns.read(blocks, chunks)
-    return columns.build(blocks.head)
+    return columns.build(blocks.head, blocks.warnings)
 
 
 class _Codes(dict[Any, int]):
@@ -96,10 +96,7 @@ class TraceColumns:
 
     def read(self, blocks: TraceBlocks, chunks: Iterable[bytes]) -> None:
         """Read all remaining chunks of the trace."""
-        for chunk in chunks:
-            for block in blocks.feed(chunk):
-                self.add(block)
-        for block in blocks.finish():
+        for block in blocks.read(chunks):
             self.add(block)
 
     # -- a block ------------------------------------------------------------------------------------------------------
@@ -229,8 +226,8 @@ class TraceColumns:
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
-    def build(self, head: Mapping[str, Any]) -> KinetoTrace:
-        """Return the trace, once all blocks are in."""
+    def build(self, head: Mapping[str, Any], mended: Sequence[str] = ()) -> KinetoTrace:
+        """Return the trace, once all blocks are in. `mended` are warnings of the reader of its blocks."""
         category, name, thread, start_ns, duration_ns, correlation, external_id = (
             _join(self._parts, column, dtype) for column, dtype in enumerate(_COLUMN_TYPES)
         )
@@ -242,7 +239,7 @@ class TraceColumns:
         thread_keys = [(str(pid), str(tid)) for pid, tid in self._threads]
         memory = self._build_memory(thread_keys)
         threads, thread = _sort_codes(thread_keys, thread)
-        warnings = self._warnings(duration_ns)
+        warnings = [*mended, *self._warnings(duration_ns)]
         duration_ns = np.maximum(duration_ns, 0)
         category = kinds[category] if spellings else category.astype(np.int8)
         order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)

@@ -15,16 +15,31 @@ Damage
 ------
 Versions of Kineto wrote names with control characters and broken UTF-8, `nan` and `inf` without quotes,
 and paths with a single backslash. A block that does not decode is mended in place, byte for byte, and decoded event by
-event; what is still no event is counted, with the first reason. Only broken structure is an error.
+event; what is still no event is counted, with the first reason.
+
+Where the structure is broken (a quote without a backslash in a name, a comma too many, a bracket missing, the end of
+the file) each event is read by itself (kineto_damage.py), and `warnings` says what was mended. A trace without any
+event that can be read is an error.
 """
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from rankscope.measure.errors import NotATraceError, TraceError
+from rankscope.measure.errors import CutOffError, NotATraceError, TraceError
+from rankscope.measure.kineto_damage import (
+    COMMAS,
+    CutError,
+    FirstEvent,
+    mend_commas,
+    mend_first_event,
+    mend_values,
+    position_of,
+    split_events,
+)
 
 BLOCK_BYTES = 1 << 20
 """About 3,500 events: bytes and objects stay in the caches. Blocks of 4 MiB and more are a fifth slower."""
@@ -33,17 +48,15 @@ CUTS_MAX = 64
 HEAD_BYTES_MAX = 64 << 20
 """Bytes in which the events must begin. Real heads have up to 26 kB."""
 
+DAMAGED_EVENT_BYTES_MAX = 16 << 20
+"""Bytes of a damaged trace in which an event must end."""
+
+BRACKET_MISSING = "the list of events has no closing bracket: events may be missing behind the last one"
+
 _SPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LIKELY_END = re.compile(rb"\}\s*,?\s*\]")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BYTE_OF_ERROR = re.compile(r"\(byte (\d+)\)")
-# The last string may have no end: a piece may be cut inside it, and what is bad in front of the cut must not hide that.
-_TOKENS_TO_MEND = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
-_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_BAD_IN_STRING = re.compile(
-    rb'[\x00-\x1f]|\\(?!["\\/bfnrtu]|\Z)|\\u(?![0-9a-fA-F]{4})|%s(?!%s)|(?<!%s)%s' % (_HIGH, _LOW, _HIGH, _LOW)
-)
-_ESCAPES = re.compile(rb"\\\\")
 
 
 NOTHING = msgspec.Raw()
@@ -150,6 +163,10 @@ class _CutInsideError(Exception):
     """Raised if the piece ends inside an event."""
 
 
+class _BrokenError(TraceError):
+    """Raised for a piece with a broken structure."""
+
+
 class _ArrayEndedError(Exception):
     """The array of events ended inside the piece, at `end` (the position of its bracket)."""
 
@@ -196,18 +213,35 @@ def _is_event(raw: msgspec.Raw) -> bool:
 
 
 class TraceBlocks:
-    """Splitter of one trace into blocks. `feed` it chunks in order, then `finish`; then `head` is known.
+    """Splitter of one trace into blocks. `read` it, or `feed` it chunks in order, then `finish`; then `head` is known.
 
-    Every error is a TraceError with the byte of the (inflated) trace.
+    Every error is a TraceError with the byte of the (inflated) trace. Without `mends` broken structure is an error too.
     """
 
-    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES, *, mends: bool = True) -> None:
         self._block_bytes = block_bytes
+        self._mends = mends
+        self._mended: Counter[str] = Counter()
+        self._notes: list[str] = []
+        self._event_count = 0
+        self._ended_early: CutOffError | None = None
+        self._is_cut_inside = False
         self._buffer = b""
         self._consumed = 0
         self._part = "head"
         self._head = b""
         self._is_object = True
+
+    def read(self, chunks: Iterable[bytes]) -> Iterator[Block]:
+        """Yield all blocks of the trace in these chunks, also where a CutOffError ends them."""
+        try:
+            for chunk in chunks:
+                yield from self.feed(chunk)
+        except CutOffError as error:
+            if not self._mends:
+                raise
+            self._ended_early = error
+        yield from self.finish()
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
         """Yield the blocks that are complete with this chunk."""
@@ -215,7 +249,7 @@ class TraceBlocks:
         if self._part == "head":
             self._find_events()
         if self._part == "events" and len(self._buffer) >= self._block_bytes:
-            yield from self._cut()
+            yield from self._count(self._cut())
 
     def read_piece(self, chunk: bytes) -> bytes | None:
         """Return what is ready as an undecoded JSON array of events, for readers that decode elsewhere; None if too
@@ -240,10 +274,21 @@ class TraceBlocks:
         if self._part == "head":
             self._find_events()
         if self._part == "head":
-            raise self._explain_no_events()
+            raise self._ended_early or self._explain_no_events()
         if self._part == "events":
-            yield from self._end_events()
+            yield from self._count(self._end_events())
         self._read_tail()
+
+    def _count(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self._event_count += len(block.events)
+            yield block
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was mended, as sentences for the user."""
+        mended = [f"{count:,} x mended: {what}" for what, count in sorted(self._mended.items())]
+        return [*self._notes, *mended]
 
     @property
     def head(self) -> dict[str, Any]:
@@ -299,6 +344,11 @@ class TraceBlocks:
             except _ArrayEndedError as ended:
                 yield self._close(ended.end - 1)
                 return
+            except _BrokenError:
+                if not self._mends:
+                    raise
+                yield from self._cut_damaged()
+                return
             self._consume(comma + 1)
             yield block
             return
@@ -309,14 +359,25 @@ class TraceBlocks:
         except _ArrayEndedError as ended:
             yield self._close(ended.end - 1)
             return
+        except _BrokenError:
+            if not self._mends:
+                raise
+            yield from self._end_damaged()
+            return
         except _CutInsideError:
-            raise TraceError(
-                "the trace is cut off: it ends inside its events. Was it still being written, or only partly copied?",
-                byte=self._consumed + len(self._buffer),
-            ) from None
+            if not self._mends:
+                raise self._explain_cut() from None
+            yield from self._end_damaged()
+            return
         self._part = "tail"
         self._consume(len(self._buffer))
         yield block
+
+    def _explain_cut(self) -> TraceError:
+        return TraceError(
+            "the trace is cut off: it ends inside its events. Was it still being written, or only partly copied?",
+            byte=self._consumed + len(self._buffer),
+        )
 
     def _close(self, end: int) -> Block:
         """Return the last block, if the array's bracket is at `end` of the buffer; what follows is the tail."""
@@ -344,37 +405,124 @@ class TraceBlocks:
             # For half a surrogate pair close to the end the decoder also reports "truncated": mend it first.
             if b"\\ud" not in piece[-12:].lower():
                 _raise_if_position(error, piece)
-        mended = _mend(piece)
+        mended = mend_values(piece)
         try:
             return Block(mended, mended=True)
         except msgspec.DecodeError as error:
             _raise_if_position(error, mended)
-            raise TraceError(f"the JSON is broken ({error})", byte=self._consumed + _position(error) - 1) from None
+            raise _BrokenError(f"the JSON is broken ({error})", byte=self._consumed + position_of(error) - 1) from None
+
+    # -- damaged events -----------------------------------------------------------------------------------------------
+
+    def _cut_damaged(self) -> Iterator[Block]:
+        """Yield the events of the buffer but the last, each mended by itself."""
+        *texts, last = split_events(self._buffer)
+        if texts:
+            yield self._mend_each(texts)
+            self._consume(len(self._buffer) - len(last))
+        elif len(last) > DAMAGED_EVENT_BYTES_MAX:
+            raise TraceError(f"the JSON is broken: no event ends within {len(last):,} bytes", byte=self._consumed)
+
+    def _end_damaged(self) -> Iterator[Block]:
+        """Yield the last events, each mended by itself, as far as they are whole, and find what follows them."""
+        *texts, last = split_events(self._buffer)
+        try:
+            first = mend_first_event(last)
+        except CutError:
+            first, rest = None, None
+        else:
+            rest = self._find_rest(last, first)
+            texts.append(last if first is None else first.event)
+        block = self._mend_each(texts)
+        if first is not None:
+            self._mended.update(first.mended)
+        if not (block.events or self._event_count):
+            raise self._explain_cut() if rest is None else _BrokenError("the JSON is broken", byte=self._consumed)
+        self._consume(len(self._buffer))
+        self._part = "tail"
+        if rest is None:
+            self._ended_early = self._ended_early or CutOffError("it ends inside its events", byte=self._consumed)
+            self._is_cut_inside = True
+        self._buffer = rest or b""
+        yield block
+
+    def _find_rest(self, last: bytes, first: FirstEvent | None) -> bytes | None:
+        """Return what follows the events, behind their bracket, None if the file ends inside an event; what is missing
+        is noted.
+        """
+        if first is None:
+            found = _LIKELY_END.search(last)
+            return last[found.end() :] if found else b""
+        rest = first.rest.strip(_SPACE)
+        following = rest[1:].lstrip(_SPACE)[:1] if rest[:1] == b"," else b""
+        if following == b"{":
+            return None
+        if following == b"]":
+            self._mended[COMMAS] += 1
+            rest = rest[1:].lstrip(_SPACE)
+        if rest[:1] == b"]":
+            return rest[1:]
+        self._notes.append(BRACKET_MISSING)
+        return b"" if rest == b"," else rest
+
+    def _mend_each(self, texts: list[bytes]) -> Block:
+        events, broken = [], 0
+        for text in texts:
+            try:
+                first = mend_first_event(text)
+            except CutError:
+                first = None
+            if first is None or first.rest.strip(_SPACE):
+                broken += 1
+            else:
+                events.append(first.event)
+                self._mended.update(first.mended)
+        block = Block(b"[" + b",".join(events) + b"]", mended=True)
+        block.rejected += ["its JSON is broken"] * broken
+        return block
 
     # -- behind the events --------------------------------------------------------------------------------------------
 
     def _read_tail(self) -> None:
+        self._fields: dict[str, Any] = {}
+        if self._ended_early is not None:
+            where = self._consumed + len(self._buffer)
+            cut = f"the file is cut off at byte {where:,}"
+            self._notes.append(f"{cut}: what follows is missing (a profiler writes device work last)")
+        if self._is_cut_inside:
+            self._buffer = b"}" if self._is_object else b""
         if not self._is_object:
             rest = self._buffer.strip(_SPACE)
             if rest:
-                raise TraceError(f"text follows the array of events: {rest[:20]!r}", byte=self._consumed)
-            self._fields: dict[str, Any] = {}
+                self._fail_at_tail(f"text follows the array of events: {rest[:20]!r}", self._consumed)
             return
         try:
             found = _decode_whole(self._head + b'"traceEvents":[]' + self._buffer)
         except msgspec.DecodeError as error:
-            where = self._consumed + len(self._buffer)
+            what = f"the JSON behind the events is broken ({error})"
             if "truncated" in str(error):
-                raise TraceError("the trace is cut off behind its events", byte=where) from None
-            raise TraceError(f"the JSON behind the events is broken ({error})", byte=where) from None
+                what = "the trace is cut off behind its events"
+            self._fail_at_tail(what, self._consumed + len(self._buffer))
+            found = _decode_whole(self._head + b'"traceEvents":[]}')
         del found["traceEvents"]
         self._fields = found
+
+    def _fail_at_tail(self, reason: str, byte: int) -> None:
+        """Note that what follows the events could not be read. Raises TraceError where nothing is mended."""
+        error = TraceError(reason, byte=byte)
+        if not self._mends:
+            raise error
+        if BRACKET_MISSING not in self._notes:
+            self._notes.append(f"{error}: what stands there is not used")
 
 
 def _decode_whole(text: bytes) -> Any:
     """Anything but events. Raises DecodeError."""
     try:
-        return msgspec.json.decode(_mend(text))
+        try:
+            return msgspec.json.decode(mend_values(text))
+        except msgspec.DecodeError:
+            return msgspec.json.decode(mend_commas(mend_values(text)))
     except RecursionError:
         raise msgspec.DecodeError("it is nested too deeply") from None
 
@@ -408,12 +556,7 @@ def _raise_if_position(error: msgspec.DecodeError, piece: bytes) -> None:
     if "truncated" in text:
         raise _CutInsideError from None
     if "trailing characters" in text:
-        raise _ArrayEndedError(piece.rfind(b"]", 0, _position(error))) from None
-
-
-def _position(error: msgspec.DecodeError) -> int:
-    found = _BYTE_OF_ERROR.search(str(error))
-    return int(found.group(1)) if found else 0
+        raise _ArrayEndedError(piece.rfind(b"]", 0, position_of(error) - 1)) from None
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -426,26 +569,6 @@ def read_text(raw: msgspec.Raw) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
-        return _TEXT.decode(_mend(bytes(raw)))
+        return _TEXT.decode(mend_values(bytes(raw)))
     except msgspec.DecodeError:
         return ""
-
-
-def _mend(piece: bytes) -> bytes:
-    """Return the piece with what JSON forbids replaced by what it allows, byte for byte."""
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        piece = re.sub("[\udc80-\udcff]", "?", piece.decode(errors="surrogateescape")).encode()
-    return _TOKENS_TO_MEND.sub(_mend_token, piece)
-
-
-def _mend_token(found: re.Match[bytes]) -> bytes:
-    token = found.group()
-    if not token.startswith(b'"'):
-        return (b"null" if len(token) > len(b"nan") else b'""').ljust(len(token))  # a missing number
-    if not _BAD_IN_STRING.search(token):
-        return token
-    # Pairs of backslashes are right; hidden, they cannot be halved.
-    hidden = _ESCAPES.sub(b"\xff\xff", token)
-    return _BAD_IN_STRING.sub(lambda bad: b"?" * len(bad.group()), hidden).replace(b"\xff\xff", b"\\\\")

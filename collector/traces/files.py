@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from rankscope.measure.errors import SettingError, TraceError, UnavailableError
+from rankscope.measure.errors import CutOffError, SettingError, TraceError, UnavailableError
 
 CHUNK_BYTES = 1 << 17
 """Bytes of a read; inflated they are 5 to 15 times as many."""
@@ -104,7 +104,8 @@ def rank_in_name(path: str) -> int | None:
 def read_chunks(path: str) -> Iterator[bytes]:
     """Yield the bytes of a trace, inflated if their content, not the name, shows that they are compressed.
 
-    Raises UnavailableError when it cannot be opened or read, TraceError when the compression is broken.
+    Raises UnavailableError when it cannot be opened or read, TraceError when the compression is broken, CutOffError at
+    the end of a compressed file that ends too early.
     """
     try:
         with _open(path) as file:
@@ -154,7 +155,7 @@ def _inflate(first: bytes, file: IO[bytes]) -> Iterator[bytes]:
             break
         read_bytes += len(data)
     if not inflater.eof:
-        raise TraceError(
+        raise CutOffError(
             "the gzip file is cut off. Was it still being written, or only partly copied?", byte=read_bytes
         )
 

@@ -1,7 +1,7 @@
 """Decode one large trace with several processes: the parent inflates and cuts, the workers decode.
 
 Cuts are guessed, not proven as by `TraceBlocks.feed`, which has to decode. Decoding a piece of a wrong cut fails; the
-trace is then read again by one process, which also finds the right error for a broken file.
+trace is then read again by one process, which also mends a damaged file.
 """
 
 import threading
@@ -34,7 +34,7 @@ def read_file(path: str, workers: int = 1) -> KinetoTrace:
         try:
             return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX))
         except TraceError:
-            pass  # a wrong cut, or a broken file: reading it with one process shows which
+            pass  # a wrong cut, or a damaged file: one process finds which, and mends it
     return read_trace(read_chunks(path))
 
 
@@ -47,7 +47,7 @@ def _is_large(path: str) -> bool:
 
 def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = PIECE_BYTES) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
-    blocks = TraceBlocks(piece_bytes)
+    blocks = TraceBlocks(piece_bytes, mends=False)
     whole, last = TraceColumns(), TraceColumns()
     pending: deque[Future[TraceColumns]] = deque()
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
@@ -70,7 +70,7 @@ def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = P
 
 def _decode_piece(piece: bytes) -> TraceColumns:
     columns = TraceColumns()
-    columns.read(TraceBlocks(), (piece,))
+    columns.read(TraceBlocks(mends=False), (piece,))
     return columns
 
 

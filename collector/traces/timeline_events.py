@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, cast, final
 
 import msgspec
 
-from rankscope.measure.errors import UnavailableError
+from rankscope.measure.errors import CutOffError, UnavailableError
 from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
 from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
@@ -51,11 +51,7 @@ _ID_KEYS = ("id", "bind_id")
 
 def read_raw_events(chunks: Iterable[bytes]) -> Iterator[tuple[list[RawEvent], int]]:
     """Yield the events of each block, and the number of values among them that are no events. Raises TraceError."""
-    blocks = TraceBlocks()
-    for chunk in chunks:
-        for block in blocks.feed(chunk):
-            yield _decode(block)
-    for block in blocks.finish():
+    for block in TraceBlocks().read(chunks):
         yield _decode(block)
 
 
@@ -96,10 +92,14 @@ class FirstTime:
         self._blocks = TraceBlocks()
 
     def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the same chunks."""
-        for chunk in chunks:
-            self._scan(self._blocks.feed(chunk))
-            yield chunk
+        """Yield the same chunks, also where a CutOffError ends them."""
+        try:
+            for chunk in chunks:
+                self._scan(self._blocks.feed(chunk))
+                yield chunk
+        except CutOffError:
+            self._scan(self._blocks.finish())
+            raise
         self._scan(self._blocks.finish())
 
     def _scan(self, blocks: Iterable[Block]) -> None:

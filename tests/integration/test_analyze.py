@@ -59,13 +59,13 @@ def test_closed_pipe_is_no_error() -> None:
 
 WHOLE = (GLOO / "rank0.json.gz").read_bytes()
 BROKEN = {
-    "cut_gzip.json.gz": (WHOLE[: len(WHOLE) // 2], "cut off"),
+    "cut_gzip.json.gz": (WHOLE[:20], "cut off"),
     "flipped.json.gz": (WHOLE[:5000] + bytes(256) + WHOLE[5256:], "broken"),
-    "cut.json": (DOCUMENT, "it ends inside its events"),
+    "cut.json": (DOCUMENT[:40], "it ends inside its events"),
     "prose.json": (b"this is no JSON", "not JSON: it begins with b'this is no J'"),
     "empty.json": (b"", "the file is empty"),
     "other.json": (b'{"a": [1, 2]}', 'JSON without "traceEvents"'),
-    "comma.json": (DOCUMENT + b'{"ph": "X" "cat": 1}]}', "the JSON is broken"),
+    "comma.json": (b'{"traceEvents": [{"ph": "X" "cat": 1}]}', "the JSON is broken"),
 }
 
 
@@ -79,6 +79,15 @@ def test_broken_file_is_named_with_reason_and_byte(name: str, tmp_path: Path) ->
     assert reason in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "at byte" in ended.stderr
+
+
+def test_file_cut_off_is_analysed_up_to_the_cut_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json.gz").write_bytes(WHOLE[: len(WHOLE) // 2])
+    ended = rankscope("analyze", tmp_path, "--json", tmp_path / "out")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "the file is cut off at byte 2,298,807: what follows is missing" in ended.stdout
+    (rank,) = json.loads((tmp_path / "out").read_text())["ranks"]
+    assert rank["event_count"] > 0
 
 
 def test_other_files_are_still_analysed(tmp_path: Path) -> None:

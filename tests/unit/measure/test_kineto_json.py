@@ -2,13 +2,14 @@
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from rankscope.measure.errors import TraceError
-from rankscope.measure.kineto_json import HEAD_BYTES_MAX, TraceBlocks
+from rankscope.measure.errors import CutOffError, TraceError
+from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.kineto_json import DAMAGED_EVENT_BYTES_MAX, HEAD_BYTES_MAX, TraceBlocks
 from tests.unit.measure.written_traces import differences, event, read, to_json
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -184,45 +185,217 @@ def test_damage_in_the_head_does_no_harm() -> None:
         (b'{"a": 1}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),
         (b'{"traceEvents": null}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),
         (b'{"a": 1', "the JSON is broken (Input data was truncated) (at byte 0)"),
-        (b"[" + ONE + b"] x", "text follows the array of events: b'x' (at byte 45)"),
+        (b'{"traceEvents": [{"ph": "X" "cat": 1}]}', "the JSON is broken (at byte 17)"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_the_reason(text: bytes, message: str) -> None:
     assert str(refusal(text)) == message
 
 
-@pytest.mark.parametrize("end", [17, 18, 30, 59, 60])
-def test_file_cut_off_inside_its_events_says_so_with_length(end: int) -> None:
-    # 16 bytes, the bracket, 43 bytes of the event.
+@pytest.mark.parametrize("end", [16, 17, 30, 58])
+def test_file_cut_off_before_its_first_event_ends_is_refused(end: int) -> None:
+    # 16 bytes up to the bracket, 43 bytes of the event.
     text = b'{"traceEvents": [' + ONE + b"]}"
     error = refusal(text[:end])
-    assert str(error).startswith("the trace is cut off: it ends inside its events. Was it still being written")
-    assert error.byte == end
+    assert "cut off" in str(error) or "truncated" in str(error)
+
+
+# -- mended structure -------------------------------------------------------------------------------------------------
+
+KINETO_2_13 = b"""{"schemaVersion": 1, "traceEvents": [
+  {
+    "ph": "X", "cat": "python_function", "name": "q.py(3): {"device": "cpu"}", "pid": 1, "tid": 1,
+    "ts": 5.250, "dur": 2.500
+    ,
+    "args": {
+      "Python id": 2
+    }
+  },
+  {
+    "ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1,
+    "ts": 6, "dur": 1
+  }
+  ],"traceName": "q.json" }"""
+"""As torch 2.13.0 writes a code object named `{"device": "cpu"}` under `with_stack`."""
+
+
+def mended(text: bytes) -> tuple[list[str], list[str]]:
+    trace = read(text)
+    return [trace.name(row) for row in range(len(trace.events))], list(trace.warnings)
+
+
+def test_name_with_unescaped_quotes_is_mended() -> None:
+    names, warnings = mended(KINETO_2_13)
+    assert names == ['q.py(3): {"device": "cpu"}', "aten::add"]
+    assert warnings == ["1 x mended: quotes without a backslash in a name or a text"]
+    assert read(KINETO_2_13).head == {"schemaVersion": 1, "traceName": "q.json"}
+
+
+@pytest.mark.parametrize("name", [b'a"b', b'"', b'"a"', b'a", b', b'{"x": 1}', b'C:\\"q"', b'\\" "'])
+def test_other_events_are_kept_beside_quotes_in_a_name(name: bytes) -> None:
+    bad = b'{"ph": "X", "name": "' + name + b'", "pid": 1, "ts": 3, "dur": 1}'
+    names, warnings = mended(b"[" + ONE + b", " + bad + b",\n" + ONE.replace(b'"ts": 1', b'"ts": 9') + b"]")
+    assert (len(names), names[0], names[2]) == (3, "a", "a")
+    assert warnings == ["1 x mended: quotes without a backslash in a name or a text"]
+
+
+def test_quotes_in_an_argument_are_mended() -> None:
+    bad = b'{"ph": "X", "name": "f", "ts": 3, "dur": 1, "args": {"Call stack": "f "g"; h", "x": [1]}}'
+    assert list(read(b"[" + bad + b"," + ONE + b"]").stacks.values()) == ['f "g"; h']
+
+
+@pytest.mark.parametrize("block_bytes", [8, 100, 1 << 20])
+def test_damaged_events_are_the_same_however_the_file_is_cut(block_bytes: int) -> None:
+    bad = [b'{"ph": "X", "name": "%d "q"", "ts": %d, "dur": 1,}' % (k, k) for k in range(20)]
+    text = b'{"traceEvents": [' + b", ".join([ONE, *bad, ONE]) + b',], "x": 1}'
+    trace = read(text, chunk_bytes=61, block_bytes=block_bytes)
+    assert (len(trace.events), trace.head) == (22, {"x": 1})
+    assert sorted(trace.warnings) == [
+        "20 x mended: quotes without a backslash in a name or a text",
+        "21 x mended: a comma without a value behind it",
+    ]
+
+
+def test_event_beyond_mending_is_counted_and_left_out() -> None:
+    names, warnings = mended(b"[" + ONE + b', {"ph": "X" "cat": 1}, ' + ONE + b"]")
+    assert (names, warnings) == (["a", "a"], ["1 x not used: its JSON is broken"])
+
+
+def test_last_event_beyond_mending_leaves_what_follows() -> None:
+    text = b'{"traceEvents": [' + ONE + b', {"ph": "X" "cat": 1}], "x": 1}'
+    assert (mended(text), read(text).head) == ((["a"], ["1 x not used: its JSON is broken"]), {"x": 1})
+
+
+@pytest.mark.parametrize("end", [b"", b",", b" ,\n", b"}", b', "x": 1}'])
+def test_missing_bracket_is_mended(end: bytes) -> None:
+    text = b'{"traceEvents": [' + ONE + b"," + ONE + end
+    names, warnings = mended(text)
+    assert (len(names), len(warnings)) == (2, 1)
+    assert warnings[0].startswith("the list of events has no closing bracket")
+    assert read(text).head == ({"x": 1} if b"x" in end else {})
+
+
+@pytest.mark.parametrize("end", range(106, 148))
+def test_events_whole_before_a_cut_are_used(end: int) -> None:
+    # 17 bytes and the first event to byte 60, a comma, the second to byte 104, a comma and a part of the third.
+    text = b'{"traceEvents": [' + b",".join([ONE] * 3) + b"]}"
+    names, warnings = mended(text[:end])
+    assert names == ["a", "a"]
+    what = "what follows is missing (a profiler writes device work last)"
+    assert warnings == [f"the file is cut off at byte {end}: {what}"]
 
 
 @pytest.mark.parametrize("end", [61, 62, 65, 69])
-def test_file_cut_off_behind_its_events_says_so_with_length(end: int) -> None:
+def test_file_cut_off_behind_its_events_is_used(end: int) -> None:
     # 61 bytes up to the bracket that closes the events, 70 in all.
-    text = b'{"traceEvents": [' + ONE + b'], "x": 1}'
-    error = refusal(text[:end])
-    assert str(error).startswith("the trace is cut off behind its events")
-    assert error.byte == end
-
-
-def test_broken_structure_is_an_error_with_its_byte() -> None:
-    text = b'{"traceEvents": [' + ONE + b",]}"
-    # The bracket that should be an event.
-    assert (
-        str(refusal(text)) == "the JSON is broken (JSON is malformed: trailing comma in array (byte 45)) (at byte 61)"
+    text = b'{"y": 2, "traceEvents": [' + ONE + b'], "x": 1}'
+    names, warnings = mended(text[: end + 8])
+    assert (names, warnings) == (
+        ["a"],
+        [f"the trace is cut off behind its events (at byte {end + 8}): what stands there is not used"],
     )
-    assert text[61:62] == b"]"
+    assert read(text[: end + 8]).head == {"y": 2}
 
 
-def test_broken_structure_behind_the_events_is_an_error() -> None:
-    assert str(refusal(to_json() + b" x")).startswith("the JSON behind the events is broken (JSON is malformed: trail")
+def test_text_behind_a_list_of_events_is_noted() -> None:
+    assert mended(b"[" + ONE + b"] x")[1] == [
+        "text follows the array of events: b'x' (at byte 45): what stands there is not used"
+    ]
 
 
-@pytest.mark.parametrize("where", ['{"x": %s, "traceEvents": []}', '{"traceEvents": [], "x": %s}', "[%s]"])
+def test_broken_structure_behind_the_events_is_noted() -> None:
+    assert read(to_json() + b" x").warnings[0].startswith("the JSON behind the events is broken (JSON is malformed: tr")
+
+
+def test_comma_too_many_around_the_events_is_mended() -> None:
+    text = b'{"x": {"y": 1,}, "traceEvents": [' + ONE + b'], "z": [1,],}'
+    assert read(text).head == {"x": {"y": 1}, "z": [1]}
+
+
+def test_compressed_file_that_ends_too_early_is_used() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"[" + ONE + b"," + ONE[:20]
+        raise CutOffError("the gzip file is cut off")
+
+    trace = read_trace(chunks())
+    assert len(trace.events) == 1
+    assert trace.warnings[0].startswith("the file is cut off at byte ")
+
+
+def test_compressed_file_cut_in_its_checksum_is_used_with_a_warning() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"traceEvents": [' + ONE + b'], "x": 1}'
+        raise CutOffError("the gzip file is cut off")
+
+    trace = read_trace(chunks())
+    assert (len(trace.events), trace.head) == (1, {"x": 1})
+    assert trace.warnings[0].startswith("the file is cut off at byte ")
+
+
+def test_compressed_file_that_ends_before_its_events_is_refused() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"a": 1'
+        raise CutOffError("the gzip file is cut off")
+
+    with pytest.raises(CutOffError, match="the gzip file is cut off"):
+        read_trace(chunks())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[" + ONE + b"," + ONE[:9], "it ends inside its events"),
+        (b"[" + ONE + b",]", "trailing comma"),
+        (b"[" + ONE + b"] x", "text follows"),
+        (b'{"traceEvents": [' + ONE + b'], "x"', "cut off behind its events"),
+    ],
+)
+def test_reader_that_mends_nothing_refuses_damage(text: bytes, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        list(TraceBlocks(mends=False).read([text]))
+
+
+def test_reader_that_mends_nothing_refuses_damage_in_a_full_block() -> None:
+    with pytest.raises(TraceError, match="the JSON is broken"):
+        list(TraceBlocks(8, mends=False).feed(b"[" + ONE + b', {"ph": "X" "cat": 1},' + ONE + b"," + ONE))
+
+
+def test_reader_that_mends_nothing_passes_on_a_cut_compression() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"[" + ONE + b"]"
+        raise CutOffError("the gzip file is cut off")
+
+    with pytest.raises(CutOffError):
+        list(TraceBlocks(mends=False).read(chunks()))
+
+
+def test_damaged_event_waits_for_more_bytes() -> None:
+    bad = b'{"ph": "X", "name": "a "b"", "ts": 3, "dur": 1, "args": {"x": [{"y": 1}, {"z": 2}]}}'
+    trace = read(b"[" + bad + b"," + ONE + b"]", chunk_bytes=10, block_bytes=8)
+    assert (len(trace.events), len(trace.warnings)) == (2, 1)
+
+
+@pytest.mark.parametrize("inside", [b'"open": {"a": 1}', b'"deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+def test_event_that_does_not_end_or_is_too_deep_is_left_out(inside: bytes) -> None:
+    bad = b'{"ph": "X" "cat": 1}'
+    text = b"[" + bad + b', {"ph": "X", ' + inside + b", " + ONE + b"]"
+    assert mended(text) == (["a"], ["2 x not used: its JSON is broken"])
+
+
+def test_times_since_1970_are_exact_beside_what_is_no_event() -> None:
+    bad = b'{"ph": "X", "name": "q "q"", "ts": 1718000000000000.123, "dur": 1}'
+    trace = read(b"[" + bad + b', {"ph": "?"}]')
+    assert trace.events.start_ns.tolist() == [1_718_000_000_000_000_123]
+
+
+def test_damaged_event_without_an_end_is_not_read_for_ever() -> None:
+    blocks = TraceBlocks(8)
+    inner = b"{}," * (DAMAGED_EVENT_BYTES_MAX // 3)
+    with pytest.raises(TraceError, match="no event ends within"):
+        list(blocks.feed(b'[{"ph": "X" "x": [' + inner + b"{}"))
+
+
+@pytest.mark.parametrize("where", ['{"x": %s, "traceEvents": []}', "[%s]"])
 def test_nesting_too_deep_is_an_error(where: str) -> None:
     assert "nested too deeply" in str(refusal((where % ("[" * 100_000 + "]" * 100_000)).encode()))
 

@@ -152,6 +152,16 @@ def test_broken_text_of_a_trace_is_valid_json_in_the_merged_one(tmp_path: Path) 
     assert next(event for event in events if event["name"] == "step")["args"] == {"note": "\ufffd\ufffd"}
 
 
+def test_damaged_trace_is_merged_with_what_was_mended(tmp_path: Path) -> None:
+    file = tmp_path / "rank0.json"
+    events = '{"ph": "X", "name": "f {"a": 1}", "ts": 5, "dur": 1, "pid": 1, "tid": 1},'
+    file.write_text('{"traceEvents": [' + events * 2 + '{"ph": "X", "na')
+    report = merge([str(file)], tmp_path / "merged.json")
+    merged = json.loads((tmp_path / "merged.json").read_text())
+    assert [one["name"] for one in merged["traceEvents"] if one["ph"] == "X"] == ['f {"a": 1}'] * 2
+    assert [warning.partition(": ")[2][:10] for warning in report.warnings[:2]] == ["the file i", "2 x mended"]
+
+
 def test_event_without_usable_time_is_copied_with_a_warning(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(1), {**on_host(2), "ts": None}])
     report = merge([path], tmp_path / "merged.json")
