@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure.communication import needs_input_shapes
+from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_impossible, find_middle
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
@@ -237,12 +238,15 @@ class TraceColumns:
         kinds = np.array([find_category(spelling) for spelling in spellings], dtype=np.int8)
         names, name = _sort_codes([str(key) for key in self._names], name)
         thread_keys = [(str(pid), str(tid)) for pid, tid in self._threads]
-        memory = self._build_memory(thread_keys)
         threads, thread = _sort_codes(thread_keys, thread)
         warnings = [*mended, *self._warnings(duration_ns)]
         duration_ns = np.maximum(duration_ns, 0)
         category = kinds[category] if spellings else category.astype(np.int8)
+        impossible = find_impossible(start_ns, duration_ns, _DEVICE_MASK[category])
+        warnings += [f"{int(mask.sum()):,} events left out: {reason}" for reason, mask in impossible.items()]
         order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)
+        for mask in impossible.values():
+            order = order[~mask[order]]
         columns = (category, name, thread, start_ns, duration_ns, correlation, external_id)
         events = Events(*(column[order] for column in columns))
         keep, repeated = _find_repeats(events)
@@ -250,6 +254,7 @@ class TraceColumns:
             warnings.append(f"{repeated:,} events stand in the trace twice: counted once")
             order = order[keep]
             events = Events(*(column[order] for column in columns))
+        memory = self._build_memory(thread_keys, events.start_ns, warnings)
         place = np.full(self._row_count, NONE, dtype=np.int64)
         place[order] = np.arange(len(order))
         return KinetoTrace(
@@ -268,8 +273,15 @@ class TraceColumns:
             warnings=warnings,
         )
 
-    def _build_memory(self, threads: list[tuple[str, str]]) -> MemoryEvents:
+    def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
+        """Return the allocations whose time may be right, beside the events that start at `start_ns`."""
         rows = np.array(self._memory_rows, dtype=np.int64).reshape(-1, len(MemoryEvents.__slots__))
+        if len(rows):
+            middle_ns = find_middle(start_ns if len(start_ns) else rows[:, 0])
+            far = np.abs(rows[:, 0] - middle_ns) >= PROFILE_NS_MAX
+            if far.any():
+                warnings.append(f"{int(far.sum()):,} [memory] events left out: a time a day or more from the others")
+                rows = rows[~far]
         rows[:, -1] = _sort_codes(threads, rows[:, -1])[1]
         return MemoryEvents(*rows[np.argsort(rows[:, 0], kind="stable")].T)
 

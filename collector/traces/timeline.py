@@ -31,7 +31,7 @@ from rankscope.collector.traces.files import Progress, TraceFile, find_traces, r
 from rankscope.collector.traces.origin import ByRank, read_origin
 from rankscope.collector.traces.timeline_events import (
     EventArray,
-    FirstTime,
+    EventTimes,
     RankEvents,
     TimelineFile,
     format_us,
@@ -98,7 +98,8 @@ class Source:
     host: str | None
     world_size: int | None
     base_ns: int
-    first_ns: int
+    possible_ns: tuple[int, int]
+    """First and last time in the file that can be right, without `base_ns`."""
     collectives: Mapping[Collective, tuple[str, str]]
     """Collectives, each with its process and thread in the file."""
     on_host: bool
@@ -161,11 +162,11 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
 
 def read_source(path: str) -> Source:
     """Read a file for the first pass. Raises TraceError or UnavailableError."""
-    times = FirstTime()
+    times = EventTimes()
     trace = read_trace(times.watch(read_chunks(path)))
     if "rankscope" in trace.head:
         raise NotATraceError("it is a merged timeline itself, not a Kineto trace of one rank")
-    if times.first_ns is None:
+    if times.possible_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace)
     origin = read_origin(trace.head, path)
@@ -176,7 +177,7 @@ def read_source(path: str) -> Source:
         host=origin.host,
         world_size=origin.world_size,
         base_ns=origin.base_ns,
-        first_ns=times.first_ns + origin.base_ns,
+        possible_ns=times.possible_ns,
         collectives=dict(zip(find_collectives(view, origin.base_ns, origin.only_group_size), threads, strict=True)),
         on_host=not view.has_device,
         warnings=trace.warnings,
@@ -288,7 +289,7 @@ def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> C
 def _write_timeline(
     output: TimelineFile, sources: Sequence[Source], clock: Clock, notes: _Notes, progress: Progress | None
 ) -> MergeReport:
-    origin_ns = min(source.first_ns - clock.offsets_ns[source.rank] for source in sources)
+    origin_ns = min(source.possible_ns[0] + source.base_ns - clock.offsets_ns[source.rank] for source in sources)
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns}
     output.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n')
     array = EventArray(output)
@@ -298,7 +299,9 @@ def _write_timeline(
     for place, source in enumerate(sources):
         label = "rank unknown" if source.rank is None else f"rank {source.rank}"
         shift_ns = source.base_ns - clock.offsets_ns[source.rank] - origin_ns
-        copies[source.rank] = copied = RankEvents(label, place, len(sources) + 1, shift_ns, pids)
+        copies[source.rank] = copied = RankEvents(
+            label, place, len(sources) + 1, shift_ns, pids, possible_ns=source.possible_ns
+        )
         event_count = _copy_events(source, copied, array, notes)
         array.add(copied.name_processes())
         ranks.append(
@@ -344,6 +347,11 @@ def _copy_events(source: Source, copied: RankEvents, array: EventArray, notes: _
         notes.warnings.append(f"{source.file}: {dropped:,} values among its events are no events: left out")
     if copied.untimed_count:
         notes.warnings.append(f"{source.file}: {copied.untimed_count:,} events have no usable time: copied as they are")
+    if copied.impossible_count:
+        notes.warnings.append(
+            f"{source.file}: {copied.impossible_count:,} events left out: "
+            "they begin or last a day or more beyond the others"
+        )
     return array.count - before
 
 

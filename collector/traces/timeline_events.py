@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast, final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rankscope.measure.errors import CutOffError, UnavailableError
+from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_middle
 from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
 from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
@@ -33,6 +36,8 @@ SORT_STRIDE = 1000
 """Sort indices reserved for the processes of one rank."""
 GZIP_LEVEL = 4
 """zlib's level: two thirds of the time of its default, a seventh larger. isal has other levels."""
+DIGITS_OF_A_DAY = 11
+"""86,400,000,000 us."""
 FRACTION_DIGITS = 3
 """Digits of a microsecond's fraction, for whole ns."""
 
@@ -84,12 +89,22 @@ def _decode_one(raw: msgspec.Raw) -> RawEvent | None:
         return None
 
 
-class FirstTime:
-    """Find the earliest time of a trace while its chunks are read. Metadata events have no time."""
+class EventTimes:
+    """Collect the times of a trace's events while its chunks are read. Metadata events have no time."""
 
     def __init__(self) -> None:
-        self.first_ns: int | None = None
+        self._times_ns: list[npt.NDArray[np.int64]] = []
         self._blocks = TraceBlocks()
+
+    @property
+    def possible_ns(self) -> tuple[int, int] | None:
+        """The first and the last time that can be right (see measure/impossible_times.py); None without any."""
+        times_ns = np.concatenate(self._times_ns) if self._times_ns else np.empty(0, dtype=np.int64)
+        if len(times_ns) == 0:
+            return None
+        if times_ns.max() - times_ns.min() >= PROFILE_NS_MAX:
+            times_ns = times_ns[np.abs(times_ns - find_middle(times_ns)) < PROFILE_NS_MAX]
+        return int(times_ns.min()), int(times_ns.max())
 
     def watch(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the same chunks, also where a CutOffError ends them."""
@@ -105,10 +120,7 @@ class FirstTime:
     def _scan(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             times = [parse_ns(bytes(e.get("ts", NOTHING))) for e in _decode(block)[0] if bytes(e["ph"]) != _METADATA]
-            found = [time_ns for time_ns in times if time_ns is not None]
-            if self.first_ns is not None:
-                found.append(self.first_ns)
-            self.first_ns = min(found, default=None)
+            self._times_ns.append(np.array([time_ns for time_ns in times if time_ns is not None], dtype=np.int64))
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -158,10 +170,12 @@ class ThreadOfEvent(NamedTuple):
 
 class RankEvents:
     """Rewrites one rank's events. `place` of `places` makes its flow ids distinct from those of other ranks; `pids`
-    yields unused process ids; `shift_ns` is added to every time.
+    yields unused process ids; `shift_ns` is added to every time. Events outside of `possible_ns` are left out.
     """
 
-    def __init__(self, label: str, place: int, places: int, shift_ns: int, pids: Iterator[int]) -> None:
+    def __init__(
+        self, label: str, place: int, places: int, shift_ns: int, pids: Iterator[int], *, possible_ns: tuple[int, int]
+    ) -> None:
         self._label = label
         self._place = place
         self._places = places
@@ -171,13 +185,16 @@ class RankEvents:
         self._raw_pid: dict[tuple[bytes, bytes], msgspec.Raw] = {}
         self._threads: dict[tuple[str, str], ThreadOfEvent] = {}
         self._descriptions: dict[tuple[str, str], str] = {}
+        self._possible_ns = possible_ns
         self.untimed_count = 0
+        self.impossible_count = 0
 
     def rewrite(self, events: Iterable[RawEvent]) -> list[RawEvent]:
         """Return the events for the merged timeline, without those that describe a process."""
-        return [self._rewrite_one(event) for event in events if not self._is_replaced(event)]
+        found = [self._rewrite_one(event) for event in events if not self._is_replaced(event)]
+        return [event for event in found if event is not None]
 
-    def _rewrite_one(self, event: RawEvent) -> RawEvent:
+    def _rewrite_one(self, event: RawEvent) -> RawEvent | None:
         key = (bytes(event.get("pid", NOTHING)), bytes(event.get("tid", NOTHING)))
         event["pid"] = self._raw_pid.get(key) or self._add_thread(*key)
         if bytes(event["ph"]) == _METADATA:
@@ -186,6 +203,9 @@ class RankEvents:
         time_ns = parse_ns(bytes(event.get("ts", NOTHING)))
         if time_ns is None:
             self.untimed_count += 1
+        elif not self._possible_ns[0] <= time_ns <= self._possible_ns[1] or self._is_endless(event):
+            self.impossible_count += 1
+            return None
         else:
             event["ts"] = msgspec.Raw(format_us(time_ns + self._shift_ns))
         for id_key in _ID_KEYS:
@@ -196,6 +216,14 @@ class RankEvents:
             found = {name: make_distinct(raw, self._place, self._places) for name, raw in inner.items()}
             event["id2"] = msgspec.Raw(msgspec.json.encode(found))
         return event
+
+    def _is_endless(self, event: RawEvent) -> bool:
+        raw = bytes(event.get("dur", NOTHING))
+        whole = raw.partition(b".")[0]
+        if whole.isdigit() and len(whole) < DIGITS_OF_A_DAY:
+            return False
+        duration_ns = parse_ns(raw)
+        return duration_ns is not None and duration_ns >= PROFILE_NS_MAX
 
     def _add_thread(self, raw_pid: bytes, raw_tid: bytes) -> msgspec.Raw:
         """Add a thread, and return the new id of its process."""

@@ -14,8 +14,11 @@ from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Floats, Ints
 from rankscope.measure.rank_view import RankView, Step
+from rankscope.measure.units import format_duration
 
 TIMELINE_BINS = 1_000
+OVERLAP_SHARE_MIN = 0.01
+"""Share of the time on streams from which overlaps are shown. The ten traces of tests/traces with devices have none."""
 TIMES = (
     "window_ns", "compute_ns", "communication_ns", "overlap_ns", "exposed_communication_ns", "copy_ns", "idle_ns",
 )  # fmt: skip
@@ -179,6 +182,38 @@ def tensor_core_ratio(view: RankView, kernels: Ints) -> float | None:
     whole = int(length.sum())
     uses = view.trace.names_like(uses_tensor_cores)[view.work.name[kernels]]
     return int(length[uses].sum()) / whole if whole else None
+
+
+def find_overlaps(view: RankView) -> list[str]:
+    """Return a warning if work ran on a stream before the work in front of it had ended, for more than
+    OVERLAP_SHARE_MIN of the time: a stream runs one piece of work after the other.
+    """
+    work, whole_ns, twice_ns = view.work, 0, 0
+    longest_ns, name = 0, ""
+    for mine in _by_stream(view):
+        raw = np.stack([work.start_ns[mine], work.end_ns[mine]], axis=1)
+        length_ns = raw[:, 1] - raw[:, 0]
+        whole_ns += int(length_ns.sum())
+        twice_ns += int(length_ns.sum()) - intervals.total_ns(intervals.union(raw))
+        covers = np.flatnonzero(raw[:-1, 1] > raw[1:, 0])
+        if len(covers) and length_ns[covers].max() > longest_ns:
+            longest = mine[covers[np.argmax(length_ns[covers])]]
+            longest_ns, name = int(length_ns[covers].max()), view.trace.names[work.name[longest]]
+    if twice_ns <= OVERLAP_SHARE_MIN * whole_ns:
+        return []
+    how_much = f"work on one stream overlaps by {format_duration(twice_ns)}, counted twice in times by name"
+    return [f"{how_much}: wrong times, or programmatic launches. Longest: {name} ({format_duration(longest_ns)})"]
+
+
+def _by_stream(view: RankView) -> list[Ints]:
+    """Return the places in `work` of each stream of each device, ascending."""
+    work = view.work
+    if not len(work):
+        return []
+    order = np.lexsort((np.arange(len(work)), work.stream, work.device))
+    device, stream = work.device[order], work.stream[order]
+    edges = np.flatnonzero((np.diff(device) != 0) | (np.diff(stream) != 0)) + 1
+    return np.split(order, edges)
 
 
 # -- timeline ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from rankscope.measure.kineto import NONE, Category
 from tests.unit.measure.written_traces import allocation, event, kernel, launch, read, read_events
 
+DAY_US = 24 * 3600 * 1_000_000
 EPOCH_US = 1_718_000_000_000_000
 """June 2024. As floats such times are a quarter of a microsecond apart."""
 
@@ -64,14 +65,53 @@ def test_a_negative_duration_is_taken_as_none_and_told() -> None:
 
 def test_the_latest_end_still_fits_64_bits() -> None:
     most_us = 2**52 - 1
-    trace = read_events(kernel("k", most_us, most_us))
-    assert trace.events.end_ns.tolist() == [2 * most_us * 1_000]
+    trace = read_events(kernel("k", most_us, DAY_US - 1))
+    assert trace.events.end_ns.tolist() == [(most_us + DAY_US - 1) * 1_000]
+
+
+# -- impossible times -------------------------------------------------------------------------------------------------
+
+
+def test_event_with_time_zero_is_left_out() -> None:
+    trace = read_events(kernel("k", 0, 5), *(kernel("k", EPOCH_US + k, 1) for k in range(3)))
+    assert trace.events.start_ns.tolist() == [(EPOCH_US + k) * 1_000 for k in range(3)]
+    assert trace.device_work.row.tolist() == [0, 1, 2]
+    assert trace.warnings == ["1 events left out: a start a day or more from the others"]
+
+
+def test_kernel_of_a_day_is_left_out() -> None:
+    trace = read_events(kernel("short", 5, DAY_US - 1), kernel("long", 5, DAY_US), kernel("k", 9, 1))
+    assert sorted(trace.names[code] for code in trace.events.name) == ["k", "short"]
+    assert trace.warnings == ["1 events left out: a length of a day or more"]
+
+
+@pytest.mark.parametrize(("length_s", "kept"), [(61.9, 2), (62.1, 1)])
+def test_kernel_that_ends_a_minute_after_the_host_is_left_out(length_s: float, kept: int) -> None:
+    # The host's call ends at 2 s, the kernel that it launched begins at 0.
+    trace = read_events(event("cuda_runtime", "sync", 1_000_000, 1_000_000), kernel("k", 0, length_s * 1e6))
+    assert len(trace.events) == kept
+    assert len(trace.warnings) == 2 - kept
+
+
+def test_long_kernel_without_anything_on_the_host_is_kept() -> None:
+    assert len(read_events(kernel("k", 0, 3_600_000_000)).events) == 1
+
+
+def test_host_range_long_after_the_device_is_kept() -> None:
+    assert len(read_events(kernel("k", 0, 1), event("cpu_op", "a", 100_000_000, 1)).events) == 2
+
+
+@pytest.mark.parametrize("others", [[kernel("k", EPOCH_US, 1)], [allocation(EPOCH_US, 8), allocation(EPOCH_US + 1, 8)]])
+def test_allocation_with_time_zero_is_left_out(others: list[dict[str, Any]]) -> None:
+    trace = read_events(allocation(0, 8), *others)
+    assert 0 not in trace.memory.time_ns.tolist()
+    assert trace.warnings == ["1 [memory] events left out: a time a day or more from the others"]
 
 
 def test_time_does_not_depend_on_one_that_is_read_from_text() -> None:
     # 1.0015 is a little less than that as a float: 1,001 ns, as text it would be 1,001.5 and round to 1,002.
     alone = read_events(kernel("a", 1.0015, 1.0015)).events
-    beside = read_events(kernel("a", 1.0015, 1.0015), kernel("b", EPOCH_US + 0.25, "7")).events
+    beside = read_events(kernel("a", 1.0015, 1.0015), kernel("c", 2, 1), kernel("b", EPOCH_US + 0.25, "7")).events
     assert (beside.start_ns[0], beside.duration_ns[0]) == (alone.start_ns[0], alone.duration_ns[0])
 
 

@@ -8,7 +8,7 @@ from rankscope.collector.traces import tables
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
-from rankscope.collector.traces.windows import break_down_steps, draw_timeline, summarise_devices
+from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarise_devices
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
@@ -261,6 +261,15 @@ def test_operators_on_the_threads_of_a_backend_are_not_computing() -> None:
         operator("aten::add_", 9, 1, tid=2),
     ]
     assert reduce_trace(read_events(*events), "a.json").report.compute_ns == 6_000
+
+
+def test_work_that_overlaps_on_one_stream_is_told() -> None:
+    # Stream 7 is at work for 12 us, in which "long" and "b" ran 10 + 4 us; on stream 8 nothing overlaps.
+    events = [kernel("long", 0, 10), kernel("b", 8, 4), kernel("c", 12, 1), kernel("d", 3, 4, stream=8)]
+    (warning,) = find_overlaps(view_of(*events))
+    assert warning.startswith("work on one stream overlaps by 2.0 us, counted twice in times by name: ")
+    assert warning.endswith("Longest: long (10.0 us)")
+    assert find_overlaps(view_of(kernel("a", 0, 3), kernel("b", 2, 3, stream=8))) == []
 
 
 def test_trace_of_nothing_has_no_window() -> None:

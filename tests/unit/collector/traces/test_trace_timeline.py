@@ -162,6 +162,19 @@ def test_damaged_trace_is_merged_with_what_was_mended(tmp_path: Path) -> None:
     assert [warning.partition(": ")[2][:10] for warning in report.warnings[:2]] == ["the file i", "2 x mended"]
 
 
+def test_impossible_times_are_left_out_of_the_timeline(tmp_path: Path) -> None:
+    day_us = 24 * 3600 * 1_000_000
+    now_us = 1_718_000_000_000_000
+    times = [(0, 1), (now_us, 2), (now_us + 5, day_us), (now_us + 9, 1)]
+    events = [{"ph": "X", "name": "a", "ts": ts, "dur": dur, "pid": 1, "tid": 1} for ts, dur in times]
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    report = merge([str(file)], tmp_path / "merged.json")
+    found = [one for one in read_merged(tmp_path / "merged.json")["traceEvents"] if one["ph"] == "X"]
+    assert [(one["ts"], one["dur"]) for one in found] == [(0, 2), (9, 1)]
+    assert report.warnings[-1].endswith(": 2 events left out: they begin or last a day or more beyond the others")
+
+
 def test_event_without_usable_time_is_copied_with_a_warning(tmp_path: Path) -> None:
     path = write_trace(tmp_path, 0, [on_host(1), {**on_host(2), "ts": None}])
     report = merge([path], tmp_path / "merged.json")
