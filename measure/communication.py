@@ -58,6 +58,7 @@ COMMUNICATION_KERNELS = (
         "custom all-reduce", r"cross_device_reduce_", "void vllm::cross_device_reduce_2stage<__half, 8>(RankData*)"
     ),
     KernelFamily("oneCCL", r"oneccl", "oneccl_allreduce_small_kernel"),
+    KernelFamily("HCCL", r"^hcom_", "hcom_allReduce__123_0_1"),
 )
 
 _OPERATIONS = (

@@ -43,8 +43,16 @@ _CATEGORIES = {
     "kernel": Category.KERNEL, "gpu_memcpy": Category.MEMCPY, "memcpy": Category.MEMCPY,
     "gpu_memset": Category.MEMSET, "memset": Category.MEMSET, "gpu_user_annotation": Category.GPU_ANNOTATION,
     "python_function": Category.PYTHON, "cuda_sync": Category.SYNC, "overhead": Category.OVERHEAD,
-    "trace": Category.SPAN,
+    "trace": Category.SPAN, "ascend kernel": Category.KERNEL, "ascend communication": Category.KERNEL,
+    "ascend memcpy": Category.MEMCPY,
 }  # fmt: skip
+
+
+_NOT_OF_DEVICES = frozenset({"", "collective_comm", "ascend wait"})
+"""Categories of events that are not counted, and are no work of a device: host events, and waits on a stream."""
+ASCEND_COMMUNICATION = "ascend communication"
+_ASCEND_COMPUTES = ("ai_", "mix_")
+_ASCEND_COPIES = ("memcpy", "sdma")
 
 
 def find_category(spelling: str) -> Category:
@@ -54,6 +62,37 @@ def find_category(spelling: str) -> Category:
     True
     """
     return _CATEGORIES.get(spelling.lower(), Category.OTHER)
+
+
+def name_ascend_category(name: str, task_type: object) -> str:
+    """Return the category of an event that has none, as Ascend's profiler writes the work of its devices: tasks with
+    their type in the arguments, and collectives named `hcom_...`. The empty text for other events.
+
+    >>> [name_ascend_category("MatMul", kind) for kind in ("AI_CORE", "MIX_AIC", "SDMA_SQE", "EVENT_WAIT_SQE", None)]
+    ['ascend kernel', 'ascend kernel', 'ascend memcpy', 'ascend wait', '']
+    >>> name_ascend_category("hcom_allReduce__123_0_1", None), name_ascend_category("hcom_allReduce_Aicpu", "AI_CPU")
+    ('ascend communication', 'ascend wait')
+    """
+    is_collective = name.startswith("hcom_")
+    if task_type is None:
+        return ASCEND_COMMUNICATION if is_collective else ""
+    kind = str(task_type).lower()
+    if kind.startswith(_ASCEND_COMPUTES) and not is_collective:  # a collective's own task is in its event already
+        return "ascend kernel"
+    return "ascend memcpy" if kind.startswith(_ASCEND_COPIES) else "ascend wait"
+
+
+def find_uncounted(categories: Mapping[str, int]) -> dict[str, int]:
+    """Return the categories with their counts whose events may be work of a device that is not known.
+
+    >>> find_uncounted({"cpu_op": 9, "hpu_op": 3, "": 1})
+    {'hpu_op': 3}
+    """
+    return {
+        spelling: count
+        for spelling, count in categories.items()
+        if count and find_category(spelling) is Category.OTHER and spelling.lower() not in _NOT_OF_DEVICES
+    }
 
 
 DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)

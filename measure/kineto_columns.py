@@ -30,6 +30,7 @@ from rankscope.measure.kineto import (
     KinetoTrace,
     MemoryEvents,
     find_category,
+    name_ascend_category,
 )
 from rankscope.measure.kineto_json import (
     BLOCK_BYTES,
@@ -112,7 +113,7 @@ class TraceColumns:
         start_ns = to_ns(times_us)
         if start_ns is None:
             exact = [event.ts for event in block.read_exactly() if type(event) is ExactCompleteEvent]
-            texts = [bytes(text).decode().strip('"') for text in exact]
+            texts = [bytes(text).decode().strip('"').removesuffix("\\t") for text in exact]
             start_ns = np.array(list(map(one_to_ns, times_us, texts)), dtype=np.int64)
         durations_us = [event.dur for event in complete]
         duration_ns = to_ns(durations_us)
@@ -133,7 +134,13 @@ class TraceColumns:
     def _add_rows(self, complete: list[Any], start_ns: Ints, duration_ns: Ints, *, with_stacks: bool) -> None:
         nothing = Arguments()
         arguments = [event.args or nothing for event in complete]
-        category = self._categories.of([event.cat for event in complete])
+        spellings = [event.cat for event in complete]
+        if "" in spellings:
+            spellings = [
+                event.cat or name_ascend_category(event.name, a.task_type)
+                for event, a in zip(complete, arguments, strict=True)
+            ]
+        category = self._categories.of(spellings)
         names = np.array(self._names.of([event.name for event in complete]), dtype=np.int32)
         threads = self._thread_codes(complete)
         external = to_ints([a.external_id for a in arguments])
@@ -179,8 +186,9 @@ class TraceColumns:
     def _add_device_work(self, first: int, rows: Ints, complete: list[Any], arguments: list[Arguments]) -> None:
         places = rows.tolist()
         of_rows = [arguments[row] for row in places]
-        streams = [complete[row].tid if a.stream is None else a.stream for row, a in zip(places, of_rows, strict=True)]
-        devices = [complete[row].pid if a.device is None else a.device for row, a in zip(places, of_rows, strict=True)]
+        of_events = [complete[row] for row in places]
+        streams = [_stream_of(event, a) for event, a in zip(of_events, of_rows, strict=True)]
+        devices = [_device_of(event, a) for event, a in zip(of_events, of_rows, strict=True)]
         self._device_parts.append(
             (
                 rows + first,
@@ -303,6 +311,18 @@ class TraceColumns:
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
+
+
+def _stream_of(event: Any, a: Arguments) -> Any:
+    stream = a.stream if a.stream is not None else a.stream_id
+    return event.tid if stream is None else stream
+
+
+def _device_of(event: Any, a: Arguments) -> Any:
+    """Return the number of the device. Ascend's processes have numbers of their own, not that of the device."""
+    if a.device is None and event.cat:
+        return event.pid
+    return a.device
 
 
 def _phase(kind: type[Any]) -> str:

@@ -91,6 +91,8 @@ class Arguments(msgspec.Struct, gc=False):
     group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
+    task_type: Any = msgspec.field(default=None, name="Task Type")
+    stream_id: Any = msgspec.field(default=None, name="Stream Id")
 
 
 class CompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):

@@ -117,10 +117,18 @@ class HostRanges:
 class RankView:
     """A trace and what is derived from it, lazily."""
 
-    def __init__(self, trace: KinetoTrace, steps: tuple[int | None, int | None] | None = None) -> None:
+    def __init__(
+        self,
+        trace: KinetoTrace,
+        steps: tuple[int | None, int | None] | None = None,
+        *,
+        has_unknown_device: bool = False,
+    ) -> None:
+        """Keep the steps of a range. With `has_unknown_device` operators do not stand in for the work of a device."""
         self.trace = trace
         self.events = trace.events
         self.host = HostRanges(trace)
+        self.has_unknown_device = has_unknown_device
         self._first_step, self._end_step = steps or (None, None)
 
     # -- the device ---------------------------------------------------------------------------------------------------
@@ -172,6 +180,8 @@ class RankView:
         """Return the starts (ns) of all kernels, or without a device of the outermost operators, ascending."""
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
+        if self.has_unknown_device:
+            return np.empty(0, dtype=np.int64)
         top = self.host.operator_rows[self.host.operators.depth == 0]
         selected: Ints = np.intersect1d(top, self.host.compute_rows, assume_unique=True)
         return self.events.start_ns[selected]
@@ -232,6 +242,8 @@ class RankView:
         """Raw intervals of computing: kernels, or, without a device, operators on the threads that run the model."""
         if self.has_device:
             return self._of_work(self.work.is_kernel & ~self.work.is_communication)
+        if self.has_unknown_device:
+            return EMPTY
         return self.intervals_of(self.host.compute_rows)
 
     @cached_property
@@ -239,6 +251,8 @@ class RankView:
         """Raw intervals of communicating: kernels, or, without a device, the ranges of a backend on the CPU."""
         if self.has_device:
             return self._of_work(self.work.is_communication)
+        if self.has_unknown_device:
+            return EMPTY
         return self.intervals_of(self.host.communication_rows)
 
     @cached_property

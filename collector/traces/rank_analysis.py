@@ -5,14 +5,15 @@ from typing import NamedTuple
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import read_origin
-from rankscope.collector.traces.report import RankReport
+from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
-from rankscope.measure.kineto import NONE, KinetoTrace
+from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_collectives
 
+UNCOUNTED_SHOWN_MAX = 5
 StepRange = tuple[int | None, int | None]
 """Steps from the first number up to, not including, the second; None leaves an end open."""
 
@@ -30,7 +31,7 @@ class RankAnalysis(NamedTuple):
 
 def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range."""
-    view = RankView(trace, steps)
+    view = RankView(trace, steps, has_unknown_device=_has_unknown_device(trace))
     origin = read_origin(trace.head, path)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     collectives = find_collectives(view, origin.base_ns, origin.only_group_size)
@@ -38,14 +39,14 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) 
     report = RankReport(
         rank=origin.rank,
         file=path,
-        device=devices[0].name if devices else ("CPU" if len(view.compute) else None),
+        device=_name_device(view, devices),
         world_size=origin.world_size,
         backend=origin.backend,
         host=origin.host,
         start_ns=bounds[0] - view.origin_ns,
         kernel_count=int(view.work.is_kernel.sum()),
         event_count=trace.event_count,
-        steps=windows.break_down_steps(view),
+        steps=[] if view.has_unknown_device else windows.break_down_steps(view),
         devices=devices,
         event_types=stages.sum_event_types(view),
         model=stages.sum_stages(view),
@@ -58,7 +59,7 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) 
         memory=summarise_memory(view),
         timeline=windows.draw_timeline(view),
         signs=find_signs(view, origin.devices),
-        warnings=[*trace.warnings, *_warn(view, len(devices))],
+        warnings=[*trace.warnings, *_warn_of_devices(view), *_warn(view, len(devices))],
         **windows.break_down_window(view, *bounds),
     )
     compute, communication, _ = view.sets
@@ -69,11 +70,39 @@ def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) 
     return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
 
 
+def _has_unknown_device(trace: KinetoTrace) -> bool:
+    """Return whether a device worked whose work is not in the trace, or not known: it is no trace of a CPU."""
+    if len(trace.device_work.row):
+        return False
+    launches = trace.rows_named(trace.rows(*LAUNCHES), lambda name: "launch" in name.lower())
+    return bool(len(launches)) or bool(find_uncounted(trace.categories))
+
+
+def _name_device(view: RankView, devices: list[DeviceReport]) -> str | None:
+    if devices:
+        is_ascend = any(category.startswith("ascend ") for category in view.trace.categories)
+        return devices[0].name or ("Ascend NPU" if is_ascend else "unnamed device")
+    if view.has_unknown_device:
+        return "unknown device"
+    return "CPU" if len(view.compute) else None
+
+
+def _warn_of_devices(view: RankView) -> list[str]:
+    uncounted = sorted(find_uncounted(view.trace.categories).items(), key=lambda item: (-item[1], item[0]))
+    found = [f"{count:,} events of category {name!r} are not counted: it is not known" for name, count in uncounted]
+    if len(found) > UNCOUNTED_SHOWN_MAX:
+        left = sum(count for _, count in uncounted[UNCOUNTED_SHOWN_MAX:])
+        found = [*found[:UNCOUNTED_SHOWN_MAX], f"{left:,} more events of other unknown categories are not counted"]
+    if view.has_unknown_device:
+        found.append("a device was used, but no work of a device that is known is in the trace: nothing is broken down")
+    return found
+
+
 def _warn(view: RankView, device_count: int) -> list[str]:
     found = []
     if device_count > 1:
         found.append(f"{device_count} devices in one file: the totals are sums over all of them, see devices")
-    if view.bounds_ns is None:
+    if view.bounds_ns is None and not view.has_unknown_device:
         found.append("no device work, and no operators either: nothing to break down")
     if not view.steps:
         found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.measure.kineto import NONE, Category
+from rankscope.measure.kineto import NONE, Category, find_uncounted
 from tests.unit.measure.written_traces import allocation, event, kernel, launch, read, read_events
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -205,6 +205,31 @@ def test_a_thread_may_be_written_as_anything() -> None:
 )  # fmt: skip
 def test_a_category_is_known_in_the_spellings_of_all_years(written: str, category: Category) -> None:
     assert read_events(event(written, "a", 1, 1)).events.category.tolist() == [category]
+
+
+def ascend(name: str, start_us: str, task_type: str | None = None) -> dict[str, Any]:
+    """Return an event of a device as Ascend's profiler writes it: no category, times as text with a tab."""
+    args = {"connection_id": 3} if task_type is None else {"Task Type": task_type, "Stream Id": 16}
+    return {"ph": "X", "name": name, "pid": 682820896, "tid": 3, "ts": start_us, "dur": 5.5, "args": args}
+
+
+def test_work_of_ascend_devices_is_known_by_its_task_type() -> None:
+    trace = read_events(
+        event("cpu_op", "aten::mm", f"{EPOCH_US}.000", 1),
+        ascend("MatMul", f"{EPOCH_US}.250\t", "AI_CORE"),
+        ascend("Cast", f"{EPOCH_US + 1}.000\t", "MIX_AIV"),
+        ascend("MEMCPY", f"{EPOCH_US + 2}.000\t", "MEMCPY_ASYNC"),
+        ascend("EVENT_WAIT", f"{EPOCH_US + 3}.000\t", "EVENT_WAIT_SQE"),
+        ascend("hcom_allReduce__123_0_1", f"{EPOCH_US + 4}.000"),
+        ascend("hcom_allReduce_AicpuKernel", f"{EPOCH_US + 4}.500", "AI_CPU"),
+        ascend("AscendCL@aclopExecute", f"{EPOCH_US + 5}.000"),
+    )
+    kinds = [Category(int(kind)).name for kind in trace.events.category]
+    assert kinds == ["CPU_OP", "KERNEL", "KERNEL", "MEMCPY", "OTHER", "KERNEL", "OTHER", "OTHER"]
+    assert trace.events.start_ns[1] == EPOCH_US * 1_000 + 250
+    assert trace.device_work.stream.tolist() == [16, 16, 16, 3]
+    assert trace.device_work.device.tolist() == [NONE] * 4
+    assert find_uncounted(trace.categories) == {}
 
 
 def test_only_kernels_copies_and_sets_are_device_work() -> None:

@@ -254,6 +254,46 @@ def test_trace_without_device_is_broken_down_by_its_operators() -> None:
     assert (report.device, report.compute_ns, report.communication_ns, report.idle_ns) == ("CPU", 6_000, 2_000, 2_000)
 
 
+def test_ascend_trace_is_broken_down_by_its_devices_work() -> None:
+    task = {"cat": "", "args": {"Task Type": "AI_CORE", "Stream Id": 2}}
+    events = [
+        operator("ProfilerStep#3", 0, 20),
+        {**kernel("MatMul", 2, 6), **task},
+        {**kernel("hcom_allReduce__123_0_1", 6, 4), "cat": "", "args": {"connection_id": 5}},
+    ]
+    report = reduce_trace(read_events(*events), "a.json").report
+    assert (report.device, report.window_ns, report.compute_ns, report.communication_ns, report.overlap_ns) == (
+        "Ascend NPU", 8_000, 6_000, 4_000, 2_000,
+    )  # fmt: skip
+    assert [(one.op, one.group) for one in report.collectives] == [("all_reduce", "unknown")]
+
+
+@pytest.mark.parametrize("category", ["hpu_op", "privateuse1_kernel", "cuda_profiler_range", "of_tomorrow"])
+def test_unknown_device_is_never_called_cpu(category: str) -> None:
+    events = [annotation("ProfilerStep#3", 0, 20), operator("aten::mm", 0, 20), event(category, "k", 2, 6)]
+    report = reduce_trace(read_events(*events), "a.json").report
+    assert (report.device, report.compute_ns, report.busy_ratio, report.steps) == ("unknown device", 0, None, [])
+    assert report.warnings == [
+        f"1 events of category {category!r} are not counted: it is not known",
+        "a device was used, but no work of a device that is known is in the trace: nothing is broken down",
+    ]
+
+
+def test_launches_without_kernels_are_no_trace_of_a_cpu() -> None:
+    report = reduce_trace(read_events(operator("aten::mm", 0, 20), launch(1, 1)), "a.json").report
+    assert (report.device, report.compute_ns, report.kernel_count) == ("unknown device", 0, 0)
+
+
+def test_unknown_categories_beside_a_known_device_are_told() -> None:
+    others = [event(f"kind{place}", "k", 2, 6) for place in range(7)]
+    report = reduce_trace(read_events(kernel("a", 0, 20), *others), "a.json").report
+    assert (report.device, report.compute_ns) == ("unnamed device", 20_000)
+    assert report.warnings[4:6] == [
+        "1 events of category 'kind4' are not counted: it is not known",
+        "2 more events of other unknown categories are not counted",
+    ]
+
+
 def test_operators_on_the_threads_of_a_backend_are_not_computing() -> None:
     events = [
         operator("aten::mm", 0, 6),
