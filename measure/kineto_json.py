@@ -293,6 +293,15 @@ class TraceBlocks:
         return [*self._notes, *mended]
 
     @property
+    def early_head(self) -> dict[str, Any] | None:
+        """What stands in front of the events; None until they have begun."""
+        if self._part == "head":
+            return None
+        found: dict[str, Any] = _decode_whole(self._head + b'"traceEvents":[]}') if self._is_object else {}
+        found.pop("traceEvents", None)
+        return found
+
+    @property
     def head(self) -> dict[str, Any]:
         """Everything in the trace but its events."""
         return self._fields

@@ -43,7 +43,23 @@ def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | No
         rows = find_communication_rows(view).tolist()
         return [_of_host_range(view, row, base_ns, only_group_size) for row in rows]
     places = np.flatnonzero(view.work.is_communication).tolist()
-    return [_of_kernel(view, place, base_ns) for place in places]
+    return _fill_only_group([_of_kernel(view, place, base_ns) for place in places])
+
+
+def _fill_only_group(found: list[Collective]) -> list[Collective]:
+    """Return the collectives, those without a group in the only group that the others are in: a kernel without
+    arguments would otherwise shift all that follow it against those of other ranks.
+    """
+    groups = {(one.group, one.group_size, one.ranks, one.group_name) for one in found if one.group != GROUP_UNKNOWN}
+    if len(groups) != 1:
+        return found
+    ((group, size, ranks, name),) = groups
+    return [
+        msgspec.structs.replace(one, group=group, group_size=size, ranks=ranks, group_name=name)
+        if one.group == GROUP_UNKNOWN and one.op not in communication.POINT_TO_POINT_OPS
+        else one
+        for one in found
+    ]
 
 
 def _of_kernel(view: RankView, place: int, base_ns: int) -> Collective:

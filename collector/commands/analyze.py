@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +10,9 @@ import msgspec
 
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.files import find_traces
 from rankscope.collector.traces.rank_analysis import StepRange
+from rankscope.collector.traces.recognised import Recognised, compile_rank_from, recognise
 from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 
@@ -21,7 +24,7 @@ class Analyze:
 
     name = "analyze"
     summary = "analyse profiler traces rank by rank, and compare the ranks"
-    example = "rankscope analyze traces/ --html analysis.html"
+    example = "rankscope analyze traces/ --html analysis.html      first: rankscope analyze traces/ --list"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces, the selection and the outputs."""
@@ -32,6 +35,10 @@ class Analyze:
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
         )
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
+        add_choice_of_files(parser)
+        parser.add_argument(
+            "--list", action="store_true", help="only list the files: rank, where it is known from, cycle, world, host"
+        )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
         parser.add_argument(
             "--executor", default=None, metavar="dask://HOST:PORT", help="analyze the traces on a Dask cluster"
@@ -46,9 +53,17 @@ class Analyze:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         steps = parse_steps(options.steps)
         try:
+            if options.list:
+                return _list_files(options.paths, options.rank_from)
             with progress_bar("files") as progress:
                 report = analyze(
-                    options.paths, steps=steps, rank=options.rank, executor=options.executor, progress=progress
+                    options.paths,
+                    steps=steps,
+                    rank=options.rank,
+                    cycle=options.cycle,
+                    rank_from=options.rank_from,
+                    executor=options.executor,
+                    progress=progress,
                 )
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
@@ -60,6 +75,46 @@ class Analyze:
         if report.ranks:
             print(render_text(report, options.top))
         return _print_errors(report)
+
+
+def add_choice_of_files(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say of which rank and cycle a file is."""
+    parser.add_argument(
+        "--cycle",
+        type=int,
+        default=None,
+        metavar="N",
+        help="the cycle to use, from 1, where a schedule has written several files for each rank [the last]",
+    )
+    parser.add_argument(
+        "--rank-from",
+        default=None,
+        metavar="REGEX",
+        help="find the rank in each path by the first group of this pattern, such as 'node(\\d+)/'",
+    )
+
+
+def _list_files(paths: Sequence[str], rank_from: str | None) -> int:
+    """Print what each file was recognised as, and return 0, 1 when some cannot be read, 2 when none can."""
+    recognised = recognise(find_traces(paths), compile_rank_from(rank_from))
+    found = [one for one in recognised if not one.is_no_trace]
+    rows = [("RANK", "KNOWN FROM", "CYCLE", "WORLD", "HOST", "FILE"), *map(_describe_file, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for *cells, file in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), file]))
+    bad = [one for one in found if one.refusal is not None]
+    for one in bad:
+        print(f"rankscope: {one.file.path}: {one.refusal}", file=sys.stderr)
+    return ALL_GOOD if not bad else NOTHING_USABLE if len(bad) == len(found) else SOME_FAILED
+
+
+def _describe_file(one: Recognised) -> tuple[str, ...]:
+    world = one.origin.world_size if one.origin is not None else None
+    host = one.origin.host if one.origin is not None else None
+    note = f"  (same content as {one.same_as})" if one.same_as is not None else ""
+    texts = ["-" if value is None else str(value) for value in (one.rank, one.rank_from)]
+    cycle = f"{one.cycle} of {one.cycles}"
+    return (*texts, cycle, "-" if world is None else str(world), host or "-", one.file.path + note)
 
 
 def _print_errors(report: TraceReport) -> int:

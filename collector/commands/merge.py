@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from rankscope.collector.commands.analyze import add_choice_of_files
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import format_duration
@@ -19,6 +20,7 @@ class Merge:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces and the output."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="traces, folders, globs or URLs")
+        add_choice_of_files(parser)
         parser.add_argument(
             "-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz"
         )
@@ -29,7 +31,13 @@ class Merge:
 
         try:
             with progress_bar("readings") as progress:
-                merged = merge(options.paths, options.output, progress=progress)
+                merged = merge(
+                    options.paths,
+                    options.output,
+                    cycle=options.cycle,
+                    rank_from=options.rank_from,
+                    progress=progress,
+                )
         except UnavailableError as error:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE

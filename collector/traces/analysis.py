@@ -1,7 +1,7 @@
 """Analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -9,10 +9,11 @@ import msgspec
 
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.files import Progress, TraceFile, find_traces, rank_in_name
+from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
+from rankscope.collector.traces.recognised import choose_files
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.collector.traces.tables import kind_of
@@ -34,12 +35,17 @@ def analyze(
     *,
     steps: StepRange | None = None,
     rank: int | None = None,
+    cycle: int | None = None,
+    rank_from: str | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
     """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
     `steps` keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file.
+    `cycle` is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the
+    last. `rank_from` is a regular expression whose first group finds the rank in a file's path; it goes before what the
+    trace says.
     `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
     None uses the cores of this machine. A file that cannot be used is listed in `errors`, the others are analysed.
     Raises UnavailableError when a path has no file.
@@ -49,8 +55,7 @@ def analyze(
     0.156
     """
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
-    if rank is not None:
-        files = [file for file in files if rank_in_name(file.path) in {rank, None}] or files
+    files, notes = choose_files(files, rank, cycle, rank_from)
     found, failures = _analyse_files(files, steps, executor, progress)
     found, repeated = _one_for_each_rank(found)
     if rank is not None:
@@ -61,7 +66,14 @@ def analyze(
         if rank is not None:
             raise UnavailableError(f"no trace of rank {rank} among the {len(files)} files")
         errors = [FileError(file=f.file, reason=f.reason) for f in failures]
-    return _compare(found, errors)
+    return _compare([_add_note(one, notes) for one in found], errors)
+
+
+def _add_note(one: RankAnalysis, notes: Mapping[str, str]) -> RankAnalysis:
+    note = notes.get(one.report.file)
+    if note is None:
+        return one
+    return one._replace(report=msgspec.structs.replace(one.report, warnings=[*one.report.warnings, note]))
 
 
 # -- one file ---------------------------------------------------------------------------------------------------------
@@ -70,7 +82,7 @@ def analyze(
 def analyse_file(file: TraceFile, steps: StepRange | None = None, workers: int = 1) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
-        return reduce_trace(read_file(file.path, workers), file.path, steps)
+        return reduce_trace(read_file(file.path, workers), file.path, steps, file.rank)
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:

@@ -23,14 +23,21 @@ ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 Progress = Callable[[int, int], None]
 """Called with the number of files read so far, and of all to read."""
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(
+    r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)|(?:^|[_.-])(?:trace[-_]|TP-)(\d{1,5})(?=\D|$)", re.IGNORECASE
+)
+_NO_RANK_IN_NAME = re.compile(r"worker-\d+_\d+\.|-(?:DP|PP|EP)-\d", re.IGNORECASE)
+"""A pod and the process in it; a rank by several numbers."""
 
 
 class TraceFile(NamedTuple):
-    """A file to read. `named` is True when the user named the file itself, not its folder."""
+    """A file to read. `named` is True when the user named the file itself, not its folder; `rank` is what the user's
+    pattern finds in its path.
+    """
 
     path: str
     named: bool
+    rank: int | None = None
 
 
 def find_traces(paths: Sequence[str]) -> list[TraceFile]:
@@ -93,9 +100,12 @@ def rank_in_name(path: str) -> int | None:
 
     >>> rank_in_name("logs/worker3.16231430.pt.trace.json.gz"), rank_in_name("job_r12.json"), rank_in_name("a.json")
     (3, 12, None)
+    >>> rank_in_name("1690-TP-3.trace.json.gz"), rank_in_name("trace_0.json"), rank_in_name("worker-0_711.169.json")
+    (3, 0, None)
     """
-    found = _RANK_IN_NAME.findall(path.rpartition("/")[2])
-    return int(found[0]) if found else None
+    name = path.rpartition("/")[2]
+    found = None if _NO_RANK_IN_NAME.search(name) else _RANK_IN_NAME.search(name)
+    return int(found[1] or found[2]) if found else None
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

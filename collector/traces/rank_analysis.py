@@ -29,10 +29,13 @@ class RankAnalysis(NamedTuple):
     steps: list[tuple[int, int, int]]
 
 
-def reduce_trace(trace: KinetoTrace, path: str, steps: StepRange | None = None) -> RankAnalysis:
-    """Return the analysis of a trace, limited to the steps of a range."""
+def reduce_trace(
+    trace: KinetoTrace, path: str, steps: StepRange | None = None, rank: int | None = None
+) -> RankAnalysis:
+    """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says."""
     view = RankView(trace, steps, has_unknown_device=_has_unknown_device(trace))
     origin = read_origin(trace.head, path)
+    origin = origin if rank is None else origin._replace(rank=rank)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     collectives = find_collectives(view, origin.base_ns, origin.only_group_size)
     devices = windows.summarise_devices(view, origin.devices)

@@ -29,6 +29,7 @@ import msgspec
 from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import ByRank, read_origin
+from rankscope.collector.traces.recognised import choose_files
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     EventTimes,
@@ -115,18 +116,26 @@ class _Notes:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def merge(paths: Sequence[str] | str, out: Path, *, progress: Progress | None = None) -> MergeReport:
+def merge(
+    paths: Sequence[str] | str,
+    out: Path,
+    *,
+    cycle: int | None = None,
+    rank_from: str | None = None,
+    progress: Progress | None = None,
+) -> MergeReport:
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
     A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
     used, a path has no file, or `out` cannot be written; `out` is then unchanged. `progress` counts two readings of
-    each file.
+    each file. `cycle` and `rank_from` are as in `analyze`.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
     """
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
-    notes = _Notes()
+    files, chosen = choose_files(files, None, cycle, rank_from)
+    notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
     with TimelineFile(out) as output:
         sources = _read_sources(files, notes, progress)
         clock = align(sources)
@@ -142,7 +151,7 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
     kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
-            source = read_source(file.path)
+            source = read_source(file.path, file.rank)
             kept.add(source.rank, file.path, source)
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
@@ -160,8 +169,11 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
     return sources
 
 
-def read_source(path: str) -> Source:
-    """Read a file for the first pass. Raises TraceError or UnavailableError."""
+def read_source(path: str, rank: int | None = None) -> Source:
+    """Read a file for the first pass; `rank` goes before the one that it says.
+
+    Raises TraceError or UnavailableError.
+    """
     times = EventTimes()
     trace = read_trace(times.watch(read_chunks(path)))
     if "rankscope" in trace.head:
@@ -173,7 +185,7 @@ def read_source(path: str) -> Source:
     threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
     return Source(
         file=path,
-        rank=origin.rank,
+        rank=origin.rank if rank is None else rank,
         host=origin.host,
         world_size=origin.world_size,
         base_ns=origin.base_ns,

@@ -101,8 +101,8 @@ def test_other_files_are_still_analysed(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
-    for name in ("a.json.gz", "b.json.gz"):
-        shutil.copy(GLOO / "rank0.json.gz", tmp_path / name)
+    shutil.copy(GLOO / "rank0.json.gz", tmp_path / "a.json.gz")
+    (tmp_path / "b.json.gz").write_bytes(WHOLE + gzip.compress(b" "))
     ended = rankscope("analyze", tmp_path)
     assert ended.returncode == 1
     assert f"b.json.gz: it claims rank 0, as {tmp_path}/a.json.gz does" in ended.stderr
@@ -117,6 +117,10 @@ def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
         ([str(GLOO), "--steps", "5:3"], "the end must come after the first"),
         ([str(GLOO), "--top", "0"], "it must be 1 or more"),
         ([str(GLOO), "--rank", "7"], "no trace of rank 7"),
+        ([str(GLOO), "--cycle", "2"], "no file is of cycle 2 (from --cycle): the files have 1 cycles at most"),
+        ([str(GLOO), "--rank-from", "("], "no regular expression"),
+        ([str(GLOO), "--rank-from", "rank"], "it needs a group around the rank"),
+        ([str(GLOO), "--rank-from", "host(.)"], "it finds no number in"),
         ([str(GLOO), "--executor", "spark://host"], "it is dask://HOST:PORT"),
         (["s4://bucket/trace.json"], "s4"),
     ],
@@ -125,6 +129,28 @@ def test_mistake_of_the_user_is_one_line_and_status_2(arguments: list[str], reas
     ended = rankscope("analyze", *arguments)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert reason in ended.stderr
+
+
+def test_list_says_what_each_file_is_without_analysing(tmp_path: Path) -> None:
+    shutil.copy(GLOO / "rank1.json.gz", tmp_path / "b.json.gz")
+    (tmp_path / "a.json").write_text("no trace")
+    ended = rankscope("analyze", tmp_path, "--list")
+    assert ended.returncode == 1
+    header, bad, good = ended.stdout.splitlines()
+    assert header.split() == ["RANK", "KNOWN", "FROM", "CYCLE", "WORLD", "HOST", "FILE"]
+    assert bad.split() == ["-", "-", "1", "of", "1", "-", "-", f"{tmp_path}/a.json"]
+    assert good.split() == ["1", "the", "trace", "1", "of", "1", "2", "vm", f"{tmp_path}/b.json.gz"]
+    assert ended.stderr.startswith(f"rankscope: {tmp_path}/a.json: not JSON")
+
+
+def test_rank_is_found_by_the_users_pattern(tmp_path: Path) -> None:
+    for node in (5, 6):
+        (tmp_path / f"n{node}").mkdir()
+        shutil.copy(GLOO / f"rank{node - 5}.json.gz", tmp_path / f"n{node}" / "x.json.gz")
+    paths = [tmp_path / "n5", tmp_path / "n6"]
+    ended = rankscope("analyze", *paths, "--rank-from", r"/n(\d+)/", "--json", tmp_path / "out")
+    assert ended.returncode == 0
+    assert [rank["rank"] for rank in json.loads((tmp_path / "out").read_text())["ranks"]] == [5, 6]
 
 
 def test_unwritable_page_is_an_error(tmp_path: Path) -> None:

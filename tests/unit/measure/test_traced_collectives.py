@@ -26,3 +26,24 @@ def test_described_kernel_has_torchs_own_name_of_its_group() -> None:
 def test_a_kernel_that_was_not_told_of_says_no_group() -> None:
     (found,) = find_collectives(RankView(read_events(launch(0, 1), kernel("ncclDevKernel_Generic", 5, 5))))
     assert (found.group, found.group_name) == ("unknown", None)
+
+
+def test_kernel_without_arguments_is_in_the_only_group() -> None:
+    told = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Description": "default_pg"}
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    first = kernel(name, 0, 1, **told, **{"Group size": 2})
+    found = find_collectives(RankView(read_events(first, kernel(name, 2, 1))))
+    assert [(one.group, one.group_name, one.group_size, one.op) for one in found] == [
+        ("default_pg", "0", 2, "all_reduce")
+    ] * 2
+
+
+@pytest.mark.parametrize("others", [[], ["1"]])
+def test_kernel_without_arguments_stays_unknown_beside_none_or_two_groups(others: list[str]) -> None:
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    groups = [*others, "0"] if others else []
+    known = [
+        kernel(name, place, 1, **{"Collective name": "allreduce", "Process Group Name": group})
+        for place, group in enumerate(groups)
+    ]
+    assert find_collectives(RankView(read_events(*known, kernel(name, 9, 1))))[-1].group == "unknown"

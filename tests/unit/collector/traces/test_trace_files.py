@@ -170,6 +170,8 @@ def test_path_without_a_file_is_refused(tmp_path: Path, path: str, message: str)
         ("rank0.json", 0), ("logs/rank-34.Jul_15.pt.trace.json.gz", 34), ("worker7_step_12.169.pt.trace.json", 7),
         ("job_r12.json", 12), ("RANK_3.json", 3), ("rank12/trace.json", None), ("trace.json", None),
         ("r5.json", 5), ("car5.json", None),
+        ("worker-0_71.16902.pt.trace.json", None), ("worker-3.pt.trace.json", 3), ("1690-TP-0.trace.json.gz", 0),
+        ("1690-TP-0-DP-1.trace.json.gz", None), ("trace_0.json", 0), ("trace_20260101.json", None),
     ],
 )  # fmt: skip
 def test_files_name_may_tell_its_rank(name: str, rank: int | None) -> None:

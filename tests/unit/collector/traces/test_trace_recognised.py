@@ -1,0 +1,120 @@
+"""What trace files are recognised as by their heads and names, before they are read whole."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces.files import find_traces
+from rankscope.collector.traces.recognised import choose_cycle, choose_files, read_head, recognise
+from rankscope.measure.errors import TraceError, UnavailableError
+from tests.unit.measure.written_traces import event, kernel
+
+
+def write(folder: Path, name: str, rank: int | None = None, start_us: int = 1) -> str:
+    head = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 2}}
+    path = folder / name
+    path.write_text(json.dumps({**head, "traceEvents": [event("cpu_op", "a", start_us, 1), kernel("k", start_us, 1)]}))
+    return str(path)
+
+
+@pytest.fixture
+def cycles(tmp_path: Path) -> Path:
+    """Two ranks in containers with one worker name, three cycles of rank 0 and two of rank 1."""
+    for place, rank in enumerate((0, 1, 0, 1, 0)):
+        write(tmp_path, f"localhost_1.170000000{place}.pt.trace.json", rank, start_us=place + 1)
+    return tmp_path
+
+
+def test_files_that_differ_in_the_time_are_cycles_of_their_rank(cycles: Path) -> None:
+    found = recognise(find_traces([str(cycles)]))
+    assert [(one.rank, one.cycle, one.cycles) for one in found] == [
+        (0, 1, 3), (1, 1, 2), (0, 2, 3), (1, 2, 2), (0, 3, 3),
+    ]  # fmt: skip
+
+
+def test_last_cycle_of_each_rank_is_used_with_a_note(cycles: Path) -> None:
+    kept, notes = choose_cycle(recognise(find_traces([str(cycles)])), None)
+    assert [(one.rank, one.cycle) for one in kept] == [(1, 2), (0, 3)]
+    assert notes[kept[1].file.path] == "the last of 3 cycles of this rank is used: --cycle 1 to 3 chooses"
+
+
+def test_cycle_that_the_user_names_is_used_without_a_note(cycles: Path) -> None:
+    kept, notes = choose_cycle(recognise(find_traces([str(cycles)])), 1)
+    assert ([(one.rank, one.cycle) for one in kept], notes) == ([(0, 1), (1, 1)], {})
+
+
+def test_cycle_that_no_rank_has_is_an_error(cycles: Path) -> None:
+    with pytest.raises(
+        UnavailableError, match=r"no file is of cycle 4 \(from --cycle\): the files have 3 cycles at most"
+    ):
+        choose_cycle(recognise(find_traces([str(cycles)])), 4)
+
+
+def test_report_of_a_cycle_says_which_it_is(cycles: Path) -> None:
+    report = analyze(str(cycles))
+    assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
+    assert report.ranks[0].warnings[-1].startswith("the last of 3 cycles")
+
+
+def test_cycles_of_a_process_without_a_rank_are_found(tmp_path: Path) -> None:
+    paths = [write(tmp_path, f"host_7.170000000{place}.pt.trace.json", None, place + 1) for place in range(2)]
+    found = recognise(find_traces(paths))
+    assert [(one.rank, one.rank_from, one.cycle) for one in found] == [(None, None, 1), (None, None, 2)]
+
+
+def test_same_content_counts_once_and_is_told(tmp_path: Path) -> None:
+    first, second = write(tmp_path, "a.json", 0), write(tmp_path, "b.json", 0)
+    write(tmp_path, "c.json", 1)
+    report = analyze(str(tmp_path))
+    assert ([one.file for one in report.ranks], report.errors) == ([first, str(tmp_path / "c.json")], [])
+    assert report.ranks[0].warnings[-1] == f"{second} has the same content: used once"
+
+
+def test_files_of_one_size_and_other_content_are_two(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", 0, start_us=1)
+    write(tmp_path, "b.json", 1, start_us=2)
+    assert [one.same_as for one in recognise(find_traces([str(tmp_path)]))] == [None, None]
+
+
+def test_rank_is_from_the_pattern_then_the_trace_then_the_name(tmp_path: Path) -> None:
+    paths = [write(tmp_path, "n9_rank3.json", 2), write(tmp_path, "x_rank4.json", 5), write(tmp_path, "y_rank6.json")]
+    found = recognise(find_traces(paths), re.compile(r"n(\d+)_"))
+    assert [(one.rank, one.rank_from) for one in found] == [
+        (9, "--rank-from"), (5, "the trace"), (6, "the file's name"),
+    ]  # fmt: skip
+    assert [one.file.rank for one in found] == [9, None, None]
+
+
+def test_rank_of_the_pattern_goes_before_that_of_the_trace(tmp_path: Path) -> None:
+    report = analyze([write(tmp_path, "n9.json", 2)], rank_from=r"n(\d+)")
+    assert report.ranks[0].rank == 9
+
+
+def test_only_files_of_the_wanted_rank_are_read(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path, f"{rank}.json", rank, start_us=rank)
+    kept, _ = choose_files(find_traces([str(tmp_path)]), 1, None, None)
+    assert [Path(one.path).name for one in kept] == ["1.json"]
+
+
+def test_file_that_cannot_be_read_has_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "rank1.json").write_text("prose")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    other, broken = recognise(find_traces([str(tmp_path)]))
+    assert (broken.rank, broken.is_no_trace, str(broken.refusal)[:9]) == (1, False, "not JSON:")
+    assert (other.rank, other.is_no_trace) == (None, True)
+
+
+def test_head_is_read_without_the_events(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.json", 3)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: whole.index(b"cpu_op")])
+    assert read_head(path) == {"distributedInfo": {"rank": 3, "world_size": 2}}
+    Path(path).write_text("[]")
+    assert read_head(path) == {}
+    Path(path).write_text("")
+    with pytest.raises(TraceError, match="the file is empty"):
+        read_head(path)
