@@ -21,6 +21,7 @@ from rankscope.measure.rank_view import RankView
 SYNCHRONISES = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize|^(?:cuda|hip)Memcpy(?:WithStream|2D|3D)?$")
 """Calls that return when the device is done. A blocking copy waits too; an Async one does only from pageable memory."""
 _COPIES = re.compile(r"^(?:cuda|hip)Memcpy")
+COPIES_WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
 HOST_VALUE_OPERATORS = frozenset(
     {"aten::item", "aten::nonzero", "aten::is_nonzero", "aten::unique", "aten::_unique2", "aten::masked_select",
      "aten::equal", "aten::allclose", "aten::unique_consecutive", "aten::unique_dim", "aten::repeat_interleave"}
@@ -44,9 +45,12 @@ def find_synchronisations(view: RankView) -> Ints:
 
 def find_blocking_calls(view: RankView) -> Ints:
     """Return the rows of all calls that waited for the device, ascending: synchronisations, and copies whose call
-    returned after their end, as with pageable memory, although they are named Async.
+    returned after their end, as with pageable memory, although they are named Async. A copy within the device is none:
+    the host does not wait for it, and a short one may end before its call does.
     """
-    copies = np.flatnonzero((view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE))
+    is_copy = (view.events.category[view.work.row] == Category.MEMCPY) & (view.launch != NONE)
+    stays = view.trace.names_like(lambda name: name.startswith(COPIES_WITHIN_DEVICE))[view.work.name]
+    copies = np.flatnonzero(is_copy & ~stays)
     call = view.launch[copies]
     waited = view.events.end_ns[call] >= view.work.end_ns[copies]
     return np.union1d(find_synchronisations(view), call[waited])

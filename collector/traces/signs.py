@@ -19,7 +19,7 @@ from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
 from rankscope.measure import intervals
-from rankscope.measure.blocking_calls import find_blocking_calls, find_launching_threads
+from rankscope.measure.blocking_calls import COPIES_WITHIN_DEVICE, find_blocking_calls, find_launching_threads
 from rankscope.measure.communication import GEMMS
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
@@ -238,7 +238,7 @@ def _sum_copy_operators(view: RankView) -> tuple[int | None, int, str | None]:
 def _device_time_under(view: RankView, outermost: Ints) -> Ints:
     """Return for each outermost copy operator the device time launched under it, without copies from or to hosts."""
     work = view.work
-    on_device = view.trace.names_like(lambda name: name.startswith(("Memcpy DtoD", "CopyDeviceToDevice")))
+    on_device = view.trace.names_like(lambda name: name.startswith(COPIES_WITHIN_DEVICE))
     stays = np.flatnonzero((work.is_kernel | on_device[work.name]) & ~work.is_communication & (view.launch != NONE))
     call = view.launch[stays]
     inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])

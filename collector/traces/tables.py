@@ -16,7 +16,7 @@ from rankscope.collector.traces.report import (
     SynchronisationRow,
 )
 from rankscope.measure import communication
-from rankscope.measure.blocking_calls import find_operators_around, find_synchronisations
+from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
 from rankscope.measure.kineto import NONE, Category, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
@@ -203,8 +203,8 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
 
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
-    """Return the calls that waited for the device, by operator and source line."""
-    rows = find_synchronisations(view)
+    """Return the calls that waited for the device, blocking copies too, by operator and source line."""
+    rows = find_blocking_calls(view)
     operators = find_operators_around(view, rows)
     sources = find_sources(view, rows, operators)
     found: dict[tuple[str, str | None, str | None], list[int]] = defaultdict(list)

@@ -240,6 +240,21 @@ def test_without_frames_the_operators_stack_has_the_source() -> None:
     assert tables.sum_synchronisations(view_of(*events))[0].source == "train.py(54): step"
 
 
+def test_copy_that_blocks_is_a_synchronisation_point() -> None:
+    # The first call returns when its copy of 70 us has ended at 75, the second when its copy has not begun.
+    events = [
+        operator("aten::copy_", 0, 90),
+        event("cuda_runtime", "cudaMemcpyAsync", 1, 77, correlation=1),
+        copy("Memcpy DtoH (Device -> Pageable)", 5, 70, correlation=1),
+        event("cuda_runtime", "cudaMemcpyAsync", 80, 2, correlation=2),
+        copy("Memcpy HtoD (Pinned -> Device)", 85, 70, correlation=2),
+        event("cuda_runtime", "cudaMemcpyAsync", 200, 9, correlation=3),
+        copy("Memcpy DtoD (Device -> Device)", 203, 2, correlation=3),
+    ]
+    (row,) = tables.sum_synchronisations(view_of(*events))
+    assert (row.name, row.count, row.total_ns, row.operator) == ("cudaMemcpyAsync", 1, 77_000, "aten::copy_")
+
+
 # -- who and when -----------------------------------------------------------------------------------------------------
 
 
