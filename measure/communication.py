@@ -57,6 +57,33 @@ COMMUNICATION_KERNELS = (
     KernelFamily(
         "custom all-reduce", r"cross_device_reduce_", "void vllm::cross_device_reduce_2stage<__half, 8>(RankData*)"
     ),
+    KernelFamily(
+        "custom all-reduce of aiter", r"cross_device_store", "void aiter::reduce_scatter_cross_device_store<8>()"
+    ),
+    KernelFamily(
+        "fused all-reduce of TensorRT-LLM and FlashInfer",
+        r"all_?reduce_fusion|trtllm_\w*(?:all_?reduce|all_?to_?all)|moe(?:reduction|finalize)_allreduce",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<1, __nv_bfloat16>(Params)",
+    ),
+    KernelFamily(
+        "multi-node NVLink all-reduce",
+        r"mnnvl|(?:one|two)shot_?all_?reduce",
+        "twoshotAllreduceKernel<8, __nv_bfloat16>",
+    ),
+    KernelFamily(
+        "userbuffers of TransformerEngine",
+        r"userbuffers_(?:fp16|push|pull)",
+        "void userbuffers_fp16_sum_inplace_gpu_rr_rs<2>(int, int, int, int, int, int, int, void**, int, unsigned long)",
+    ),
+    KernelFamily(
+        "QuickReduce",
+        r"quickreduce::",
+        "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half, CodecQ4<__half, 8>, true>, __half>",
+    ),
+    KernelFamily(
+        "MORI", r"mori::(?:moe|shmem|ccl)|\bEp(?:Dispatch|Combine)(?:Intra|Inter)Node", "EpDispatchIntraNodeKernel_bf16"
+    ),
+    KernelFamily("pplx", r"pplx::", "void pplx::dispatchKernel<8, true>(int*, unsigned char*)"),
     KernelFamily("oneCCL", r"oneccl", "oneccl_allreduce_small_kernel"),
     KernelFamily("HCCL", r"^hcom_", "hcom_allReduce__123_0_1"),
 )

@@ -123,8 +123,12 @@ class RankView:
         steps: tuple[int | None, int | None] | None = None,
         *,
         has_unknown_device: bool = False,
+        communication_kernels: re.Pattern[str] | None = None,
     ) -> None:
-        """Keep the steps of a range. With `has_unknown_device` operators do not stand in for the work of a device."""
+        """Keep the steps of a range. With `has_unknown_device` operators do not stand in for the work of a device.
+        Kernels in whose names `communication_kernels` is found communicate too.
+        """
+        self._communication_kernels = communication_kernels
         self.trace = trace
         self.events = trace.events
         self.host = HostRanges(trace)
@@ -157,6 +161,8 @@ class RankView:
 
     def _says_communication(self, row: Ints) -> Bools:
         by_name = self.trace.names_like(communication.is_communication_kernel)[self.events.name[row]]
+        if self._communication_kernels is not None:
+            by_name = by_name | self.trace.names_like(self._communication_kernels.search)[self.events.name[row]]
         described = np.zeros(len(self.events), dtype=bool)
         described[list(self.trace.collectives)] = True
         return by_name | described[row]

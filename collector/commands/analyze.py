@@ -37,6 +37,12 @@ class Analyze:
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
         add_choice_of_files(parser)
         parser.add_argument(
+            "--communication-kernels",
+            default=None,
+            metavar="REGEX",
+            help="kernels in whose names this is found communicate, beside those that are known",
+        )
+        parser.add_argument(
             "--list", action="store_true", help="only list the files: rank, where it is known from, cycle, world, host"
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
@@ -62,6 +68,7 @@ class Analyze:
                     rank=options.rank,
                     cycle=options.cycle,
                     rank_from=options.rank_from,
+                    communication_kernels=options.communication_kernels,
                     executor=options.executor,
                     progress=progress,
                 )

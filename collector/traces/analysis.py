@@ -1,6 +1,7 @@
 """Analyse trace files. Each file is reduced on a worker, then the ranks are compared here."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from rankscope.collector.traces.report import CrossRank, FileError, RankReport, 
 from rankscope.collector.traces.stragglers import find_stragglers
 from rankscope.collector.traces.tables import kind_of
 from rankscope.measure.communication import bus_factor
-from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
+from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
 from rankscope.measure.units import NS_PER_S
 
 
@@ -37,6 +38,7 @@ def analyze(
     rank: int | None = None,
     cycle: int | None = None,
     rank_from: str | None = None,
+    communication_kernels: str | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -45,7 +47,7 @@ def analyze(
     `steps` keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file.
     `cycle` is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the
     last. `rank_from` is a regular expression whose first group finds the rank in a file's path; it goes before what the
-    trace says.
+    trace says. `communication_kernels` is one that finds the names of kernels that communicate, beside those known.
     `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
     None uses the cores of this machine. A file that cannot be used is listed in `errors`, the others are analysed.
     Raises UnavailableError when a path has no file.
@@ -56,7 +58,7 @@ def analyze(
     """
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
     files, notes = choose_files(files, rank, cycle, rank_from)
-    found, failures = _analyse_files(files, steps, executor, progress)
+    found, failures = _analyse_files(files, _Job(steps, _compile_kernels(communication_kernels)), executor, progress)
     found, repeated = _one_for_each_rank(found)
     if rank is not None:
         found = [one for one in found if one.report.rank == rank]
@@ -79,10 +81,24 @@ def _add_note(one: RankAnalysis, notes: Mapping[str, str]) -> RankAnalysis:
 # -- one file ---------------------------------------------------------------------------------------------------------
 
 
-def analyse_file(file: TraceFile, steps: StepRange | None = None, workers: int = 1) -> RankAnalysis | Failure:
+class _Job(NamedTuple):
+    """What to make of each file."""
+
+    steps: StepRange | None = None
+    communication_kernels: re.Pattern[str] | None = None
+
+
+def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(pattern) if pattern is not None else None
+    except re.error as error:
+        raise SettingError(f"--communication-kernels is {pattern!r}, no regular expression: {error}") from None
+
+
+def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
-        return reduce_trace(read_file(file.path, workers), file.path, steps, file.rank)
+        return reduce_trace(read_file(file.path, workers), file.path, job.steps, file.rank, job.communication_kernels)
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:
@@ -94,14 +110,14 @@ def analyse_file(file: TraceFile, steps: StepRange | None = None, workers: int =
 
 def _analyse_files(
     files: Sequence[TraceFile],
-    steps: StepRange | None,
+    job: _Job,
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> tuple[list[RankAnalysis], list[Failure]]:
     """Return the analyses and the failures, each in the order of the files."""
     by_path: dict[str, RankAnalysis | Failure] = {}
     with _open_executor(executor, len(files)) as pool:
-        for path, result in _analyse_here(files, steps) if pool is None else _analyse_on(pool, files, steps):
+        for path, result in _analyse_here(files, job) if pool is None else _analyse_on(pool, files, job):
             by_path[path] = result
             if progress is not None:
                 progress(len(by_path), len(files))
@@ -110,16 +126,14 @@ def _analyse_files(
     return found, [one for one in results if isinstance(one, Failure)]
 
 
-def _analyse_here(files: Sequence[TraceFile], steps: StepRange | None) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+def _analyse_here(files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     for file in files:
-        yield file.path, analyse_file(file, steps, cores())
+        yield file.path, _analyse_file(file, job, cores())
 
 
-def _analyse_on(
-    pool: Executor, files: Sequence[TraceFile], steps: StepRange | None
-) -> Iterator[tuple[str, RankAnalysis | Failure]]:
+def _analyse_on(pool: Executor, files: Sequence[TraceFile], job: _Job) -> Iterator[tuple[str, RankAnalysis | Failure]]:
     """Yield path and result of each file as it completes."""
-    paths: dict[Future[Any], str] = {pool.submit(analyse_file, file, steps): file.path for file in files}
+    paths: dict[Future[Any], str] = {pool.submit(_analyse_file, file, job): file.path for file in files}
     for future in as_completed(paths):
         try:
             yield paths[future], future.result()

@@ -1,5 +1,6 @@
 """Reduce one trace to its rank's report, and to what the comparison of ranks needs."""
 
+import re
 from typing import NamedTuple
 
 from rankscope.collector.traces import stages, tables, windows
@@ -30,10 +31,21 @@ class RankAnalysis(NamedTuple):
 
 
 def reduce_trace(
-    trace: KinetoTrace, path: str, steps: StepRange | None = None, rank: int | None = None
+    trace: KinetoTrace,
+    path: str,
+    steps: StepRange | None = None,
+    rank: int | None = None,
+    communication_kernels: re.Pattern[str] | None = None,
 ) -> RankAnalysis:
-    """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says."""
-    view = RankView(trace, steps, has_unknown_device=_has_unknown_device(trace))
+    """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
+    kernels in whose names the pattern is found communicate too.
+    """
+    view = RankView(
+        trace,
+        steps,
+        has_unknown_device=_has_unknown_device(trace),
+        communication_kernels=communication_kernels,
+    )
     origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)

@@ -119,6 +119,7 @@ def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
         ([str(GLOO), "--rank", "7"], "no trace of rank 7"),
         ([str(GLOO), "--cycle", "2"], "no file is of cycle 2 (from --cycle): the files have 1 cycles at most"),
         ([str(GLOO), "--rank-from", "("], "no regular expression"),
+        ([str(GLOO), "--communication-kernels", "("], "--communication-kernels is '(', no regular expression"),
         ([str(GLOO), "--rank-from", "rank"], "it needs a group around the rank"),
         ([str(GLOO), "--rank-from", "host(.)"], "it finds no number in"),
         ([str(GLOO), "--executor", "spark://host"], "it is dask://HOST:PORT"),

@@ -1,17 +1,18 @@
 """The tables of one trace: device work, communication, operators, ranges, waiting for the device."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankscope.collector.traces import tables
+from rankscope.collector.traces import analyze, tables
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarise_devices
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_collectives
-from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events, to_json
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 WORLD = {"Process Group Name": "0", "Process Group Description": "default_pg", "Group size": 4}
@@ -267,6 +268,15 @@ def test_without_distributed_info_the_name_has_the_rank(head: dict[str, Any]) ->
 def test_trace_without_device_is_broken_down_by_its_operators() -> None:
     report = reduce_trace(read_events(operator("aten::mm", 0, 6), annotation("gloo:send", 8, 2)), "a.json").report
     assert (report.device, report.compute_ns, report.communication_ns, report.idle_ns) == ("CPU", 6_000, 2_000, 2_000)
+
+
+def test_kernels_of_the_users_pattern_communicate(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(to_json(kernel("my_ring_exchange<float>", 0, 4), kernel("gemm", 4, 5)))
+    assert analyze(str(path)).ranks[0].communication_ns == 0
+    report = analyze(str(path), communication_kernels="^my_ring").ranks[0]
+    assert (report.communication_ns, report.compute_ns) == (4_000, 5_000)
+    assert [row.is_communication for row in report.kernels] == [False, True]
 
 
 def test_ascend_trace_is_broken_down_by_its_devices_work() -> None:
