@@ -1,5 +1,7 @@
 """Every communication in one rank's trace: which group, operation, sequence, size and type, from when and how long."""
 
+from collections import defaultdict
+
 import msgspec
 import numpy as np
 
@@ -43,7 +45,29 @@ def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | No
         rows = find_communication_rows(view).tolist()
         return [_of_host_range(view, row, base_ns, only_group_size) for row in rows]
     places = np.flatnonzero(view.work.is_communication).tolist()
-    return _fill_only_group([_of_kernel(view, place, base_ns) for place in places])
+    return [_of_kernel(view, place, base_ns) for place in places]
+
+
+def complete_groups(found: list[Collective]) -> list[Collective]:
+    """Return the collectives of one trace, each in a group of its own name as far as the others show it."""
+    return _name_apart(_fill_only_group(found))
+
+
+def _name_apart(found: list[Collective]) -> list[Collective]:
+    """Return the collectives, with torch's own name in the group where groups have the same members and description:
+    one of them may be a collective ahead of the other.
+    """
+    names: dict[tuple[str, str | None], set[str]] = defaultdict(set)
+    for one in found:
+        if one.group_name is not None:
+            names[one.group, one.ranks].add(one.group_name)
+    ambiguous = {group for group, of_group in names.items() if len(of_group) > 1}
+    return [
+        msgspec.structs.replace(one, group=f"{one.group} ({one.group_name})")
+        if (one.group, one.ranks) in ambiguous and one.group_name is not None
+        else one
+        for one in found
+    ]
 
 
 def _fill_only_group(found: list[Collective]) -> list[Collective]:

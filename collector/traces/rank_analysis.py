@@ -12,7 +12,7 @@ from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.traced_collectives import Collective, find_collectives
+from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives
 
 UNCOUNTED_SHOWN_MAX = 5
 StepRange = tuple[int | None, int | None]
@@ -49,7 +49,7 @@ def reduce_trace(
     origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
-    collectives = find_collectives(view, origin.base_ns, origin.only_group_size)
+    collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     devices = windows.summarise_devices(view, origin.devices)
     report = RankReport(
         rank=origin.rank,

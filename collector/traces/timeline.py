@@ -43,7 +43,7 @@ from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError,
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISING_OPS
-from rankscope.measure.traced_collectives import Collective, find_collectives, find_communication_rows
+from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives, find_communication_rows
 
 BOUND_SHARE = 0.9
 """Share of the collectives that end within the error bound; the others end late because of their threads, not of clocks
@@ -190,7 +190,9 @@ def read_source(path: str, rank: int | None = None) -> Source:
         world_size=origin.world_size,
         base_ns=origin.base_ns,
         possible_ns=times.possible_ns,
-        collectives=dict(zip(find_collectives(view, origin.base_ns, origin.only_group_size), threads, strict=True)),
+        collectives=dict(
+            zip(complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size)), threads, strict=True)
+        ),
         on_host=not view.has_device,
         warnings=trace.warnings,
     )

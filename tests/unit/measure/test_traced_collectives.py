@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.traced_collectives import find_collectives
-from tests.unit.measure.written_traces import event, kernel, launch, read_events
+from rankscope.measure.traced_collectives import complete_groups, find_collectives
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 
 @pytest.mark.parametrize("shapes", [(b"[", b"[]"), (b'["\xff"]', b"[[2]]"), (b'["float"]', b"")])
@@ -32,7 +32,7 @@ def test_kernel_without_arguments_is_in_the_only_group() -> None:
     told = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Description": "default_pg"}
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     first = kernel(name, 0, 1, **told, **{"Group size": 2})
-    found = find_collectives(RankView(read_events(first, kernel(name, 2, 1))))
+    found = complete_groups(find_collectives(RankView(read_events(first, kernel(name, 2, 1)))))
     assert [(one.group, one.group_name, one.group_size, one.op) for one in found] == [
         ("default_pg", "0", 2, "all_reduce")
     ] * 2
@@ -46,4 +46,25 @@ def test_kernel_without_arguments_stays_unknown_beside_none_or_two_groups(others
         kernel(name, place, 1, **{"Collective name": "allreduce", "Process Group Name": group})
         for place, group in enumerate(groups)
     ]
-    assert find_collectives(RankView(read_events(*known, kernel(name, 9, 1))))[-1].group == "unknown"
+    assert complete_groups(find_collectives(RankView(read_events(*known, kernel(name, 9, 1)))))[-1].group == "unknown"
+
+
+def described(start_us: int, group: str, description: str = "mesh_tp", ranks: str = "[0, 1]") -> Event:
+    arguments = {
+        "Collective name": "allreduce", "Process Group Name": group, "Process Group Description": description,
+        "Process Group Ranks": ranks,
+    }  # fmt: skip
+    return kernel("ncclDevKernel_AllReduce", start_us, 1, **arguments)
+
+
+def test_groups_of_the_same_members_are_kept_apart_by_name() -> None:
+    events = [described(0, "3"), described(2, "5"), described(4, "3"), described(6, "7", ranks="[2, 3]")]
+    found = complete_groups(find_collectives(RankView(read_events(*events))))
+    assert [one.group for one in found] == ["mesh_tp (3)", "mesh_tp (5)", "mesh_tp (3)", "mesh_tp"]
+
+
+def test_group_keeps_its_description_where_no_other_has_it() -> None:
+    found = complete_groups(
+        find_collectives(RankView(read_events(described(0, "3"), described(2, "3"), described(4, "5", "mesh_dp"))))
+    )
+    assert [one.group for one in found] == ["mesh_tp", "mesh_tp", "mesh_dp"]
