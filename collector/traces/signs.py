@@ -271,8 +271,23 @@ def _find_compute_capability(
 
 def _find_largest_fp32_gemm(view: RankView) -> _Gemm | None:
     """Return the matrix product in fp32 with the most work; None without shapes (`record_shapes=True`)."""
-    found = (_gemm_of(*view.trace.shapes[row]) for row in view.trace.shapes if view.trace.name(row) in GEMMS)
+    rows = np.array(sorted(row for row in view.trace.shapes if view.trace.name(row) in GEMMS), dtype=np.int64)
+    found = (_gemm_of(*view.trace.shapes[row]) for row in _find_innermost(view, rows).tolist())
     return max((gemm for gemm in found if gemm is not None), default=None)
+
+
+def _find_innermost(view: RankView, rows: Ints) -> Ints:
+    """Return those of these operators that have none of them inside: a DTensor's outer product has global shapes, of
+    which this rank multiplies a part, in the inner one.
+    """
+    nesting = view.host.operators
+    places = np.flatnonzero(np.isin(view.host.operator_rows, rows))
+    is_outer = np.zeros(len(view.host.operator_rows), dtype=bool)
+    above = nesting.parent[places]
+    while len(above := above[above != OUTSIDE]):
+        is_outer[above] = True
+        above = nesting.parent[above]
+    return view.host.operator_rows[places[~is_outer[places]]]
 
 
 def _gemm_of(types_json: bytes, dims_json: bytes) -> _Gemm | None:

@@ -146,3 +146,13 @@ def test_trace_without_a_device_has_no_device_signs() -> None:
 
 def test_empty_trace_has_no_window() -> None:
     assert signs_of().window_ns is None
+
+
+def test_outer_product_with_global_shapes_is_not_the_largest() -> None:
+    # A DTensor of 4 ranks: 2 * 128 * 64 * 1000 of the 2 * 512 * 64 * 1000 operations are this rank's.
+    def product(rows: int, start_us: int, length_us: int) -> Event:
+        shapes = {"Input Dims": [[rows, 64], [64, 1000]], "Input type": ["float", "float"]}
+        return on_host("cpu_op", "aten::mm", start_us, length_us, **shapes)
+
+    signs = signs_of(product(512, 0, 10), on_host("cpu_op", "c10d::x", 1, 8), product(128, 2, 5))
+    assert (signs.largest_fp32_gemm, signs.largest_fp32_gemm_flops) == ("128x64 @ 64x1000", 16_384_000)
