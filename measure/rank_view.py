@@ -237,6 +237,18 @@ class RankView:
             and (self._end_step is None or number < self._end_step)
         )
 
+    @cached_property
+    def repeated_step_count(self) -> int:
+        """Return how many ranges have the number of an earlier step that had ended: no step of another thread."""
+        ended_ns: dict[int, int] = {}
+        repeated = 0
+        for row in self.host.step_rows.tolist():
+            code = int(self.events.name[row])
+            if code in ended_ns and self.events.start_ns[row] >= ended_ns[code]:
+                repeated += 1
+            ended_ns.setdefault(code, int(self.events.end_ns[row]))
+        return repeated
+
     # -- the sets of time ---------------------------------------------------------------------------------------------
 
     def intervals_of(self, rows: Ints) -> Intervals:

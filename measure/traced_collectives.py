@@ -45,7 +45,12 @@ def find_collectives(view: RankView, base_ns: int = 0, only_group_size: int | No
         rows = find_communication_rows(view).tolist()
         return [_of_host_range(view, row, base_ns, only_group_size) for row in rows]
     places = np.flatnonzero(view.work.is_communication).tolist()
-    return [_of_kernel(view, place, base_ns) for place in places]
+    found = [_of_kernel(view, place, base_ns) for place in places]
+    if only_group_size is None:
+        return found
+    return [
+        one if one.group_size is not None else msgspec.structs.replace(one, group_size=only_group_size) for one in found
+    ]
 
 
 def complete_groups(found: list[Collective]) -> list[Collective]:

@@ -126,7 +126,8 @@ _STEPS = Section(
 _WAITING = Section(
     "waiting", "Wait against transfer, by rank",
     "Over the collectives matched across ranks: wait is time spent waiting for a later rank, transfer the time that "
-    "moving the bytes took, late the time by which this rank entered after the median one.",
+    "moving the bytes took, late the time by which this rank entered after the median one. "
+    "Collectives at the same time count each, so that sums may exceed the time of the steps.",
     columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms"),
     "No collective was found on more than one rank.",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Render a trace report for a terminal: the verdict as a list, other sections as tables of aligned columns."""
 
 import textwrap
+from collections.abc import Sequence
 
 from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, printable
 from rankscope.collector.reports.trace_tables import build_sections
@@ -27,7 +28,7 @@ def headline(report: TraceReport) -> str:
     worlds = [rank.world_size for rank in ranks if rank.world_size is not None]
     of_world = f" of {max(worlds)}" if worlds else ""
     kinds = sorted({f"{rank.backend or 'no backend'} on {rank.device or 'no device'}" for rank in ranks})
-    steps = sum(len(rank.steps) for rank in ranks)
+    steps = len({step.step for rank in ranks for step in rank.steps})
     events = sum(rank.event_count for rank in ranks)
     counts = f"{_count(len(ranks), 'rank')}{of_world}, {_count(steps, 'step')}, {_count(events, 'event')}"
     return printable("; ".join([counts, *kinds]))
@@ -48,6 +49,25 @@ def shorten(text: str, width: int) -> str:
     kept = max(width - len(CUT), 0)
     front = kept - kept // 2
     return f"{text[:front]}{CUT}{text[len(text) - kept // 2 :]}"[:width]
+
+
+def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Return the texts shortened, those that would become equal with a number: rows that differ stay different.
+
+    >>> shorten_apart(["void gemm<a>(int)", "void gemm<b>(int)", "relu", "void gemm<a>(int)"], 13)
+    ['void ...(int)', 'void...int)~2', 'relu', 'void ...(int)']
+    """
+    texts_of: dict[str, list[str]] = {}
+    found = []
+    for text in texts:
+        short = shorten(text, width)
+        same = texts_of.setdefault(short, [])
+        if text not in same:
+            same.append(text)
+        number = same.index(text) + 1
+        mark = f"~{number}" if number > 1 else ""
+        found.append(shorten(text, width - len(mark)) + mark)
+    return found
 
 
 def render_section(section: Section, width: int) -> list[str]:
@@ -77,7 +97,13 @@ def _table(section: Section, width: int) -> list[str]:
         return gap.join(cells).rstrip()
 
     heads = [line([column.head for column in section.columns]), line([column.unit for column in section.columns])]
-    body = [line([shorten(cell.text, size) for cell, size in zip(row, widths, strict=True)]) for row in section.rows]
+    columns = [
+        shorten_apart([row[place].text for row in section.rows], size)
+        if align == "left"
+        else [row[place].text for row in section.rows]
+        for place, (align, size) in enumerate(aligned)
+    ]
+    body = [line(list(row)) for row in zip(*columns, strict=True)]
     return [head for head in heads if head] + body
 
 

@@ -121,6 +121,10 @@ def _warn(view: RankView, device_count: int) -> list[str]:
         found.append("no device work, and no operators either: nothing to break down")
     if not view.steps:
         found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
+    if view.repeated_step_count:
+        found.append(
+            f"{view.repeated_step_count:,} steps have the number of an earlier one, and are left out: several records?"
+        )
     found += windows.find_overlaps(view)
     lost = int((view.launch == NONE).sum()) if view.has_device else 0
     if lost:

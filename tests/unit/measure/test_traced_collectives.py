@@ -16,6 +16,13 @@ def test_shapes_that_cannot_be_read_tell_no_bytes(shapes: tuple[bytes, bytes]) -
     assert (found.op, found.bytes) == ("all_reduce", None)
 
 
+def test_kernel_without_group_has_the_size_of_the_only_one() -> None:
+    trace = read_events(
+        kernel("ncclDevKernel_AllReduce", 5, 5), kernel("ncclDevKernel_Generic", 15, 5, **{"Group size": 2})
+    )
+    assert [one.group_size for one in find_collectives(RankView(trace), only_group_size=8)] == [8, 8]
+
+
 def test_described_kernel_has_torchs_own_name_of_its_group() -> None:
     told = {"Collective name": "allreduce", "Process Group Name": "17", "Process Group Description": "mesh_tp"}
     trace = read_events(launch(0, 1), kernel("ncclDevKernel_Generic", 5, 5, correlation=1, **told))

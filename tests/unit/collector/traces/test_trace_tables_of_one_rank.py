@@ -360,6 +360,17 @@ def test_step_that_two_threads_note_counts_once() -> None:
     assert [step.start_ns for step in view_of(*noted).steps] == [0]
 
 
+def test_step_number_that_comes_again_later_is_told() -> None:
+    noted = [
+        annotation("ProfilerStep#4", 0, 5),
+        annotation("ProfilerStep#4", 1, 5, tid=2),
+        annotation("ProfilerStep#4", 5, 5),
+    ]
+    report = reduce_trace(read_events(*noted, kernel("a", 0, 9)), "a.json").report
+    assert len(report.steps) == 1
+    assert "1 steps have the number of an earlier one, and are left out: several records?" in report.warnings
+
+
 def test_timeline_shows_each_bin() -> None:
     # Of 8 us: 4 of computing, then one more while communicating, two of communicating alone, one of copying.
     events = [kernel("a", 0, 5), kernel(SEND_RECV, 4, 3), copy("Memcpy HtoD", 6, 2)]
