@@ -133,12 +133,16 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranges of one name, marked by the script or by torch."""
+    """All ranges of one name, marked by the script or by torch. `device_from` says what the device time is: `ranges`,
+    the profiler's own ranges on the device, from the first work to the last; `launches`, where it has written none, the
+    sum of the work launched inside; None without a device, and where no launch is in the trace.
+    """
 
     name: str
     count: int
     host_total_ns: int
-    device_total_ns: int
+    device_total_ns: int | None
+    device_from: str | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
 
+ENGINE = re.compile(r"^autograd::engine::evaluate_function")
 _TENSOR_CORE = re.compile(
     r"[ihsbf]\d{0,2}_?s?(?:884|1688|16816|161616|161632|8816)|hmma|imma|wmma|tensorop|tensor16x8x8|nvjet"
     r"|sm(?:75|80|86|89|90|100|120)_xmma|xmma_(?:\w*_)?(?:implicit_gemm|gemm)\w*(?:f16|bf16|tf32|e4m3|i8)"
@@ -182,24 +183,65 @@ def sum_user_ranges(view: RankView) -> list[RangeRow]:
     host = view.trace.rows(Category.ANNOTATION)
     host = host[~skip[view.events.name[host]]]
     device = view.trace.rows(Category.GPU_ANNOTATION)
-    device_ns = dict.fromkeys(view.events.name[host].tolist(), 0)
-    for code, mine in _by_name(view.events.name[device]):
-        if not skip[code]:
-            device_ns[code] = int(view.events.duration_ns[device[mine]].sum())
+    on_device = {
+        code: int(view.events.duration_ns[device[mine]].sum())
+        for code, mine in _by_name(view.events.name[device])
+        if not skip[code]
+    }
     counted = {
         code: (len(mine), int(view.events.duration_ns[host[mine]].sum()))
         for code, mine in _by_name(view.events.name[host])
     }
-    rows = [
-        RangeRow(
-            name=view.trace.names[code],
-            count=counted.get(code, (0, 0))[0],
-            host_total_ns=counted.get(code, (0, 0))[1],
-            device_total_ns=total_ns,
+    is_needed = bool(counted.keys() - on_device.keys() and (view.launch != NONE).any())
+    launched = _launched_inside(view, host) if is_needed else {}
+    rows = []
+    for code in counted.keys() | on_device.keys():
+        count, host_ns = counted.get(code, (0, 0))
+        device_ns = on_device.get(code, launched.get(code))
+        source = "ranges" if code in on_device else "launches" if code in launched else None
+        rows.append(
+            RangeRow(
+                name=view.trace.names[code],
+                count=count,
+                host_total_ns=host_ns,
+                device_total_ns=device_ns,
+                device_from=source,
+            )
         )
-        for code, total_ns in device_ns.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.host_total_ns, -row.device_total_ns, row.name))
+    return sorted(rows, key=lambda row: (-row.host_total_ns, -(row.device_total_ns or 0), row.name))
+
+
+def _launched_inside(view: RankView, ranges: Ints) -> dict[int, int]:
+    """Return for each name of these ranges the device time launched inside, also by ranges and operators inside them;
+    that of a range inside another of its name counts once.
+    """
+    nesting, names = view.host.nest_rows(ranges), view.events.name[ranges]
+    call_threads = _threads_of_calls(view)
+    launched = np.flatnonzero(view.launch != NONE)
+    call = view.launch[launched]
+    inside = nesting.find_innermost(call_threads[call], view.events.start_ns[call])
+    own = np.zeros(len(ranges), dtype=np.int64)
+    known = inside != OUTSIDE
+    np.add.at(own, inside[known], (view.work.end_ns - view.work.start_ns)[launched[known]])
+    total = nesting.sum_up(own)
+    above = nesting.parent.copy()
+    while (above != OUTSIDE).any():
+        repeats = (above != OUTSIDE) & (names[above] == names)
+        total[repeats] = 0
+        above = np.where(above != OUTSIDE, nesting.parent[above], OUTSIDE)
+    return {code: int(total[mine].sum()) for code, mine in _by_name(names)}
+
+
+def _threads_of_calls(view: RankView) -> Codes:
+    """Return the thread of each event; for the threads of autograd's engine the one that runs the steps, which waits
+    for them in its backward.
+    """
+    threads = view.events.thread.copy()
+    steps = np.unique(threads[view.host.step_rows])
+    if len(steps) == 1:
+        engine = np.unique(threads[view.trace.rows_named(view.host.operator_rows, ENGINE.match)])
+        threads[np.isin(threads, engine)] = steps[0]
+    return threads
 
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:

@@ -212,6 +212,35 @@ def test_user_ranges_are_summed_on_host_and_device() -> None:
     ]
 
 
+def test_range_without_one_on_the_device_has_what_was_launched_inside() -> None:
+    # "mine" launches 5 + 7 us, of which "inner" 7, the second "mine" 2; "a" is launched outside of all.
+    events = [annotation("mine", 0, 10), annotation("inner", 4, 4), annotation("mine", 5, 1), annotation("mine", 20, 5)]
+    calls = [launch(1, 1), launch(5, 2), launch(15, 3), launch(21, 4)]
+    work = [
+        kernel(name, 30 + 10 * n, us, correlation=n)
+        for n, (name, us) in enumerate(zip("bcad", (5, 7, 9, 2), strict=True), 1)
+    ]
+    rows = tables.sum_user_ranges(view_of(*events, *calls, *work))
+    assert [(row.name, row.count, row.device_total_ns, row.device_from) for row in rows] == [
+        ("mine", 3, 14_000, "launches"),
+        ("inner", 1, 7_000, "launches"),
+    ]
+
+
+def test_range_around_a_backward_has_the_launches_of_autograds_thread() -> None:
+    engine = operator("autograd::engine::evaluate_function: MmBackward0", 12, 6, tid=2)
+    step = annotation("ProfilerStep#3", 0, 30)
+    events = [step, annotation("backward", 10, 10), engine, launch(13, 1, tid=2), kernel("k", 20, 4, correlation=1)]
+    (row,) = tables.sum_user_ranges(view_of(*events))
+    assert (row.name, row.device_total_ns) == ("backward", 4_000)
+
+
+@pytest.mark.parametrize("work", [[], [kernel("k", 5, 4)]], ids=["no device", "no launches"])
+def test_device_time_of_a_range_is_unknown_without(work: list[Event]) -> None:
+    (row,) = tables.sum_user_ranges(view_of(annotation("mine", 0, 10), *work))
+    assert (row.device_total_ns, row.device_from) == (None, None)
+
+
 @pytest.mark.parametrize("name", ["ProfilerStep#3", "nccl:all_reduce"])
 def test_steps_and_collectives_are_no_ranges_of_the_user(name: str) -> None:
     assert tables.sum_user_ranges(view_of(annotation(name, 0, 5), event("gpu_user_annotation", name, 1, 1))) == []
