@@ -70,12 +70,13 @@ class AgentThread:
                 clock,
             ),
             events_max=config.window_events_max,
+            read_transfers=training.transfers.find_between,
         )
         self._cost = AgentOverhead(
             config.overhead_ratio_max,
             training.windows.plan,
             samples.loop,
-            hooks=training.hooks.buffer,
+            hooks=training,
             windows=training.windows.scheduler,
             timers=training.device_timers,
             reduction=self._window_results,

@@ -16,9 +16,10 @@ from rankscope.agent.profiler.process_groups import has_peers
 from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
 from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.sample.torch_device import TrainingDevice
-from rankscope.agent.steps import event_buffer
+from rankscope.agent.steps import event_buffer, host_transfers
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
 from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.host_transfers import HostTransfers
 from rankscope.agent.steps.ring import Ring
 from rankscope.agent.steps.step_boundaries import NextBoundary, StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
@@ -78,10 +79,17 @@ class TrainingThread:
             captures=self.captures,
             buffer=self._make_event_buffer(),
         )
+        self.transfers = HostTransfers(guard, lambda: self.hooks.buffer.thread)
+
+    @property
+    def spent_ns(self) -> int:
+        """The cost of the hooks to the training thread so far. Only one other thread may ask."""
+        return self.hooks.buffer.spent_ns + self.transfers.spent_ns
 
     def start(self) -> None:
         """Begin to measure."""
         self.hooks.install()
+        self.transfers.install()
         self.is_measured = True
 
     def stop(self) -> None:
@@ -94,6 +102,7 @@ class TrainingThread:
         except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
             self._guard.record("stop", error)
         self._end_measurements()
+        self.transfers.remove()
 
     def stop_in_child(self) -> None:
         """Stop measuring in a forked child, which has neither the threads nor the sockets."""
@@ -101,11 +110,14 @@ class TrainingThread:
         with contextlib.suppress(Exception):
             self.hooks.buffer.reset_lock()
             self.hooks.remove()
+            self.transfers.remove()
 
     def on_part_off(self, part: str) -> None:
         """End running measurements: without hook events no boundary would end them or flush waiting records."""
         if part == event_buffer.PART:
             self._end_measurements()
+        if part == host_transfers.PART:
+            self.transfers.remove()
 
     # -- for the agent thread -----------------------------------------------------------------------------------------
 

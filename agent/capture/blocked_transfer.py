@@ -1,7 +1,8 @@
 """Finds the send or receive that the main thread is blocked in, from its frames: gloo records none.
 
-`torch.distributed.send` and `recv` have the peer and the group in their arguments. `isend`, `irecv` and what is built
-on them are not seen: their waiting is a method in C, without a frame of its own.
+Every wait for one has the frame of our wrapper (`steps/host_transfers.py`), which knows the transfer: one begun by
+`isend`, `irecv` or `batch_isend_irecv` too. Without it `torch.distributed.send` and `recv` have the peer and the group
+in their arguments.
 """
 
 import sys
@@ -9,7 +10,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from rankscope.agent.capture.stacks import find_main_frame, read_frames
+from rankscope.agent.capture.stacks import OUR_FILES, find_main_frame, read_frames
+from rankscope.agent.steps.host_transfers import Transfer
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective
 
@@ -18,6 +20,7 @@ _PEERS: Final = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
 """By function the argument with the peer's rank in the world, and that with its place in the group."""
 _DEPTH_MAX: Final = 8
 """The frame is one of the innermost: the function itself, a wrapper around it."""
+_OUR_WAIT: Final = "wait_for_transfer"
 
 
 def find_blocked_transfer(
@@ -34,10 +37,21 @@ def find_blocked_transfer(
         if frame is None:
             return None
         function = frame.f_code.co_name
+        if function == _OUR_WAIT and frame.f_code.co_filename.startswith(OUR_FILES):
+            noted = frame.f_locals.get("transfer")  # absent while it waits for something else
+            return None if noted is None else _describe_noted(Transfer(*noted), groups, own_rank, age_ns)
         if function in _PEERS and frame.f_code.co_filename.endswith(_FILE):
             return _describe_transfer(function, frame.f_locals, groups, own_rank, age_ns)
         frame = frame.f_back
     return None
+
+
+def _describe_noted(
+    noted: Transfer, groups: Mapping[str, GroupInfo], own_rank: int, age_ns: int
+) -> PendingCollective | None:
+    group = groups.get(noted.group)
+    function = "send" if noted.op == "send" else "recv"
+    return None if group is None else _name_transfer(function, group, own_rank, noted.peer, age_ns)
 
 
 def _describe_transfer(
@@ -45,11 +59,19 @@ def _describe_transfer(
 ) -> PendingCollective | None:
     """Return the call of a function with these arguments, named `recv 1<-0` by places in the group."""
     group = groups.get(_find_group_name(arguments.get("group")))
-    if group is None or own_rank not in group.ranks:
+    if group is None:
         return None
     rank, place = (arguments.get(name) for name in _PEERS[function])
     if place is None and rank in group.ranks:
         place = group.ranks.index(rank)
+    return _name_transfer(function, group, own_rank, place, age_ns)
+
+
+def _name_transfer(
+    function: str, group: GroupInfo, own_rank: int, place: int | None, age_ns: int
+) -> PendingCollective | None:
+    if own_rank not in group.ranks:
+        return None
     arrow = "->" if function == "send" else "<-"
     ends = "anysource" if place is None else f"{group.ranks.index(own_rank)}{arrow}{place}"
     return PendingCollective(

@@ -127,14 +127,16 @@ class StallWatch:
         absent: dict[str, str] = {}
         pending = self._read_pending(now_ns, absent)
         stacks = self._capture()
-        if stacks.activity == "collective":
-            pending = self._add_transfer(pending, now_ns - self._last_event_ns)
+        transfer = self._find_transfer(now_ns - self._last_event_ns)
+        if transfer is not None and not any(is_transfer(one) for one in pending.collectives):
+            pending = Pending((*pending.collectives, transfer), pending.left_out)
         return Stall(
             number=self._stalls,
             since_host_ns=self._last_event_ns,
             taken_host_ns=now_ns,
             limit_ns=limit_ns,
-            activity=stacks.activity,
+            # A wait for an isend or irecv is a method in C: its innermost frame may be one of the script.
+            activity=stacks.activity if transfer is None else "collective",
             last_step=self.last_step,
             stacks=stacks.threads,
             threads_left_out=stacks.left_out,
@@ -143,13 +145,6 @@ class StallWatch:
             absent=absent,
             samples=self._sampler.summarize(),
         )
-
-    def _add_transfer(self, pending: Pending, age_ns: int) -> Pending:
-        """Add the send or receive that the main thread is blocked in, unless the recorder has one."""
-        if any(is_transfer(one) for one in pending.collectives):
-            return pending
-        transfer = self._find_transfer(age_ns)
-        return pending if transfer is None else Pending((*pending.collectives, transfer), pending.left_out)
 
     def _read_pending(self, now_ns: int, absent: dict[str, str]) -> Pending:
         """Return the pending collectives from a full dump, or the last one with ages updated if nothing progressed."""

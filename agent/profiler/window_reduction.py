@@ -13,13 +13,19 @@ from typing import NamedTuple
 
 from rankscope.agent.profiler.kineto_events import SessionEvents, read_saved
 from rankscope.agent.profiler.line_sampler import WindowLines
-from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry, count_enqueued
+from rankscope.agent.profiler.process_groups import (
+    DEVICE_NUMBERS_FROM,
+    UNRECORDED_NUMBERS_FROM,
+    FlightEntry,
+    count_enqueued,
+)
 from rankscope.agent.profiler.reduce_window import DeviceCollective, StepBounds, WindowAnswer, WindowRequest
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.reduction_process import PENDING_ANSWERS_MAX, ReductionProcesses
 from rankscope.agent.profiler.synchronisations import LineSamples
 from rankscope.agent.profiler.window_reading import HostRange, read_window
 from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.agent.steps.host_transfers import WaitedTransfer
 from rankscope.measure.communication import POINT_TO_POINT_OPS, input_bytes
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.window_columns import WindowColumns
@@ -30,26 +36,33 @@ LOST = "collectives_lost"
 STEPS_CUT = "steps_cut"
 TIMES_IMPOSSIBLE = "times_impossible"
 LINES_CUT = "lines_cut"
+TRANSFERS_UNKNOWN = "transfers_unknown"
 
 
 class GroupSource:
-    """The source of groups and sequences: `process_groups.py` outside of tests."""
+    """The source of groups and sequences: `process_groups.py` outside of tests; and of the transfers between two host
+    times, None where they are not known: `host_transfers.py`.
+    """
 
     def __init__(
         self,
         read_groups: Callable[[], dict[str, GroupInfo]],
         read_entries: Callable[[], tuple[list[FlightEntry], dict[int, tuple[str, str]]]],
+        read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
     ) -> None:
         self.read_groups = read_groups
         self.read_entries = read_entries
+        self.read_transfers = read_transfers
 
 
 class _HostCommunication(NamedTuple):
-    """The communication of the host in a window: the recorded ranges, the first and last sequence that each group
-    enqueued by its number, how many of these operations have no range, and the steps known to be complete.
+    """The communication of the host in a window: the recorded ranges of collectives, whether there were ranges of
+    transfers too, the first and last sequence that each group enqueued by its number, how many of these operations
+    have no range, and the steps known to be complete.
     """
 
-    communication: Sequence[HostRange]
+    collectives: Sequence[HostRange]
+    has_transfers: bool
     enqueued: Mapping[int, tuple[int, int]]
     lost: int
     whole: Sequence[StepRecord]
@@ -220,12 +233,15 @@ class WindowReduction:
         """Return the collectives that began within the window's steps. EMPTY_WINDOW when one has no known group, since
         then no step is known to be complete.
         """
-        counted = [found for found in host.communication if _op(found) not in POINT_TO_POINT_OPS]
+        counted = host.collectives
         self._learn_threads(counted, host.enqueued)
         groups = self._find_groups(host.enqueued)
         unknown = [found for found in counted if self._group_of_thread.get(found.thread) not in groups]
         if unknown:
             self._count("collectives_unplaced", len(counted))
+            return EMPTY_WINDOW
+        transfers = self._place_transfers(window, has_ranges=host.has_transfers)
+        if transfers is None:
             return EMPTY_WINDOW
         whole = [record.step for record in host.whole]
         starts_ns = [step.start_host_ns for step in window.steps]
@@ -238,9 +254,30 @@ class WindowReduction:
                 if step is not None:
                     is_known = missing == 0 or (missing == host.lost and step in whole)
                     records.append(_to_record(step, found, groups[number], first + index if is_known else None))
-        return ReducedWindow(records, [], (whole[0], whole[-1]) if whole else None)
+        return ReducedWindow(records + transfers, [], (whole[0], whole[-1]) if whole else None)
 
-    def _learn_threads(self, counted: list[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
+    def _place_transfers(self, window: RawWindow, *, has_ranges: bool) -> list[CollectiveRecord] | None:
+        """Return the sends and receives that were waited for within the window's steps, each in the step of its wait;
+        None, and count it, if some are not known: their waiting would count as work.
+        """
+        starts_ns = [step.start_host_ns for step in window.steps]
+        found = self._source.read_transfers(starts_ns[0], window.steps[-1].end_host_ns)
+        if found is None:
+            if has_ranges:
+                self._count(TRANSFERS_UNKNOWN)
+            return None if has_ranges else []
+        records = []
+        for one in found:
+            group = self._known_groups.get(one.transfer.group)
+            step = _step_at(window.steps, starts_ns, one.wait_host_ns)
+            if group is None:
+                self._count(TRANSFERS_UNKNOWN)
+                return None
+            if step is not None:
+                records.append(_to_transfer_record(step, one, group))
+        return records
+
+    def _learn_threads(self, counted: Sequence[HostRange], enqueued: Mapping[int, tuple[int, int]]) -> None:
         """Learn the worker threads of each process group, which stay. Known once, the cheap status is enough."""
         if all(found.thread in self._group_of_thread for found in counted) or not enqueued:
             return
@@ -313,11 +350,16 @@ def _step_at(steps: Sequence[StepRecord], starts_ns: Sequence[int], host_ns: int
 
 
 def _match_host(window: RawWindow, communication: Sequence[HostRange]) -> _HostCommunication:
-    counted = count_enqueued(window.enqueued_before, window.enqueued_after)
+    before, after = window.enqueued_before, window.enqueued_after
+    # A recorder has groups from their first collective on: those only sent in before were counted without it.
+    are_comparable = all(number < UNRECORDED_NUMBERS_FROM for number in before.keys() - after.keys())
+    counted = count_enqueued(before, after) if are_comparable else {}
     enqueued = {number: bounds for number, bounds in counted.items() if number < DEVICE_NUMBERS_FROM}
+    # gloo's counters count transfers too.
     lost = max(0, sum(last - first + 1 for first, last in enqueued.values()) - len(communication))
     whole = _find_steps_before(window.steps, communication, lost) if lost else window.steps
-    return _HostCommunication(communication, enqueued, lost, whole)
+    collectives = [found for found in communication if _op(found) not in POINT_TO_POINT_OPS]
+    return _HostCommunication(collectives, len(collectives) < len(communication), enqueued, lost, whole)
 
 
 def _find_steps_before(
@@ -354,6 +396,19 @@ def _to_record(step: int, found: HostRange, group: GroupInfo, sequence: int | No
         duration_ns=found.duration_ns,
         sequence=sequence,
         bytes=size_bytes,
+    )
+
+
+def _to_transfer_record(step: int, found: WaitedTransfer, group: GroupInfo) -> CollectiveRecord:
+    """Return a transfer, from its begin to the end of the wait for it. The script did nothing else while it waited."""
+    return CollectiveRecord(
+        step=step,
+        group=group.label,
+        op=found.transfer.op,
+        start_host_ns=found.transfer.start_host_ns,
+        duration_ns=found.end_host_ns - found.transfer.start_host_ns,
+        bytes=found.transfer.bytes,
+        exposed_ns=found.end_host_ns - found.wait_host_ns,
     )
 
 

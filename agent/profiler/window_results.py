@@ -14,6 +14,7 @@ from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
+from rankscope.agent.steps.host_transfers import WaitedTransfer
 from rankscope.measure.clock import Clock, read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 
@@ -38,7 +39,9 @@ class WindowResults:
         source: EntrySource,
         *,
         events_max: int,
+        read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
     ) -> None:
+        self._read_transfers = read_transfers
         self._windows = windows
         self._guard = guard
         self._clock = clock
@@ -135,7 +138,9 @@ class WindowResults:
         from rankscope.agent.profiler.reduction_process import ReductionProcesses  # noqa: PLC0415
         from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction  # noqa: PLC0415
 
-        source = GroupSource(self._windows.progress.find_groups, self._windows.progress.read_entries)
+        source = GroupSource(
+            self._windows.progress.find_groups, self._windows.progress.read_entries, self._read_transfers
+        )
         return WindowReduction(source, ReductionProcesses(), events_max=self._events_max)
 
     def _learn_cost(

@@ -122,9 +122,9 @@ def find_unseen_share(view: RunView, from_step: int) -> float | None:
     """Return the lower median over the ranks of their unseen share of the step, from 0 to 1, in the steps from
     `from_step` on; None where CPU times or self times are not known, or ranks have GPUs.
 
-    On CPUs that is waiting in what no report shows (point-to-point operations of gloo, files, locks, sleep): self time
-    less the CPU time of the training thread and the data phase. Self times hold such waits, so comparing them does not
-    tell which rank the others wait for. The training thread of a rank with a GPU waits for the GPU.
+    On CPUs that is waiting in what no report shows (files, locks, sleep): self time less the CPU time of the training
+    thread and the data phase. Self times hold such waits, so comparing them does not tell which rank the others
+    wait for. The training thread of a rank with a GPU waits for the GPU.
     """
     series = view.series
     if not series.self_is_measured or any(view.samples.devices.get(rank) for rank in series.ranks):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from rankscope.agent.capture.blocked_transfer import find_blocked_transfer
+from rankscope.agent.steps import host_transfers
+from rankscope.agent.steps.host_transfers import Transfer
 from rankscope.measure.records import GroupInfo
 from rankscope.measure.stalls import PendingCollective
 
@@ -80,3 +82,26 @@ def test_transfer_of_an_unknown_group_is_not_named(groups: dict[str, GroupInfo])
 def test_thread_in_another_call_is_in_no_transfer() -> None:
     assert find(frame_in("all_reduce", {})) is None
     assert find(None) is None
+
+
+# -- begun by isend or irecv ------------------------------------------------------------------------------------------
+
+
+def wait_for(transfer: tuple[object, ...] | None) -> types.FrameType:
+    """The frame of our wrapper around a wait for it, called from a line of the script."""
+    return frame_in("wait_for_transfer", {"transfer": transfer}, host_transfers.__file__)
+
+
+@pytest.mark.parametrize(
+    ("op", "peer", "said"),
+    [("send", 0, "send 1->0"), ("recv", 0, "recv 1<-0"), ("recvAnySource", None, "recv anysource")],
+)
+def test_wait_for_a_noted_transfer_is_named_by_it(op: str, peer: int | None, said: str) -> None:
+    found = find(wait_for(Transfer(op, "5", peer, 40, 0)))
+    assert found == PendingCollective(group="pp/1,3", op=said, sequence=0, age_ns=40, state="blocked")
+
+
+def test_wait_for_anything_else_is_no_transfer() -> None:
+    assert find(wait_for(None)) is None
+    assert find(wait_for(Transfer("send", "a group that is gone", 0, 40, 0))) is None
+    assert find(frame_in("wait_for_transfer", {"transfer": Transfer("send", "5", 0, 40, 0)}, "/home/me/t.py")) is None

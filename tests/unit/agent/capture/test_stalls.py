@@ -24,11 +24,11 @@ RECEIVES = PendingCollective(group="default_pg", op="recv 1<-0", sequence=0, age
 
 
 class Rank:
-    """A rank observed once per second. Its collective 7 was enqueued when its wall clock began. By default it is in no
-    collective by its stack.
+    """A rank observed once per second. Its collective 7 was enqueued when its wall clock began. By default its main
+    thread is in no receive.
     """
 
-    def __init__(self, activity: str = "other", **entry: str) -> None:
+    def __init__(self, *, receives: bool = False, **entry: str) -> None:
         self.dump = Recorder(dump_of(entry_of(0, 7, **entry), g0=status_of(7)))
         recorder = FlightRecorder(dict, GraphCaptures(), {"_dump_fr_trace_json": self.dump})
         self.line = 24
@@ -38,10 +38,10 @@ class Rank:
         self.watch = StallWatch(
             STALL_NS,
             recorder,
-            capture=lambda: STACKS._replace(activity=activity),
+            capture=lambda: STACKS,
             read_wall_ns=lambda: CREATED_WALL_NS + self.s * S,
             sampler=sampler,
-            find_transfer=lambda age_ns: msgspec.structs.replace(RECEIVES, age_ns=age_ns),
+            find_transfer=lambda age_ns: msgspec.structs.replace(RECEIVES, age_ns=age_ns) if receives else None,
         )
         self.s = 0
         self.moments = 0
@@ -162,14 +162,15 @@ def test_stall_is_described_when_the_rank_begins_to_work() -> None:
 
 
 def test_receive_that_is_not_recorded_is_pending_too() -> None:
-    (stall,) = Rank("collective").train(10).wait(31)
+    (stall,) = Rank(receives=True).train(10).wait(31)
+    assert stall.activity == "collective"  # by its stack it is in a line of the script
     assert [(one.op, one.sequence, one.age_ns) for one in stall.pending] == [
         ("all_reduce", 7, 41 * S), ("recv 1<-0", 0, 31 * S),
     ]  # fmt: skip
 
 
 def test_recorded_receive_is_pending_once() -> None:
-    (stall,) = Rank("collective", profiling_name="nccl:recv 1<-0").train(10).wait(31)
+    (stall,) = Rank(receives=True, profiling_name="nccl:recv 1<-0").train(10).wait(31)
     assert [(one.op, one.sequence) for one in stall.pending] == [("recv 1<-0", 7)]
 
 

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, FlightEntry
+from rankscope.agent.profiler.process_groups import DEVICE_NUMBERS_FROM, UNRECORDED_NUMBERS_FROM, FlightEntry
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.window_reading import BATCH_EVENTS, read_window
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction, parse_bytes
 from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.agent.steps.host_transfers import Transfer, WaitedTransfer
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord, WindowBreakdown
 from tests.unit.agent.traced_activities import TracedActivity
 
@@ -78,9 +79,10 @@ class World:
     groups: dict[str, GroupInfo] = field(default_factory=lambda: dict(GROUPS))
     entries: list[FlightEntry] = field(default_factory=list)
     entries_read: int = 0
+    transfers: list[WaitedTransfer] | None = None
 
     def source(self) -> GroupSource:
-        return GroupSource(lambda: dict(self.groups), self._read_entries)
+        return GroupSource(lambda: dict(self.groups), self._read_entries, lambda _begin, _end: self.transfers)
 
     def _read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         self.entries_read += 1
@@ -184,12 +186,6 @@ def test_operation_outside_steps_only_advances_the_sequence() -> None:
     assert placed(reduced.collectives) == [("default_pg", 5, 4)]
 
 
-def test_point_to_point_operations_are_no_collectives() -> None:
-    activities = [gloo("send", 5_050, thread=MAIN), gloo("all_reduce", 5_100), gloo("recv", 5_200)]
-    reduced = reduction(only_world()).reduce(window(activities, {0: (8, 8)}))
-    assert placed(reduced.collectives) == [("default_pg", 5, 8)]
-
-
 @pytest.mark.parametrize("full", [False, True])
 def test_enqueueing_of_a_device_backend_is_no_collective(full: bool) -> None:
     enqueued = [FakeActivity("nccl:all_reduce", 5_100, 20, MAIN, FLOATS_10), gloo("all_reduce", 5_200)]
@@ -205,6 +201,64 @@ def test_a_window_without_communication_covers_its_steps() -> None:
 def test_window_without_a_whole_step_is_empty() -> None:
     reduced = reduction(only_world()).reduce(window([gloo("all_reduce", 5_100)], {0: (1, 1)}, steps=0))
     assert (reduced.collectives, reduced.breakdowns, reduced.covered_steps) == ([], [], None)
+
+
+# -- sends and receives -----------------------------------------------------------------------------------------------
+
+
+def waited(op: str, start_ns: int, wait_ns: int, end_ns: int, group: str = "0") -> WaitedTransfer:
+    """A transfer of 40 bytes with the next place of the group."""
+    return WaitedTransfer(Transfer(op, group, 1, 40, start_ns), wait_ns, end_ns, MAIN)
+
+
+TRANSFERS = [gloo("recv", 5_050, thread=MAIN), gloo("all_reduce", 5_400), gloo("send", 6_100, thread=MAIN)]
+TRANSFERS_ENQUEUED = {0: (8, 10)}
+"""gloo counts sends and receives as well."""
+
+
+def test_transfer_is_exposed_while_it_is_waited_for() -> None:
+    transfers = [waited("recv", 5_050, 5_200, 5_300), waited("send", 5_900, 6_100, 6_150)]
+    reduced = reduction(World({"0": WORLD}, transfers=transfers)).reduce(window(TRANSFERS, TRANSFERS_ENQUEUED))
+    facts = [
+        (one.op, one.step, one.start_host_ns, one.duration_ns, one.exposed_ns, one.bytes) for one in reduced.collectives
+    ]
+    assert facts == [
+        ("all_reduce", 5, 5_400, 50, None, 40),
+        ("recv", 5, 5_050, 250, 100, 40),
+        ("send", 6, 5_900, 250, 50, 40),  # begun in step 5 and waited for in step 6
+    ]
+    assert reduced.covered_steps == (5, 6)
+    # Members of the group may have sent more or less, so that its counter does not number collectives.
+    assert {one.sequence for one in reduced.collectives} == {None}
+
+
+def test_window_with_unknown_transfers_covers_no_step() -> None:
+    reducing = reduction(World({"0": WORLD}, transfers=None))
+    reduced = reducing.reduce(window(TRANSFERS, TRANSFERS_ENQUEUED))
+    assert (reduced.collectives, reduced.covered_steps) == ([], None)
+    assert reducing.skipped == {"transfers_unknown": 1}
+
+
+def test_transfer_of_an_unknown_group_covers_no_step() -> None:
+    reducing = reduction(World({"0": WORLD}, transfers=[waited("recv", 5_050, 5_200, 5_300, group="9")]))
+    assert reducing.reduce(window(TRANSFERS, TRANSFERS_ENQUEUED)).covered_steps is None
+    assert reducing.skipped == {"transfers_unknown": 1}
+
+
+def test_transfer_between_steps_is_in_none() -> None:
+    transfers = [waited("recv", 4_000, 4_100, 4_200)]
+    reduced = reduction(World({"0": WORLD}, transfers=transfers)).reduce(
+        window([gloo("all_reduce", 5_400)], {0: (8, 8)})
+    )
+    assert [one.op for one in reduced.collectives] == ["all_reduce"]
+
+
+def test_window_in_which_the_recorder_begins_to_count_covers_no_step() -> None:
+    # Sequence 600 of a group of which the recorder knew nothing, since it had only sent and received.
+    reducing = reduction(World({"0": WORLD}, transfers=[]))
+    switching = window([gloo("barrier", 5_400)], {0: (1, 601)})._replace(enqueued_before={UNRECORDED_NUMBERS_FROM: 600})
+    assert reducing.reduce(switching).covered_steps is None
+    assert reducing.skipped == {"collectives_unplaced": 1}
 
 
 # -- several groups ---------------------------------------------------------------------------------------------------
