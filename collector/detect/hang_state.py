@@ -236,7 +236,13 @@ def _lasts_very_long(state: RankHangState) -> bool:
 
 
 def find_pause(state: RankHangState) -> str | None:
-    """Return the cause of PAUSES that a rank's stall has, and has not had for too long; None otherwise."""
+    """Return the cause of PAUSES that a rank's stall has, and has not had for too long; None otherwise.
+
+    A rank that compiles, saves or imports is busy also where its samples show no work: compilers run in processes of
+    their own, and storage may be slow.
+    """
+    if state.is_excused and state.ended is None:
+        return BUSY_RANK
     if not state.is_stalled_now or _lasts_very_long(state):
         return None
     if state.waits_for_data:

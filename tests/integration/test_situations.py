@@ -80,7 +80,7 @@ def named(run: RunSnapshot) -> set[tuple[str, tuple[int, ...], str]]:
 
 
 def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served, tmp_path: Path) -> None:
-    # Before it rank 0 saves and compiles for as long, which is no finding at all.
+    # Before it rank 0 saves and compiles, each for five limits.
     said = rf"^Rank 0 .* is busy without training for [\d.]+ s in evaluate at {SCRIPT}:\d+, and 2 ranks wait for it in "
     with training(served, "save", "compile", "evaluate", go_on=tmp_path / "evaluated") as job:
         pause = wait_for_hang(served, "save", "busy_rank", (0,), said)
@@ -93,6 +93,16 @@ def test_evaluation_on_rank_0_is_a_pause_and_no_hang(served: Served, tmp_path: P
     (told,) = [one for one in run.findings if one.number == pause.number]
     assert re.search(rf"was busy without training in evaluate at {SCRIPT}:\d+, and \d ranks? waited", told.sentence)
     assert re.search(rf"The run paused in step {STEP + 8} for \d+ s, and then went on\.$", told.sentence)
+    # The first call of torch.compile in a process imports for seconds, and then compiles.
+    for place, activity, step in (
+        ("write", "checkpoint", STEP),
+        ("(compile_for_long|backend)", "(import|compile)", STEP + 4),
+    ):
+        before = (
+            rf"^Rank 0 .* was busy without training in {place} at {SCRIPT}:\d+ \({activity}\), and \d ranks? waited"
+        )
+        (sentence,) = [one.sentence for one in run.findings if one.kind == "hang" and one.since_step == step]
+        assert re.search(before, sentence), sentence
 
 
 def test_loader_that_never_returns_is_told_at_the_first_limit(served: Served) -> None:

@@ -13,9 +13,9 @@ From the graph of who waits for whom (wait_graph.py), the first of these that ho
     all_in_collective   all members have enqueued a collective, which does not complete: the network, or a device
     unattributed        none of these holds
 
-A rank that compiles, writes a checkpoint or still runs while others wait is not missing until this has lasted
-EXCUSED_FACTOR limits; until then the detector abstains. One that is busy or waits for data is not missing until then
-either, and that is what is found. Where no rank waits in a collective, such ranks are found as well.
+A rank that still runs while others wait is not missing until this has lasted EXCUSED_FACTOR limits; until then the
+detector abstains. One that is busy (or compiles, saves or imports) or waits for data is not missing until then either,
+and that is what is found. Where no rank waits in a collective, such ranks are found once all are in a pause.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,16 +68,16 @@ class Hangs:
         return () if hang is None else (Candidate(describe_hang(judge.view, judge.graph, hang, known)),)
 
     def has_passed(self, view: RunView, finding: Finding, _explained: Sequence[Finding]) -> bool:
-        """Return whether no rank is stalled any more, or another hang proves to be its origin."""
+        """Return whether no rank is stalled any more, nor all of them in a pause, or another hang proves to be its
+        origin.
+        """
         judge = _HangJudge(view, finding)
-        if not judge.times.stalled:
-            return True
+        hang = judge.find_hang()
+        if not isinstance(hang, Hang):
+            return not judge.times.stalled
         if judge.times.is_shutting_down:
             return False
-        hang = judge.find_hang()
-        return isinstance(hang, Hang) and not describe_hang(judge.view, judge.graph, hang, finding).is_about_the_same(
-            finding
-        )
+        return not describe_hang(judge.view, judge.graph, hang, finding).is_about_the_same(finding)
 
 
 class _StallTimes:
@@ -151,9 +151,9 @@ class _HangJudge:
         self.graph = find_stuck(view.hang_states, view.groups, self.times.is_cause_gone)
 
     def find_hang(self) -> Verdict:
-        """Return the first cause that holds; None while no rank is stalled."""
+        """Return the first cause that holds; None while no rank is stalled, unless all compile or save."""
         if not self.times.stalled:
-            return None
+            return self._find_common_pause()
         rules: tuple[Callable[[], Verdict], ...] = (
             self._find_dead,
             self._find_missing,
@@ -239,9 +239,7 @@ class _HangJudge:
         excused = self._roots(lambda one: one.ended is None and not self._may_be_missing(one))
         if not excused:
             return None
-        first = self._hang_states[excused[0]]
-        doing = f"is in {first.activity}, which may take long" if first.is_excused else "is still running"
-        return Abstain(f"rank {excused[0]} {doing}; ranks that wait: {len(self.graph.waiting)}")
+        return Abstain(f"rank {excused[0]} is still running; ranks that wait: {len(self.graph.waiting)}")
 
     def _find_deadlock(self) -> Hang | None:
         return self._name("deadlock", self.graph.find_cycle())
@@ -291,16 +289,23 @@ class _HangJudge:
         gone = [rank for rank, one in self._hang_states.items() if one.is_gone]
         if gone:
             return Abstain(f"no rank waits in a collective; ranks that have ended: {len(gone)}")
-        moving = [rank for rank, one in self._hang_states.items() if not one.is_stalled_now or one.is_excused]
+        pause = self._find_common_pause()
+        if pause is not None:
+            return pause
+        moving = [rank for rank, one in self._hang_states.items() if not one.is_stalled_now]
         if moving:
             return Abstain(
                 "no rank waits in a collective; ranks that still run or do work that may take long: "
                 f"{len(moving)} of {len(self._hang_states)}"
             )
-        pauses = {find_pause(one) for one in self.times.stalled.values()}
-        if None not in pauses:
-            return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
         return Hang("unattributed", (), None)
+
+    def _find_common_pause(self) -> Hang | None:
+        """Find a pause in which all ranks are, each by itself."""
+        pauses = {find_pause(one) for one in self._hang_states.values()}
+        if not pauses or None in pauses:
+            return None
+        return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
 
 
 def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding | None) -> Finding:

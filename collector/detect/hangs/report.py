@@ -10,7 +10,7 @@ from rankscope.collector.detect.hangs.ras_witness import count_witness, describe
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.view import RunView
-from rankscope.measure.stalls import UNRECORDED_SEQUENCE, describe_frame, find_script_frame
+from rankscope.measure.stalls import EXCUSED_ACTIVITIES, UNRECORDED_SEQUENCE, describe_frame, find_script_frame
 from rankscope.measure.units import format_duration
 
 STACKS_SHOWN_MAX: Final = 4
@@ -38,8 +38,10 @@ class HangFacts:
 
     @cached_property
     def stalled(self) -> tuple[int, ...]:
-        """Return the stalled ranks, in ascending order."""
-        return tuple(rank for rank, one in sorted(self.hang_states.items()) if one.is_stalled_now)
+        """Return the stalled ranks, in ascending order; where none is, those in a pause that may take long."""
+        states = sorted(self.hang_states.items())
+        stalled = tuple(rank for rank, one in states if one.is_stalled_now)
+        return stalled or tuple(rank for rank, one in states if find_pause(one) is not None)
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
@@ -171,13 +173,13 @@ def describe_place(state: RankHangState, *, is_over: bool = False) -> str:
         return _describe_unresponsive(state, is_over=is_over)
     frame = find_script_frame(state.frames)
     place = "" if frame is None else f" at {describe_frame(frame)}"
-    if not state.is_stalled_now:
+    if not state.is_stalled_now and find_pause(state) is None:
         return f"{'was' if is_over else 'is'} still running{place}"
     return _describe_stall(state, place, is_over=is_over)
 
 
 def _describe_stall(state: RankHangState, place: str, *, is_over: bool) -> str:
-    if state.is_busy or state.waits_for_data:
+    if find_pause(state) is not None or state.is_busy or state.waits_for_data:
         length = "" if is_over or state.stalled_ns is None else f" for {format_duration(state.stalled_ns)}"
         return f"{_describe_busyness(state, 1, is_over=is_over)}{length}{_describe_work_place(state)}"
     inside = "" if state.activity in {None, "other"} else f" in {state.activity}"
@@ -193,10 +195,13 @@ def _describe_busyness(state: RankHangState, ranks: int, *, is_over: bool) -> st
 
 
 def _describe_work_place(state: RankHangState) -> str:
-    """Return ` in evaluate at train.py:55`, the call of the script that a busy rank has been in all the time."""
+    """Return ` in evaluate at train.py:55`, the call of the script that a busy rank has been in all the time, and what
+    it does where that is known: ` in save_all at train.py:60 (checkpoint)`.
+    """
     samples = None if state.stall is None or state.waits_for_data else state.stall.samples
     frame = find_script_frame(state.frames) if samples is None else samples.frame
-    return "" if frame is None else f" in {frame.function} at {frame.file.rpartition('/')[2]}:{frame.line}"
+    doing = f" ({state.activity})" if state.activity in EXCUSED_ACTIVITIES else ""
+    return doing if frame is None else f" in {frame.function} at {frame.file.rpartition('/')[2]}:{frame.line}{doing}"
 
 
 def _describe_unresponsive(state: RankHangState, *, is_over: bool) -> str:
@@ -260,7 +265,7 @@ def _describe_stalled(facts: HangFacts) -> str:
 
 def _describe_pause(facts: HangFacts, cause: str) -> str:
     """Describe ranks that are busy, or wait for data, while no rank waits for them in a collective."""
-    ranks = [rank for rank in facts.stalled if find_pause(facts.hang_states[rank]) == cause]
+    ranks = [rank for rank, one in sorted(facts.hang_states.items()) if find_pause(one) == cause]
     first = facts.hang_states[ranks[0]]
     does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
     place = _describe_work_place(first)

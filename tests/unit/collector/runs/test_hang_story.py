@@ -130,9 +130,20 @@ def test_wait_for_data_becomes_critical_after_ten_limits(story: HangStory) -> No
 
 
 @pytest.mark.parametrize("activity", ["checkpoint", "compile", "import"])
-def test_neither_do_checkpoints_and_compilations(story: HangStory, activity: str) -> None:
+def test_so_do_checkpoints_and_compilations(story: HangStory, activity: str) -> None:
     story.hang(2, LIMIT_S + 1, activity=activity)
-    assert story.hangs() == []
+    assert story.hangs() == [("busy_rank", (2,))]
+    story.hang(2, 10 * LIMIT_S + 1, activity=activity)
+    assert story.hangs() == [("missing_rank", (2,))]
+    assert [(one.number, one.severity) for one in story.snapshot().findings] == [(1, "critical")]
+
+
+def test_checkpoint_that_ends_leaves_a_pause_that_is_over(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1, activity="checkpoint")
+    story.move(8)
+    (finding,) = story.snapshot().findings
+    assert not story.snapshot().open_findings
+    assert finding.sentence.startswith("Rank 2 (node-a) was busy without training in main at train.py:74 (checkpoint)")
 
 
 def test_rank_killed_before_the_hang_is_its_cause(story: HangStory) -> None:

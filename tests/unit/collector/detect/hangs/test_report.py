@@ -65,8 +65,8 @@ THREAD = KernelThread(thread=7, name="python", state="S", wait_channel="futex_wa
         (moving(), "is still running", "was still running"),
         (
             RankHangState(is_stalled=False, stall=stall_of("checkpoint")),
-            "is still running at train.py:74 (main)",
-            "was still running at train.py:74 (main)",
+            "is busy without training in main at train.py:74 (checkpoint)",
+            "was busy without training in main at train.py:74 (checkpoint)",
         ),
         (
             frozen(),
