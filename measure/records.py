@@ -154,6 +154,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """Sample of the rank's process. Everything but the memory counts up from the start of the process.
 
     `gc_pause_ns` (time spent in Python's garbage collector) and `gc_collections` count from the start of the agent.
+    `run_queue_wait_ns` is for how long the main thread, which trains, was ready to run and had no CPU.
     """
 
     host_ns: int
@@ -164,6 +165,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     major_faults: int | None = None
     gc_pause_ns: int | None = None
     gc_collections: int | None = None
+    run_queue_wait_ns: int | None = None
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

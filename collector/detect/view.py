@@ -24,11 +24,11 @@ from rankscope.measure.records import (
 )
 
 
-class GcPauses(NamedTuple):
-    """The total garbage collector pauses of a rank after `steps` steps."""
+class TimeCount(NamedTuple):
+    """A time that a rank had counted up to after `steps` steps: pauses, CPU time, waits."""
 
     steps: int
-    pause_ns: int
+    counted_ns: int
 
 
 class AllocatorCounts(NamedTuple):
@@ -43,17 +43,20 @@ class Samples(NamedTuple):
     garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host, blocking calls
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
-    rank of a node has.
+    rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
+    thread was ready to run and had no CPU.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
-    gc_pauses: Mapping[int, Sequence[GcPauses]]
+    gc_pauses: Mapping[int, Sequence[TimeCount]]
     devices: Mapping[int, Sequence[DeviceSample]]
     allocators: Mapping[int, Sequence[AllocatorCounts]] = {}
     hosts: Mapping[int, HostSample | None] = {}
     absent_ratios: Mapping[int, str | None] = {}
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] = {}
     machines: Mapping[int, Sequence[NodeCounts]] = {}
+    process_cpu: Mapping[int, Sequence[TimeCount]] = {}
+    core_waits: Mapping[int, Sequence[TimeCount]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

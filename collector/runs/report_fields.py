@@ -40,12 +40,20 @@ class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reported: int
 
 
+class HostTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When a host sample was read, the CPU time of the process until then, and the wait of its main thread for one."""
+
+    host_ns: int
+    cpu_ns: int | None
+    run_queue_wait_ns: int | None
+
+
 class ReportFields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a report that the state of a run uses; the rest stays in `frame`, the report as it came. The
     report's objects, 3.5 KB, are freed at once.
 
     Derived fields: `step_totals`: its counts of steps. `step_ns`: all steps of the rank process so far, in ns.
-    `gc_pause_ns`: from its host sample. `has_host`, `has_devices`: whether it has such samples.
+    `gc_pause_ns`, `host_times`: from its host sample. `has_host`, `has_devices`: whether it has such samples.
     """
 
     sequence: int
@@ -66,6 +74,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     step_ns: int
     reports_dropped: int
     gc_pause_ns: int | None
+    host_times: HostTimes | None
     has_host: bool
     has_devices: bool
     frame: bytes
@@ -99,6 +108,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             totals.step_ns,
             losses.reports_dropped,
             None if host is None else host.gc_pause_ns,
+            None if host is None else HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns),
             host is not None,
             bool(report.devices),
             frame or encode(report),

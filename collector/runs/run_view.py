@@ -167,4 +167,6 @@ def read_samples(attempt: Attempt) -> Samples:
         absent_ratios=_PerRank(ranks, lambda rank: rank.absent_ratios),
         synchronisations=_PerRank(samples, lambda one: one.synchronisations),
         machines=_PerRank(samples, lambda one: one.machines),
+        process_cpu=_PerRank(samples, lambda one: one.process_cpu),
+        core_waits=_PerRank(samples, lambda one: one.core_waits),
     )

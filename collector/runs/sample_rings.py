@@ -1,6 +1,7 @@
 """Keep the last samples of one rank in packed form. Pure.
 
     256 pauses of the garbage collector      as objects 32 KB a rank, here 2.5
+    32 CPU times, and 32 waits for a core    7 KB, here 1.2
     32 counts of torch's allocator           20 KB, here 4
     32 breakdowns of full windows            13 KB, here 3
     16 samples of the machine, one rank a node    with eight network ports 60 KB, here 10
@@ -8,6 +9,7 @@
 Python's garbage collector does not traverse packed samples.
 """
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar, overload
@@ -16,9 +18,9 @@ import msgspec
 
 from rankscope.collector.detect.blocking_calls import add_synchronisations
 from rankscope.collector.detect.machine_growth import NodeCounts
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses
+from rankscope.collector.detect.view import AllocatorCounts, TimeCount
 from rankscope.collector.invariants import require
-from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.runs.report_fields import HostTimes, ReportFields
 from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 
@@ -31,8 +33,10 @@ GC_PAUSES_KEPT: Final = 256
 ALLOCATOR_COUNTS_KEPT: Final = 32
 NODE_COUNTS_KEPT: Final = 16
 """Of the last 160 s: an agent samples its machine every 10 s."""
-PAUSES_LEFT_AT_ONCE: Final = 64
-"""Pauses dropped at a time beyond those that count, since each time all others are moved."""
+HOST_TIMES_KEPT: Final = 32
+"""Of the last 64 s: an agent samples its process every 2 s."""
+LEFT_SHARE: Final = 0.25
+"""Times dropped at once, over those kept: each time all others are moved."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -72,22 +76,23 @@ class PackedRing(Sequence[T], Generic[T]):
         return self._decoder.decode(self._packed[place])
 
 
-class PauseRing(Sequence[GcPauses]):
-    """The last `kept` pauses of Python's garbage collector: steps and pauses alternately, relative to the first ones.
-    Mostly 32 bits are enough; where pauses exceed 2 s in all, 64 are used.
+class TimeRing(Sequence[TimeCount]):
+    """The last `kept` counts of a time: steps and times alternately, relative to the first ones. Mostly 32 bits are
+    enough; where the time exceeds 2 s in all, 64 are used.
     """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._numbers_max = 2 * (kept + PAUSES_LEFT_AT_ONCE)
-        self._steps = self._pause_ns = 0
+        self._left_at_once = math.ceil(LEFT_SHARE * kept)
+        self._numbers_max = 2 * (kept + self._left_at_once)
+        self._steps = self._counted_ns = 0
         self._numbers = array("i")
 
-    def append(self, steps: int, pause_ns: int) -> None:
-        """Add a pause of `pause_ns` after `steps` steps."""
+    def append(self, steps: int, counted_ns: int) -> None:
+        """Add a count of `counted_ns` after `steps` steps."""
         if not self._numbers:
-            self._steps, self._pause_ns = steps, pause_ns
-        more = steps - self._steps, pause_ns - self._pause_ns
+            self._steps, self._counted_ns = steps, counted_ns
+        more = steps - self._steps, counted_ns - self._counted_ns
         try:
             self._numbers.extend(more)
         except OverflowError:
@@ -97,12 +102,12 @@ class PauseRing(Sequence[GcPauses]):
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest pauses, and make the others relative to the first that stays."""
-        numbers = self._numbers[2 * PAUSES_LEFT_AT_ONCE :].tolist()
-        steps, pause_ns = numbers[:2]
-        self._steps, self._pause_ns = self._steps + steps, self._pause_ns + pause_ns
+        """Drop the oldest counts, and make the others relative to the first that stays."""
+        numbers = self._numbers[2 * self._left_at_once :].tolist()
+        steps, counted_ns = numbers[:2]
+        self._steps, self._counted_ns = self._steps + steps, self._counted_ns + counted_ns
         numbers[::2] = [number - steps for number in numbers[::2]]
-        numbers[1::2] = [number - pause_ns for number in numbers[1::2]]
+        numbers[1::2] = [number - counted_ns for number in numbers[1::2]]
         try:
             self._numbers = array("i", numbers)
         except OverflowError:
@@ -112,16 +117,16 @@ class PauseRing(Sequence[GcPauses]):
         return min(self._kept, len(self._numbers) // 2)
 
     @overload
-    def __getitem__(self, place: int) -> GcPauses: ...
+    def __getitem__(self, place: int) -> TimeCount: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[GcPauses]: ...
+    def __getitem__(self, place: slice) -> Sequence[TimeCount]: ...
     def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
             return tuple(self[one] for one in range(*place.indices(len(self))))
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         first = len(self._numbers) - 2 * (len(self) - place % len(self))
-        return GcPauses(self._steps + self._numbers[first], self._pause_ns + self._numbers[first + 1])
+        return TimeCount(self._steps + self._numbers[first], self._counted_ns + self._numbers[first + 1])
 
 
 _BREAKDOWNS: Final = msgspec.msgpack.Decoder(WindowBreakdown)
@@ -201,7 +206,10 @@ class RankSamples:
         #: At most ALLOCATOR_COUNTS_KEPT, oldest first.
         self.allocators = PackedRing(_ALLOCATORS, ALLOCATOR_COUNTS_KEPT)
         #: At most GC_PAUSES_KEPT, oldest first.
-        self.gc_pauses = PauseRing(GC_PAUSES_KEPT)
+        self.gc_pauses = TimeRing(GC_PAUSES_KEPT)
+        #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, and waits of its main thread for a CPU.
+        self.process_cpu, self.core_waits = TimeRing(HOST_TIMES_KEPT), TimeRing(HOST_TIMES_KEPT)
+        self._host_sampled_ns: int | None = None
         #: At most NODE_COUNTS_KEPT, oldest first; empty in all ranks of a node but one.
         self.machines = PackedRing(_MACHINES, NODE_COUNTS_KEPT)
 
@@ -215,12 +223,25 @@ class RankSamples:
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
         if report.gc_pause_ns is not None:
             self.gc_pauses.append(report.step_totals.reported, report.gc_pause_ns)
+        if report.host_times is not None:
+            self._record_host(report.step_totals.reported, report.host_times)
         if report.node is not None:
             self.machines.append(NodeCounts(report.step_totals.reported, report.node))
+
+    def _record_host(self, steps: int, times: HostTimes) -> None:
+        """Add the times of a host sample, unless an earlier report has had it."""
+        if times.host_ns == self._host_sampled_ns:
+            return
+        self._host_sampled_ns = times.host_ns
+        if times.cpu_ns is not None:
+            self.process_cpu.append(steps, times.cpu_ns)
+        if times.run_queue_wait_ns is not None:
+            self.core_waits.append(steps, times.run_queue_wait_ns)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
         kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
         kept = kept and len(self.machines) <= NODE_COUNTS_KEPT
+        kept = kept and max(len(self.process_cpu), len(self.core_waits)) <= HOST_TIMES_KEPT
         require(kept and len(self.gc_pauses) <= GC_PAUSES_KEPT, "too many samples are kept")

@@ -98,10 +98,11 @@ SYNCHRONISATIONS = WindowSynchronisations(
         ),
     ),
 )  # fmt: skip
-HOST = HostSample(
+EARLIER_HOST = HostSample(
     host_ns=1_600, cpu_ns=5_000, resident_bytes=1 << 30, voluntary_switches=3, involuntary_switches=2,
     major_faults=0, gc_pause_ns=70, gc_collections=4,
 )  # fmt: skip
+HOST = msgspec.structs.replace(EARLIER_HOST, run_queue_wait_ns=80)
 NARROW_DEVICE = DeviceSample(
     host_ns=1_601, uuid="GPU-0", model="H", utilization_ratio=0.5, memory_used_bytes=1, memory_total_bytes=2,
     power_watts=250.5, temperature_celsius=61.0, sm_clock_hertz=1_980_000_000, throttle_reasons=("power_cap",),
@@ -244,8 +245,9 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
+WITHOUT_CORE_WAIT = msgspec.structs.replace(STATED["report"], host=EARLIER_HOST)
 WITHOUT_TAILS = msgspec.structs.replace(
-    STATED["report"],
+    WITHOUT_CORE_WAIT,
     totals=TOTALS_WITHOUT_TAILS,
     losses=LOSSES_WITHOUT_TAILS,
     stall=msgspec.structs.replace(STALL, samples=None),
@@ -367,6 +369,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
     report = STATED["report"]
     assert isinstance(report, Report)
     earlier = {
+        "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
     }  # fmt: skip
@@ -417,6 +420,11 @@ def test_earlier_report_without_timed_steps_decodes() -> None:
 def test_earlier_report_without_tails_and_samples_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_tails.hex").read_text())
     assert decode(frame) == WITHOUT_TAILS
+
+
+def test_earlier_report_without_the_wait_for_a_core_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_core_wait.hex").read_text())
+    assert decode(frame) == WITHOUT_CORE_WAIT
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

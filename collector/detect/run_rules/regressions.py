@@ -43,8 +43,8 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
-from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
-from rankscope.collector.detect.stragglers.root_cause import Cause
+from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, find_cause_of_change
+from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.peer_groups import middle_of_ranks
@@ -60,7 +60,7 @@ NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
 UNSEEN: Final = (
     "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for"
 )
-UNATTRIBUTED: Final = "unattributed"
+OF_UNSEEN: Final = "and which rank is to blame is not known, as what they wait for is not measured"
 FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
@@ -397,6 +397,8 @@ def _describe(
     is_past_kept = bool((view.series.steps < since).any())
     if cause.name == UNATTRIBUTED and known is not None and known.cause != UNATTRIBUTED and not is_past_kept:
         cause = Cause(known.cause, FOUND_EARLIER, {})
+    if cause.name == UNSEEN_WAIT and blame in (NO_RANK, NO_OTHER_RANK):
+        blame = OF_UNSEEN  # it may be a rank that is late where no report shows it
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
     cost = price(lost_ns, view, max(since, change.level_from_step))
     ratio = change.after_ns / before_ns

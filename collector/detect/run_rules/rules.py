@@ -12,11 +12,13 @@ run or a slow link.
 | `low_gpu_utilisation` | the GPU is idle for 30 % of the time, and neither of the two explains it |
 | `communication_bound` | exposed communication for 15 % of the time; waits do not count |
 | `serialised_communication` | little communication overlaps, and overlap could save a tenth of the time |
+| `cpu_pressure` | the training thread waits for a CPU core a tenth of the time (on a GPU: and it is idle as long) |
 | `memory_pressure` | repeatedly the allocator runs out of memory, or allocates from the driver and frees to it |
 
-In a run without GPUs only `data_bound` is judged. A host that waits for its device instead of launching ahead
-(`blocking_sync` in traces) is no finding of its own: where that makes half of the idle time, `host_bound` says so and
-names the source line.
+In a run without GPUs only `data_bound` and `cpu_pressure` are judged. Devices that are idle, beyond the data phase, for
+more than twice as long as their processes compute do not wait for busy hosts but for what is not seen: that is
+`low_gpu_utilisation`. A host that waits for its device instead of launching ahead (`blocking_sync` in traces) is no
+finding of its own: where that makes half of the idle time, `host_bound` says so and names the source line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +34,14 @@ from rankscope.collector.detect.run_rules.thresholds import (
     EXPOSED_RATIO_MIN,
     FEED_FASTER,
     FREE_THE_ALLOCATOR,
+    FREE_THE_CORES,
     FREE_THE_HOST,
     HIDEABLE_RATIO_MIN,
     IDLE_RATIO_MIN,
     LAUNCH_AHEAD,
     OVERLAP,
     OVERLAP_RATIO_MAX,
+    QUEUE_RATIO_MIN,
     percent,
 )
 from rankscope.collector.detect.view import Candidate, RunView
@@ -53,12 +57,15 @@ INTERVALS_RATIO_MIN: Final = 0.5
 
 
 class Judged(NamedTuple):
-    """The result of a rule. `ratio` is the share of the time it is about, `evidence` the numbers by name."""
+    """The result of a rule. `ratio` is the share of the time it is about, `evidence` the numbers by name. `machine` is
+    the one it is about; None: the run.
+    """
 
     ratio: float
     sentence: str
     suggestion: str
     evidence: Mapping[str, float]
+    machine: str | None = None
 
 
 NO_WINDOWS: Final = "no GPU has enough profiler windows yet"
@@ -95,6 +102,8 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     data, moving = min(signals.data or 0.0, signals.idle), signals.moving or 0.0
     if signals.idle - data < ease * IDLE_RATIO_MIN or moving >= EXPOSED_RATIO_MIN / ease:
         return None
+    if _waits_unseen(signals) or isinstance(judge_core_wait(signals), Judged):
+        return None
     evidence = {
         "host_idle_ratio": signals.idle - data,
         "host_idle_ratio_min": IDLE_RATIO_MIN,
@@ -119,20 +128,61 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     )
 
 
+def _waits_unseen(signals: RunSignals) -> bool:
+    """Return whether the devices are idle, beyond the data phase, for more than twice as long as their processes
+    compute at all: then no host is busy for at least half of that time.
+    """
+    if signals.idle is None or signals.computing is None:
+        return False
+    return signals.computing < EXPLAINS * (signals.idle - min(signals.data or 0.0, signals.idle))
+
+
+def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
+    """Judge whether the training threads wait for CPU cores, all alike."""
+    if signals.queueing is None:
+        return Abstain("how long the training threads wait for a CPU core is not known")
+    if signals.queueing < ease * QUEUE_RATIO_MIN:
+        return None
+    if not signals.has_windows:
+        return Abstain(signals.absent or "the idle time of the GPUs, while hosts wait for a CPU core, is not known")
+    ratio = signals.queueing if signals.idle is None else min(signals.queueing, signals.idle)
+    if ratio < ease * QUEUE_RATIO_MIN:
+        return None
+    where = "of most ranks" if signals.machine is None else f"of most ranks on machine {signals.machine}"
+    return Judged(
+        ratio,
+        f"The training threads {where} wait for a CPU core {percent(ratio)} of the time, "
+        f"{format_duration(ratio * signals.step_ns)} in a step.",
+        FREE_THE_CORES,
+        {"core_wait_ratio": signals.queueing, "core_wait_ratio_min": QUEUE_RATIO_MIN},
+        signals.machine,
+    )
+
+
 def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the GPUs are idle much of the time, and no other rule explains it."""
     if signals.idle is None:
         return Abstain(signals.absent or NO_WINDOWS)
-    explained = any(isinstance(judge(signals), Judged) for judge in (judge_data, judge_host))
+    explained = any(isinstance(judge(signals), Judged) for judge in (judge_data, judge_core_wait, judge_host))
     if signals.idle < ease * IDLE_RATIO_MIN or explained:
         return None
+    evidence = {"busy_ratio": 1 - signals.idle, "busy_ratio_max": 1 - IDLE_RATIO_MIN}
+    if signals.computing is not None and _waits_unseen(signals):
+        return Judged(
+            signals.idle,
+            f"The GPUs are idle {percent(signals.idle)} of the time, and their processes compute on the CPU "
+            f"{percent(signals.computing)} of the time: they wait for something that is not measured.",
+            "Look at what the training threads wait for: `py-spy dump` on a rank, storage, locks, and communication "
+            "outside of torch's collectives.",
+            {**evidence, "computing_ratio": signals.computing},
+        )
     return Judged(
         signals.idle,
         f"The GPUs are busy only {percent(1 - signals.idle)} of the time, and neither data loading nor their hosts "
         "alone explain it.",
         f"Look at one rank's step in a trace (rankscope analyze): what its host does while its GPU is idle. "
         f"{FREE_THE_HOST}",
-        {"busy_ratio": 1 - signals.idle, "busy_ratio_max": 1 - IDLE_RATIO_MIN},
+        evidence,
     )
 
 
@@ -215,6 +265,7 @@ RULES: Final[Mapping[str, Rule]] = {
         judge_host, frozenset({"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait"})
     ),
     "low_gpu_utilisation": Rule(judge_utilisation, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
+    "cpu_pressure": Rule(judge_core_wait, frozenset()),
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
@@ -269,6 +320,7 @@ def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
 def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | None) -> Finding:
     return Finding(
         kind=kind,
+        nodes=() if judged.machine is None else (judged.machine,),
         # The windows move on with the run: the begin of an open finding is kept.
         since_step=signals.since_step if known is None else known.since_step,
         cause=kind,

@@ -24,7 +24,8 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.detect.statistics.excess import KNOWN_MIN
-from rankscope.collector.detect.view import AllocatorCounts, RunView
+from rankscope.collector.detect.stragglers.host_times import time_per_step
+from rankscope.collector.detect.view import AllocatorCounts, RunView, TimeCount
 from rankscope.collector.steps.step_series import Floats, medians_of_last
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 
@@ -48,6 +49,9 @@ class RunSignals(NamedTuple):
     allocator ran out of memory, and those in which it both allocated from the driver and freed to it; `retries` counts
     over all ranks read. `has_windows`: whether enough ranks have enough windows; `absent` why GPUs' windows do not
     count, None where those of enough ranks do; `since_step` is the first step used.
+    `computing` is the CPU time of the process, all threads together, over the step: of one core, so it may be more than
+    1; more than half of the ranks do not exceed it. `queueing` is the wait of the training thread for a CPU core, and
+    `machine` the name of the machine where the run has one only.
     `synchronising` is the part of `idle` around calls in which the host waits for its GPU, at most, and
     `synchronises_in` the calls with most of it, as text that ends a sentence, empty if there are none.
     """
@@ -66,6 +70,9 @@ class RunSignals(NamedTuple):
     absent: str | None = None
     synchronising: float | None = None
     synchronises_in: str = ""
+    computing: float | None = None
+    queueing: float | None = None
+    machine: str | None = None
 
 
 def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
@@ -100,6 +107,9 @@ def read_signals(view: RunView, steps: int) -> RunSignals | Abstain:
         churning=_of_most((one.churning for one in intervals), len(sampled)),
         retries=sum(one.retries for one in intervals),
         absent=_find_absence_of_most(view, sampled),
+        computing=_at_most(_host_shares(view.samples.process_cpu, usual_ns, steps), len(sampled)),
+        queueing=_of_most(_host_shares(view.samples.core_waits, usual_ns, steps), len(sampled)),
+        machine=_find_only_machine(view),
         **_read_synchronisations(view, windows, steps, usual_ns, len(sampled))._asdict(),
     )
 
@@ -156,6 +166,19 @@ def _data_share(view: RunView, sampled: Sequence[int], steps: int) -> float | No
     halves = [_ratio_of_sums(data_ns[rows], step_ns[rows]) for rows in (slice(middle), slice(middle, None))]
     shares = np.minimum(*halves)
     return _of_most(shares[~np.isnan(shares)].tolist(), len(sampled))
+
+
+def _host_shares(
+    counts: Mapping[int, Sequence[TimeCount]], usual_ns: Mapping[int, float], steps: int
+) -> list[float | None]:
+    """Return a time of the process over the step, of each rank whose steps are known."""
+    times_ns = {rank: time_per_step(counts.get(rank, ()), steps) for rank in usual_ns}
+    return [None if ns is None else ns / usual_ns[rank] for rank, ns in times_ns.items()]
+
+
+def _find_only_machine(view: RunView) -> str | None:
+    machines = set(view.nodes.values())
+    return machines.pop() if len(machines) == 1 else None
 
 
 def _ratio_of_sums(part: Floats, whole: Floats) -> Floats:

@@ -12,6 +12,8 @@ IDLE_RATIO_MIN: Final = 0.3
 """Idle time of the device caused by its host: 9 % in data-bound traces, 45 % and more in host-bound ones."""
 DATA_RATIO_MIN: Final = 0.1
 """Data phase over the step: 34 % in data-bound traces, up to 2 % with sound loaders, 5 to 10 % in host-bound ones."""
+QUEUE_RATIO_MIN: Final = 0.1
+"""Wait of the training thread for a CPU core over the step: below a thousandth where every rank has a core."""
 EXPOSED_RATIO_MIN: Final = 0.15
 """Exposed communication over the window, without waits where they are known: healthy runs stay below 7 %. That of a
 single rank's trace includes waits for others."""
@@ -37,6 +39,10 @@ LAUNCH_AHEAD: Final = (
 FEED_FASTER: Final = (
     "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, decoding "
     "ahead of time."
+)
+FREE_THE_CORES: Final = (
+    "Find what else runs on the machine (`top`), and whether the container has as many CPUs as its ranks have threads: "
+    "fewer ranks, data loader workers or OMP_NUM_THREADS, or pin each rank to cores of its own."
 )
 COMMUNICATE_LESS: Final = (
     "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, gradients in "

@@ -14,6 +14,7 @@ from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin
 from rankscope.collector.detect.stragglers.cost import Cost, lost_to, lost_together, price, spared_by
+from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
@@ -24,7 +25,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
-from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
+from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
 from rankscope.collector.detect.stragglers.timed_waits import is_contradicted, read_timed_waits
 from rankscope.collector.detect.view import Candidate, RunView
@@ -78,7 +79,9 @@ class Stragglers:
         described = [
             (node, tuple(date_begin(one, view, explained) for one in slow)) for node, slow in joined[:DESCRIBED_MAX]
         ]
-        causes = [_find_cause(view, slow) for _, slow in described]
+        found = [(one, _find_cause(view, one[1])) for one in described]
+        found = [(one, cause) for one, cause in found if not _is_of_all(one, cause, known)]
+        described, causes = [one for one, _ in found], [cause for _, cause in found]
         works = [_find_own_work(view, slow, cause, known) for (_, slow), cause in zip(described, causes, strict=True)]
         slower = [place for place, work in enumerate(works) if work is None]
         together = _Together(view, [described[place] for place in slower], known)
@@ -244,6 +247,15 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         evidence=evidence,
     )
     return Candidate(finding, together.lost_ns[number])
+
+
+def _is_of_all(one: tuple[str | None, Sequence[SlowRank]], cause: Cause, known: Mapping[int, Finding]) -> bool:
+    """Return whether a rank that no open finding is about is slow for what holds its peers up as well: machines that
+    are busy with something else (`run_rules/rules.py`). Then no rank is named.
+    """
+    node, slow_ranks = one
+    is_new = node is None and slow_ranks[0].rank not in known
+    return is_new and cause.name == CPU_PRESSURE and is_held_up_alike(cause.evidence)
 
 
 def _find_own_work(

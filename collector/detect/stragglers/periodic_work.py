@@ -21,14 +21,14 @@ from rankscope.collector.detect.finding import PERIODIC_WORK, Finding
 from rankscope.collector.detect.past import OF_IT, WHEN
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
-from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, Cause
+from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Ints
 from rankscope.measure.units import format_duration
 
 SYNC: Final = "host_device_sync"
-OWN_CAUSES: Final = frozenset({"unattributed", "host_cpu", SYNC})
+OWN_CAUSES: Final = frozenset({"unattributed", HOST_CPU, UNSEEN_WAIT, SYNC})
 """Causes that such work has. What the rank's loader, GPU or memory is slow at is no work of its own."""
 PERIODS_MAX: Final = 3
 """Kinds of such work at once, as logging, evaluating and saving."""

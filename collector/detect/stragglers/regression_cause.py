@@ -5,41 +5,53 @@ reasons have no history: there the ranks are compared with the other ranks, if a
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
+from rankscope.collector.detect.machine_growth import spread
+from rankscope.collector.detect.stragglers.host_times import time_per_step
 from rankscope.collector.detect.stragglers.root_cause import (
     CLOCK_RATIO,
+    CPU_PRESSURE,
     EXPLAINS,
+    HOST_CPU,
     MORE_WORK_RATIO,
+    UNSEEN_WAIT,
     Cause,
     name_throttle,
-    pause_per_step,
 )
-from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.detect.view import RunView, TimeCount
+from rankscope.collector.steps.step_series import Cells, Floats
 from rankscope.measure.records import WindowBreakdown
 from rankscope.measure.units import format_duration
 
 Verdict = tuple[str, str] | None
 
+UNATTRIBUTED: Final = "unattributed"
+IDLE: Final = "idle_added_ns"
+"""Evidence key: how much longer the devices are idle in a step."""
+THEY_WAIT: Final = "they wait for something that is not measured"
+RANKS_READ_MAX: Final = 64
+"""Ranks, evenly spread, whose processes are read."""
+
 
 def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
     """Return why these ranks take `added_ns` a step longer since that step; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
-    for test in (_data, _transfer, _garbage, _throttle, _windows):
+    for test in (_data, _transfer, _garbage, _throttle, _windows, _threads):
         found = test(view, ranks, since_step, max(1.0, added_ns), evidence)
         if found is not None:
             return Cause(*found, evidence)
-    return Cause("unattributed", "no known cause explains it", evidence)
+    return Cause(UNATTRIBUTED, "no known cause explains it", evidence)
 
 
 def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     data_ns = view.series.phases_ns.get("data")
     if data_ns is None:
         return None
-    longer_ns = _growth(np.nanmedian(_filled(data_ns[:, view.series.columns_of(ranks)]), axis=1), view, since)
+    longer_ns = _median_growth(data_ns, view, ranks, since)
     if longer_ns is None:
         return None
     evidence["data_added_ns"] = longer_ns
@@ -48,9 +60,12 @@ def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evid
     return "data_loading", f"they wait {format_duration(longer_ns)} a step longer for their data loaders than before"
 
 
-def _filled(values: Floats) -> Floats:
-    """Replace rows without known values by zeros, which `_growth` ignores: a median of nothing warns."""
-    return np.where(np.isnan(values).all(axis=1, keepdims=True), 0.0, values)
+def _medians(values: Floats) -> Floats:
+    """Return the median of each row over the ranks of which it is known; NaN where it is known of none."""
+    medians = np.full(len(values), np.nan)
+    known = ~np.isnan(values).all(axis=1)
+    medians[known] = np.nanmedian(values[known], axis=1)
+    return medians
 
 
 def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
@@ -59,7 +74,7 @@ def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
         growth
         for group, transfer_ns in view.transfers_ns.items()
         if not wanted.isdisjoint(view.groups.get(group, ()))
-        and (growth := _growth(np.nan_to_num(transfer_ns, nan=0.0), view, since)) is not None
+        and (growth := _growth(np.where(transfer_ns > 0, transfer_ns, np.nan), view, since)) is not None
     ]
     if not grown:
         return None
@@ -70,27 +85,35 @@ def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
 
 
 def _growth(values_ns: Floats, view: RunView, since: int) -> float | None:
-    """Return by how much the median has grown since that step, ignoring zeros; None where a side has no value."""
-    known = values_ns > 0
+    """Return by how much the median of the known values has grown since that step; None where a side has none."""
+    known = ~np.isnan(values_ns)
     after = values_ns[known & (view.series.steps >= since)]
     before = values_ns[known & (view.series.steps < since)]
     return float(np.median(after) - np.median(before)) if len(after) and len(before) else None
 
 
 def _garbage(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
-    grown = []
-    for rank in ranks:
-        pauses = view.samples.gc_pauses.get(rank, ())
-        after = pause_per_step(pauses, since)
-        before = pause_per_step([pause for pause in pauses if pause.steps < since], 0)
-        if after is not None and before is not None:
-            grown.append(after - before)
-    if not grown:
+    longer_ns = _growth_per_step(view.samples.gc_pauses, ranks, since)
+    if longer_ns is None:
         return None
-    evidence["gc_added_ns"] = longer_ns = float(np.median(grown))
+    evidence["gc_added_ns"] = longer_ns
     if longer_ns < EXPLAINS * added_ns:
         return None
     return "garbage_collection", f"Python's garbage collector stops them {format_duration(longer_ns)} a step longer"
+
+
+def _growth_per_step(counts: Mapping[int, Sequence[TimeCount]], ranks: Sequence[int], since: int) -> float | None:
+    """Return by how much a time in each step has grown since that step on these ranks, of many on RANKS_READ_MAX: the
+    median, in ns; None where it is not known of any on both sides.
+    """
+    grown = []
+    for rank in spread(ranks, RANKS_READ_MAX):
+        samples = tuple(counts.get(rank, ()))
+        after = time_per_step(samples, since)
+        before = time_per_step([sample for sample in samples if sample.steps < since], 0)
+        if after is not None and before is not None:
+            grown.append(after - before)
+    return float(np.median(grown)) if grown else None
 
 
 def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
@@ -117,7 +140,7 @@ def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
 
 
 def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
-    """Find more work, slower kernels, or devices that are idle while their hosts work."""
+    """Find more work or slower kernels, and put the idle time of devices into the evidence."""
 
     def grown(read: Callable[[WindowBreakdown], float | None]) -> tuple[float, float] | None:
         values: dict[bool, list[float]] = {True: [], False: []}
@@ -133,14 +156,83 @@ def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
         return None
     has_device = any(view.samples.devices.get(rank) for rank in ranks)
     operators = grown(lambda window: window.operator_count)
-    evidence["compute_added_ns"], evidence["idle_added_ns"] = compute[1] - compute[0], idle[1] - idle[0]
+    evidence["compute_added_ns"] = compute[1] - compute[0]
+    if has_device:
+        evidence[IDLE] = idle[1] - idle[0]
     if evidence["compute_added_ns"] >= EXPLAINS * added_ns:
         if operators is not None and operators[1] >= MORE_WORK_RATIO * operators[0]:
             return "more_work", f"they run {operators[1]:.0f} operators a step, {operators[0]:.0f} before"
         if has_device:
             longer = format_duration(evidence["compute_added_ns"])
             return "gpu_compute", f"their GPUs compute {longer} a step longer on the same work"
-    if has_device and evidence["idle_added_ns"] >= EXPLAINS * added_ns:
-        longer = format_duration(evidence["idle_added_ns"])
-        return "host_cpu", f"their GPUs are idle {longer} a step longer, waiting for their hosts"
     return None
+
+
+def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+    """Find what the processes do longer: compute, wait for a CPU core, or wait for what is not seen. Of ranks with GPUs
+    that says something only where these are idle as much longer.
+    """
+    least_ns = EXPLAINS * added_ns
+    has_device = any(view.samples.devices.get(rank) for rank in ranks)
+    if has_device and evidence.get(IDLE, 0.0) < least_ns:
+        return None
+    idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer" if has_device else ""
+    of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, since)
+    of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, since)
+    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, since)
+    for name, value in (("cpu", of_threads_ns), ("process_cpu", of_processes_ns), ("core_wait", for_cores_ns)):
+        if value is not None:
+            evidence[f"{name}_added_ns"] = value
+    for value, does in ((of_threads_ns, "training threads compute"), (of_processes_ns, "processes compute")):
+        if value is not None and value >= least_ns:
+            return HOST_CPU, f"{idle}, waiting for their hosts" if idle else _longer(does, value, "")
+    if for_cores_ns is not None and for_cores_ns >= least_ns:
+        waits = _longer("training threads wait", for_cores_ns, " for a CPU core")
+        return CPU_PRESSURE, f"{idle} and {waits}" if idle else waits
+    return (_idle_devices if has_device else _blocked)(view, ranks, since, least_ns, evidence)
+
+
+def _longer(does: str, longer_ns: float, what_for: str) -> str:
+    return f"their {does} {format_duration(longer_ns)} a step longer{what_for} than before"
+
+
+def _idle_devices(
+    view: RunView, ranks: Sequence[int], since: int, least_ns: float, evidence: dict[str, float]
+) -> Verdict:
+    """Return why devices are idle longer whose processes compute no longer: a training thread that is hardly off the
+    CPU is at work, or spins.
+    """
+    columns, series = view.series.columns_of(ranks), view.series
+    idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer"
+    off_ns = _medians(series.step_ns[:, columns] - series.cpu_ns[:, columns])[series.steps >= since]
+    if np.isnan(off_ns).all():
+        return UNATTRIBUTED, f"{idle}, and the CPU time of their training threads is not known"
+    evidence["off_cpu_ns"] = off_cpu_ns = float(np.nanmedian(off_ns))
+    if off_cpu_ns < least_ns:
+        return HOST_CPU, f"{idle}, waiting for their hosts"
+    return UNSEEN_WAIT, f"{idle} while their training threads are off the CPU: {THEY_WAIT}"
+
+
+def _blocked(view: RunView, ranks: Sequence[int], since: int, least_ns: float, evidence: dict[str, float]) -> Verdict:
+    """Find training threads without devices that are off the CPU longer than before, neither in data nor in known waits
+    for other ranks.
+    """
+    columns, series = view.series.columns_of(ranks), view.series
+    if not series.self_is_measured:
+        return None
+    unseen_ns = series.self_ns[:, columns] - series.cpu_ns[:, columns]
+    if "data" in series.phases_ns:
+        unseen_ns -= series.phases_ns["data"][:, columns]
+    longer_ns = _growth(_medians(unseen_ns), view, since)
+    if longer_ns is None:
+        return None
+    evidence["off_cpu_added_ns"] = longer_ns
+    if longer_ns < least_ns:
+        return None
+    longer = format_duration(longer_ns)
+    return UNSEEN_WAIT, f"their training threads are off the CPU {longer} a step longer than before: {THEY_WAIT}"
+
+
+def _median_growth(values_ns: Cells, view: RunView, ranks: Sequence[int], since: int) -> float | None:
+    """Return by how much the median over these ranks has grown since that step, in ns; None where it is not known."""
+    return _growth(_medians(values_ns[:, view.series.columns_of(ranks)]), view, since)

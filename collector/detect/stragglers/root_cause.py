@@ -3,7 +3,8 @@
 
 Each rule names its cause if its part explains at least half of the excess. Data, garbage collection and the device come
 first because they are the most specific, then memory, which makes a host wait for its GPU, then calls in which it waits
-by itself, then the host, and why it is slow, or what it waits for. `unattributed` when no rule holds.
+by itself, then the host: it computes longer, waits for a CPU core, for other threads of its process, or for what is
+not seen. `unattributed` when no rule holds.
 """
 
 import statistics
@@ -16,8 +17,15 @@ from rankscope.collector.detect.blocking_calls import describe_kind, find_excess
 from rankscope.collector.detect.machine_growth import Machines
 from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
+from rankscope.collector.detect.stragglers.host_times import (
+    CPU_EXCESS,
+    compare_times,
+    find_core_wait,
+    find_other_threads,
+    share_of_slow_steps,
+)
 from rankscope.collector.detect.stragglers.persistent import SlowRank
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
+from rankscope.collector.detect.view import AllocatorCounts, Samples
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown, WindowSynchronisations
 from rankscope.measure.units import format_duration
@@ -114,7 +122,8 @@ PCIE_UTILIZATION_MIN: Final = 0.5
 raises it within milliseconds once it works. The width it keeps."""
 HOST_CPU: Final = "host_cpu"
 UNSEEN_WAIT: Final = "unseen_wait"
-NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync"})
+CPU_PRESSURE: Final = "cpu_pressure"
+NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads"})
 """Excesses that are not phases of the step."""
 
 
@@ -144,8 +153,9 @@ def find_cause(
             break
     else:
         has_device = series.is_by_device or bool(samples.devices.get(slow.rank))
-        cause = _idle_device(slow, excess_ns, evidence, series) or _host(excess_ns, evidence, has_device=has_device)
-    is_waiting = evidence.get("cpu_excess_ns", 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
+        found = _idle_device(slow, excess_ns, evidence, series, samples)
+        cause = found or _host(slow, excess_ns, evidence, samples, has_device=has_device)
+    is_waiting = evidence.get(CPU_EXCESS, 0.0) < EXPLAINS * excess_ns  # a thread that computes has a CPU
     if cause[0] in {HOST_CPU, UNSEEN_WAIT} and is_waiting and machines is not None and all_excess_ns is not None:
         because = find_cpu_pressure(
             slow,
@@ -154,9 +164,9 @@ def find_cause(
             series=series,
             all_excess_ns=all_excess_ns,
             machines=machines,
-            share_of_steps=_share_of_slow_steps(slow),
+            share_of_steps=share_of_slow_steps(slow),
         )
-        cause = cause if because is None else ("cpu_pressure", because)
+        cause = cause if because is None else (CPU_PRESSURE, because)
     return Cause(cause[0], cause[1], evidence)
 
 
@@ -168,7 +178,7 @@ def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
     found = {
         f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
     }
-    found["cpu_excess_ns"] = _excess(series.cpu_ns, rows, slow, series)
+    found[CPU_EXCESS] = _excess(series.cpu_ns, rows, slow, series)
     return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
@@ -202,32 +212,14 @@ def _data(_slow: SlowRank, excess_ns: float, evidence: dict[str, float], _sample
 
 
 def _garbage(slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples) -> Verdict:
-    pauses = {
-        rank: pause_per_step(samples.gc_pauses.get(rank, ()), slow.level_from_step)
-        for rank in (slow.rank, *slow.peers.ranks)
-    }
-    mine = pauses.pop(slow.rank)
-    peers = [pause for pause in pauses.values() if pause is not None]
-    if mine is None or not peers:
+    pauses = compare_times(slow, samples.gc_pauses)
+    if pauses is None:
         return None
-    pause_ns = (mine - float(np.median(peers))) / _share_of_slow_steps(slow)
+    pause_ns = (pauses.mine_ns - pauses.peers_ns) / share_of_slow_steps(slow)
     evidence["gc_excess_ns"] = pause_ns
     if pause_ns < EXPLAINS * excess_ns:
         return None
     return "garbage_collection", f"Python's garbage collector stops it {format_duration(pause_ns)} a step longer"
-
-
-def _share_of_slow_steps(slow: SlowRank) -> float:
-    """Return the share of the steps that an excess per step falls on."""
-    return slow.persistence if slow.pattern == "intermittent" else 1.0
-
-
-def pause_per_step(pauses: Sequence[GcPauses], from_step: int) -> float | None:
-    """Return the pauses in ns per step from that step on; None without two samples in that time."""
-    inside = [sample for sample in pauses if sample.steps >= from_step]
-    if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
-        return None
-    return (inside[-1].pause_ns - inside[0].pause_ns) / (inside[-1].steps - inside[0].steps)
 
 
 def _fault(slow: SlowRank, _excess_ns: float, _evidence: dict[str, float], samples: Samples) -> Verdict:
@@ -402,35 +394,56 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
     return None
 
 
-def _idle_device(slow: SlowRank, excess_ns: float, evidence: dict[str, float], series: StepSeries) -> Verdict:
+def _idle_device(
+    slow: SlowRank, excess_ns: float, evidence: dict[str, float], series: StepSeries, samples: Samples
+) -> Verdict:
     """Return why a device is idle longer: its host is at work, or on no CPU for as long, and so waits itself. A host
     that spins while it waits for its device or for others is at work all the time, and so are its peers' then.
     """
     if evidence.get("idle_excess_ns", 0.0) < EXPLAINS * excess_ns:
         return None
     idle = f"its GPU is idle {format_duration(evidence['idle_excess_ns'])} a step longer"
-    if "cpu_excess_ns" not in evidence:
+    if CPU_EXCESS not in evidence:
         return "unattributed", f"{idle}, and the CPU time of its training thread is not known"
     rows, column = _judged_rows(slow, series), series.column_of(slow.rank)
-    computed_ns = evidence["cpu_excess_ns"]
     evidence["off_cpu_ns"] = off_cpu_ns = float(
         np.nanmedian(series.step_ns[rows, column] - series.cpu_ns[rows, column])
     )
-    where = _where(evidence, excess_ns)
-    if computed_ns >= EXPLAINS * excess_ns or off_cpu_ns < EXPLAINS * excess_ns:
-        return HOST_CPU, f"{idle}, waiting for its host{where}"
-    waits = "while its training thread is off the CPU: it waits for something that is not measured"
-    return UNSEEN_WAIT, f"{idle} {waits}{where}"
+    if evidence[CPU_EXCESS] >= EXPLAINS * excess_ns or off_cpu_ns < EXPLAINS * excess_ns:
+        return HOST_CPU, f"{idle}, waiting for its host{_where(evidence, excess_ns)}"
+    return _waiting(slow, excess_ns, evidence, samples, idle=idle)
 
 
-def _host(excess_ns: float, evidence: dict[str, float], *, has_device: bool) -> tuple[str, str]:
+def _host(
+    slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples, *, has_device: bool
+) -> tuple[str, str]:
+    """Return why a host without a device is slow: its training thread computes longer, or waits itself. On a GPU a slow
+    host shows as an idle device, which only device windows measure.
+    """
     where = _where(evidence, excess_ns)
-    if has_device or "cpu_excess_ns" not in evidence:
-        # On a GPU a slow host shows as an idle device, which only device windows measure.
-        return "unattributed", f"no known cause explains it{where}"
-    if evidence["cpu_excess_ns"] >= EXPLAINS * excess_ns:
-        return HOST_CPU, f"its training thread computes longer{where}"
-    return HOST_CPU, f"its training thread is blocked or waits for a CPU core{where}"
+    if not has_device and CPU_EXCESS in evidence:
+        if evidence[CPU_EXCESS] >= EXPLAINS * excess_ns:
+            return HOST_CPU, f"its training thread computes longer{where}"
+        return _waiting(slow, excess_ns, evidence, samples)
+    for_core = None if has_device else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
+    if for_core is not None:
+        return CPU_PRESSURE, f"{for_core}{where}"
+    return "unattributed", f"no known cause explains it{where}"
+
+
+def _waiting(
+    slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples, *, idle: str = ""
+) -> tuple[str, str]:
+    """Return what a training thread waits for that computes no longer than its peers': a CPU core, other threads of its
+    process, or what is not seen. `idle` begins the clause where a device is idle meanwhile.
+    """
+    where = _where(evidence, excess_ns)
+    for find, name in ((find_core_wait, CPU_PRESSURE), (find_other_threads, HOST_CPU)):
+        because = find(slow, EXPLAINS * excess_ns, evidence, samples)
+        if because is not None:
+            return name, f"{idle} and {because}{where}" if idle else f"{because}{where}"
+    because = "its training thread is off the CPU: it waits for something that is not measured"
+    return UNSEEN_WAIT, f"{idle} while {because}{where}" if idle else f"{because}{where}"
 
 
 def _where(evidence: Mapping[str, float], excess_ns: float) -> str:

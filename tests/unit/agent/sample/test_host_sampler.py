@@ -84,6 +84,20 @@ def test_denied_memory_is_none_and_not_zero(tmp_path: Path) -> None:
     assert HostSampler(ManualClock(), memory=ResidentMemory(str(tmp_path))).sample().resident_bytes is None
 
 
+def test_wait_for_a_core_is_the_second_number_of_the_main_thread(tmp_path: Path) -> None:
+    file = tmp_path / "schedstat"
+    file.write_text("9000 700 12\n")
+    assert HostSampler(ManualClock(), schedstat=str(file)).sample().run_queue_wait_ns == 700
+
+
+@pytest.mark.parametrize("text", ["0 0 0", "", "9000", "many waits here"])
+def test_wait_that_the_kernel_does_not_count_is_none(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "schedstat"
+    assert HostSampler(ManualClock(), schedstat=str(file)).sample().run_queue_wait_ns is None
+    file.write_text(text)
+    assert HostSampler(ManualClock(), schedstat=str(file)).sample().run_queue_wait_ns is None
+
+
 def test_cpu_time_of_this_process_never_decreases() -> None:
     sampler = HostSampler(SystemClock())
     first, second = sampler.sample(), sampler.sample()

@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.run_rules.rules import RunRules
-from rankscope.collector.detect.view import AllocatorCounts, RunView, Samples
+from rankscope.collector.detect.view import AllocatorCounts, RunView, Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.records import AllocatorSample, DeviceSample, WindowBreakdown
@@ -48,8 +48,13 @@ def job_of(
     made: int = MADE,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
     phases: bool = True,
+    core_wait_ms: Sequence[float] = (),
+    process_ms: Sequence[float] = (),
+    nodes: Mapping[int, str] | None = None,
 ) -> RunView:
-    """Build a run. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU."""
+    """Build a run. `moved_ms` is the transfer of its one group a step, `gpus` how many ranks have a GPU;
+    `core_wait_ms` and `process_ms` are each rank's wait for a CPU core and CPU time a step, not known where empty.
+    """
     count = len(ranks)
     rows = min(made, 64)
     data = [data_ms] * count if isinstance(data_ms, int | float) else list(data_ms)
@@ -60,6 +65,7 @@ def job_of(
     )
     return view_of(
         series,
+        nodes=nodes,
         groups={GROUP: tuple(range(count))},
         transfers=exposed_of({} if moved_ms is None else {GROUP: np.full(rows, moved_ms * MS)}),
         samples=Samples(
@@ -70,8 +76,17 @@ def job_of(
             gc_pauses={},
             devices={rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in range(count if gpus is None else gpus)},
             allocators=allocators or {},
+            core_waits=_count(core_wait_ms),
+            process_cpu=_count(process_ms),
         ),
     )
+
+
+def _count(ms_per_step: Sequence[float]) -> dict[int, list[TimeCount]]:
+    """Count a time of each rank at the steps 40 and 90."""
+    return {
+        rank: [TimeCount(steps, round(steps * ms * MS)) for steps in (40, 90)] for rank, ms in enumerate(ms_per_step)
+    }
 
 
 def exposed_of(exposed_ns: Mapping[str, Floats]) -> GroupTransfers:

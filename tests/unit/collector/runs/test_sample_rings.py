@@ -4,17 +4,17 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.machine_growth import NodeCounts
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses
+from rankscope.collector.detect.view import AllocatorCounts, TimeCount
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import (
     BREAKDOWNS_KEPT,
     GC_PAUSES_KEPT,
+    HOST_TIMES_KEPT,
     NODE_COUNTS_KEPT,
-    PAUSES_LEFT_AT_ONCE,
     BreakdownRing,
     PackedRing,
-    PauseRing,
     RankSamples,
+    TimeRing,
 )
 from rankscope.measure.messages import Report
 from rankscope.measure.records import AllocatorSample, HostSample, NodeSample, Totals, WindowBreakdown
@@ -90,33 +90,33 @@ def test_packed_samples_come_back_in_their_order() -> None:
 
 
 def test_the_last_pauses_are_kept_however_many_there_were() -> None:
-    ring = PauseRing(kept=10)
-    for step in range(1, 3 * PAUSES_LEFT_AT_ONCE):
+    ring = TimeRing(kept=10)
+    for step in range(1, 60):
         ring.append(step, 5 * step)
         first = max(1, step - 9)
-        assert list(ring) == [GcPauses(one, 5 * one) for one in range(first, step + 1)]
+        assert list(ring) == [TimeCount(one, 5 * one) for one in range(first, step + 1)]
 
 
 def test_pauses_are_a_sequence_like_any_other() -> None:
-    ring = PauseRing(kept=10)
+    ring = TimeRing(kept=10)
     for step in (1, 2, 3):
         ring.append(step, step)
-    assert (list(ring[1:]), ring[-3], next(reversed(ring))) == ([GcPauses(2, 2), GcPauses(3, 3)], (1, 1), (3, 3))
+    assert (list(ring[1:]), ring[-3], next(reversed(ring))) == ([TimeCount(2, 2), TimeCount(3, 3)], (1, 1), (3, 3))
     with pytest.raises(IndexError):
         ring[3]
 
 
 @pytest.mark.parametrize("pause_ns", [1, 2**31 - 1, 2**31, 2**50])
 def test_pauses_of_any_length_are_kept_to_the_nanosecond(pause_ns: int) -> None:
-    ring = PauseRing(kept=10)
-    made = [GcPauses(step, step * pause_ns) for step in range(1, 5 * PAUSES_LEFT_AT_ONCE)]
+    ring = TimeRing(kept=10)
+    made = [TimeCount(step, step * pause_ns) for step in range(1, 100)]
     for steps, so_far_ns in made:
         ring.append(steps, so_far_ns)
     assert list(ring) == made[-10:]
 
 
 def test_long_pause_is_kept_to_the_nanosecond() -> None:
-    ring = PauseRing(kept=3)
+    ring = TimeRing(kept=3)
     for steps, so_far_ns in ((1, 5), (2, 2**40), (3, 2**40 + 1)):
         ring.append(steps, so_far_ns)
     assert list(ring) == [(1, 5), (2, 2**40), (3, 2**40 + 1)]
@@ -147,7 +147,32 @@ def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:
     assert [tuple(sample) for sample in samples.gc_pauses] == [(4, 700)]
     for steps in range(4, 4 + GC_PAUSES_KEPT):
         record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=3, gc_pause_ns=steps))
-    assert (len(samples.gc_pauses), samples.gc_pauses[0].pause_ns) == (GC_PAUSES_KEPT, 4)
+    assert (len(samples.gc_pauses), samples.gc_pauses[0].counted_ns) == (GC_PAUSES_KEPT, 4)
+
+
+def test_times_of_a_host_sample_are_kept_once() -> None:
+    samples = RankSamples()
+    for steps, host_ns in ((4, 10), (5, 10), (6, 20)):  # the second report has the sample of the first
+        host = HostSample(host_ns=host_ns, cpu_ns=900 + host_ns, run_queue_wait_ns=host_ns)
+        record(samples, totals=Totals(steps=steps), host=host)
+    assert [tuple(one) for one in samples.process_cpu] == [(4, 910), (6, 920)]
+    assert [tuple(one) for one in samples.core_waits] == [(4, 10), (6, 20)]
+
+
+def test_times_that_a_host_sample_lacks_are_not_kept() -> None:
+    samples = RankSamples()
+    record(samples, totals=Totals(steps=4), host=HostSample(host_ns=1, cpu_ns=5))
+    record(samples, totals=Totals(steps=5), host=HostSample(host_ns=2, run_queue_wait_ns=6))
+    assert (list(samples.process_cpu), list(samples.core_waits)) == ([TimeCount(4, 5)], [TimeCount(5, 6)])
+
+
+def test_last_times_of_the_host_are_kept() -> None:
+    samples = RankSamples()
+    for steps in range(3 * HOST_TIMES_KEPT):
+        record(samples, totals=Totals(steps=steps), host=HostSample(host_ns=steps, cpu_ns=steps, run_queue_wait_ns=0))
+    samples.validate()
+    last = range(2 * HOST_TIMES_KEPT, 3 * HOST_TIMES_KEPT)
+    assert [one.steps for one in samples.process_cpu] == list(last)
 
 
 def test_last_samples_of_the_machine_are_kept_with_their_steps() -> None:

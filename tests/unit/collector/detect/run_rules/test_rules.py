@@ -98,6 +98,72 @@ def test_idle_gpus_without_another_rule_are_low_utilisation() -> None:
     assert finding.evidence == pytest.approx({"busy_ratio": 0.66, "busy_ratio_max": 0.7})
 
 
+HALF_IDLE: Shares = {"compute": 45, "exposed": 5, "overlap": 10}
+"""The device is idle 50 % of the time, of which 2 % are for data in these tests."""
+
+
+@pytest.mark.parametrize(("process_ms", "kind"), [(24.0, "host_bound"), (23.9, "low_gpu_utilisation")])
+def test_idle_gpus_without_busy_hosts_wait_for_what_is_not_seen(process_ms: float, kind: str) -> None:
+    # Half of 48 % is 24: with less CPU time no host is busy for half of the idle time.
+    (finding,) = findings_in(job_of(HALF_IDLE, HALF_IDLE, data_ms=2, process_ms=(process_ms, process_ms)))
+    assert finding.kind == kind
+    if kind == "low_gpu_utilisation":
+        assert finding.sentence == (
+            "The GPUs are idle 50 % of the time, and their processes compute on the CPU 24 % of the time: they wait "
+            "for something that is not measured."
+        )
+        assert finding.past == (
+            "The GPUs were idle 50 % of the time, and their processes computed on the CPU 24 % of the time: they "
+            "waited for something that was not measured. That was so{when}."
+        )
+
+
+def test_host_that_most_ranks_have_busy_is_host_bound() -> None:
+    busy = job_of(HALF_IDLE, HALF_IDLE, HALF_IDLE, data_ms=2, process_ms=(10.0, 60.0, 60.0))
+    assert kinds_in(busy) == ["host_bound"]
+
+
+@pytest.mark.parametrize(("wait_ms", "kinds"), [(10.0, ["cpu_pressure"]), (9.9, [])])
+def test_training_threads_that_wait_for_cores_are_cpu_pressure(wait_ms: float, kinds: list[str]) -> None:
+    assert kinds_in(job_of({"compute": 20}, {"compute": 20}, gpus=0, core_wait_ms=(wait_ms, 90.0))) == kinds
+
+
+def test_busy_machine_is_named_and_no_rank_of_it() -> None:
+    view = job_of({}, {}, gpus=0, core_wait_ms=(20.0, 20.0), nodes={0: "host7", 1: "host7"})
+    (finding,) = findings_in(view)
+    assert (finding.ranks, finding.nodes, finding.subject, finding.severity) == ((), ("host7",), "node host7", "info")
+    assert finding.sentence == (
+        "The training threads of most ranks on machine host7 wait for a CPU core 20 % of the time, 20.0 ms in a step."
+    )
+    assert finding.past == (
+        "The training threads of most ranks on machine host7 waited for a CPU core 20 % of the time, 20.0 ms in a "
+        "step. That was so{when}."
+    )
+    assert finding.evidence == pytest.approx({"core_wait_ratio": 0.2, "core_wait_ratio_min": 0.1})
+
+
+def test_of_several_busy_machines_none_is_named() -> None:
+    (finding,) = findings_in(job_of({}, {}, gpus=0, core_wait_ms=(40.0, 40.0)))
+    assert (finding.nodes, finding.severity) == ((), "warning")
+    assert finding.sentence.startswith("The training threads of most ranks wait for a CPU core 40 % of the time")
+
+
+def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:
+    assert kinds_in(job_of({}, {}, gpus=0, core_wait_ms=(50.0, 0.0))) == []
+
+
+def test_gpu_that_works_while_its_host_waits_for_a_core_loses_nothing() -> None:
+    assert kinds_in(job_of(BUSY, BUSY, core_wait_ms=(30.0, 30.0))) == []  # idle 2 %
+    idle = job_of(HALF_IDLE, HALF_IDLE, data_ms=2, core_wait_ms=(30.0, 30.0))
+    assert kinds_in(idle) == ["cpu_pressure"]  # and not bound by busy hosts
+
+
+def test_wait_for_cores_without_windows_of_gpus_is_not_judged() -> None:
+    signals = read_signals(job_of(BUSY, BUSY, core_wait_ms=(30.0, 30.0), windows=2), STEPS)
+    assert not isinstance(signals, Abstain)
+    assert isinstance(RULES["cpu_pressure"].judge(signals, 1.0), Abstain)
+
+
 @pytest.mark.parametrize("kind", ["data_bound", "host_bound"])
 def test_low_utilisation_is_silent_beside_an_explaining_finding(kind: str) -> None:
     idle: Shares = {"compute": 61, "exposed": 5, "overlap": 10}
@@ -246,7 +312,8 @@ def test_open_finding_passes_only_well_below_what_opens_it(data_ms: float) -> No
 
 
 def test_every_finding_passes_in_a_healthy_run() -> None:
-    well = job_of(BUSY, BUSY, allocators={rank: counts_of(*STEADY) for rank in (0, 1)})
+    steady = {rank: counts_of(*STEADY) for rank in (0, 1)}
+    well = job_of(BUSY, BUSY, allocators=steady, core_wait_ms=(0.0, 0.0))
     assert {kind: RULE.has_passed(well, finding_of(kind), ()) for kind in RULE.kinds} == dict.fromkeys(RULE.kinds, True)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rankscope.collector.detect.past import put_in_past
 from rankscope.collector.detect.run_rules.explained import find_unseen_share
-from rankscope.collector.detect.run_rules.regressions import UNSEEN, RunSlowdown
+from rankscope.collector.detect.run_rules.regressions import OF_UNSEEN, UNSEEN, RunSlowdown
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Samples
 from rankscope.measure.records import DeviceSample
@@ -54,9 +54,9 @@ def test_training_thread_of_a_gpu_waits_for_it() -> None:
 
 @pytest.mark.parametrize(("cpu_ms", "is_known"), [(75.1, True), (75.0, False)])
 def test_no_rank_is_acquitted_while_most_of_the_step_is_unseen(cpu_ms: float, is_known: bool) -> None:
-    # The steps rise from 100 to 150 ms; half of those is 75.
+    # The steps rise from 100 to 150 ms; half of those is 75. Half of what is added is CPU time.
     self_ms = [[100.0] * 3] * 60 + [[150.0] * 3] * 60
-    view = view_of(series_of(self_ms, cpu_ms=[[cpu_ms] * 3] * 120))
+    view = view_of(series_of(self_ms, cpu_ms=[[50.0] * 3] * 60 + [[cpu_ms] * 3] * 60))
     found = RunSlowdown(Thresholds()).find(view, ())
     assert isinstance(found, list)
     (candidate,) = found
@@ -64,6 +64,17 @@ def test_no_rank_is_acquitted_while_most_of_the_step_is_unseen(cpu_ms: float, is
     assert ("and no single rank is to blame" in candidate.finding.sentence) is is_known
     assert (UNSEEN in candidate.finding.sentence) is not is_known
     assert (put_in_past(UNSEEN) in candidate.finding.past) is not is_known
+
+
+def test_no_rank_is_acquitted_of_a_slowdown_that_is_waiting_unseen() -> None:
+    # 50 ms are added, and no CPU time; of the whole step 110 of 150 ms are CPU time.
+    self_ms = [[115.0] * 3] * 60 + [[165.0] * 3] * 60
+    view = view_of(series_of(self_ms, cpu_ms=[[110.0] * 3] * 120))
+    (candidate,) = RunSlowdown(Thresholds()).find(view, ())  # type: ignore[misc]
+    found = candidate.finding
+    assert found.cause == "unseen_wait"
+    assert OF_UNSEEN in found.sentence
+    assert "and which rank was to blame was not known, as what they waited for was not measured" in found.past
 
 
 def test_the_unseen_is_put_in_the_past() -> None:

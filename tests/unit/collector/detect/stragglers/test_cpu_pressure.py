@@ -70,24 +70,24 @@ def test_machine_that_is_short_of_cpus_is_cpu_pressure(field: str, because: str)
     assert cause.evidence[f"peers_{name}_ns_per_step"] == 10 * MS
 
 
-@pytest.mark.parametrize(("slow_ms", "name"), [(700, "cpu_pressure"), (699, "host_cpu")])
+@pytest.mark.parametrize(("slow_ms", "name"), [(700, "cpu_pressure"), (699, "unseen_wait")])
 def test_pressure_is_the_cause_from_half_of_the_excess_on(slow_ms: int, name: str) -> None:
     # 35 ms a step and 34.95, of which 10 are usual.
     assert cause_of(pressed(slow_ms, 200, 200)).name == name
 
 
 def test_peers_under_the_same_pressure_make_it_no_cause() -> None:
-    assert cause_of(pressed(800, 800, 800)).name == "host_cpu"
+    assert cause_of(pressed(800, 800, 800)).name == "unseen_wait"
 
 
 def test_healthy_neighbours_on_the_machine_make_it_no_cause() -> None:
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=100.0).name == "host_cpu"
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=124.0).name == "host_cpu"
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=100.0).name == "unseen_wait"
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=124.0).name == "unseen_wait"
     assert cause_of(pressed(800, 200, 200), neighbour_ms=125.0).name == "cpu_pressure"
 
 
 def test_neighbours_whose_self_time_is_not_known_make_it_no_cause() -> None:
-    assert cause_of(pressed(800, 200, 200), neighbour_ms=UNKNOWN).name == "host_cpu"
+    assert cause_of(pressed(800, 200, 200), neighbour_ms=UNKNOWN).name == "unseen_wait"
 
 
 def test_rank_alone_on_its_machine_needs_no_neighbours() -> None:
@@ -99,7 +99,7 @@ def test_rank_alone_on_its_machine_needs_no_neighbours() -> None:
     assert found.name == "cpu_pressure"
 
 
-@pytest.mark.parametrize(("neighbours_ms", "name"), [(150.0, "cpu_pressure"), (100.0, "host_cpu")])
+@pytest.mark.parametrize(("neighbours_ms", "name"), [(150.0, "cpu_pressure"), (100.0, "unseen_wait")])
 def test_neighbours_are_all_ranks_of_the_node_in_a_large_run(neighbours_ms: float, name: str) -> None:
     """2,048 ranks on 256 nodes of eight: the peers are sampled, one in sixteen, so none of rank 16's neighbours is."""
     ranks = 2048
@@ -121,7 +121,7 @@ def test_neighbours_of_other_work_are_judged_by_their_own_peers() -> None:
     slow = slow_of(0, (2, 4), self_ms=150.0, peers_ms=100.0)
     excess_ns = series.self_ns - np.array([100.0, 300.0] * 3) * MS
     machines = find_machines(NODES, pressed(800, 200, 200))
-    assert find_cause(slow, series, Samples({}, {}, {}), machines, excess_ns).name == "host_cpu"
+    assert find_cause(slow, series, Samples({}, {}, {}), machines, excess_ns).name == "unseen_wait"
 
 
 def test_neighbour_that_is_not_in_the_series_makes_it_no_cause() -> None:
@@ -129,7 +129,7 @@ def test_neighbour_that_is_not_in_the_series_makes_it_no_cause() -> None:
     machines = find_machines({0: "a", 1: "b", 7: "a"}, {0: growing(800 * MS, MACHINE), 1: growing(0, MACHINE)})
     slow = slow_of(0, (1,), self_ms=150.0, peers_ms=100.0)
     found = find_cause(slow, series, Samples({}, {}, {}), machines, series.self_ns - 100 * MS)
-    assert found.name == "host_cpu"
+    assert found.name == "unseen_wait"
 
 
 def test_neighbours_of_an_intermittent_slowness_are_judged_in_its_slow_steps() -> None:
@@ -150,7 +150,7 @@ def test_who_computes_longer_does_not_wait_for_a_cpu() -> None:
 
 def test_pressure_of_an_intermittent_slowness_falls_on_its_slow_steps() -> None:
     # 15 ms a step above the peers' are 30 ms in each slow step, of which there is one in two.
-    assert cause_of(pressed(500, 200, 200)).name == "host_cpu"
+    assert cause_of(pressed(500, 200, 200)).name == "unseen_wait"
     assert cause_of(pressed(500, 200, 200), pattern="intermittent").name == "cpu_pressure"
 
 
@@ -159,7 +159,7 @@ def test_time_that_decreases_or_exceeds_the_clock_is_not_known(counts_ms: tuple[
     # 20 s pass, and a sample is read within 1 s.
     machines = pressed(0, 200, 200)
     machines[0] = machine(*({MACHINE: ms * MS} for ms in counts_ms))
-    assert cause_of(machines).name == "host_cpu"
+    assert cause_of(machines).name == "unseen_wait"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_time_that_decreases_or_exceeds_the_clock_is_not_known(counts_ms: tuple[
 )
 def test_counts_that_cannot_be_compared_are_no_evidence(machines: Mapping[int, Sequence[NodeCounts]]) -> None:
     cause = cause_of(machines)
-    assert (cause.name, [name for name in cause.evidence if "cpu_" in name]) == ("host_cpu", ["cpu_excess_ns"])
+    assert (cause.name, [name for name in cause.evidence if "cpu_" in name]) == ("unseen_wait", ["cpu_excess_ns"])
 
 
 def test_samples_before_the_present_level_do_not_count() -> None:
@@ -182,4 +182,4 @@ def test_samples_before_the_present_level_do_not_count() -> None:
     counts = pressed(0, 200, 200)
     counts[0] = machine({MACHINE: 0}, {MACHINE: 0}, {MACHINE: 400 * MS})
     assert cause_of(counts, level_from_step=10).evidence["cpu_pressure_ns_per_step"] == 40 * MS
-    assert cause_of(counts, level_from_step=11).name == "host_cpu"
+    assert cause_of(counts, level_from_step=11).name == "unseen_wait"

@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.collector.detect.view import Candidate, RunView, Samples, TimeCount
 from rankscope.collector.steps.step_series import Floats, Lag
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
@@ -206,3 +206,36 @@ def test_healthy_steps_by_chance_close_nothing() -> None:
     self_ms[110:, 2] *= 0.96
     finding = known(2, since_step=60)
     assert not DETECTOR.has_passed(view(self_ms), finding, ())
+
+
+def held_up(wait_ms: float, peers_wait_ms: float) -> RunView:
+    """Rank 2 takes 130 ms from step 60 on, the others 100; CPU times are equal, and waits for a core as given."""
+    self_ms = times()
+    self_ms[60:, 2] *= 1.3
+    series = series_of(self_ms.tolist(), cpu_ms=[[90.0] * 12] * 120)
+    waits = {
+        rank: [TimeCount(steps, round(steps * (wait_ms if rank == 2 else peers_wait_ms) * MS)) for steps in (60, 119)]
+        for rank in range(12)
+    }
+    return view_of(series, nodes=NODES, samples=Samples({}, {}, {}, core_waits=waits))
+
+
+@pytest.mark.parametrize(("peers_wait_ms", "ranks"), [(29.9, [(2,)]), (30.0, [])])
+def test_rank_is_not_named_where_its_peers_wait_for_cores_alike(peers_wait_ms: float, ranks: list[object]) -> None:
+    # Half of 60 ms is 30.
+    found = DETECTOR.find(held_up(60.0, peers_wait_ms), ())
+    assert not isinstance(found, Abstain)
+    assert [one.finding.ranks for one in found] == ranks
+
+
+def test_rank_that_is_found_stays_so_where_its_peers_wait_for_cores() -> None:
+    found = DETECTOR.find(held_up(60.0, 35.0), (known(2),))
+    assert not isinstance(found, Abstain)
+    assert [(one.finding.ranks, one.finding.cause) for one in found] == [((2,), "cpu_pressure")]
+
+
+def test_rank_that_is_slow_for_another_cause_is_named_on_busy_machines() -> None:
+    # It waits as long for a core as its peers do: 30 ms of 60.
+    found = DETECTOR.find(held_up(60.0, 60.0), ())
+    assert not isinstance(found, Abstain)
+    assert [(one.finding.ranks, one.finding.cause) for one in found] == [((2,), "unseen_wait")]

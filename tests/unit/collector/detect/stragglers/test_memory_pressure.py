@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
+from rankscope.collector.detect.view import AllocatorCounts, Samples, TimeCount
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, series_of, slow_of
 
@@ -42,7 +42,7 @@ def cause_of(
     gc_steps: int | None = 20,
 ) -> Cause:
     slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0, level_from_step=level_from_step)
-    pauses = {} if gc_steps is None else {rank: (GcPauses(gc_steps, 0),) for rank in (*PEERS, SLOW)}
+    pauses = {} if gc_steps is None else {rank: (TimeCount(gc_steps, 0),) for rank in (*PEERS, SLOW)}
     devices = {SLOW: (DeviceSample(host_ns=0, uuid=""),)}
     samples = Samples(breakdowns or {}, pauses, devices, allocators or {}, hosts or {})
     return find_cause(slow, series_of([[100.0, 100.0, 100.0, 150.0]] * 10), samples)

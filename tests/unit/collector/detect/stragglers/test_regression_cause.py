@@ -1,13 +1,15 @@
 """Why ranks have become slower than they were: evidence written down by hand, in ms."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rankscope.collector.detect.past import put_in_past
 from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
 from rankscope.collector.detect.stragglers.root_cause import Cause
-from rankscope.collector.detect.view import GcPauses, Samples
+from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.measure.records import DeviceSample, WindowBreakdown
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, view_of
@@ -27,9 +29,11 @@ def cause(
     transfer_ms: Sequence[float] | None = None,
     samples: Samples | None = None,
     ranks: Sequence[int] = MINE,
+    cpu_ms: Rows | None = None,
+    self_is_measured: bool = True,
 ) -> Cause:
     view = view_of(
-        series_of(steps_of(100.0, 130.0), phases_ms=phases_ms),
+        series_of(steps_of(100.0, 130.0), phases_ms=phases_ms, cpu_ms=cpu_ms, self_is_measured=self_is_measured),
         samples=samples,
         groups={"dp": (0, 2), "other": (2, 3)},
         transfers=transfers_of(transfer_ms),
@@ -89,8 +93,8 @@ def test_transfer_of_their_groups_that_has_grown_is_a_slow_link() -> None:
 
 @pytest.mark.parametrize(("pause_ms", "name"), [(16, "garbage_collection"), (14, "unattributed")])
 def test_garbage_collector_that_pauses_longer_is_named(pause_ms: int, name: str) -> None:
-    before = [GcPauses(step, step * MS) for step in range(SINCE)]
-    after = [GcPauses(step, (SINCE + (step - SINCE) * (pause_ms + 1)) * MS) for step in range(SINCE, STEPS)]
+    before = [TimeCount(step, step * MS) for step in range(SINCE)]
+    after = [TimeCount(step, (SINCE + (step - SINCE) * (pause_ms + 1)) * MS) for step in range(SINCE, STEPS)]
     found = cause(samples=Samples({}, {0: [*before, *after], 1: after}, {}))
     assert found.name == name
     assert found.evidence == {"gc_added_ns": pytest.approx(pause_ms * MS)}
@@ -123,7 +127,7 @@ def test_gpus_that_run_slower_than_the_others_and_why(
         (window(12, 60.0, 20.0, 101), True, "gpu_compute"),
         (window(12, 60.0, 20.0, None), True, "gpu_compute"),
         (window(12, 60.0, 20.0, 101), False, "unattributed"),
-        (window(12, 40.0, 50.0), True, "host_cpu"),
+        (window(12, 40.0, 50.0), True, "unattributed"),
         (window(12, 40.0, 50.0), False, "unattributed"),
         (window(12, 50.0, 30.0), True, "unattributed"),
     ],
@@ -139,3 +143,105 @@ def test_windows_of_one_side_only_or_of_no_steps_tell_nothing() -> None:
         exposed_communication_ns=0, copy_ns=0, idle_ns=0,
     )  # fmt: skip
     assert cause(samples=windows(window(3, 40.0, 20.0), empty)).evidence == {}
+
+
+# -- what the processes do longer: steps of 100 ms that take 130 since step 10, so 15 ms explain half ------------------
+
+UNSEEN = "they wait for something that is not measured"
+
+
+def counted(before_ms: float, after_ms: float) -> dict[int, tuple[TimeCount, ...]]:
+    """A time that each rank counts, so many ms a step before step 10 and since then."""
+    at_change_ms = before_ms * SINCE
+    counts = [(0, 0.0), (9, before_ms * 9), (SINCE, at_change_ms), (19, at_change_ms + after_ms * 9)]
+    return dict.fromkeys(MINE, tuple(TimeCount(steps, round(ms * MS)) for steps, ms in counts))
+
+
+def host(*, core: tuple[float, float] = (0.0, 0.0), process: tuple[float, float] = (90.0, 90.0)) -> Samples:
+    return Samples({}, {}, {}, core_waits=counted(*core), process_cpu=counted(*process))
+
+
+IDLE_LONGER = windows(window(3, 40.0, 20.0), window(12, 40.0, 50.0))
+"""GPUs that are idle 30 ms longer."""
+
+
+@pytest.mark.parametrize(("after_ms", "name"), [(105.0, "host_cpu"), (104.9, "unseen_wait")])
+def test_training_threads_that_compute_longer_are_a_slow_host(after_ms: float, name: str) -> None:
+    found = cause(cpu_ms=steps_of(90.0, after_ms))
+    assert found.name == name
+    if name == "host_cpu":
+        assert found.because == "their training threads compute 15.0 ms a step longer than before"
+
+
+def test_processes_that_compute_longer_are_a_slow_host() -> None:
+    found = cause(cpu_ms=steps_of(90.0, 90.0), samples=host(process=(100.0, 130.0)))
+    assert (found.name, found.because) == ("host_cpu", "their processes compute 30.0 ms a step longer than before")
+    assert put_in_past(found.because) == "their processes computed 30.0 ms a step longer than before"
+    assert found.evidence["process_cpu_added_ns"] == pytest.approx(30 * MS)
+
+
+@pytest.mark.parametrize(("after_ms", "name"), [(17.0, "cpu_pressure"), (16.9, "unseen_wait")])
+def test_same_cpu_time_and_longer_waits_for_a_core_are_cpu_pressure(after_ms: float, name: str) -> None:
+    found = cause(cpu_ms=steps_of(90.0, 90.0), samples=host(core=(2.0, after_ms)))
+    assert found.name == name
+    if name == "cpu_pressure":
+        assert found.because == "their training threads wait 15.0 ms a step longer for a CPU core than before"
+        assert put_in_past(found.because).startswith("their training threads waited 15.0 ms a step longer for")
+
+
+def test_longer_time_off_the_cpu_on_cpus_is_an_unseen_wait() -> None:
+    # 100 - 90 = 10 ms before and 130 - 90 = 40 since.
+    found = cause(cpu_ms=steps_of(90.0, 90.0))
+    assert (found.name, found.because) == (
+        "unseen_wait",
+        f"their training threads are off the CPU 30.0 ms a step longer than before: {UNSEEN}",
+    )
+    assert put_in_past(found.because) == (
+        "their training threads were off the CPU 30.0 ms a step longer than before: they waited for something that was "
+        "not measured"
+    )
+    assert cause(cpu_ms=steps_of(100.0, 100.0)).name == "unseen_wait"  # never off it before
+    assert cause(cpu_ms=steps_of(90.0, 104.9)).name == "unseen_wait"
+    assert cause(60.0, cpu_ms=steps_of(90.0, 94.0)).name == "unattributed"  # 26 ms of 60
+
+
+def test_time_off_the_cpu_in_data_is_no_unseen_wait() -> None:
+    # 30 ms longer off the CPU, of which 14 in data: 16 are left, and with 16 in data 14.
+    assert cause(32.0, cpu_ms=steps_of(60.0, 60.0), phases_ms={"data": steps_of(5.0, 19.0)}).name == "unseen_wait"
+    found = cause(33.0, cpu_ms=steps_of(60.0, 60.0), phases_ms={"data": steps_of(5.0, 21.0)})
+    assert (found.name, found.evidence["off_cpu_added_ns"]) == ("unattributed", 14.0 * MS)
+
+
+def test_unseen_waits_need_measured_self_times_and_cpu_times() -> None:
+    assert cause(cpu_ms=steps_of(90.0, 90.0), self_is_measured=False).name == "unattributed"
+    assert cause(cpu_ms=steps_of(UNKNOWN, 90.0)).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("cpu_ms", "samples", "name", "because"),
+    [
+        (steps_of(90.0, 110.0), {}, "host_cpu", ", waiting for their hosts"),
+        (steps_of(90.0, 90.0), {"process_cpu": counted(100.0, 120.0)}, "host_cpu", ", waiting for their hosts"),
+        (steps_of(125.0, 120.0), {}, "host_cpu", ", waiting for their hosts"),  # spins, hardly off the CPU
+        (
+            steps_of(90.0, 90.0),
+            {"core_waits": counted(0.0, 20.0)},
+            "cpu_pressure",
+            " and their training threads wait 20.0 ms a step longer for a CPU core than before",
+        ),
+        (steps_of(90.0, 90.0), {}, "unseen_wait", f" while their training threads are off the CPU: {UNSEEN}"),
+        (None, {}, "unattributed", ", and the CPU time of their training threads is not known"),
+        (
+            steps_of(90.0, UNKNOWN), {}, "unattributed", ", and the CPU time of their training threads is not known",
+        ),
+    ],
+)  # fmt: skip
+def test_why_devices_are_idle_longer(cpu_ms: Rows | None, samples: Mapping[str, Any], name: str, because: str) -> None:
+    found = cause(cpu_ms=cpu_ms, samples=IDLE_LONGER._replace(**samples))
+    assert (found.name, found.because) == (name, f"their GPUs are idle 30.0 ms a step longer{because}")
+
+
+def test_threads_say_nothing_of_gpus_that_are_not_idle_longer() -> None:
+    busy = windows(window(3, 40.0, 20.0), window(12, 50.0, 30.0))
+    assert cause(cpu_ms=steps_of(90.0, 110.0), samples=busy).name == "unattributed"
+    assert cause(cpu_ms=steps_of(90.0, 110.0), samples=devices(device())).name == "unattributed"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
-from rankscope.collector.detect.view import AllocatorCounts, GcPauses, Samples
+from rankscope.collector.detect.view import AllocatorCounts, Samples, TimeCount
 from rankscope.measure.records import (
     AllocatorSample,
     DeviceSample,
@@ -26,6 +26,7 @@ SLOW = 3
 PEERS = (0, 1, 2)
 GHZ = 1_000_000_000
 NO_CAUSE = ("unattributed", "no known cause explains it")
+UNSEEN = "its training thread is off the CPU: it waits for something that is not measured"
 
 Devices = Mapping[int, Sequence[DeviceSample]]
 
@@ -40,7 +41,7 @@ def cause_of(
     phases_ms: Mapping[str, Rows] | None = None,
     cpu_ms: Rows | None = None,
     breakdowns: Mapping[int, Sequence[WindowBreakdown]] | None = None,
-    gc_pauses: Mapping[int, Sequence[GcPauses]] | None = None,
+    gc_pauses: Mapping[int, Sequence[TimeCount]] | None = None,
     devices: Devices | None = None,
     synchronisations: Mapping[int, Sequence[WindowSynchronisations]] | None = None,
     allocators: Mapping[int, Sequence[AllocatorCounts]] | None = None,
@@ -103,14 +104,14 @@ def test_slow_host_is_not_named_where_only_the_devices_own_times_are_known() -> 
 # -- garbage ----------------------------------------------------------------------------------------------------------
 
 
-def pauses(ms_per_step: float, first_step: int = 0) -> tuple[GcPauses, ...]:
+def pauses(ms_per_step: float, first_step: int = 0) -> tuple[TimeCount, ...]:
     """Ten samples, two steps apart, of a rank that has already paused for a second before the first of them."""
     return tuple(
-        GcPauses(first_step + 2 * sample, round((1_000 + 2 * sample * ms_per_step) * MS)) for sample in range(10)
+        TimeCount(first_step + 2 * sample, round((1_000 + 2 * sample * ms_per_step) * MS)) for sample in range(10)
     )
 
 
-def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, tuple[GcPauses, ...]]:
+def pauses_of(slow_ms: float, *peers_ms: float) -> dict[int, tuple[TimeCount, ...]]:
     return {SLOW: pauses(slow_ms)} | {peer: pauses(ms) for peer, ms in enumerate(peers_ms)}
 
 
@@ -128,7 +129,7 @@ def test_pauses_are_the_cause_from_half_of_the_excess_on(pause_ms: float, name: 
 
 def test_pauses_before_the_present_level_do_not_count() -> None:
     # Counted up: 0 at step 0, 900 ms at step 10, and nothing after it.
-    early = (GcPauses(0, 0), GcPauses(10, 900 * MS), GcPauses(20, 900 * MS))
+    early = (TimeCount(0, 0), TimeCount(10, 900 * MS), TimeCount(20, 900 * MS))
     assert cause_of(gc_pauses={SLOW: early, 0: pauses(0.0)}, level_from_step=10).name == "unattributed"
 
 
@@ -140,11 +141,11 @@ def test_pauses_before_the_present_level_do_not_count() -> None:
         {SLOW: pauses(42.0)},
         {SLOW: pauses(42.0), 0: ()},
         {SLOW: pauses(42.0)[:1], 0: pauses(1.0)},
-        {SLOW: (GcPauses(5, 0), GcPauses(5, 900 * MS)), 0: pauses(1.0)},
+        {SLOW: (TimeCount(5, 0), TimeCount(5, 900 * MS)), 0: pauses(1.0)},
     ],
     ids=["of nobody", "not of it", "of it only", "empty of a peer", "one sample", "no step between the samples"],
 )
-def test_pauses_that_cannot_be_compared_are_no_evidence(gc_pauses: Mapping[int, Sequence[GcPauses]]) -> None:
+def test_pauses_that_cannot_be_compared_are_no_evidence(gc_pauses: Mapping[int, Sequence[TimeCount]]) -> None:
     assert cause_of(gc_pauses=gc_pauses) == Cause(*NO_CAUSE, {})
 
 
@@ -443,15 +444,15 @@ def test_peers_that_run_no_operator_at_all_are_compared_with_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_ms", "because"),
+    ("cpu_ms", "name", "because"),
     [
-        (115.0, "its training thread computes longer, 40.0 ms of it in forward"),
-        (114.9, "its training thread is blocked or waits for a CPU core, 40.0 ms of it in forward"),
+        (115.0, "host_cpu", "its training thread computes longer, 40.0 ms of it in forward"),
+        (114.9, "unseen_wait", f"{UNSEEN}, 40.0 ms of it in forward"),
     ],
 )
-def test_what_is_left_lies_with_the_host_computing_or_blocked(cpu_ms: float, because: str) -> None:
+def test_what_is_left_is_the_host_computing_or_an_unseen_wait(cpu_ms: float, name: str, because: str) -> None:
     cause = cause_of(cpu_ms=alike(cpu_ms, 90.0), phases_ms={"data": alike(20.0), "forward": alike(50.0)})
-    assert (cause.name, cause.because) == ("host_cpu", because)
+    assert (cause.name, cause.because) == (name, because)
 
 
 def test_cpu_time_is_compared_on_commonly_measured_steps() -> None:
@@ -464,7 +465,7 @@ def test_cpu_time_is_compared_on_commonly_measured_steps() -> None:
 
 def test_phase_with_less_than_half_the_excess_is_not_named() -> None:
     cause = cause_of(cpu_ms=alike(90.0, 90.0), phases_ms={"forward": alike(30.0), "optimizer": alike(34.9)})
-    assert cause.because == "its training thread is blocked or waits for a CPU core"
+    assert cause.because == UNSEEN
 
 
 def test_without_cpu_time_and_windows_there_is_no_cause() -> None:

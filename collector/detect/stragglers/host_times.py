@@ -1,0 +1,103 @@
+"""Compare what the threads of a slow rank's process do with its peers': waits for a CPU core, other threads at work.
+
+    wait for a core     its training thread was ready to run, and others had the CPUs. Only the kernel can tell this
+                        wait from one for a lock, a file or a message
+    other threads       CPU time of the process less that of the training thread. Where that thread computes no longer
+                        and the others do, it waits for what they do, or for Python's interpreter lock, which they hold
+
+Both are counted by process, so they are means over the steps between two samples.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.detect.stragglers.persistent import SlowRank
+from rankscope.collector.detect.view import Samples, TimeCount
+from rankscope.measure.units import format_duration
+
+CPU_EXCESS: Final = "cpu_excess_ns"
+"""Evidence key: by how much the CPU time of the training thread in a step exceeds its peers'."""
+CORE_WAIT: Final = "core_wait_ns_per_step"
+"""Evidence key: for how long the training thread waits for a CPU core in a step."""
+PEERS_CORE_WAIT: Final = "peers_core_wait_ns_per_step"
+CORE_WAIT_EXCESS: Final = "core_wait_excess_ns"
+OTHER_THREADS_EXCESS: Final = "other_threads_excess_ns"
+
+ALIKE_RATIO: Final = 0.5
+"""Share of a rank's wait for a core from which its peers' is alike: then most of it is their machines', and which rank
+waits the longest is chance, or how the ranks are placed on the cores."""
+
+
+class PerStep(NamedTuple):
+    """A time per step, in ns: of the slow rank, and the median of its peers'."""
+
+    mine_ns: float
+    peers_ns: float
+
+
+def time_per_step(counts: Sequence[TimeCount], from_step: int) -> float | None:
+    """Return how much of a time is counted in a step from that step on, in ns; None without two samples since then."""
+    inside = [sample for sample in counts if sample.steps >= from_step]
+    if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
+        return None
+    return (inside[-1].counted_ns - inside[0].counted_ns) / (inside[-1].steps - inside[0].steps)
+
+
+def compare_times(slow: SlowRank, counts: Mapping[int, Sequence[TimeCount]]) -> PerStep | None:
+    """Return the rank's time per step at its present level, and its peers'; None where it or all of theirs are not
+    known.
+    """
+    mine_ns = time_per_step(counts.get(slow.rank, ()), slow.level_from_step)
+    known = (time_per_step(counts.get(peer, ()), slow.level_from_step) for peer in slow.peers.ranks)
+    peers_ns = [one for one in known if one is not None]
+    return PerStep(mine_ns, float(np.median(peers_ns))) if mine_ns is not None and peers_ns else None
+
+
+def share_of_slow_steps(slow: SlowRank) -> float:
+    """Return the share of the steps that an excess per step falls on."""
+    return slow.persistence if slow.pattern == "intermittent" else 1.0
+
+
+def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, float], samples: Samples) -> str | None:
+    """Describe that its training thread waits longer for a CPU core than its peers', by `explained_ns_min` of a slow
+    step or more, and add the numbers to `evidence`; None where it does not, or it is not known.
+    """
+    waits = compare_times(slow, samples.core_waits)
+    if waits is None:
+        return None
+    evidence[CORE_WAIT], evidence[PEERS_CORE_WAIT] = waits.mine_ns, waits.peers_ns
+    evidence[CORE_WAIT_EXCESS] = excess_ns = (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
+    if excess_ns < explained_ns_min:
+        return None
+    return (
+        f"its training thread waits {format_duration(excess_ns)} a step longer for a CPU core "
+        f"({format_duration(waits.mine_ns)} a step, its peers' {format_duration(waits.peers_ns)})"
+    )
+
+
+def is_held_up_alike(evidence: Mapping[str, float]) -> bool:
+    """Return whether the peers of a rank with this evidence wait for a CPU core at least ALIKE_RATIO as long as it."""
+    return evidence.get(PEERS_CORE_WAIT, 0.0) >= ALIKE_RATIO * evidence.get(CORE_WAIT, math.inf)
+
+
+def find_other_threads(
+    slow: SlowRank, explained_ns_min: float, evidence: dict[str, float], samples: Samples
+) -> str | None:
+    """Describe that threads of its process other than the training thread compute longer than its peers', by
+    `explained_ns_min` of a slow step or more, and add the number to `evidence`; None where they do not, or it is not
+    known.
+    """
+    whole = compare_times(slow, samples.process_cpu)
+    if whole is None or CPU_EXCESS not in evidence:
+        return None
+    excess_ns = (whole.mine_ns - whole.peers_ns) / share_of_slow_steps(slow) - max(0.0, evidence[CPU_EXCESS])
+    evidence[OTHER_THREADS_EXCESS] = excess_ns
+    if excess_ns < explained_ns_min:
+        return None
+    return (
+        f"its training thread waits while other threads of its process compute {format_duration(excess_ns)} a step "
+        "longer: for them or for Python's interpreter lock"
+    )

@@ -1,0 +1,169 @@
+"""What a slow rank's threads wait for and do: rank 3 takes 150 ms a step, its three peers 100 ms; half of it is 25."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from rankscope.collector.detect.past import put_in_past
+from rankscope.collector.detect.stragglers.host_times import time_per_step
+from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
+from rankscope.collector.detect.view import Samples, TimeCount
+from rankscope.measure.records import DeviceSample, WindowBreakdown
+from tests.unit.collector.steps.step_series import MS, series_of, slow_of
+
+SLOW, PEERS = 3, (0, 1, 2)
+BLOCKED = "its training thread is off the CPU: it waits for something that is not measured"
+
+Counts = Mapping[int, Sequence[TimeCount]]
+
+
+def counts(ms_per_step: float, first_step: int = 0) -> tuple[TimeCount, ...]:
+    """Two samples, ten steps apart, of a time that had been counted for a minute before the first of them."""
+    return TimeCount(first_step, 60_000 * MS), TimeCount(first_step + 10, round((60_000 + 10 * ms_per_step) * MS))
+
+
+def counts_of(slow_ms: float, *peers_ms: float) -> Counts:
+    return {SLOW: counts(slow_ms)} | {peer: counts(ms) for peer, ms in enumerate(peers_ms)}
+
+
+def cause_of(
+    cpu_ms: tuple[float, float] | None = (90.0, 90.0),
+    *,
+    core_waits: Counts | None = None,
+    process_cpu: Counts | None = None,
+    pattern: str = "steady",
+    idle_ms: float | None = None,
+) -> Cause:
+    """`cpu_ms` is the CPU time of the training thread on the slow rank and its peers; `idle_ms` how much longer the
+    slow rank's GPU is idle (None: there is no GPU).
+    """
+    cpu = None if cpu_ms is None else [[cpu_ms[1]] * 3 + [cpu_ms[0]]] * 10
+    series = series_of([[100.0] * 3 + [150.0]] * 10, cpu_ms=cpu)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)._replace(pattern=pattern, slow_steps=np.arange(10))
+    if pattern == "intermittent":
+        slow = slow._replace(persistence=0.5)
+    devices = {} if idle_ms is None else {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
+    windows = {} if idle_ms is None else {SLOW: [window(10 + idle_ms)]} | {peer: [window(10.0)] for peer in PEERS}
+    samples = Samples(windows, {}, devices, core_waits=core_waits or {}, process_cpu=process_cpu or {})
+    return find_cause(slow, series, samples)
+
+
+def window(idle_ms: float) -> WindowBreakdown:
+    return WindowBreakdown(
+        first_step=0, step_count=1, window_ns=150 * MS, compute_ns=90 * MS, communication_ns=0, overlap_ns=0,
+        exposed_communication_ns=0, copy_ns=0, idle_ns=round(idle_ms * MS), operator_count=100,
+    )  # fmt: skip
+
+
+def test_time_per_step_is_between_the_first_sample_and_the_last() -> None:
+    samples = (TimeCount(4, 700), TimeCount(6, 900), TimeCount(9, 1500))
+    assert (time_per_step(samples, 0), time_per_step(samples, 5)) == (160.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    "samples", [(), (TimeCount(9, 5),), (TimeCount(3, 5), TimeCount(9, 9)), (TimeCount(9, 5),) * 2]
+)
+def test_time_per_step_needs_two_samples_at_different_steps(samples: Sequence[TimeCount]) -> None:
+    assert time_per_step(samples, 4) is None
+
+
+@pytest.mark.parametrize(("slow_ms", "name"), [(35.0, "cpu_pressure"), (34.9, "unseen_wait")])
+def test_same_cpu_time_and_a_longer_wait_for_a_core_is_cpu_pressure(slow_ms: float, name: str) -> None:
+    # The peers wait 10 ms a step: 25 ms more, and 24.9.
+    assert cause_of(core_waits=counts_of(slow_ms, 8.0, 10.0, 20.0)).name == name
+
+
+def test_wait_for_a_core_is_told_with_its_numbers() -> None:
+    cause = cause_of(core_waits=counts_of(45.0, 10.0))
+    assert cause.because == (
+        "its training thread waits 35.0 ms a step longer for a CPU core (45.0 ms a step, its peers' 10.0 ms)"
+    )
+    assert put_in_past(cause.because) == (
+        "its training thread waited 35.0 ms a step longer for a CPU core (45.0 ms a step, its peers' 10.0 ms)"
+    )
+    assert cause.evidence["core_wait_ns_per_step"] == 45 * MS
+    assert cause.evidence["core_wait_excess_ns"] == 35 * MS
+
+
+def test_thread_that_computes_longer_is_no_wait_for_a_core() -> None:
+    cause = cause_of((115.0, 90.0), core_waits=counts_of(45.0, 10.0))
+    assert (cause.name, cause.because) == ("host_cpu", "its training thread computes longer")
+
+
+def test_wait_for_a_core_counts_without_cpu_times_of_steps() -> None:
+    assert cause_of(None, core_waits=counts_of(45.0, 10.0)).name == "cpu_pressure"
+    assert cause_of(None, core_waits=counts_of(11.0, 10.0)).name == "unattributed"
+
+
+@pytest.mark.parametrize("waits", [{}, {SLOW: counts(45.0)}, {0: counts(10.0)}, {SLOW: (), 0: counts(10.0)}])
+def test_waits_for_a_core_that_cannot_be_compared_are_no_evidence(waits: Counts) -> None:
+    cause = cause_of(core_waits=waits)
+    assert (cause.name, cause.because, cause.evidence) == ("unseen_wait", BLOCKED, {"cpu_excess_ns": 0.0})
+
+
+def test_intermittent_wait_for_a_core_falls_on_the_slow_steps() -> None:
+    # 15 ms a step more are 30 ms in each slow step, of which there is one in two.
+    assert cause_of(core_waits=counts_of(25.0, 10.0)).name == "unseen_wait"
+    assert cause_of(core_waits=counts_of(25.0, 10.0), pattern="intermittent").name == "cpu_pressure"
+
+
+def test_idle_gpu_whose_host_waits_for_a_core_is_cpu_pressure() -> None:
+    cause = cause_of(core_waits=counts_of(45.0, 10.0), idle_ms=40.0)
+    assert (cause.name, cause.because) == (
+        "cpu_pressure",
+        (
+            "its GPU is idle 40.0 ms a step longer and its training thread waits 35.0 ms a step longer for a CPU core "
+            "(45.0 ms a step, its peers' 10.0 ms)"
+        ),
+    )
+
+
+def test_wait_for_a_core_does_not_explain_a_gpu_that_is_not_idle() -> None:
+    assert cause_of(core_waits=counts_of(45.0, 10.0), idle_ms=5.0).name == "unattributed"
+
+
+@pytest.mark.parametrize(("slow_ms", "name"), [(125.0, "host_cpu"), (124.9, "unseen_wait")])
+def test_other_threads_that_compute_longer_hold_the_host(slow_ms: float, name: str) -> None:
+    # The peers' processes compute 100 ms a step, of which their training threads 90.
+    assert cause_of(process_cpu=counts_of(slow_ms, 100.0, 100.0, 100.0)).name == name
+
+
+def test_other_threads_at_work_are_told_in_words_of_their_own() -> None:
+    cause = cause_of(process_cpu=counts_of(140.0, 100.0))
+    assert cause.because == (
+        "its training thread waits while other threads of its process compute 40.0 ms a step longer: for them or for "
+        "Python's interpreter lock"
+    )
+    assert put_in_past(cause.because) == (
+        "its training thread waited while other threads of its process computed 40.0 ms a step longer: for them or for "
+        "Python's interpreter lock"
+    )
+    assert cause.evidence["other_threads_excess_ns"] == 40 * MS
+
+
+def test_idle_gpu_beside_other_threads_at_work_waits_for_its_host() -> None:
+    cause = cause_of(process_cpu=counts_of(140.0, 100.0), idle_ms=40.0)
+    assert (cause.name, cause.because) == (
+        "host_cpu",
+        (
+            "its GPU is idle 40.0 ms a step longer and its training thread waits while other threads of its process "
+            "compute 40.0 ms a step longer: for them or for Python's interpreter lock"
+        ),
+    )
+
+
+def test_cpu_time_of_the_training_thread_is_not_that_of_others() -> None:
+    # 40 ms more in the process, of which 20 in the training thread: 20 are left.
+    assert cause_of((110.0, 90.0), process_cpu=counts_of(140.0, 100.0)).name == "unseen_wait"
+
+
+def test_waits_for_a_core_come_before_other_threads() -> None:
+    cause = cause_of(core_waits=counts_of(45.0, 10.0), process_cpu=counts_of(140.0, 100.0))
+    assert cause.name == "cpu_pressure"
+
+
+def test_unseen_wait_without_a_gpu_is_put_in_the_past() -> None:
+    assert put_in_past(BLOCKED) == (
+        "its training thread was off the CPU: it waited for something that was not measured"
+    )
