@@ -19,6 +19,7 @@ from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import LAYOUTS, Layout, build_layout
 from tests.simulation.scoring import Judged, judge, summarise
 from tests.simulation.world import Scenario, Stall, World
+from tests.validated_run import RunValidatedByPass
 
 FIRST_SEED = 10_000
 """Seeds of the matrix are below."""
@@ -130,7 +131,7 @@ def _lost() -> Iterator[Scenario]:
 
 def carry_out(trial: Changing) -> Result:
     """Simulate and judge one run; AssertionError if a step was lost and not counted."""
-    world = World(trial.scenario, CollectorConfig())
+    world = World(trial.scenario, CollectorConfig(), RunValidatedByPass)
     outcome = world.run()
     check_loss_identity(world)
     return Result(trial, judge(outcome), outcome.violations)

@@ -5,6 +5,7 @@ That every finding is opened once and closed at most once is checked by `collect
 
 import io
 import pickle
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,9 +31,17 @@ class StepCounts(NamedTuple):
 
 def count_steps(world: World, rank: int) -> StepCounts:
     """Return where the steps of a rank are, by the counters of production code on both ends."""
+    return _count_steps(world, rank, _count_late(world))
+
+
+def _count_late(world: World) -> dict[int, int]:
+    """Return how many records of each rank were late; building this for every rank takes most of a large check."""
+    return {one.identity.rank: one.records_late for one in world.end.run.snapshot(world.now_ns).ranks}
+
+
+def _count_steps(world: World, rank: int, late_of: Mapping[int, int]) -> StepCounts:
     peer = world.ranks[rank].identity.boot_id
-    known = {one.identity.rank: one for one in world.end.run.snapshot(world.now_ns).ranks}
-    late = known[rank].records_late if rank in known else 0
+    late = late_of.get(rank, 0)
     ring, losses = world.rings[rank], world.losses(rank)
     dropped, held = losses.steps_dropped_in_reports, 0
     if world.network is not None:
@@ -56,8 +65,9 @@ def count_steps(world: World, rank: int) -> StepCounts:
 
 def check_loss_identity(world: World) -> None:
     """Check that steps made = published + overwritten + dropped + late + buffered, for every rank."""
+    late_of = _count_late(world)
     for rank in range(len(world.ranks)):
-        counts = count_steps(world, rank)
+        counts = _count_steps(world, rank, late_of)
         assert counts.made == sum(counts[1:]), f"rank {rank}: {counts}"
 
 

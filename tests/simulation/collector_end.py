@@ -41,9 +41,11 @@ class CollectorEnd:
     finding is opened twice, or closed without being open.
     """
 
-    def __init__(self, run: str, world_size: int, config: CollectorConfig) -> None:
+    def __init__(
+        self, run: str, world_size: int, config: CollectorConfig, run_type: type[RunState] = ValidatedRun
+    ) -> None:
         self.admission = Admission(1, world_size)
-        self.run: RunState = ValidatedRun(run, config)
+        self.run = run_type(run, config)
         self.steps_admitted: dict[str, int] = {}
         """Records of steps in admitted reports, by rank process."""
         self.admitted: dict[str, set[int]] = {}

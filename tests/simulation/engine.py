@@ -8,6 +8,7 @@ straggler on the others follows from it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,21 @@ class Call:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
+class StepLists(NamedTuple):
+    """A computed step as lists with a value for each rank, in ns: arrays are slow to read value by value.
+    `worked_ns` is a rank's work of all kinds.
+    """
+
+    start_ns: list[int]
+    end_ns: list[int]
+    duration_ns: list[int]
+    worked_ns: list[int]
+    tail_ns: list[int]
+    phases_ns: dict[str, list[int]]
+    calls: list[list[tuple[int, Call]]]
+    """The operations that each rank takes part in, with their place among all."""
+
+
 @dataclass
 class Step:
     """One step of all ranks, shape (ranks,) each, and its operations in the order of their start. `tail_ns` is how long
@@ -69,6 +85,23 @@ class Step:
     def duration_ns(self) -> Ints:
         """Return the duration of the step on each rank."""
         return self.end_ns - self.start_ns
+
+    @cached_property
+    def lists(self) -> StepLists:
+        """Return it as lists, once it is computed."""
+        calls: list[list[tuple[int, Call]]] = [[] for _ in self.start_ns]
+        for index, call in enumerate(self.calls):
+            for rank in np.flatnonzero(call.takes_part).tolist():
+                calls[rank].append((index, call))
+        return StepLists(
+            start_ns=self.start_ns.tolist(),
+            end_ns=self.end_ns.tolist(),
+            duration_ns=self.duration_ns.tolist(),
+            worked_ns=sum(self.worked_ns.values(), np.zeros_like(self.start_ns)).tolist(),
+            tail_ns=self.tail_ns.tolist(),
+            phases_ns={name: values.tolist() for name, values in self.phases_ns.items()},
+            calls=calls,
+        )
 
     @property
     def called_ns(self) -> Ints:

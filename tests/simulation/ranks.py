@@ -143,7 +143,7 @@ class SimulatedRank:
         seen = {number for number, _ in numbered if self._windows.see(number)}
         begins = sorted(number for number in seen if number - 1 not in seen)
         ends = sorted(number for number in seen if number + 1 not in seen)
-        now_ns = int(steps[-1].end_ns[self._rank]) + self._offset_ns
+        now_ns = steps[-1].lists.end_ns[self._rank] + self._offset_ns
         breakdown = self._break_down(last_step, steps[-1], mine[-1])
         is_recorded = self._device_times is not None and self._device_times.has_recorder
         timed = {number for number, _ in numbered if is_recorded and number not in seen}
@@ -170,29 +170,31 @@ class SimulatedRank:
         return encode(self._builder.build(interval, now_ns))
 
     def _record(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> StepRecord:
-        rank = self._rank
-        duration_ns = int(step.duration_ns[rank])
+        rank, lists = self._rank, step.lists
+        duration_ns = lists.duration_ns[rank]
         blocked_ns = sum(ns for fault, ns in faults if not fault.effect.burns_cpu)
-        waits_ns = duration_ns - sum(int(done[rank]) for done in step.worked_ns.values())
-        phases_ns = {name: int(values[rank]) for name, values in step.phases_ns.items()}
+        waits_ns = duration_ns - lists.worked_ns[rank]
+        phases_ns = {name: values[rank] for name, values in lists.phases_ns.items()}
         is_timed = self._device_times is not None and number % self._device_times.every == 0
         return StepRecord(
             step=number,
-            start_host_ns=int(step.start_ns[rank]) + self._offset_ns,
+            start_host_ns=lists.start_ns[rank] + self._offset_ns,
             duration_ns=duration_ns,
             phases_ns=phases_ns,
             cpu_ns=max(0, duration_ns - waits_ns - round(blocked_ns)),
             batches=1,
             backwards=1,
             device_phases_ns=phases_ns if is_timed else None,
-            device_tail_ns=int(step.tail_ns[rank]) if is_timed else None,
+            device_tail_ns=lists.tail_ns[rank] if is_timed else None,
         )
 
     def _collectives(self, number: int, step: Step, *, is_timed: bool) -> list[CollectiveRecord]:
         rank = self._rank
-        taking_part = [(index, call) for index, call in enumerate(step.calls) if call.takes_part[rank]]
+        taking_part = step.lists.calls[rank]
         if number == self.skips_step:
-            taking_part.remove(next(one for one in reversed(taking_part) if one[1].dimension == DATA))
+            left_out = next(one for one in reversed(taking_part) if one[1].dimension == DATA)
+            taking_part = [one for one in taking_part if one is not left_out]
+        has_skipped, first_sequence = self._has_skipped(number), number * len(step.calls)
         times_ns = [call.times_of[rank] for _, call in taking_part]
         return [
             CollectiveRecord(
@@ -201,7 +203,7 @@ class SimulatedRank:
                 op=call.op,
                 start_host_ns=start_ns + self._offset_ns,
                 duration_ns=duration_ns,
-                sequence=number * len(step.calls) + index - (call.dimension == DATA and self._has_skipped(number)),
+                sequence=first_sequence + index - (has_skipped and call.dimension == DATA),
                 bytes=self._size_of(call, number),
                 exposed_ns=None if is_timed else exposed_ns,
             )

@@ -27,6 +27,7 @@ from tests.simulation.rivals import RIVALS, judge_rivals
 from tests.simulation.scenarios import BEGIN
 from tests.simulation.scoring import Judged, Row, bound_count, judge, summarise
 from tests.simulation.world import World
+from tests.validated_run import RunValidatedByPass
 
 RANKS, STEP_S, DAY_S = 1024, 1, 86_400
 PROGRESS_EVERY = 50
@@ -62,7 +63,7 @@ class Part(NamedTuple):
 
 def carry_out(trial: Trial) -> Scored:
     """Simulate and judge one run; AssertionError if a step was lost and not counted."""
-    world = World(trial.scenario, CollectorConfig())
+    world = World(trial.scenario, CollectorConfig(), RunValidatedByPass)
     outcome = world.run()
     check_loss_identity(world)
     return Scored(trial, judge(outcome), judge_rivals(outcome))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.invariants import InvariantError
 from tests.simulation.checkers import CounterWatch, check_loss_identity, count_steps, measure_state
 from tests.simulation.clocks import CLOCKS
 from tests.simulation.faults import Fault
@@ -13,6 +14,7 @@ from tests.simulation.noise import NOISES
 from tests.simulation.scoring import judge
 from tests.simulation.topology import Topology
 from tests.simulation.world import Death, Scenario, Stall, World, run
+from tests.validated_run import RunValidatedByPass, ValidatedRun
 
 SLOW = 3
 HEALTHY = Scenario(topology=Topology.mesh(dp=8), kind="fsdp", steps=120, seed=11)
@@ -130,3 +132,17 @@ def test_state_of_a_run_does_not_grow_with_its_length() -> None:
             sizes.append(measure_state(world))
     # The state with the longest history is 256 samples of the garbage collector, one a report: full at step 2048.
     assert max(sizes[13:]) < 1.05 * max(sizes[:13])
+
+
+@pytest.mark.parametrize("run_type", [ValidatedRun, RunValidatedByPass])
+def test_broken_invariant_is_seen_at_the_next_pass(run_type: type[ValidatedRun]) -> None:
+    world = World(HEALTHY, CollectorConfig(), run_type)
+    world.advance()
+    world.end.run.attempts = -1
+    with pytest.raises(InvariantError, match="negative number of attempts"):
+        world.advance()
+
+
+def test_findings_are_the_same_however_often_a_run_is_validated() -> None:
+    by_event, by_pass = (World(FAULTY, CollectorConfig(), kind).run() for kind in (ValidatedRun, RunValidatedByPass))
+    assert by_event.opened == by_pass.opened != []

@@ -48,6 +48,16 @@ def test_collective_ends_when_last_has_entered_and_data_is_moved() -> None:
     assert step.phases_ns["backward"].tolist() == [60, 10]
 
 
+def test_lists_of_a_step_hold_its_values_by_rank() -> None:
+    one_of_two = Collective(TENSOR, "all_reduce", "backward", 64, 10, np.array([0]))
+    four = Topology.mesh(dp=2)
+    lists = Engine(four, [work(100), one_of_two, reduce(10)]).run_step(calm(four, rank1=1.5)).lists
+    # Rank 0 works until 100, is alone in its tensor parallel group until 110, then waits for rank 1 until 150.
+    assert (lists.worked_ns, lists.duration_ns, lists.end_ns) == ([100, 150], [160, 160], [160, 160])
+    assert (lists.phases_ns["forward"], lists.phases_ns["backward"]) == ([100, 150], [60, 10])
+    assert [[place for place, _ in calls] for calls in lists.calls] == [[0, 1], [1]]
+
+
 def test_collective_hidden_behind_work_costs_nothing() -> None:
     step = step_of([work(100), reduce(10, is_async=True), work(100), Join("backward")], rank1=1.5)
     # Rank 1 enters at 150 and works until 300; rank 0 works until 200, when the operation has been over since 160.

@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.agent.steps.ring import Ring
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import encode
 from rankscope.measure.records import Losses
@@ -24,6 +25,7 @@ from tests.simulation.program import KINDS, Collective, Program, Scale, Work
 from tests.simulation.ranks import RUN, DeviceTimes, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
+from tests.validated_run import ValidatedRun
 
 REPORT_STEPS = 8
 """Steps between two reports of a rank, and two detection passes: about a second of steps of 130 ms."""
@@ -118,7 +120,7 @@ def run(scenario: Scenario, config: CollectorConfig | None = None) -> Outcome:
 class World:
     """Simulated run. `step` is the number of steps made, `now_ns` the true time."""
 
-    def __init__(self, scenario: Scenario, config: CollectorConfig) -> None:
+    def __init__(self, scenario: Scenario, config: CollectorConfig, run_type: type[RunState] = ValidatedRun) -> None:
         self.scenario = scenario
         random = np.random.default_rng(scenario.seed)
         topology, scale = scenario.topology, Scale()
@@ -141,7 +143,7 @@ class World:
         if scenario.skip is not None:
             self.ranks[scenario.skip.rank].skips_step = scenario.skip.step
         self.rings: list[Ring[_Made]] = [Ring(scenario.ring_steps) for _ in self.ranks]
-        self.end = CollectorEnd(RUN, topology.world_size, config)
+        self.end = CollectorEnd(RUN, topology.world_size, config, run_type)
         self._watch = self.end.watch = FindingWatch(scenario.faults, topology)
         self.network = self._connect()
         self._steps: list[Step] = []
@@ -256,7 +258,7 @@ class World:
         faults = [[(fault, float(extra_ns[number])) for fault, extra_ns in one.faults] for one in made]
         rank.set_clock(self._clocks.offset_ns(number, self.now_ns))
         frame = rank.report(made[0].number, [one.step for one in made], faults, self.losses(number))
-        self._send(number, frame, len(made), int(made[-1].step.end_ns[number]))
+        self._send(number, frame, len(made), made[-1].step.lists.end_ns[number])
 
     def _send(self, number: int, frame: bytes, step_count: int, at_ns: int) -> None:
         if self.network is not None:
