@@ -15,8 +15,7 @@ SINCE_OFF_MAX = 10
 """Largest error of the first slow step."""
 
 SLOW_RANKS = {"none": 2, "compute": 1, "data": 0, "host": 3}
-OF_HOST_OR_COMPUTE = {"host_cpu", "more_work", "gpu_compute"}
-CAUSES = {"compute": OF_HOST_OR_COMPUTE, "data": {"data_loading"}, "host": OF_HOST_OR_COMPUTE}
+CAUSES = {"compute": {"host_cpu", "more_work", "gpu_compute"}, "data": {"data_loading"}, "host": {"unseen_wait"}}
 RATIOS = (
     "compute_ratio", "communication_ratio", "overlap_ratio", "exposed_communication_ratio", "idle_ratio",
 )  # fmt: skip

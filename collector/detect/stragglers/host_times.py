@@ -26,6 +26,9 @@ PEERS_CORE_WAIT: Final = "peers_core_wait_ns_per_step"
 CORE_WAIT_EXCESS: Final = "core_wait_excess_ns"
 OTHER_THREADS_EXCESS: Final = "other_threads_excess_ns"
 
+STEPS_BETWEEN_MIN: Final = 8
+"""Steps between the first and the last sample of a time: of fewer, what a process does once, as at its end, would be
+taken for what it does in every step."""
 ALIKE_RATIO: Final = 0.5
 """Share of a rank's wait for a core from which its peers' is alike: then most of it is their machines', and which rank
 waits the longest is chance, or how the ranks are placed on the cores."""
@@ -39,9 +42,11 @@ class PerStep(NamedTuple):
 
 
 def time_per_step(counts: Sequence[TimeCount], from_step: int) -> float | None:
-    """Return how much of a time is counted in a step from that step on, in ns; None without two samples since then."""
+    """Return how much of a time is counted in a step from that step on, in ns; None without two samples since then that
+    are STEPS_BETWEEN_MIN steps apart.
+    """
     inside = [sample for sample in counts if sample.steps >= from_step]
-    if len(inside) < 2 or inside[-1].steps == inside[0].steps:  # noqa: PLR2004 - a difference takes two
+    if not inside or inside[-1].steps - inside[0].steps < STEPS_BETWEEN_MIN:
         return None
     return (inside[-1].counted_ns - inside[0].counted_ns) / (inside[-1].steps - inside[0].steps)
 

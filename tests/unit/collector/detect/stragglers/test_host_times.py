@@ -57,14 +57,14 @@ def window(idle_ms: float) -> WindowBreakdown:
 
 
 def test_time_per_step_is_between_the_first_sample_and_the_last() -> None:
-    samples = (TimeCount(4, 700), TimeCount(6, 900), TimeCount(9, 1500))
-    assert (time_per_step(samples, 0), time_per_step(samples, 5)) == (160.0, 200.0)
+    samples = (TimeCount(4, 700), TimeCount(8, 900), TimeCount(16, 1900))
+    assert (time_per_step(samples, 0), time_per_step(samples, 5)) == (100.0, 125.0)
 
 
 @pytest.mark.parametrize(
-    "samples", [(), (TimeCount(9, 5),), (TimeCount(3, 5), TimeCount(9, 9)), (TimeCount(9, 5),) * 2]
+    "samples", [(), (TimeCount(9, 5),), (TimeCount(3, 5), TimeCount(19, 9)), (TimeCount(4, 5), TimeCount(11, 9))]
 )
-def test_time_per_step_needs_two_samples_at_different_steps(samples: Sequence[TimeCount]) -> None:
+def test_time_per_step_needs_two_samples_that_are_some_steps_apart(samples: Sequence[TimeCount]) -> None:
     assert time_per_step(samples, 4) is None
 
 
