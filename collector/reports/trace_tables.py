@@ -118,8 +118,14 @@ _RANKS = Section(
     "ranks", "Distributed overview, by rank", f"{_PARTS_EXPLAINED}.", columns_of(f"rank, {_PARTS}, <file"),
     "No trace could be used.",
 )  # fmt: skip
+_DEVICE_STEPS = Section(
+    "device_steps", "Distributed overview, by step, by the device's clock",
+    f"{_PARTS_EXPLAINED}. From the first work that a step launched to that of the next one; the last ends with its "
+    "work. Ranks are compared by these steps: a host that runs ahead ends its own before their work begins.",
+    columns_of(f"rank, step, {_PARTS}, starts ms"), "No device, or no steps whose work is in order.",
+)  # fmt: skip
 _STEPS = Section(
-    "steps", "Distributed overview, by step",
+    "steps", "Distributed overview, by step, by the host's clock",
     f"{_PARTS_EXPLAINED}; launched is the device time of the step's launches, in this step or a later one.",
     columns_of(f"rank, step, {_PARTS}, launched ms"), _NO_STEPS,
 )  # fmt: skip
@@ -168,6 +174,15 @@ def _of_steps(rank: RankReport) -> list[Cells]:
     return [
         (text_cell(one.step), *_parts(one), ms(one.launched.busy_ns if one.launched is not None else None))
         for one in rank.steps
+    ]
+
+
+def _of_device_steps(rank: RankReport) -> list[Cells]:
+    found = [(one.step, one.on_device) for one in rank.steps]
+    return [
+        (text_cell(step), *_parts(on_device), ms(on_device.start_ns))
+        for step, on_device in found
+        if on_device is not None
     ]
 
 
@@ -435,6 +450,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _verdict(report, top),
         _ranks(report, of_ranks),
         _by_rank(report, _STEPS, _of_steps, of_ranks),
+        _by_rank(report, _DEVICE_STEPS, _of_device_steps, of_ranks),
         _waiting(report, of_ranks),
         _COLLECTIVES.build(report, top),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),

@@ -21,7 +21,7 @@ StepRange = tuple[int | None, int | None]
 
 class RankAnalysis(NamedTuple):
     """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
-    are (number, start, start of the next one).
+    are (number, start, end), by the device's clock where all steps have that.
     """
 
     report: RankReport
@@ -80,7 +80,8 @@ def reduce_trace(
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
-        (step.number, step.start_ns + origin.base_ns, step.next_start_ns + origin.base_ns) for step in view.steps
+        (number, start_ns + origin.base_ns, end_ns + origin.base_ns)
+        for number, start_ns, end_ns in windows.find_step_bounds(view)
     ]
     return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
 

@@ -42,13 +42,25 @@ class LaunchedWork(msgspec.Struct, frozen=True, kw_only=True):
     overlap_ns: int
 
 
+class DeviceStep(Breakdown, frozen=True, kw_only=True):
+    """One step by the device's clock: from the first work that it launched to the first work of the next one (the last:
+    to the end of the work it launched). A host that runs ahead ends its own steps before their work begins.
+    """
+
+    start_ns: int
+    kernel_count: int
+
+
 class StepReport(Breakdown, frozen=True, kw_only=True):
-    """One step, from its start to the start of the next (the last: to its own end). `launched` is None on a CPU."""
+    """One step by the host's clock, from its start to the start of the next (the last: to its own end). `launched` is
+    None on a CPU; `on_device` is None there too, and where a step launched nothing or its work is not in order.
+    """
 
     step: int
     start_ns: int
     kernel_count: int
     launched: LaunchedWork | None
+    on_device: DeviceStep | None = None
 
 
 class DeviceReport(Breakdown, frozen=True, kw_only=True):

@@ -98,4 +98,4 @@ def _stage(report: RankReport, stage: str) -> int:
 
 
 def _of_steps(report: RankReport, name: str) -> int:
-    return sum(getattr(step, name) for step in report.steps)
+    return sum(getattr(step.on_device or step, name) for step in report.steps)

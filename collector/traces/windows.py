@@ -7,7 +7,7 @@ import numpy as np
 
 from rankscope.collector.runs import ratios
 from rankscope.collector.traces.origin import DeviceProperties
-from rankscope.collector.traces.report import DeviceReport, LaunchedWork, StepReport, Timeline
+from rankscope.collector.traces.report import DeviceReport, DeviceStep, LaunchedWork, StepReport, Timeline
 from rankscope.collector.traces.tables import uses_tensor_cores
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
@@ -47,17 +47,49 @@ def _break_down(
 
 
 def break_down_steps(view: RankView) -> list[StepReport]:
-    """Return each step of the trace, broken down by its window and by the work it launched."""
+    """Return each step of the trace, broken down by its window, by the work it launched and by the device's clock."""
+    on_device = {step.number: _break_down_on_device(view, *bounds) for step, bounds in find_device_steps(view).items()}
     return [
         StepReport(
             step=step.number,
             start_ns=step.start_ns - view.origin_ns,
             kernel_count=_count_started(view, step.start_ns, step.next_start_ns),
             launched=_launched_work(view, step) if view.has_device else None,
+            on_device=on_device.get(step.number),
             **break_down_window(view, step.start_ns, step.next_start_ns),
         )
         for step in view.steps
     ]
+
+
+def find_device_steps(view: RankView) -> dict[Step, tuple[int, int]]:
+    """Return the bounds of steps by the device's clock: from the first work that a step launched to that of the next
+    one, for the last one to the end of its work. Steps that launched nothing, and those out of order, have none.
+    """
+    launched = [find_launched(view, step) for step in view.steps] if view.has_device else []
+    begins_ns = [int(view.work.start_ns[mine].min()) if len(mine) else None for mine in launched]
+    ends_ns = [*begins_ns[1:], int(view.work.end_ns[launched[-1]].max()) if launched and len(launched[-1]) else None]
+    return {
+        step: (begin_ns, end_ns)
+        for step, begin_ns, end_ns in zip(view.steps, begins_ns, ends_ns, strict=False)
+        if begin_ns is not None and end_ns is not None and begin_ns < end_ns
+    }
+
+
+def find_step_bounds(view: RankView) -> list[tuple[int, int, int]]:
+    """Return (number, start, end) of the steps to compare ranks by: by the device's clock where all have that."""
+    on_device = find_device_steps(view)
+    if on_device and len(on_device) == len(view.steps):
+        return [(step.number, *bounds) for step, bounds in on_device.items()]
+    return [(step.number, step.start_ns, step.next_start_ns) for step in view.steps]
+
+
+def _break_down_on_device(view: RankView, start_ns: int, end_ns: int) -> DeviceStep:
+    return DeviceStep(
+        start_ns=start_ns - view.origin_ns,
+        kernel_count=_count_started(view, start_ns, end_ns),
+        **break_down_window(view, start_ns, end_ns),
+    )
 
 
 def _count_started(view: RankView, start_ns: int, end_ns: int) -> int:

@@ -329,7 +329,7 @@ def test_broken_file_costs_only_itself(tmp_path: Path, pair: list[str]) -> None:
 
 def test_second_file_of_a_rank_is_refused_naming_the_first(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    paths = [write_trace(folder, 3, [on_host(1)]) for folder in (tmp_path, tmp_path / "b")]
+    paths = [write_trace(folder, 3, [on_host(at)]) for at, folder in enumerate((tmp_path, tmp_path / "b"), 1)]
     (file, reason), *_ = merge(paths, tmp_path / "merged.json").errors
     assert reason == f"it claims rank 3, as {({*paths} - {file}).pop()} does; give one file for each rank"
 
