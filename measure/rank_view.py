@@ -186,8 +186,6 @@ class RankView:
         """Return the starts (ns) of all kernels, or without a device of the outermost operators, ascending."""
         if self.has_device:
             return self.work.start_ns[self.work.is_kernel]
-        if self.has_unknown_device:
-            return np.empty(0, dtype=np.int64)
         top = self.host.operator_rows[self.host.operators.depth == 0]
         selected: Ints = np.intersect1d(top, self.host.compute_rows, assume_unique=True)
         return self.events.start_ns[selected]

@@ -57,6 +57,11 @@ def test_a_duration_is_exact_to_the_ns(written: str, ns: int) -> None:
     assert duration_of(written) == [ns]
 
 
+def test_duration_that_is_no_number_leaves_others_as_they_are() -> None:
+    trace = read_events(kernel("a", 1, "soon"), kernel("b", 2, 1.5), kernel("c", 3, 2**44 + 0.25))
+    assert (trace.events.duration_ns.tolist(), len(trace.warnings)) == ([1_500], 2)
+
+
 def test_a_negative_duration_is_taken_as_none_and_told() -> None:
     trace = read_events(kernel("k", 10, -3))
     assert trace.events.duration_ns.tolist() == [0]
