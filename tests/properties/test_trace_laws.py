@@ -1,5 +1,6 @@
 """Laws of reading traces: chunking, order of events and absolute time do not matter."""
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import RankReport
+from rankscope.collector.traces.timeline_events import read_raw_events
 from rankscope.collector.traces.windows import draw_timeline
+from rankscope.measure.errors import TraceError
 from rankscope.measure.nesting import OUTSIDE, Nesting, nest
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import (
@@ -73,6 +76,60 @@ def trace_texts(draw: st.DrawFn) -> bytes:
 @given(trace_texts(), st.integers(1, 400), st.integers(1, 300))
 def test_any_way_to_cut_the_bytes_gives_the_same_trace(text: bytes, chunk_bytes: int, block_bytes: int) -> None:
     assert differences(read(text), read(text, chunk_bytes=chunk_bytes, block_bytes=block_bytes)) == []
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+INSERTED = (
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\x00",
+    b"\xff",
+    b'"}, {"ph": "X"',
+    b'{"ph": "X", ',
+    b"\n",
+)
+
+
+@st.composite
+def damaged_texts(draw: st.DrawFn) -> bytes:
+    """Return a trace with some bytes inserted, lost, or cut off at its end."""
+    text = draw(trace_texts())
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(text)))
+        lost = draw(st.integers(0, 3))
+        text = text[:at] + draw(st.sampled_from((b"", *INSERTED))) + text[at + lost :]
+    return text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
+
+
+@settings(max_examples=500)
+@given(damaged_texts(), st.integers(1, 400), st.integers(1, 300))
+def test_damaged_trace_is_read_or_refused_with_a_reason(text: bytes, chunk_bytes: int, block_bytes: int) -> None:
+    with contextlib.suppress(TraceError):
+        trace = read(text, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        assert trace.event_count <= text.count(b"{") + text.count(b",") + 1
+    with contextlib.suppress(TraceError):
+        for events, dropped in read_raw_events([text]):
+            assert dropped >= 0
+            assert all("ph" in one for one in events)
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b'"', b'"b"', b" ", b"{", b"}", b":", b"x, y"]), max_size=6), st.integers(1, 300)
+)
+def test_quotes_in_a_name_cost_no_other_event(parts: list[bytes], block_bytes: int) -> None:
+    one = b'{"ph": "X", "cat": "kernel", "name": "k", "pid": 1, "tid": 1, "ts": %d, "dur": 1}'
+    bad = b'{"ph": "X", "cat": "kernel", "name": "' + b"".join(parts) + b'", "pid": 1, "tid": 1, "ts": 5, "dur": 1}'
+    text = b'{"traceEvents": [' + b", ".join([one % 1, bad, one % 9]) + b'], "last": 1}'
+    trace = read(text, block_bytes=block_bytes, chunk_bytes=50)
+    starts_ns = trace.events.start_ns.tolist()
+    assert (starts_ns[0], starts_ns[-1], trace.head) == (1_000, 9_000, {"last": 1})
 
 
 # -- order and time ---------------------------------------------------------------------------------------------------
