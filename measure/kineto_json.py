@@ -228,6 +228,7 @@ class TraceBlocks:
         self._event_count = 0
         self._ended_early: CutOffError | None = None
         self._is_cut_inside = False
+        self._likely_events: int | None = None
         self._buffer = b""
         self._consumed = 0
         self._part = "head"
@@ -275,7 +276,7 @@ class TraceBlocks:
         """Yield the remaining blocks when the file has ended."""
         if self._part == "head":
             self._find_events()
-        if self._part == "head":
+        if self._part == "head" and not self._skip_head():
             raise self._ended_early or self._explain_no_events()
         if self._part == "events":
             yield from self._count(self._end_events())
@@ -317,14 +318,27 @@ class TraceBlocks:
             head = self._buffer[: found.start()].removeprefix(_BYTE_ORDER_MARK)
             try:
                 _decode_whole(head + b'"traceEvents":[]}')
-            except msgspec.DecodeError:
-                continue  # the key of an inner object
+            except msgspec.DecodeError as error:
+                if self._likely_events is None and "truncated" not in str(error):
+                    self._likely_events = found.end()
+                continue  # the key of an inner object, or the JSON in front of it is broken
             self._head = head
             self._start_events(found.end(), is_object=True)
             return
         if len(self._buffer) > HEAD_BYTES_MAX:
+            if self._skip_head():
+                return
             reason = f'no "traceEvents" in its first {len(self._buffer):,} bytes: not a Kineto trace'
             raise NotATraceError(reason, byte=0)
+
+    def _skip_head(self) -> bool:
+        """Begin with the events although the JSON in front of them is broken; return whether there are any."""
+        if self._likely_events is None or not self._mends:
+            return False
+        self._notes.append("the JSON in front of the events is broken: what stands there is not used")
+        self._head = b"{"
+        self._start_events(self._likely_events, is_object=True)
+        return True
 
     def _start_events(self, position: int, *, is_object: bool) -> None:
         self._is_object = is_object

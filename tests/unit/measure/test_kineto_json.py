@@ -307,6 +307,21 @@ def test_broken_structure_behind_the_events_is_noted() -> None:
     assert read(to_json() + b" x").warnings[0].startswith("the JSON behind the events is broken (JSON is malformed: tr")
 
 
+def test_quotes_in_front_of_the_events_cost_only_what_stands_there() -> None:
+    text = b'{"note": "say "traceEvents"", "traceEvents": [' + ONE + b'], "x": 1}'
+    names, warnings = mended(text)
+    assert (names, read(text).head) == (["a"], {"x": 1})
+    assert warnings == ["the JSON in front of the events is broken: what stands there is not used"]
+    with pytest.raises(TraceError, match="the JSON is broken"):
+        list(TraceBlocks(mends=False).read([text]))
+
+
+def test_long_trace_with_a_broken_head_is_read() -> None:
+    blocks = TraceBlocks()
+    text = b'{"note": "a "b"", "traceEvents": [' + ONE + b","
+    assert sum(len(block.events) for block in blocks.feed(text + b" " * HEAD_BYTES_MAX + ONE + b"," + ONE)) == 2
+
+
 def test_comma_too_many_around_the_events_is_mended() -> None:
     text = b'{"x": {"y": 1,}, "traceEvents": [' + ONE + b'], "z": [1,],}'
     assert read(text).head == {"x": {"y": 1}, "z": [1]}
@@ -395,9 +410,25 @@ def test_damaged_event_without_an_end_is_not_read_for_ever() -> None:
         list(blocks.feed(b'[{"ph": "X" "x": [' + inner + b"{}"))
 
 
-@pytest.mark.parametrize("where", ['{"x": %s, "traceEvents": []}', "[%s]"])
-def test_nesting_too_deep_is_an_error(where: str) -> None:
-    assert "nested too deeply" in str(refusal((where % ("[" * 100_000 + "]" * 100_000)).encode()))
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def test_nesting_too_deep_is_an_error() -> None:
+    assert "nested too deeply" in str(refusal(b"[" + DEEP + b"]"))
+
+
+@pytest.mark.parametrize("text", [b'{"x": %s, "traceEvents": []}', b'{"traceEvents": [], "x": %s}'])
+def test_nesting_too_deep_around_the_events_is_noted(text: bytes) -> None:
+    (warning,) = read(text % DEEP).warnings
+    assert warning.endswith("what stands there is not used")
+
+
+def test_early_head_is_known_once_the_events_begin() -> None:
+    blocks = TraceBlocks()
+    assert (list(blocks.feed(b'{"a": 1, ')), blocks.early_head) == ([], None)
+    assert (list(blocks.feed(b'"traceEvents": [' + ONE)), blocks.early_head) == ([], {"a": 1})
+    plain = TraceBlocks()
+    assert (list(plain.feed(b"[")), plain.early_head) == ([], {})
 
 
 def test_bytes_without_events_are_not_read_for_ever() -> None:
