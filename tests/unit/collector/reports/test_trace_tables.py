@@ -7,12 +7,13 @@ import pytest
 
 from rankscope.collector.reports.trace_cells import MISSING, Section, amount, printable
 from rankscope.collector.reports.trace_tables import build_sections
-from rankscope.collector.reports.trace_text import render_text
+from rankscope.collector.reports.trace_text import headline, render_text
 from rankscope.collector.traces.report import (
     Abstention,
     Advice,
     CollectiveRow,
     CrossRank,
+    DeviceStep,
     FileError,
     Finding,
     KernelRow,
@@ -252,3 +253,17 @@ def test_text_counts_the_rows_left_out() -> None:
 def test_every_section_is_in_the_text() -> None:
     text = render_text(msgspec.structs.replace(report_of(), errors=[FileError(file="x", reason="y")]), top=5)
     assert all(one.title.upper() in text for one in build_sections(report_of(), top=5))
+
+
+# -- the text ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_step_of_eight_ranks_is_one_step() -> None:
+    ranks = [rank_of(rank, steps=[STEP], world_size=8) for rank in range(8)]
+    assert headline(report_of(*ranks)).startswith("8 ranks of 8, 1 step, 72 events; ")
+
+
+def test_step_by_the_devices_clock_has_a_row_of_its_own() -> None:
+    on_device = DeviceStep(start_ns=7 * MS, kernel_count=2, **WINDOW)
+    ranks = report_of(rank_of(0, steps=[msgspec.structs.replace(STEP, on_device=on_device), STEP]))
+    assert [(row[:3], row[-1]) for row in shown(section("device_steps", ranks))] == [(["0", "3", "200.000"], "7.000")]
