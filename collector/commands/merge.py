@@ -46,6 +46,8 @@ class Merge:
         for file, reason in merged.errors:
             print(f"rankscope: {file}: {reason}", file=sys.stderr)
         bound = "" if merged.error_bound_ns is None else f", within {format_duration(merged.error_bound_ns)}"
+        if merged.offset_bound_ns:
+            bound += f", the offsets wrong by at most {format_duration(merged.offset_bound_ns)}"
         print(
             f"{merged.output}: {len(merged.ranks)} ranks, {merged.event_count:,} events, "
             f"{merged.arrow_count:,} arrows; clocks by {merged.how}{bound}"

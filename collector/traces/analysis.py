@@ -201,7 +201,9 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankR
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
         [
-            cross_rank.RankCollectives(rank, one.report.host, one.collectives, on_host=not one.report.devices)
+            cross_rank.RankCollectives(
+                rank, one.report.host, one.collectives, on_host=not one.report.devices, steps=one.collective_steps
+            )
             for rank, one in ranked.items()
         ],
         max(worlds, default=None),

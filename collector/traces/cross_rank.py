@@ -6,7 +6,8 @@ be matched wrongly, so the matching is checked:
 
 - the k-th collective of a group is the same operation, of the same size, on every rank;
 - ranks leave together: after subtracting one clock offset for each pair of ranks, the ends of matched collectives
-  agree. On one host the offset must vanish too.
+  agree. On one host the offset must vanish too;
+- both records begin at the same collective (same_steps.py).
 
 Where a check fails, the matching is refused with the reason.
 """
@@ -18,13 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.collector.traces import same_steps
 from rankscope.collector.traces.report import MatchedCollective
 from rankscope.collector.traces.tables import Kind, kind_of
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.traced_collectives import Collective
-from rankscope.measure.units import NS_PER_MS, NS_PER_US
+from rankscope.measure.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 END_DISAGREEMENT_NS_MAX = 2 * NS_PER_MS
 """On devices of one host the ends of one collective differ by some us."""
@@ -39,12 +41,15 @@ LATENESS_NS_MIN = 5 * NS_PER_US
 
 
 class RankCollectives(NamedTuple):
-    """The collectives of one rank, in times of its host's clock; `on_host`: by a backend on the CPU."""
+    """The collectives of one rank, in times of its host's clock; `on_host`: by a backend on the CPU. `steps` has the
+    number of the step that launched each collective, None outside of steps; empty when not known.
+    """
 
     rank: int
     host: str | None
     collectives: Sequence[Collective]
     on_host: bool = False
+    steps: Sequence[int | None] = ()
 
 
 class _Key(NamedTuple):
@@ -107,6 +112,8 @@ def match(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
     disagreement, refused = _check_ends(ranks, synchronising, found.offsets_ns)
     if refused is None:
         refused = next(filter(None, (_check_hosts(ranks, one) for one in related)), None)
+    if refused is None:
+        refused = next(filter(None, (_check_steps(ranks, one) for one in related)), None)
     return found._replace(refused=refused, end_disagreement_ns=disagreement)
 
 
@@ -216,6 +223,43 @@ def _check_hosts(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -
                 "clock: the traces are of different steps"
             )
     return None
+
+
+def _check_steps(ranks: Sequence[RankCollectives], offsets: Mapping[int, int]) -> str | None:
+    """Return the reason if nothing shows that the records of related ranks are of the same steps, else None."""
+    mine = [one for one in ranks if one.rank in offsets]
+    wall = all(one.collectives and one.collectives[0].start_ns >= same_steps.WALL_CLOCK_NS_MIN for one in mine)
+    apart_ns = max(offsets.values()) - min(offsets.values())
+    if wall and apart_ns > same_steps.SAME_RUN_APART_NS_MAX:
+        return (
+            f"the ranks leave the same collectives {apart_ns / NS_PER_S:,.0f} s apart by their hosts' clocks: "
+            "the traces are of different steps or runs"
+        )
+    return same_steps.find_unproved(list(offsets), _find_groups(mine), _limit_ns(mine)) if len(offsets) > 1 else None
+
+
+def _find_groups(ranks: Sequence[RankCollectives]) -> list[list[same_steps.GroupRecord]]:
+    """Return the records of each group of which two ranks are here."""
+    found: dict[tuple[str, str | None], list[same_steps.GroupRecord]] = defaultdict(list)
+    for one in ranks:
+        steps = one.steps or [None] * len(one.collectives)
+        mine: dict[tuple[str, str | None], list[tuple[Collective, int | None]]] = defaultdict(list)
+        for collective, step in sorted(zip(one.collectives, steps, strict=True), key=lambda pair: pair[0].start_ns):
+            if collective.op in SYNCHRONISING_OPS:
+                mine[collective.group, collective.ranks].append((collective, step))
+        for group, pairs in mine.items():
+            found[group].append(
+                same_steps.GroupRecord(
+                    rank=one.rank,
+                    clock=one.host if one.host is not None else one.rank,
+                    on_host=one.on_host,
+                    ends_ns=np.array([c.start_ns + c.duration_ns for c, _ in pairs], dtype=np.int64),
+                    kinds=[(c.op, c.bytes) for c, _ in pairs],
+                    steps=[step for _, step in pairs],
+                    numbered=all(c.sequence is not None for c, _ in pairs),
+                )
+            )
+    return [records for records in found.values() if len(records) > 1]
 
 
 # -- waiting and transfer ---------------------------------------------------------------------------------------------

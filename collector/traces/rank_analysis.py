@@ -21,13 +21,15 @@ StepRange = tuple[int | None, int | None]
 
 class RankAnalysis(NamedTuple):
     """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
-    are (number, start, end), by the device's clock where all steps have that.
+    are (number, start, end), by the device's clock where all steps have that; `collective_steps` the number of the step
+    that launched each collective, None outside of the steps.
     """
 
     report: RankReport
     collectives: list[Collective]
     overlap: Intervals
     steps: list[tuple[int, int, int]]
+    collective_steps: list[int | None]
 
 
 def reduce_trace(
@@ -83,7 +85,9 @@ def reduce_trace(
         (number, start_ns + origin.base_ns, end_ns + origin.base_ns)
         for number, start_ns, end_ns in windows.find_step_bounds(view)
     ]
-    return RankAnalysis(report, collectives, overlap + origin.base_ns, step_bounds)
+    return RankAnalysis(
+        report, collectives, overlap + origin.base_ns, step_bounds, windows.find_steps_of_collectives(view)
+    )
 
 
 def _has_unknown_device(trace: KinetoTrace) -> bool:

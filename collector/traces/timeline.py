@@ -8,7 +8,8 @@ The clock
 All ranks leave a synchronising collective together, so the ends of matched ones give the offset between the clocks of
 two hosts (cross_rank.py); ranks on one host have one clock, and share the median of their offsets. The error bound is
 the spread of the same ends after the alignment. Events of two ranks that are closer together than that have no known
-order.
+order. Should a rank always leave later than another, the ends do not show it: the offset bound is what an offset can be
+wrong by at most, since no rank leaves a collective before the last has entered.
 
 Where the collectives cannot be matched nothing is shifted: one host has one clock; several hosts' clocks are trusted,
 and the error bound is None.
@@ -39,6 +40,7 @@ from rankscope.collector.traces.timeline_events import (
     make_distinct,
     read_raw_events,
 )
+from rankscope.collector.traces.windows import find_steps_of_collectives
 from rankscope.measure.errors import NotATraceError, RankscopeError, TraceError, UnavailableError
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
@@ -85,6 +87,8 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     warnings: Sequence[str]
     errors: Sequence[tuple[str, str]]
+    offset_bound_ns: int | None = None
+    """Limit of the error of the offset between two clocks, 0 with one clock; None when it is not known."""
 
 
 # -- merge ------------------------------------------------------------------------------------------------------------
@@ -103,6 +107,8 @@ class Source:
     """First and last time in the file that can be right, without `base_ns`."""
     collectives: Mapping[Collective, tuple[str, str]]
     """Collectives, each with its process and thread in the file."""
+    steps: Sequence[int | None]
+    """Number of the step that launched each collective, None outside of steps."""
     on_host: bool
     warnings: Sequence[str]
 
@@ -183,6 +189,7 @@ def read_source(path: str, rank: int | None = None) -> Source:
     view = RankView(trace)
     origin = read_origin(trace.head, path)
     threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
+    collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     return Source(
         file=path,
         rank=origin.rank if rank is None else rank,
@@ -190,9 +197,8 @@ def read_source(path: str, rank: int | None = None) -> Source:
         world_size=origin.world_size,
         base_ns=origin.base_ns,
         possible_ns=times.possible_ns,
-        collectives=dict(
-            zip(complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size)), threads, strict=True)
-        ),
+        collectives=dict(zip(collectives, threads, strict=True)),
+        steps=list(dict(zip(collectives, find_steps_of_collectives(view), strict=True)).values()),
         on_host=not view.has_device,
         warnings=trace.warnings,
     )
@@ -211,12 +217,13 @@ class Clock:
     refused: str | None
     matching: cross_rank.Matching
     warnings: Sequence[str] = ()
+    offset_bound_ns: int | None = None
 
 
 def align(sources: Sequence[Source]) -> Clock:
     """Return the clock offsets, from matched collectives where there are any."""
     ranked = [
-        cross_rank.RankCollectives(one.rank, one.host, list(one.collectives), on_host=one.on_host)
+        cross_rank.RankCollectives(one.rank, one.host, list(one.collectives), one.on_host, one.steps)
         for one in sources
         if one.rank is not None
     ]
@@ -230,6 +237,7 @@ def align(sources: Sequence[Source]) -> Clock:
     return Clock(
         offsets_ns=offsets,
         error_bound_ns=None if trusted else find_error_bound(matching, offsets),
+        offset_bound_ns=None if trusted else find_offset_bound(matching.matched, offsets, clocks),
         how=BY_ONE_HOST if len(placed) == 1 else BY_COLLECTIVES,
         refused=None,
         matching=matching,
@@ -276,6 +284,69 @@ def find_error_bound(matching: cross_rank.Matching, offsets_ns: Mapping[int | No
     """
     spreads = [cross_rank.find_end_spread(one, offsets_ns) for one in matching.matched if one.op in SYNCHRONISING_OPS]
     return sorted(spreads)[-int(len(spreads) * (1 - BOUND_SHARE)) - 1] if spreads else None
+
+
+def find_offset_bound(
+    matched: Sequence[cross_rank.Matched], offsets_ns: Mapping[int | None, int], clocks: Mapping[int, str | int | None]
+) -> int | None:
+    """Return the ns by which the offset between two clocks may be wrong at most, 0 with one clock; None when the
+    collectives do not bound every clock.
+    """
+    bounds_ns = find_offset_bounds(matched, offsets_ns, clocks)
+    return None if len(bounds_ns) < len(set(clocks.values())) else sum(sorted(bounds_ns.values())[-2:])
+
+
+def find_offset_bounds(
+    matched: Sequence[cross_rank.Matched],
+    offsets_ns: Mapping[int | None, int],
+    clocks: Mapping[int, str | int | None],
+) -> dict[str | int | None, int]:
+    """Return the ns by which each clock's offset from the first one's may be wrong, along chains of collectives; clocks
+    that no collective relates are missing.
+
+    Of an all-to-all a rank may need nothing from another: it bounds nothing.
+    """
+    spans = [_span_by_clock(one, offsets_ns, clocks) for one in matched if one.op in _BOUNDING_OPS]
+    bounds_ns: dict[str | int | None, int] = {next(iter(clocks.values())): 0}
+    while True:
+        found: dict[str | int | None, list[tuple[int, int, int]]] = defaultdict(list)
+        for span in spans:
+            known = [clock for clock in span if clock in bounds_ns]
+            if known:
+                near = min(known, key=lambda clock: bounds_ns[clock])
+                for clock in span.keys() - bounds_ns.keys():
+                    # It entered before the other left, and the other before it left.
+                    least_ns, most_ns = span[clock][0] - span[near][1], span[clock][1] - span[near][0]
+                    found[clock].append((least_ns, most_ns, bounds_ns[near]))
+        if not found:
+            return bounds_ns
+        bounds_ns.update({clock: _bound_of(limits) for clock, limits in found.items()})
+
+
+_BOUNDING_OPS = SYNCHRONISING_OPS - {"all_to_all"}
+
+
+def _bound_of(limits: Sequence[tuple[int, int, int]]) -> int:
+    """Return the larger of two limits of an error that hold for every collective. Where they contradict each other the
+    clocks drift apart: then the largest of any collective.
+    """
+    least_ns, most_ns = max(one[0] for one in limits), min(one[1] for one in limits)
+    if least_ns > most_ns:
+        least_ns, most_ns = min(one[0] for one in limits), max(one[1] for one in limits)
+    return max(abs(least_ns), abs(most_ns)) + max(one[2] for one in limits)
+
+
+def _span_by_clock(
+    one: cross_rank.Matched, offsets_ns: Mapping[int | None, int], clocks: Mapping[int, str | int | None]
+) -> dict[str | int | None, tuple[int, int]]:
+    """Return for each clock when its last rank entered and its first one left, without offsets."""
+    spans: dict[str | int | None, tuple[int, int]] = {}
+    for rank, mine in one.by_rank.items():
+        start_ns = mine.start_ns - offsets_ns[rank]
+        end_ns = start_ns + mine.duration_ns
+        last_ns, first_ns = spans.get(clocks[rank], (start_ns, end_ns))
+        spans[clocks[rank]] = max(last_ns, start_ns), min(first_ns, end_ns)
+    return spans
 
 
 def _trust_clocks(sources: Sequence[Source], matching: cross_rank.Matching) -> Clock:
@@ -341,6 +412,7 @@ def _write_timeline(
         refused=clock.refused,
         warnings=notes.warnings,
         errors=notes.errors,
+        offset_bound_ns=clock.offset_bound_ns,
     )
     output.write(b'\n],"rankscope":' + msgspec.json.encode(_describe(report)) + b"}\n")
     return report

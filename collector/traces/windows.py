@@ -14,6 +14,7 @@ from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Floats, Ints
 from rankscope.measure.rank_view import RankView, Step
+from rankscope.measure.traced_collectives import find_communication_rows
 from rankscope.measure.units import format_duration
 
 TIMELINE_BINS = 1_000
@@ -102,6 +103,22 @@ def find_launched(view: RankView, step: Step) -> Ints:
     by_call, call_ns = view.work_by_call
     first, last = np.searchsorted(call_ns, [step.start_ns, step.end_ns], side="left")
     return np.sort(by_call[first:last])
+
+
+def find_steps_of_collectives(view: RankView) -> list[int | None]:
+    """Return the number of the step that launched each collective, in the order of `find_communication_rows`; None
+    outside of the steps, or when the launch is not in the trace.
+    """
+    rows = find_communication_rows(view)
+    if view.has_device:
+        rows = view.launch[view.work.is_communication]
+    starts_ns = np.where(rows == NONE, NONE, view.events.start_ns[rows])
+    first_ns = np.array([step.start_ns for step in view.steps], dtype=np.int64)
+    places = np.searchsorted(first_ns, starts_ns, side="right") - 1
+    return [
+        view.steps[place].number if place >= 0 and start_ns < view.steps[place].next_start_ns else None
+        for place, start_ns in zip(places.tolist(), starts_ns.tolist(), strict=True)
+    ]
 
 
 def _launched_work(view: RankView, step: Step) -> LaunchedWork:

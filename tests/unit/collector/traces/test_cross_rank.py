@@ -29,7 +29,8 @@ def collective(start_ns: int, duration_ns: int, **changed: Any) -> Collective:
 
 
 def on(rank: int, *found: Collective, host: str | None = "node0", on_host: bool = False) -> RankCollectives:
-    return RankCollectives(rank, host, found, on_host)
+    """Return one rank; each of its collectives is of a step of its own."""
+    return RankCollectives(rank, host, found, on_host, range(len(found)))
 
 
 def ending_together(ends_ns: Sequence[int], *durations_ns: int, **changed: Any) -> list[RankCollectives]:
@@ -107,7 +108,7 @@ def test_what_is_found_is_a_lower_bound_while_ranks_are_missing(world_size: int 
 
 def test_missing_first_operation_is_refused_on_one_host() -> None:
     first, second = ending_together([100 * MS * n for n in range(1, 7)], MS, MS)
-    matching = match([first, second._replace(collectives=second.collectives[1:])], 2)
+    matching = match([first, second._replace(collectives=second.collectives[1:], steps=range(1, 6))], 2)
     assert matching.refused == (
         "ranks on host node0 seem to leave the same collectives 100 ms apart by one clock: "
         "the traces are of different steps"
@@ -117,7 +118,7 @@ def test_missing_first_operation_is_refused_on_one_host() -> None:
 def test_operations_of_different_steps_are_refused() -> None:
     ends_ns = [MS * at for at in (10, 25, 70, 90, 180, 210)]
     first, second = ending_together(ends_ns, MS, MS)
-    matching = match([first, second._replace(host="node1", collectives=second.collectives[1:])], 2)
+    matching = match([first, second._replace(host="node1", collectives=second.collectives[1:], steps=range(5))], 2)
     # One further each time: 15, 45, 20, 90 and 30 ms, of which the median, 30 ms, is taken for the clocks.
     assert matching.refused == (
         "4 of 5 matched collectives end at different times on different ranks (by 15.0 ms in the median): "

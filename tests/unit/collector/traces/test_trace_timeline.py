@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rankscope.collector.traces.timeline import find_flow_points, merge, place_clocks
+from rankscope.collector.traces.cross_rank import Matched
+from rankscope.collector.traces.timeline import find_flow_points, find_offset_bounds, merge, place_clocks
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.traced_collectives import Collective
@@ -48,6 +49,8 @@ def write_trace(
     if host is not None:
         head["host_name"] = host
     path = folder / f"trace_of_{rank}.json"
+    for number, one in enumerate(event for event in events if "Collective name" in event.get("args", {})):
+        one["args"]["Seq"] = number
     named = [*name_process(7000 + (rank or 0), "CPU"), *name_process(0, "GPU 0")]
     path.write_text(json.dumps({**head, "traceEvents": [*named, *events]}))
     return str(path)
@@ -234,10 +237,31 @@ def test_error_bound_is_how_far_apart_the_ends_still_are(tmp_path: Path) -> None
     assert merge([first, second], tmp_path / "merged.json").error_bound_ns == 3000
 
 
+def test_clock_of_another_host_may_be_wrong_by_a_whole_collective(tmp_path: Path) -> None:
+    first = write_trace(tmp_path, 0, [all_reduce(1000, 100), all_reduce(2000, 40)], host="a")
+    second = write_trace(tmp_path, 1, [all_reduce(1000, 100), all_reduce(2000, 40)], host="b")
+    # In the shorter one each entered before the other left: the clocks are at most 40 us further apart.
+    assert merge([first, second], tmp_path / "merged.json").offset_bound_ns == 40_000
+
+
+def test_clocks_that_drift_apart_have_the_widest_bound() -> None:
+    # Rank 1 seems to enter 50 after rank 0 left, and later to leave 30 before rank 0 entered.
+    apart = [(reduced(0, 10), reduced(60, 10)), (reduced(1000, 10), reduced(960, 10))]
+    matched = [Matched("0", place, "all_reduce", 4, dict(enumerate(pair)), 2) for place, pair in enumerate(apart)]
+    # 50 to 70 by the first, -50 to -30 by the second: no offset lies in both.
+    assert find_offset_bounds(matched, {0: 0, 1: 0}, {0: "a", 1: "b"}) == {"a": 0, "b": 70}
+
+
+def test_all_to_all_bounds_no_clock() -> None:
+    matched = [Matched("0", 0, "all_to_all", 4, {0: reduced(0, 10), 1: reduced(0, 10)}, 2)]
+    assert find_offset_bounds(matched, {0: 0, 1: 0}, {0: "a", 1: "b"}) == {"a": 0}
+
+
 def test_ranks_on_one_host_are_not_shifted_against_each_other(tmp_path: Path) -> None:
     paths = [write_trace(tmp_path, rank, [all_reduce(1000, 100 + 8 * rank)], host="a") for rank in (0, 1)]
     report = merge(paths, tmp_path / "merged.json")
     assert ([one.offset_ns for one in report.ranks], report.error_bound_ns) == ([0, 0], 8000)
+    assert report.offset_bound_ns == 0
 
 
 def test_refused_matching_leaves_the_clocks_and_warns(tmp_path: Path) -> None:
@@ -261,7 +285,7 @@ def test_refused_matching_on_one_host_needs_no_trust_in_clocks(tmp_path: Path) -
 def test_rank_that_shares_no_collective_leaves_the_error_unknown(tmp_path: Path, pair: list[str]) -> None:
     lonely = write_trace(tmp_path, 5, [on_host(1, 5)], host="c")
     report = merge([*pair, lonely], tmp_path / "merged.json")
-    assert report.error_bound_ns is None
+    assert (report.error_bound_ns, report.offset_bound_ns) == (None, None)
     assert report.warnings == ["rank 5: no collective in common with the others: the host's clock was trusted"]
 
 
