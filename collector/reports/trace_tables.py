@@ -23,7 +23,8 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
     us,
 )
-from rankscope.collector.traces.report import Breakdown, RankReport, TraceReport
+from rankscope.collector.traces.report import Breakdown, CrossRank, RankReport, TraceReport
+from rankscope.collector.traces.stragglers import describe_leader
 from rankscope.measure.units import NS_PER_S, format_duration
 
 EVENT_TYPES_MAX = 8
@@ -73,13 +74,19 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
     if across.refused is not None:
         notes.append(("matching refused", f"Waiting could not be separated from transfer: {across.refused}"))
     elif not across.findings:
-        notes.append(("ranks", "No rank is slower than the others."))
+        notes.append(("ranks", _describe_no_finding(across)))
     if across.lower_bound:
         notes.append(("lower bound", "Ranks are missing: there may have been more waiting than is shown."))
     if across.end_disagreement_ns is not None:
         apart = format_duration(across.end_disagreement_ns)
         notes.append(("clocks", f"By the clocks in the traces, the ranks end a collective {apart} apart."))
     return notes
+
+
+def _describe_no_finding(across: CrossRank) -> str:
+    if not across.standings:
+        return "The ranks have no step in common: whether one is slow is not known."
+    return describe_leader(across.standings)
 
 
 def _verdict_row(
@@ -132,9 +139,10 @@ _STEPS = Section(
 _WAITING = Section(
     "waiting", "Wait against transfer, by rank",
     "Over the collectives matched across ranks: wait is time spent waiting for a later rank, transfer the time that "
-    "moving the bytes took, late the time by which this rank entered after the median one. "
-    "Collectives at the same time count each, so that sums may exceed the time of the steps.",
-    columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms"),
+    "moving the bytes took, late the time by which this rank entered after the median one, caused what others waited "
+    "in collectives that it entered last. Collectives at the same time count each, so that sums may exceed the time of "
+    "the steps.",
+    columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms, caused ms"),
     "No collective was found on more than one rank.",
 )  # fmt: skip
 _DEVICES = Section(
@@ -245,9 +253,11 @@ def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
         if wait_ns is None:
             return []
         whole_ns = wait_ns + transfer_ns if transfer_ns is not None else None
-        late = [one.lateness_ns or 0 for one in across.collectives if one.late_rank == rank.rank]
+        last = [one for one in across.collectives if one.late_rank == rank.rank]
+        late_ns = sum(one.lateness_ns or 0 for one in last)
+        caused_ns = sum(sum((one.wait_ns or {}).values()) for one in last)
         share = percent(share_of(wait_ns, whole_ns))
-        return [(ms(wait_ns), ms(transfer_ns), share, amount(len(late)), ms(sum(late)))]
+        return [(ms(wait_ns), ms(transfer_ns), share, amount(len(last)), ms(late_ns), ms(caused_ns))]
 
     return _by_rank(report, _WAITING, of_waiting, rank_rows_max)
 

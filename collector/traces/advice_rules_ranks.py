@@ -12,8 +12,8 @@ from rankscope.collector.detect.run_rules.thresholds import (
     percent,
 )
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
-from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport
-from rankscope.collector.traces.stragglers import MORE_WORK_MIN, SLOWDOWN_MIN
+from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
+from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -132,16 +132,24 @@ def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) ->
         ranks=sorted(finding.rank for finding in found),
         sentence=" ".join(finding.sentence for finding in found) + bound,
         action=_ACTIONS.get(worst.cause or "", _ACTIONS["unattributed"]),
-        evidence=_evidence_of(worst),
+        evidence=_evidence_of(worst, compared.standings),
     )
 
 
-def _evidence_of(finding: Finding) -> dict[str, float | int | str | None]:
+def _evidence_of(finding: Finding, standings: Sequence[RankStanding]) -> dict[str, float | int | str | None]:
+    one = next((one for one in standings if one.rank == finding.rank), None)
+    noise: dict[str, float | int | str | None] = {}
+    if one is not None:
+        noise = {
+            "excess_ns": one.excess_ns, "noise_ns": one.noise_ns, "last_count": one.last_count,
+            "late_count": one.late_count, "wait_caused_ratio": one.wait_caused_ratio,
+        }  # fmt: skip
     return {
         "slowdown_ratio": finding.slowdown_ratio,
-        "slowdown_ratio_min": SLOWDOWN_MIN,
+        "slowdown_ratio_min": STEADY_SLOWDOWN_MIN,
         "rank": finding.rank,
         "cause": finding.cause,
+        **noise,
     }
 
 

@@ -16,7 +16,7 @@ from rankscope.collector.traces.parallel_reading import cores, process_context, 
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
 from rankscope.collector.traces.recognised import choose_files
 from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
-from rankscope.collector.traces.stragglers import find_stragglers
+from rankscope.collector.traces.stragglers import compare_ranks, find_stragglers
 from rankscope.collector.traces.tables import kind_of
 from rankscope.measure.communication import bus_factor
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
@@ -211,14 +211,16 @@ def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankR
     collectives = cross_rank.split(matching)
     wait, transfer = cross_rank.sum_by_rank(collectives)
     believed = matching.refused is None
+    standings = compare_ranks(ranked, matching, collectives) if believed else []
     across = CrossRank(
         collectives=collectives,
         wait_ns=wait if believed else None,
         transfer_ns=transfer if believed else None,
-        findings=find_stragglers(ranked, matching) if believed else [],
+        findings=find_stragglers(ranked, standings),
         lower_bound=matching.missing_ranks,
         refused=matching.refused,
         end_disagreement_ns=matching.end_disagreement_ns,
+        standings=standings,
     )
     return across, [_add_transfers(one.report, matching) for one in found]
 

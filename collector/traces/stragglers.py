@@ -1,22 +1,37 @@
 """Find the ranks that were slow in the steps of these traces, by self time (docs/definitions.md section 4).
 
-A rank's self time in a step is the step less its exposed waits for other ranks. Traces hold few steps: a rank is named
-only when it was clearly slower than its peers over all steps, and in most single steps, and waited the least of all
-ranks.
+A rank's self time in a step is the step less its exposed waits for other ranks. Traces hold few steps, so one number is
+not enough. A rank is named when it waited the least, caused the most waiting, was slower than its peers in most steps,
+and either
+
+- by much more than healthy ranks differ (SLOWDOWN_MIN), or
+- by less, but steadily: the difference stands out of its own noise from step to step, and the rank came last in most
+  collectives and caused most of the waiting.
 """
 
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import median, stdev
 
+import msgspec
+
+from rankscope.collector.detect.run_rules.thresholds import percent
 from rankscope.collector.traces.cross_rank import Matching, find_waiting
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import Finding, RankReport
+from rankscope.collector.traces.report import Finding, MatchedCollective, RankReport, RankStanding
 from rankscope.measure import intervals
 from rankscope.measure.units import NS_PER_MS
 
 SLOWDOWN_MIN = 1.15
 """Healthy ranks on busy cores differ by up to 13.5 % over three steps."""
+STEADY_SLOWDOWN_MIN = 1.05
+"""Less costs little, and sizes of batches differ by it."""
 STEPS_SHARE_MIN = 0.6
+LAST_SHARE_MIN = 0.6
+"""Of the collectives with a last rank, and of the waiting caused, for a rank slower by less than SLOWDOWN_MIN."""
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t, 95 % on both sides, for 1 to 9 degrees of freedom. More: the last."""
+NOISE_STEPS_MIN = 3
 MORE_WORK_MIN = 1.1
 """Times as many kernels as the others run: then it is the work that differs, not the device."""
 CAUSE_SHARE_MIN = 0.5
@@ -31,22 +46,115 @@ _CAUSE_TEXTS = {
 }
 
 
-def find_stragglers(found: Mapping[int, RankAnalysis], matching: Matching) -> list[Finding]:
-    """Return the slow ranks; empty when all are alike, or nothing can be compared."""
+def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankStanding]) -> list[Finding]:
+    """Return a finding for each slow rank."""
+    return [_describe(found, one) for one in standings if one.is_slow]
+
+
+def compare_ranks(
+    found: Mapping[int, RankAnalysis], matching: Matching, collectives: Sequence[MatchedCollective]
+) -> list[RankStanding]:
+    """Return the evidence about each rank; empty when they have no step in common."""
     self_ns = {rank: self_times(one, matching, rank) for rank, one in found.items()}
-    common = set.intersection(*(set(times) for times in self_ns.values())) if len(self_ns) > 1 else set()
     waited_ns = {rank: intervals.total_ns(intervals.union(find_waiting(matching, rank))) for rank in found}
-    findings = []
-    for rank in sorted(self_ns) if common else ():
-        others = [times for other, times in self_ns.items() if other != rank]
-        peers = {step: median(times[step] for times in others) for step in common}
-        ratio = sum(self_ns[rank][step] for step in common) / max(1, sum(peers.values()))
-        slower = sum(self_ns[rank][step] > peers[step] for step in common)
-        least = min(waited_ns.values()) == waited_ns[rank]
-        if ratio >= SLOWDOWN_MIN and slower >= STEPS_SHARE_MIN * len(common) and least:
-            excess = [self_ns[rank][step] - peers[step] for step in sorted(common)]
-            findings.append(_describe(found, rank, ratio, excess))
-    return findings
+    return find_standings(self_ns, waited_ns, collectives)
+
+
+# -- the evidence -----------------------------------------------------------------------------------------------------
+
+
+def find_standings(
+    self_ns: Mapping[int, Mapping[int, int]], waited_ns: Mapping[int, int], collectives: Sequence[MatchedCollective]
+) -> list[RankStanding]:
+    """Return the standing of each rank, from its self time by step and its waiting in ns."""
+    common = sorted(set.intersection(*(set(times) for times in self_ns.values()))) if len(self_ns) > 1 else []
+    if not common:
+        return []
+    late = [one for one in collectives if one.late_rank is not None and one.wait_ns is not None]
+    caused_ns = dict.fromkeys(self_ns, 0)
+    for one in late:
+        caused_ns[one.late_rank or 0] += sum((one.wait_ns or {}).values())
+    found = [_stand(rank, self_ns, common, late, caused_ns) for rank in sorted(self_ns)]
+    least_ns, most_ns = min(waited_ns.values()), max(caused_ns.values())
+    suspects = {rank for rank in self_ns if waited_ns[rank] == least_ns and caused_ns[rank] == most_ns}
+    return [msgspec.structs.replace(one, is_slow=one.rank in suspects and _is_slower(one)) for one in found]
+
+
+def _stand(
+    rank: int,
+    self_ns: Mapping[int, Mapping[int, int]],
+    steps: Sequence[int],
+    late: Sequence[MatchedCollective],
+    caused_ns: Mapping[int, int],
+) -> RankStanding:
+    others = [times for other, times in self_ns.items() if other != rank]
+    peers_ns = {step: median(times[step] for times in others) for step in steps}
+    excess_ns = [self_ns[rank][step] - peers_ns[step] for step in steps]
+    whole_ns = sum(caused_ns.values())
+    return RankStanding(
+        rank=rank,
+        slowdown_ratio=sum(self_ns[rank][step] for step in steps) / max(1, sum(peers_ns.values())),
+        excess_ns=round(sum(excess_ns) / len(steps)),
+        noise_ns=_find_noise(excess_ns),
+        step_count=len(steps),
+        slower_step_count=sum(excess > 0 for excess in excess_ns),
+        last_count=sum(one.late_rank == rank for one in late),
+        late_count=sum(rank in one.ranks for one in late),
+        wait_caused_ns=caused_ns[rank],
+        wait_caused_ratio=caused_ns[rank] / whole_ns if whole_ns else None,
+        is_slow=False,
+    )
+
+
+def _find_noise(excess_ns: Sequence[float]) -> int | None:
+    """Return by how much the mean may be off, in ns: the half width of its 95 % interval. None below three steps."""
+    if len(excess_ns) < NOISE_STEPS_MIN:
+        return None
+    freedom = len(excess_ns) - 1
+    return round(T_95[min(freedom, len(T_95)) - 1] * stdev(excess_ns) / sqrt(len(excess_ns)))
+
+
+def _is_slower(one: RankStanding) -> bool:
+    ratio = one.slowdown_ratio or 0.0
+    if one.slower_step_count < STEPS_SHARE_MIN * one.step_count or ratio < STEADY_SLOWDOWN_MIN:
+        return False
+    is_steady = one.noise_ns is not None and (one.excess_ns or 0) > one.noise_ns
+    is_last = one.last_count >= LAST_SHARE_MIN * max(one.late_count, 1)
+    return ratio >= SLOWDOWN_MIN or (is_steady and is_last and (one.wait_caused_ratio or 0.0) >= LAST_SHARE_MIN)
+
+
+def describe_leader(standings: Sequence[RankStanding]) -> str:
+    """Return what speaks against the rank that caused the most waiting, and why it is not named as slow.
+
+    Nothing is said of a rank that caused none.
+    """
+    one = max(standings, key=lambda standing: standing.wait_caused_ns, default=None)
+    if one is None or not one.wait_caused_ns:
+        return "No rank is named as slow: in these traces none made others wait."
+    return (
+        f"No rank is named as slow. Rank {one.rank} caused the most waiting: {_describe_evidence(one)}. "
+        f"{_describe_doubt(one)}"
+    )
+
+
+def _describe_evidence(one: RankStanding) -> str:
+    return (
+        f"it came last in {one.last_count} of {one.late_count} collectives and caused "
+        f"{percent(one.wait_caused_ratio or 0.0)} of the waiting"
+    )
+
+
+def _describe_doubt(one: RankStanding) -> str:
+    took = f"Without waits its steps took {one.slowdown_ratio or 0:.2f} times as long as its peers'"
+    if one.noise_ns is None:
+        return f"{took}; {one.step_count} steps are too few to distinguish that from noise."
+    give_or_take = (
+        f"{(one.excess_ns or 0) / NS_PER_MS:+.1f} ms in a step, give or take {one.noise_ns / NS_PER_MS:.1f} ms"
+    )
+    return f"{took} ({give_or_take})."
+
+
+# -- self time and cause ----------------------------------------------------------------------------------------------
 
 
 def self_times(one: RankAnalysis, matching: Matching, rank: int) -> dict[int, int]:
@@ -58,18 +166,18 @@ def self_times(one: RankAnalysis, matching: Matching, rank: int) -> dict[int, in
     }
 
 
-def _describe(found: Mapping[int, RankAnalysis], rank: int, ratio: float, excess_ns: list[float]) -> Finding:
-    report = found[rank].report
-    peers = [one.report for other, one in found.items() if other != rank]
-    cause = find_cause(report, peers, sum(excess_ns) / len(excess_ns))
+def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
+    peers = [other.report for rank, other in found.items() if rank != one.rank]
+    cause = find_cause(found[one.rank].report, peers, one.excess_ns or 0)
+    evidence = f" It came{_describe_evidence(one).removeprefix('it came')}." if one.late_count else ""
     return Finding(
         kind="straggler",
-        rank=rank,
-        slowdown_ratio=ratio,
+        rank=one.rank,
+        slowdown_ratio=one.slowdown_ratio,
         cause=cause,
         sentence=(
-            f"Rank {rank} took {ratio:.2f} times as long as its peers, "
-            f"{sum(excess_ns) / len(excess_ns) / NS_PER_MS:.1f} ms more in a step, {_CAUSE_TEXTS[cause]}."
+            f"Rank {one.rank} took {one.slowdown_ratio or 0:.2f} times as long as its peers, "
+            f"{(one.excess_ns or 0) / NS_PER_MS:.1f} ms more in a step, {_CAUSE_TEXTS[cause]}.{evidence}"
         ),
     )
 

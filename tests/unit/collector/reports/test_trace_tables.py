@@ -106,7 +106,10 @@ def test_work_launched_on_a_cpu_is_not_shown_as_none_at_all() -> None:
 
 def test_waiting_is_a_share_of_waiting_and_transfer() -> None:
     rows = shown(section("waiting", report_of(rank_of(0), rank_of(1), cross_rank=across())))
-    assert rows == [["0", "30.000", "10.000", "75.0", "0", "0.000"], ["1", "0.000", "10.000", "0.0", "0", "0.000"]]
+    assert rows == [
+        ["0", "30.000", "10.000", "75.0", "0", "0.000", "0.000"],
+        ["1", "0.000", "10.000", "0.0", "0", "0.000", "0.000"],
+    ]
 
 
 def test_refused_matching_is_in_verdict_and_waiting_table() -> None:
