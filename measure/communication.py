@@ -16,6 +16,7 @@ HOST_PREFIXES = tuple(f"{backend}:" for backend in HOST_BACKENDS)
 """Ranges of backends that communicate on the CPU: the range is the communication itself."""
 RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
 """On a device the range only marks what was launched inside it."""
+_MESSAGE_CALLS = frozenset({"c10d::send", "c10d::recv_"})
 ENQUEUE_PREFIX = "c10d::"
 """Operators that hand work to a backend: neither compute nor communication."""
 POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
@@ -175,8 +176,19 @@ def input_bytes(types: Any, dims: Any) -> int | None:
 
 
 def needs_input_shapes(name: str) -> bool:
-    """Return whether an operator's input shapes are used: for the bytes of a collective or the work of a GEMM."""
-    return name in GEMMS or is_backend_range(name)
+    """Return whether an operator's inputs are used: for the bytes of a collective, the work of a GEMM, the peer of a
+    message.
+    """
+    return name in GEMMS or is_backend_range(name) or is_message_call(name)
+
+
+def is_message_call(name: str) -> bool:
+    """Return whether an operator sends to one rank or receives from one: its recorded inputs name the rank and the tag.
+
+    >>> is_message_call("c10d::recv_"), is_message_call("c10d::allreduce_")
+    (True, False)
+    """
+    return name in _MESSAGE_CALLS
 
 
 def bus_factor(op: str, ranks: int) -> float | None:

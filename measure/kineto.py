@@ -111,6 +111,8 @@ class CollectiveArguments(NamedTuple):
     group_description: str | None
     group_ranks: str | None
     sequence: int | None
+    source: int | None = None
+    destination: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,9 @@ class MemoryEvents:
 
 @dataclass(frozen=True, slots=True)
 class KinetoTrace:
-    """One trace. `head` is everything in the file but its events; `warnings` lists what could not be used."""
+    """One trace. `head` is everything in the file but its events; `warnings` lists what could not be used; `addresses`
+    has the recorded arguments of the calls that send and receive, as JSON.
+    """
 
     head: Mapping[str, Any]
     names: Sequence[str]
@@ -175,6 +179,7 @@ class KinetoTrace:
     device_work: DeviceWork
     collectives: Mapping[int, CollectiveArguments]
     shapes: Mapping[int, tuple[bytes, bytes]]
+    addresses: Mapping[int, bytes]
     stacks: Mapping[int, str]
     memory: MemoryEvents
     phases: Mapping[str, int]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.measure.communication import needs_input_shapes
+from rankscope.measure.communication import is_message_call, needs_input_shapes
 from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_impossible, find_middle
 from rankscope.measure.kineto import (
     DEVICE_WORK,
@@ -90,6 +90,7 @@ class TraceColumns:
         self._memory_rows: list[tuple[int, ...]] = []
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
+        self._addresses: dict[int, bytes] = {}
         self._stacks: dict[int, str] = {}
         self._phases: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
@@ -168,6 +169,8 @@ class TraceColumns:
             )
         for index in np.flatnonzero(self._needs_shapes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
+            if len(arguments[index].concrete_inputs) and is_message_call(complete[index].name):
+                self._addresses[first + index] = bytes(arguments[index].concrete_inputs)
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
@@ -227,6 +230,7 @@ class TraceColumns:
         self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
         self._collectives.update({first + row: found for row, found in later._collectives.items()})
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
+        self._addresses.update({first + row: found for row, found in later._addresses.items()})
         self._stacks.update({first + row: found for row, found in later._stacks.items()})
         self._phases.update(later._phases)
         self._rejected.update(later._rejected)
@@ -273,6 +277,7 @@ class TraceColumns:
             device_work=_place_device_work(device_columns, place),
             collectives=_place(self._collectives, place),
             shapes=_place(self._shapes, place),
+            addresses=_place(self._addresses, place),
             stacks=_place(self._stacks, place),
             memory=memory,
             phases=dict(self._phases),
@@ -353,6 +358,8 @@ def read_collective(a: Arguments) -> CollectiveArguments:
         group_description=text(a.group_description),
         group_ranks=text(a.group_ranks),
         sequence=integer(a.sequence),
+        source=integer(a.source),
+        destination=integer(a.destination),
     )
 
 

@@ -93,6 +93,9 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: Any = msgspec.field(default=None, name="Seq")
     task_type: Any = msgspec.field(default=None, name="Task Type")
     stream_id: Any = msgspec.field(default=None, name="Stream Id")
+    source: Any = msgspec.field(default=None, name="Src Rank")
+    destination: Any = msgspec.field(default=None, name="Dst Rank")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
 
 
 class CompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):

@@ -247,6 +247,15 @@ class RankView:
             ended_ns.setdefault(code, int(self.events.end_ns[row]))
         return repeated
 
+    def find_step_numbers(self, times_ns: Ints) -> list[int | None]:
+        """Return the number of the step in which each time lies, None outside of the steps."""
+        starts_ns = np.array([step.start_ns for step in self.steps], dtype=np.int64)
+        places = (np.searchsorted(starts_ns, times_ns, side="right") - 1).tolist()
+        return [
+            self.steps[place].number if place >= 0 and time_ns < self.steps[place].next_start_ns else None
+            for place, time_ns in zip(places, times_ns.tolist(), strict=True)
+        ]
+
     # -- the sets of time ---------------------------------------------------------------------------------------------
 
     def intervals_of(self, rows: Ints) -> Intervals:

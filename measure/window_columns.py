@@ -79,6 +79,7 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
         device_work=_find_device_work(events, columns.lanes),
         collectives=_read_collectives(columns.metadata, place),
         shapes={},
+        addresses={},
         stacks={},
         memory=MemoryEvents(*(nothing[:0] for _ in MemoryEvents.__slots__)),
         phases={},

@@ -23,7 +23,7 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
     us,
 )
-from rankscope.collector.traces.report import Breakdown, CrossRank, RankReport, TraceReport
+from rankscope.collector.traces.report import Breakdown, CrossRank, PipelineReport, RankReport, TraceReport
 from rankscope.collector.traces.stragglers import describe_leader
 from rankscope.measure.units import NS_PER_S, format_duration
 
@@ -75,6 +75,8 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
         notes.append(("matching refused", f"Waiting could not be separated from transfer: {across.refused}"))
     elif not across.findings:
         notes.append(("ranks", _describe_no_finding(across)))
+    if across.pipeline is not None:
+        notes.append(("pipeline", _describe_pipeline(across.pipeline)))
     if across.lower_bound:
         notes.append(("lower bound", "Ranks are missing: there may have been more waiting than is shown."))
     if across.end_disagreement_ns is not None:
@@ -83,7 +85,21 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
     return notes
 
 
+def _describe_pipeline(found: PipelineReport) -> str:
+    least, most = (pick(stage.work_ns for stage in found.stages) for pick in (min, max))
+    unpaired = f" {found.unpaired_count:,} sends and receives have no counterpart here." if found.unpaired_count else ""
+    return (
+        f"{len(found.stages)} stages of {'several chunks' if found.is_interleaved else 'a pipeline'} work "
+        f"{format_duration(least)} to {format_duration(most)} in a step; "
+        f"{(found.bubble_ratio or 0.0) * 100:.0f} % of their time is bubble.{unpaired}"
+    )
+
+
 def _describe_no_finding(across: CrossRank) -> str:
+    if across.pipeline_refused is not None:
+        return f"The ranks were not compared: {across.pipeline_refused}."
+    if across.pipeline is not None and not across.standings:
+        return "No stage is named as slow; a stage has one rank here, so there is no peer to compare it with."
     if not across.standings:
         return "The ranks have no step in common: whether one is slow is not known."
     return describe_leader(across.standings)
@@ -144,6 +160,14 @@ _WAITING = Section(
     "the steps.",
     columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms, caused ms"),
     "No collective was found on more than one rank.",
+)  # fmt: skip
+_PIPELINE = Section(
+    "pipeline", "Stages of the pipeline",
+    "Of a step on one rank, in the mean: work is the step without waits, bubble the waits for messages and other "
+    "stages that computing does not hide, before the first backward message (warm-up), after the last forward one "
+    "(drain), and in between (steady).",
+    columns_of("stage, <ranks, work ms, work to other stages, bubble ms, bubble %, warm-up ms, steady ms, drain ms"),
+    "No messages of a pipeline between these ranks.",
 )  # fmt: skip
 _DEVICES = Section(
     "devices", "Device summary",
@@ -260,6 +284,19 @@ def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
         return [(ms(wait_ns), ms(transfer_ns), share, amount(len(last)), ms(late_ns), ms(caused_ns))]
 
     return _by_rank(report, _WAITING, of_waiting, rank_rows_max)
+
+
+def _pipeline(report: TraceReport, top: int) -> Section:
+    across = report.cross_rank
+    if across is None or across.pipeline is None:
+        reason = across.pipeline_refused if across is not None else None
+        return _PIPELINE._replace(reason=f"Not compared: {reason}." if reason is not None else _PIPELINE.reason)
+    rows = [
+        (text_cell(one.stage), rank_list(one.ranks), ms(one.work_ns), amount(one.work_ratio, decimals=2),
+         ms(one.bubble_ns), percent(one.bubble_ratio), ms(one.warm_up_ns), ms(one.steady_ns), ms(one.drain_ns))
+        for one in across.pipeline.stages
+    ]  # fmt: skip
+    return _PIPELINE.of(rows, top)
 
 
 # -- one line a name, of all ranks together ---------------------------------------------------------------------------
@@ -462,6 +499,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _by_rank(report, _STEPS, _of_steps, of_ranks),
         _by_rank(report, _DEVICE_STEPS, _of_device_steps, of_ranks),
         _waiting(report, of_ranks),
+        _pipeline(report, of_ranks),
         _COLLECTIVES.build(report, top),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),

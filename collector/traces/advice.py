@@ -31,6 +31,8 @@ RULES_OF_ALL_RANKS: tuple[Callable[[Sequence[RankReport], CrossRank | None], Ver
     advice_rules_ranks.judge_communication,
     advice_rules_ranks.judge_stragglers,
     advice_rules_ranks.judge_load_balance,
+    advice_rules_ranks.judge_slow_stage,
+    advice_rules_ranks.judge_bubble,
 )
 
 

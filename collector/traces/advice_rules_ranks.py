@@ -12,6 +12,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
     percent,
 )
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
+from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
 from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN
 
@@ -27,7 +28,9 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
     if not report.communication_ns or report.overlap_ratio is None:
         return Abstention(key=key, reason="no communication in the trace")
     working_ns = report.window_ns - report.idle_ns
-    hideable_ns = min(report.exposed_communication_ns, report.compute_ns - report.overlap_ns)
+    waited_ns = (report.signs.message_excess_ns or 0) + (report.signs.stage_wait_ns or 0)
+    exposed_ns = report.exposed_communication_ns - waited_ns
+    hideable_ns = max(0, min(exposed_ns, report.compute_ns - report.overlap_ns))
     ratio = hideable_ns / working_ns
     if report.overlap_ratio >= OVERLAP_RATIO_MAX or ratio < HIDEABLE_RATIO_MIN:
         return None
@@ -105,8 +108,12 @@ def _waited_ns(report: RankReport, across: CrossRank | None) -> int | None:
 
 
 def _transfer_exposed_ns(report: RankReport, across: CrossRank | None) -> int:
-    """Return exposed communication less the waits in ns: a lower bound, since some waits may have been hidden."""
-    return max(0, report.exposed_communication_ns - (_waited_ns(report, across) or 0))
+    """Return exposed communication less the waits in ns: a lower bound, since some waits may have been hidden. Messages
+    count with what the fastest of their kind took: a receive lasts until its sender has come, a send until it is asked
+    for.
+    """
+    waited_ns = (_waited_ns(report, across) or 0) + (report.signs.message_excess_ns or 0)
+    return max(0, report.exposed_communication_ns - waited_ns)
 
 
 # -- straggler --------------------------------------------------------------------------------------------------------
@@ -166,10 +173,67 @@ def _find_comparison(key: str, reports: Sequence[RankReport], across: CrossRank 
     """Return the comparison of the ranks by their steps, else why there is none."""
     if across is None:
         return Abstention(key=key, reason="only one rank's trace: nothing to compare with")
-    if across.refused is not None:
-        return Abstention(key=key, reason=across.refused)
+    reason = across.pipeline_refused or across.refused
+    if reason is not None:
+        return Abstention(key=key, reason=reason)
     numbers = [{step.step for step in report.steps} for report in reports]
     return across if set.intersection(*numbers) else Abstention(key=key, reason="no step that all ranks have")
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+BUBBLE_RATIO_MIN = 0.15
+"""Of 4 stages with 16 microbatches, 1F1B: 3 / 19 of the time."""
+
+
+def judge_slow_stage(_reports: Sequence[RankReport], across: CrossRank | None) -> Advice | None:
+    """Judge whether one stage of a pipeline works longer than the others."""
+    key = "slow_stage"
+    if across is None or across.pipeline is None:
+        return None
+    found = next((finding for finding in across.findings if finding.kind == key), None)
+    if found is None:
+        return None
+    ratio = found.slowdown_ratio or 0.0
+    return Advice(
+        key=key,
+        severity="critical" if ratio >= CRITICAL_SLOWDOWN else "warning",
+        ranks=next(stage.ranks for stage in across.pipeline.stages if found.rank in stage.ranks),
+        sentence=found.sentence,
+        action=(
+            "Move layers from this stage to the others, so that all work equally long. With equal layers look at its "
+            "ranks: their GPU's clocks, their host."
+        ),
+        evidence={
+            "work_ratio": ratio,
+            "work_ratio_min": SLOW_STAGE_MIN,
+            "rank": found.rank,
+            "cause": found.cause,
+            "bubble_ratio": across.pipeline.bubble_ratio,
+        },
+    )
+
+
+def judge_bubble(_reports: Sequence[RankReport], across: CrossRank | None) -> Advice | None:
+    """Judge how much of the time the stages of a pipeline wait for each other."""
+    staged = across.pipeline if across is not None else None
+    if staged is None or (staged.bubble_ratio or 0.0) < BUBBLE_RATIO_MIN:
+        return None
+    worst = max(staged.stages, key=lambda stage: stage.bubble_ratio or 0.0)
+    return Advice(
+        key="pipeline_bubble",
+        severity="hint",
+        ranks=sorted(rank for stage in staged.stages for rank in stage.ranks),
+        sentence=(
+            f"{percent(staged.bubble_ratio or 0.0)} of the stages' time is bubble: they wait for messages and for each "
+            f"other, stage {worst.stage} the longest ({percent(worst.bubble_ratio or 0.0)})."
+        ),
+        action=(
+            "More microbatches in a step, several chunks a stage (interleaved), or a schedule that fills the bubble "
+            "with weight gradients (zero bubble). First even out the stages: all wait for the slowest."
+        ),
+        evidence={"bubble_ratio": staged.bubble_ratio, "bubble_ratio_min": BUBBLE_RATIO_MIN, "stage": worst.stage},
+    )
 
 
 # -- load_imbalance ---------------------------------------------------------------------------------------------------
@@ -186,7 +250,7 @@ def judge_load_balance(reports: Sequence[RankReport], across: CrossRank | None) 
     compared = _find_comparison(key, reports, across)
     if isinstance(compared, Abstention):
         return compared
-    if len({_signature(report) for report in reports}) > 1:
+    if compared.pipeline is not None or len({_signature(report) for report in reports}) > 1:
         return Abstention(
             key=key, reason="the ranks do not run the same collectives: their work is not meant to be equal"
         )

@@ -8,19 +8,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.advice import advise
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
+from rankscope.collector.traces.rank_comparison import compare_ranks
 from rankscope.collector.traces.recognised import choose_files
-from rankscope.collector.traces.report import CrossRank, FileError, RankReport, TraceReport
-from rankscope.collector.traces.stragglers import compare_ranks, find_stragglers
-from rankscope.collector.traces.tables import kind_of
-from rankscope.measure.communication import bus_factor
+from rankscope.collector.traces.report import FileError, TraceReport
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
-from rankscope.measure.units import NS_PER_S
 
 
 class Failure(NamedTuple):
@@ -190,51 +186,6 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
     across, reports = None, [one.report for one in found]
     if len(found) > 1:
-        across, reports = _compare_ranks(found)
+        across, reports = compare_ranks(found)
     advice, abstained = advise(reports, across)
     return TraceReport(ranks=reports, cross_rank=across, advice=advice, abstained=abstained, errors=errors)
-
-
-def _compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
-    """Return the comparison, and the ranks' reports completed with transfers."""
-    ranked = {one.report.rank: one for one in found if one.report.rank is not None}
-    worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
-    matching = cross_rank.match(
-        [
-            cross_rank.RankCollectives(
-                rank, one.report.host, one.collectives, on_host=not one.report.devices, steps=one.collective_steps
-            )
-            for rank, one in ranked.items()
-        ],
-        max(worlds, default=None),
-    )
-    collectives = cross_rank.split(matching)
-    wait, transfer = cross_rank.sum_by_rank(collectives)
-    believed = matching.refused is None
-    standings = compare_ranks(ranked, matching, collectives) if believed else []
-    across = CrossRank(
-        collectives=collectives,
-        wait_ns=wait if believed else None,
-        transfer_ns=transfer if believed else None,
-        findings=find_stragglers(ranked, standings),
-        lower_bound=matching.missing_ranks,
-        refused=matching.refused,
-        end_disagreement_ns=matching.end_disagreement_ns,
-        standings=standings,
-    )
-    return across, [_add_transfers(one.report, matching) for one in found]
-
-
-def _add_transfers(report: RankReport, matching: cross_rank.Matching) -> RankReport:
-    """Return the report with transfer and bus bandwidth of each kind of collective whose calls were all matched."""
-    transfers = cross_rank.sum_transfers(matching, report.rank) if report.rank is not None else {}
-    rows = []
-    for row in report.collectives:
-        count, transfer_ns = transfers.get(kind_of(row), (0, 0))
-        if count == row.count:
-            factor = bus_factor(row.op, row.group_size or 0)
-            known = row.bytes is not None and factor is not None and transfer_ns > 0
-            bandwidth = (row.bytes or 0) * (factor or 0) * NS_PER_S / transfer_ns if known else None
-            row = msgspec.structs.replace(row, transfer_ns=transfer_ns, bus_bandwidth_bytes_per_s=bandwidth)  # noqa: PLW2901 - the row, completed
-        rows.append(row)
-    return msgspec.structs.replace(report, collectives=rows)

@@ -33,6 +33,7 @@ class Origin(NamedTuple):
     host: str | None
     base_ns: int
     devices: tuple[DeviceProperties, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def only_group_size(self) -> int | None:
@@ -59,6 +60,7 @@ def read_origin(head: Mapping[str, Any], path: str) -> Origin:
         host=_text(head.get("host_name")),
         base_ns=_integer(head.get("baseTimeNanoseconds")) or 0,
         devices=tuple(_read_devices(properties if isinstance(properties, list) else [])),
+        groups=tuple(_read_groups(distributed.get("pg_config"))),
     )
 
 
@@ -70,6 +72,16 @@ def _read_devices(properties: list[Any]) -> list[DeviceProperties]:
             name, major, minor = one.get("name"), _integer(one.get("computeMajor")), _integer(one.get("computeMinor"))
             capability = (major, minor) if major is not None and minor is not None else None
             found.append(DeviceProperties(device, str(name) if name is not None else None, capability))
+    return found
+
+
+def _read_groups(config: Any) -> list[tuple[int, ...]]:
+    """Return the members of each process group that the trace lists."""
+    found = []
+    for one in config if isinstance(config, list) else ():
+        members = one.get("ranks") if isinstance(one, dict) else None
+        if isinstance(members, list) and members and all(_integer(member) is not None for member in members):
+            found.append(tuple(members))
     return found
 
 

@@ -13,6 +13,7 @@ from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives
+from rankscope.measure.traced_messages import Message, find_messages
 
 UNCOUNTED_SHOWN_MAX = 5
 StepRange = tuple[int | None, int | None]
@@ -22,7 +23,8 @@ StepRange = tuple[int | None, int | None]
 class RankAnalysis(NamedTuple):
     """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
     are (number, start, end), by the device's clock where all steps have that; `collective_steps` the number of the step
-    that launched each collective, None outside of the steps.
+    that launched each collective, None outside of the steps; `messages` those between two ranks, by their place among
+    the collectives.
     """
 
     report: RankReport
@@ -30,6 +32,7 @@ class RankAnalysis(NamedTuple):
     overlap: Intervals
     steps: list[tuple[int, int, int]]
     collective_steps: list[int | None]
+    messages: dict[int, Message]
 
 
 def reduce_trace(
@@ -86,7 +89,12 @@ def reduce_trace(
         for number, start_ns, end_ns in windows.find_step_bounds(view)
     ]
     return RankAnalysis(
-        report, collectives, overlap + origin.base_ns, step_bounds, windows.find_steps_of_collectives(view)
+        report,
+        collectives,
+        overlap + origin.base_ns,
+        step_bounds,
+        windows.find_steps_of_collectives(view),
+        find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups),
     )
 
 

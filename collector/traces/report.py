@@ -220,6 +220,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     `short_kernel_count` the kernels that ran shorter than their call.
     `data_loader_count`: batches requested from a DataLoader, `single_process_loader`: it had no workers.
     `shared_stream_communication_ns`: communication on streams that compute too.
+    `message_excess_ns`: point-to-point operations beyond the fastest of their kind and size, outside of compute.
+    `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix
@@ -240,6 +242,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     data_loader_count: int = 0
     single_process_loader: bool | None = None
     shared_stream_communication_ns: int | None = None
+    message_excess_ns: int | None = None
+    stage_wait_ns: int | None = None
     copy_operator_device_ns: int | None = None
     copy_operator_host_ns: int = 0
     copy_operator: str | None = None
@@ -325,7 +329,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence of whether one rank is slower than its peers, over the steps that all have. `slowdown_ratio`: its self
-    time over the median peer's; `excess_ns` the difference in a step, give or take `noise_ns` (95 % of such records;
+    time over the median peer's; `excess_ns` the difference in a step, give or take `noise_ns` (98 % of such records;
     None below 3 steps). It came last in `last_count` of `late_count` collectives that had a last rank, which made
     others wait for `wait_caused_ns`, `wait_caused_ratio` of all such waiting.
     """
@@ -343,9 +347,43 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     is_slow: bool
 
 
+class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a pipeline, its ranks one of each replica; times are those of a step on one rank, in the mean.
+    `work_ns`: the step without waits; `bubble_ns`: waits for messages and for other stages that computing does not
+    hide, before the first backward message of a step (`warm_up_ns`), after the last forward one (`drain_ns`), and in
+    between (`steady_ns`); the three are None where the direction of messages is not known.
+    `work_ratio`: the work over that of the median other stage; it was the longest in `longest_step_count` steps.
+    """
+
+    stage: int
+    ranks: list[int]
+    work_ns: int
+    bubble_ns: int
+    bubble_ratio: float | None
+    warm_up_ns: int | None
+    steady_ns: int | None
+    drain_ns: int | None
+    work_ratio: float
+    longest_step_count: int
+
+
+class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The stages of a pipeline, over the steps that all its ranks have. `unpaired_count`: sends and receives without a
+    counterpart in these traces, or without the rank of it. `is_interleaved`: the last stage sends to the first.
+    """
+
+    stages: list[PipelineStage]
+    step_count: int
+    message_count: int
+    unpaired_count: int
+    is_interleaved: bool
+    bubble_ratio: float | None
+
+
 class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of the ranks. `lower_bound` is True when ranks are missing: there may have been more waiting.
-    `refused` is the reason why waiting could not be separated from transfer. `standings` are empty then.
+    `refused` is the reason why waiting could not be separated from transfer. `standings` are empty then, and in a
+    pipeline without replicas. `pipeline_refused` is the reason why ranks that exchange messages were not compared.
     """
 
     collectives: list[MatchedCollective]
@@ -356,6 +394,8 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None
     end_disagreement_ns: int | None
     standings: list[RankStanding] = []
+    pipeline: PipelineReport | None = None
+    pipeline_refused: str | None = None
 
 
 class FileError(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,10 +16,10 @@ from statistics import median, stdev
 import msgspec
 
 from rankscope.collector.detect.run_rules.thresholds import percent
-from rankscope.collector.traces.cross_rank import Matching, find_waiting
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Finding, MatchedCollective, RankReport, RankStanding
 from rankscope.measure import intervals
+from rankscope.measure.intervals import Intervals
 from rankscope.measure.units import NS_PER_MS
 
 SLOWDOWN_MIN = 1.15
@@ -29,15 +29,16 @@ STEADY_SLOWDOWN_MIN = 1.05
 STEPS_SHARE_MIN = 0.6
 LAST_SHARE_MIN = 0.6
 """Of the collectives with a last rank, and of the waiting caused, for a rank slower by less than SLOWDOWN_MIN."""
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Student's t, 95 % on both sides, for 1 to 9 degrees of freedom. More: the last."""
+T_98 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82)
+"""Student's t, 98 % between both sides, for 1 to 9 degrees of freedom. More: the last. With 95 %, in one of 16 recorded
+runs of healthy ranks on two shared cores a rank was named."""
 NOISE_STEPS_MIN = 3
 MORE_WORK_MIN = 1.1
 """Times as many kernels as the others run: then it is the work that differs, not the device."""
 CAUSE_SHARE_MIN = 0.5
 """A stage must explain half of the excess to be named as its cause."""
 
-_CAUSE_TEXTS = {
+CAUSE_TEXTS = {
     "data_loading": "waiting for data",
     "host_cpu": "stalled on the host",
     "gpu_compute": "computing slower",
@@ -49,15 +50,6 @@ _CAUSE_TEXTS = {
 def find_stragglers(found: Mapping[int, RankAnalysis], standings: Sequence[RankStanding]) -> list[Finding]:
     """Return a finding for each slow rank."""
     return [_describe(found, one) for one in standings if one.is_slow]
-
-
-def compare_ranks(
-    found: Mapping[int, RankAnalysis], matching: Matching, collectives: Sequence[MatchedCollective]
-) -> list[RankStanding]:
-    """Return the evidence about each rank; empty when they have no step in common."""
-    self_ns = {rank: self_times(one, matching, rank) for rank, one in found.items()}
-    waited_ns = {rank: intervals.total_ns(intervals.union(find_waiting(matching, rank))) for rank in found}
-    return find_standings(self_ns, waited_ns, collectives)
 
 
 # -- the evidence -----------------------------------------------------------------------------------------------------
@@ -107,11 +99,11 @@ def _stand(
 
 
 def _find_noise(excess_ns: Sequence[float]) -> int | None:
-    """Return by how much the mean may be off, in ns: the half width of its 95 % interval. None below three steps."""
+    """Return by how much the mean may be off, in ns: the half width of its 98 % interval. None below three steps."""
     if len(excess_ns) < NOISE_STEPS_MIN:
         return None
     freedom = len(excess_ns) - 1
-    return round(T_95[min(freedom, len(T_95)) - 1] * stdev(excess_ns) / sqrt(len(excess_ns)))
+    return round(T_98[min(freedom, len(T_98)) - 1] * stdev(excess_ns) / sqrt(len(excess_ns)))
 
 
 def _is_slower(one: RankStanding) -> bool:
@@ -157,9 +149,8 @@ def _describe_doubt(one: RankStanding) -> str:
 # -- self time and cause ----------------------------------------------------------------------------------------------
 
 
-def self_times(one: RankAnalysis, matching: Matching, rank: int) -> dict[int, int]:
-    """Return by step its length less the waits not hidden by compute, in ns."""
-    waiting = intervals.subtract(intervals.union(find_waiting(matching, rank)), one.overlap)
+def find_self_times(one: RankAnalysis, waiting: Intervals) -> dict[int, int]:
+    """Return by step its length less these waits, in ns."""
     return {
         number: end_ns - start_ns - intervals.total_ns(intervals.clip(waiting, start_ns, end_ns))
         for number, start_ns, end_ns in one.steps
@@ -170,6 +161,8 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
     peers = [other.report for rank, other in found.items() if rank != one.rank]
     cause = find_cause(found[one.rank].report, peers, one.excess_ns or 0)
     evidence = f" It came{_describe_evidence(one).removeprefix('it came')}." if one.late_count else ""
+    if one.noise_ns is not None and one.noise_ns > (one.excess_ns or 0):
+        evidence += f" The steps differ a lot (give or take {one.noise_ns / NS_PER_MS:.1f} ms): record more of them."
     return Finding(
         kind="straggler",
         rank=one.rank,
@@ -177,7 +170,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
         cause=cause,
         sentence=(
             f"Rank {one.rank} took {one.slowdown_ratio or 0:.2f} times as long as its peers, "
-            f"{(one.excess_ns or 0) / NS_PER_MS:.1f} ms more in a step, {_CAUSE_TEXTS[cause]}.{evidence}"
+            f"{(one.excess_ns or 0) / NS_PER_MS:.1f} ms more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
         ),
     )
 

@@ -31,13 +31,12 @@ from rankscope.collector.traces import cross_rank
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import ByRank, read_origin
 from rankscope.collector.traces.recognised import choose_files
+from rankscope.collector.traces.timeline_arrows import Arrows
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     EventTimes,
     RankEvents,
     TimelineFile,
-    format_us,
-    make_distinct,
     read_raw_events,
 )
 from rankscope.collector.traces.windows import find_steps_of_collectives
@@ -46,6 +45,7 @@ from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import SYNCHRONISING_OPS
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives, find_communication_rows
+from rankscope.measure.traced_messages import Message, find_messages
 
 BOUND_SHARE = 0.9
 """Share of the collectives that end within the error bound; the others end late because of their threads, not of clocks
@@ -75,7 +75,7 @@ class MergedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the merged file. `event_count` counts the ranks' events, the metadata that names their processes, and
-    one flow event for each rank at each linked collective; `arrow_count` the arrows between two ranks.
+    one flow event for each rank at each linked collective or message; `arrow_count` the arrows between two ranks.
     """
 
     output: str
@@ -109,6 +109,8 @@ class Source:
     """Collectives, each with its process and thread in the file."""
     steps: Sequence[int | None]
     """Number of the step that launched each collective, None outside of steps."""
+    messages: Mapping[Message, tuple[str, str]]
+    """Messages between two ranks, each with its process and thread in the file."""
     on_host: bool
     warnings: Sequence[str]
 
@@ -190,14 +192,17 @@ def read_source(path: str, rank: int | None = None) -> Source:
     origin = read_origin(trace.head, path)
     threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
+    own = origin.rank if rank is None else rank
+    messages = find_messages(view, collectives, origin.base_ns, own, origin.groups)
     return Source(
         file=path,
-        rank=origin.rank if rank is None else rank,
+        rank=own,
         host=origin.host,
         world_size=origin.world_size,
         base_ns=origin.base_ns,
         possible_ns=times.possible_ns,
         collectives=dict(zip(collectives, threads, strict=True)),
+        messages={message: threads[place] for place, message in messages.items()},
         steps=list(dict(zip(collectives, find_steps_of_collectives(view), strict=True)).values()),
         on_host=not view.has_device,
         warnings=trace.warnings,
@@ -401,12 +406,16 @@ def _write_timeline(
         )
         if progress is not None:
             progress(len(sources) + place + 1, 2 * len(sources))
-    arrow_count = _link(array, sources, clock, copies, origin_ns)
+    arrows = Arrows(array, copies, clock.offsets_ns, origin_ns)
+    if clock.refused is None:
+        arrows.link_collectives(clock.matching.matched, {one.rank: one.collectives for one in sources})
+    if clock.how != BY_HOST_CLOCKS:
+        arrows.link_messages({one.rank: one.messages for one in sources if one.rank is not None})
     report = MergeReport(
         output=str(output.path),
         ranks=ranks,
         event_count=array.count,
-        arrow_count=arrow_count,
+        arrow_count=arrows.count,
         error_bound_ns=clock.error_bound_ns,
         how=clock.how,
         refused=clock.refused,
@@ -447,62 +456,3 @@ def _describe(report: MergeReport) -> dict[str, Any]:
     del found["output"]
     found["offsets_ns"] = {str(one.rank): one.offset_ns for one in report.ranks}
     return found
-
-
-# -- the arrows -------------------------------------------------------------------------------------------------------
-
-
-def _link(
-    array: EventArray, sources: Sequence[Source], clock: Clock, copies: Mapping[int | None, RankEvents], origin_ns: int
-) -> int:
-    """Draw each matched collective as one flow through the slices of all its ranks; return the number of arrows."""
-    if clock.refused is not None:
-        return 0
-    threads = {source.rank: source.collectives for source in sources}
-    arrow_count = 0
-    for place, one in enumerate(clock.matching.matched):
-        late_rank = cross_rank.split_one(one, believed=True).late_rank
-        # The place after those of the ranks, which the flows of their own files have.
-        flow = make_distinct(msgspec.Raw(str(place).encode()), len(sources), len(sources) + 1)
-        events = []
-        points = find_flow_points(one.by_rank, late_rank, clock.offsets_ns)
-        last = len(points) - 1
-        for index, (rank, time_ns) in enumerate(points):
-            thread = copies[rank].find_thread(*threads[rank][one.by_rank[rank]])
-            if thread is None:  # its file was cut short between the passes
-                break
-            events.append(
-                {
-                    "ph": "s" if index == 0 else "f" if index == last else "t",
-                    "cat": "collective",
-                    "name": one.op,
-                    "id": flow,
-                    "pid": thread.pid,
-                    "tid": msgspec.Raw(thread.tid),
-                    "ts": msgspec.Raw(format_us(time_ns - origin_ns)),
-                    **({"bp": "e"} if index else {}),
-                }
-            )
-        else:
-            array.add(events)
-            arrow_count += last
-    return arrow_count
-
-
-def find_flow_points(
-    by_rank: Mapping[int, Collective], late_rank: int | None, offsets_ns: Mapping[int | None, int]
-) -> list[tuple[int, int]]:
-    """Return (rank, time on the common clock) for each rank's slice of a collective, in the order of the flow.
-
-    The flow starts at the rank that entered last, or at the lowest. A viewer draws no arrow back in time, so where that
-    rank entered after another had left, it starts at the first to leave. Each time lies inside its slice.
-    """
-    first_ns = {rank: c.start_ns - offsets_ns[rank] for rank, c in by_rank.items()}
-    last_ns = {rank: first_ns[rank] + max(c.duration_ns - 1, 0) for rank, c in by_rank.items()}
-    source = late_rank if late_rank is not None else min(by_rank)
-    first_to_leave = min(sorted(by_rank), key=lambda rank: last_ns[rank])
-    if last_ns[first_to_leave] < first_ns[source]:
-        source = first_to_leave
-    start_ns = first_ns[source]
-    others = sorted((max(first_ns[rank], start_ns), rank) for rank in by_rank if rank != source)
-    return [(source, start_ns), *((rank, time_ns) for time_ns, rank in others)]

@@ -112,13 +112,7 @@ def find_steps_of_collectives(view: RankView) -> list[int | None]:
     rows = find_communication_rows(view)
     if view.has_device:
         rows = view.launch[view.work.is_communication]
-    starts_ns = np.where(rows == NONE, NONE, view.events.start_ns[rows])
-    first_ns = np.array([step.start_ns for step in view.steps], dtype=np.int64)
-    places = np.searchsorted(first_ns, starts_ns, side="right") - 1
-    return [
-        view.steps[place].number if place >= 0 and start_ns < view.steps[place].next_start_ns else None
-        for place, start_ns in zip(places.tolist(), starts_ns.tolist(), strict=True)
-    ]
+    return view.find_step_numbers(np.where(rows == NONE, NONE, view.events.start_ns[rows]))
 
 
 def _launched_work(view: RankView, step: Step) -> LaunchedWork:

@@ -23,7 +23,7 @@ def test_head_has_world_host_and_devices() -> None:
 
 
 def test_empty_head_has_no_values_and_base_zero() -> None:
-    assert read_origin({}, "a.json") == (None, None, None, None, None, 0, ())
+    assert read_origin({}, "a.json") == (None, None, None, None, None, 0, (), ())
 
 
 def test_rank_in_the_head_precedes_that_in_the_name() -> None:

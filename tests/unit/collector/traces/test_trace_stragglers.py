@@ -39,15 +39,15 @@ def test_rank_that_is_much_slower_is_named() -> None:
 
 
 def test_steadily_slower_rank_is_named_below_the_ratio_of_noise() -> None:
-    # 110, 100 and 90 ms more than 700: 1.143 times; 100 give or take 4.30 * 10 / sqrt(3) = 24.8 ms.
+    # 110, 100 and 90 ms more than 700: 1.143 times; 100 give or take 6.96 * 10 / sqrt(3) = 40.2 ms.
     found = standings([810, 800, 790], [700, 700, 700], last=[0] * 18 + [1] * 3)
     assert slow_of(found) == [0]
-    assert (found[0].excess_ns, round((found[0].noise_ns or 0) / MS, 1)) == (100 * MS, 24.8)
+    assert (found[0].excess_ns, round((found[0].noise_ns or 0) / MS, 1)) == (100 * MS, 40.2)
     assert (found[0].last_count, found[0].late_count, found[0].wait_caused_ratio) == (18, 21, 18 / 21)
 
 
 def test_difference_within_its_noise_is_not_named() -> None:
-    # 300, 0 and 0 ms more: 100 give or take 4.30 * 173.2 / sqrt(3) = 430 ms.
+    # 300, 0 and 0 ms more: 100 give or take 6.96 * 173.2 / sqrt(3) = 696 ms.
     assert slow_of(standings([1000, 701, 700], [700, 700, 700], last=[0] * 21)) == []
 
 
@@ -92,7 +92,7 @@ def test_evidence_is_shown_though_no_rank_is_named() -> None:
     assert describe_leader(found) == (
         "No rank is named as slow. Rank 0 caused the most waiting: it came last in 18 of 21 collectives and caused "
         "86 % of the waiting. Without waits its steps took 1.14 times as long as its peers' (+100.0 ms in a step, give "
-        "or take 248.3 ms)."
+        "or take 401.8 ms)."
     )
 
 

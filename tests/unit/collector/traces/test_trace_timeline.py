@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from rankscope.collector.traces.cross_rank import Matched
-from rankscope.collector.traces.timeline import find_flow_points, find_offset_bounds, merge, place_clocks
+from rankscope.collector.traces.timeline import find_offset_bounds, merge, place_clocks
+from rankscope.collector.traces.timeline_arrows import find_flow_points
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.traced_collectives import Collective

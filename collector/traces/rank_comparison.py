@@ -1,0 +1,196 @@
+"""Compare the ranks of one run: their collectives, their messages, and who is slower than its peers."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.traces import cross_rank, pipeline
+from rankscope.collector.traces.rank_analysis import RankAnalysis
+from rankscope.collector.traces.report import CrossRank, MatchedCollective, PipelineReport, RankReport, RankStanding
+from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
+from rankscope.collector.traces.tables import kind_of
+from rankscope.measure import intervals
+from rankscope.measure.communication import bus_factor
+from rankscope.measure.intervals import EMPTY, Intervals
+from rankscope.measure.traced_messages import Message
+from rankscope.measure.units import NS_PER_S
+
+
+def compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
+    """Return the comparison, and the ranks' reports completed with transfers."""
+    ranked = {one.report.rank: one for one in found if one.report.rank is not None}
+    worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
+    matching = cross_rank.match(
+        [
+            cross_rank.RankCollectives(
+                rank, one.report.host, one.collectives, on_host=not one.report.devices, steps=one.collective_steps
+            )
+            for rank, one in ranked.items()
+        ],
+        max(worlds, default=None),
+    )
+    collectives = cross_rank.split(matching)
+    wait, transfer = cross_rank.sum_by_rank(collectives)
+    believed = matching.refused is None
+    traffic = _Traffic(ranked)
+    work = _Work(ranked, matching if believed else matching._replace(matched=()), traffic)
+    staged = work.compare_stages()
+    standings = work.find_standings(collectives) if believed else []
+    across = CrossRank(
+        collectives=collectives,
+        wait_ns=wait if believed else None,
+        transfer_ns=transfer if believed else None,
+        findings=[
+            *find_stragglers(ranked, standings),
+            *(pipeline.find_slow_stage(staged, ranked) if staged is not None else ()),
+        ],
+        lower_bound=matching.missing_ranks,
+        refused=matching.refused,
+        end_disagreement_ns=matching.end_disagreement_ns,
+        standings=standings,
+        pipeline=staged,
+        pipeline_refused=traffic.refused,
+    )
+    return across, [work.complete(_add_transfers(one.report, matching)) for one in found]
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+class _Traffic:
+    """The messages of all ranks. `chains` are the pipelines, None without; `refused` is the reason why the ranks are
+    neither stages of a pipeline nor peers.
+    """
+
+    def __init__(self, ranked: Mapping[int, RankAnalysis]) -> None:
+        self._ranked = ranked
+        self.by_rank = {rank: list(one.messages.values()) for rank, one in ranked.items() if one.messages}
+        self._shortest = pipeline.find_shortest(self.by_rank)
+        self.paired = pipeline.pair_messages(self.by_rank)
+        self.chains = pipeline.find_chains(self.by_rank, self.paired.pairs) if self.paired.pairs else None
+        self.refused = None if self.chains is not None else self._refuse()
+
+    def _refuse(self) -> str | None:
+        if not self.by_rank or _is_symmetric(self.by_rank, len(self._ranked)):
+            return None
+        if self.paired.pairs:
+            return "the messages between the ranks are not those of a pipeline that is known here, nor of equal ranks"
+        if self.paired.unknown:
+            return (
+                "the ranks exchange messages, and the traces do not say with whom (of gloo record_shapes=True does, in "
+                "runs with one process group): record with record_shapes=True to have stages of a pipeline compared"
+            )
+        return "no send has its receive in these traces: ranks are missing, or the steps differ"
+
+    def find_waits(self, rank: int) -> Intervals:
+        """Return raw intervals in which a rank waited for the peer of a message."""
+        if rank not in self.by_rank:
+            return EMPTY
+        on_host = not self._ranked[rank].report.devices
+        return pipeline.find_message_waits(self.by_rank[rank], self._shortest, on_host=on_host)
+
+    def sum_excess(self, rank: int) -> int:
+        """Return the ns that a rank's messages took longer than the fastest of all ranks, outside of compute."""
+        return pipeline.sum_excess(self.by_rank[rank], self._shortest, self._ranked[rank].overlap)
+
+
+def _is_symmetric(by_rank: Mapping[int, Sequence[Message]], rank_count: int) -> bool:
+    """Return whether every rank sends and receives as many messages, first the same, as peers do."""
+    counts = {
+        (messages[0].op, *(sum(one.op == op for one in messages) for op in ("send", "recv", "send_recv")))
+        for messages in by_rank.values()
+    }
+    return len(counts) == 1 and len(by_rank) == rank_count
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
+
+
+class _Work:
+    """The self times of all ranks: their steps without waits for collectives and messages, where computing does not
+    hide them.
+    """
+
+    def __init__(self, ranked: Mapping[int, RankAnalysis], matching: cross_rank.Matching, traffic: _Traffic) -> None:
+        self._ranked = ranked
+        self._matching = matching
+        self._traffic = traffic
+        stages = [chain.ranks for chain in traffic.chains or ()]
+        stage_of = {rank: stage for ranks in stages for stage, rank in enumerate(ranks)}
+        self._between = matching._replace(
+            matched=[one for one in matching.matched if len({stage_of.get(rank) for rank in one.by_rank}) > 1]
+        )
+        self._waiting = {rank: self._find_waiting(rank, matching) for rank in ranked}
+        self._self_ns = {rank: find_self_times(one, self._waiting[rank]) for rank, one in ranked.items()}
+
+    def _find_waiting(self, rank: int, matching: cross_rank.Matching) -> Intervals:
+        raw = np.concatenate([cross_rank.find_waiting(matching, rank), self._traffic.find_waits(rank)])
+        return intervals.subtract(intervals.union(raw), self._ranked[rank].overlap)
+
+    def find_standings(self, collectives: Sequence[MatchedCollective]) -> list[RankStanding]:
+        """Return the evidence about each rank beside its peers: ranks of the same stage, without a pipeline all."""
+        if self._traffic.refused is not None:
+            return []
+        chains = self._traffic.chains
+        if chains is None:
+            return self._compare_peers(sorted(self._ranked), collectives)
+        stages = [sorted(chain.ranks[stage] for chain in chains) for stage in range(len(chains[0].ranks))]
+        return [one for peers in stages for one in self._compare_peers(peers, collectives)]
+
+    def _compare_peers(self, peers: Sequence[int], collectives: Sequence[MatchedCollective]) -> list[RankStanding]:
+        if len(peers) < 2:  # noqa: PLR2004 - one rank has no peer
+            return []
+        return find_standings(
+            {rank: self._self_ns[rank] for rank in peers},
+            {
+                rank: intervals.total_ns(intervals.union(cross_rank.find_waiting(self._matching, rank)))
+                for rank in peers
+            },
+            [one for one in collectives if one.late_rank in peers],
+        )
+
+    def compare_stages(self) -> PipelineReport | None:
+        """Return the stages of the pipeline, None without one."""
+        chains = self._traffic.chains
+        if chains is None:
+            return None
+        steps = {
+            rank: pipeline.find_steps(
+                self._ranked[rank], chain, rank, self._self_ns[rank], self._find_waiting(rank, self._between)
+            )
+            for chain in chains
+            for rank in chain.ranks
+        }
+        return pipeline.compare_stages(chains, steps, self._traffic.paired)
+
+    def complete(self, report: RankReport) -> RankReport:
+        """Return the report with the waits for messages, and in a pipeline for other stages, that are no transfer."""
+        rank = report.rank
+        if rank is None or rank not in self._traffic.by_rank:
+            return report
+        raw = cross_rank.find_waiting(self._between, rank)
+        signs = msgspec.structs.replace(
+            report.signs,
+            message_excess_ns=self._traffic.sum_excess(rank),
+            stage_wait_ns=intervals.total_ns(intervals.subtract(intervals.union(raw), self._ranked[rank].overlap)),
+        )
+        return msgspec.structs.replace(report, signs=signs)
+
+
+# -- transfers --------------------------------------------------------------------------------------------------------
+
+
+def _add_transfers(report: RankReport, matching: cross_rank.Matching) -> RankReport:
+    """Return the report with transfer and bus bandwidth of each kind of collective whose calls were all matched."""
+    transfers = cross_rank.sum_transfers(matching, report.rank) if report.rank is not None else {}
+    rows = []
+    for row in report.collectives:
+        count, transfer_ns = transfers.get(kind_of(row), (0, 0))
+        if count == row.count:
+            factor = bus_factor(row.op, row.group_size or 0)
+            known = row.bytes is not None and factor is not None and transfer_ns > 0
+            bandwidth = (row.bytes or 0) * (factor or 0) * NS_PER_S / transfer_ns if known else None
+            row = msgspec.structs.replace(row, transfer_ns=transfer_ns, bus_bandwidth_bytes_per_s=bandwidth)  # noqa: PLW2901 - the row, completed
+        rows.append(row)
+    return msgspec.structs.replace(report, collectives=rows)

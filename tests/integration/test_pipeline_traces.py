@@ -1,0 +1,46 @@
+"""Pipelines recorded by real torch with gloo: which stage is named, and that a clean one names none."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from rankscope.collector.traces.analysis import analyze
+from rankscope.collector.traces.report import CrossRank
+from rankscope.collector.traces.timeline import merge
+from tests.integration.torchrun import run, torchrun
+
+RANKS = 4
+CASES = {"clean": [], "second_1.3": [1], "third_1.6": [2], "first_1.3": [0], "last_1.3": [3]}
+STAGES = ("clean:-1:1", "second_1.3:1:1.3", "third_1.6:2:1.6", "first_1.3:0:1.3", "last_1.3:3:1.3")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CrossRank]:
+    folder = tmp_path_factory.mktemp("pipelines")
+    ended = run(torchrun(RANKS, "pipeline_1f1b.py", str(folder), *STAGES))
+    assert ended.exit_code == 0, ended.stderr
+    found = {case: analyze(str(folder / case)).cross_rank for case in CASES}
+    merged = merge(str(folder / "clean"), folder / "merged.json")
+    # 3 steps, 8 microbatches, forward and backward over 3 borders; a send that is recorded after its arrival has none.
+    assert merged.arrow_count >= 0.9 * 3 * 8 * 2 * 3
+    return {case: across for case, across in found.items() if across is not None}
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_slow_stage_is_named_and_no_other(case: str, recorded: Mapping[str, CrossRank]) -> None:
+    assert [(one.kind, one.rank) for one in recorded[case].findings] == [("slow_stage", rank) for rank in CASES[case]]
+
+
+def test_all_messages_are_paired_and_the_stages_in_order(recorded: Mapping[str, CrossRank]) -> None:
+    staged = recorded["clean"].pipeline
+    assert staged is not None
+    assert (staged.message_count, staged.unpaired_count, staged.step_count) == (3 * 8 * 2 * 3, 0, 3)
+    assert [stage.ranks for stage in staged.stages] == [[0], [1], [2], [3]]
+
+
+def test_bubble_is_that_of_the_schedule(recorded: Mapping[str, CrossRank]) -> None:
+    staged = recorded["clean"].pipeline
+    assert staged is not None
+    assert staged.bubble_ratio is not None
+    # 3 of 3 + 8 slots are bubble; a busy machine adds waits.
+    assert 3 / 11 - 0.03 < staged.bubble_ratio < 3 / 11 + 0.15

@@ -1,0 +1,108 @@
+"""Messages between two ranks in a trace: to whom, with which tag, and from when on a rank only waited."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import find_collectives
+from rankscope.measure.traced_messages import Message, find_messages
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
+
+BASE_NS = 5_000_000_000
+
+
+def messages(*events: Event, rank: int | None = 0, groups: Sequence[Sequence[int]] = ()) -> list[Message]:
+    view = RankView(read_events(*events))
+    return list(find_messages(view, find_collectives(view, BASE_NS), BASE_NS, rank, groups).values())
+
+
+def call(name: str, start_us: float, inputs: Any) -> Event:
+    return event("cpu_op", name, start_us, 5, **{"Concrete Inputs": inputs})
+
+
+def gloo(op: str, start_us: float, duration_us: float) -> Event:
+    shape = {"Input type": ["float"], "Input Dims": [[2]]}
+    return event("user_annotation", f"gloo:{op}", start_us, duration_us, **shape)
+
+
+# -- gloo -------------------------------------------------------------------------------------------------------------
+
+
+def test_peer_and_tag_are_those_of_the_call_around_the_range() -> None:
+    (one,) = messages(call("c10d::send", 10, ["", "", "3", "7"]), gloo("send", 11, 40))
+    assert (one.op, one.peer, one.tag, one.bytes) == ("send", 3, 7, 8)
+    assert (one.start_ns, one.end_ns) == (BASE_NS + 11_000, BASE_NS + 51_000)
+
+
+def test_rank_only_waits_after_its_last_operator() -> None:
+    # The call ends at 15 us, a product inside the receive at 30.
+    product = event("cpu_op", "aten::mm", 20, 10)
+    (one,) = messages(call("c10d::recv_", 10, ["", "", "3", "7"]), gloo("recv", 11, 40), product)
+    assert one.blocked_from_ns == BASE_NS + 30_000
+
+
+def test_receive_without_an_operator_inside_waits_from_its_start() -> None:
+    (one,) = messages(gloo("recv", 11, 40))
+    assert (one.blocked_from_ns, one.peer, one.tag) == (BASE_NS + 11_000, None, None)
+
+
+@pytest.mark.parametrize("inputs", [[], ["", "", "x", "7"], ["", "", None, 0], {"a": 1}, "text"])
+def test_unreadable_inputs_leave_the_peer_unknown(inputs: Any) -> None:
+    (one,) = messages(call("c10d::send", 10, inputs), gloo("send", 11, 40))
+    assert (one.peer, one.tag) == (None, None)
+
+
+def test_peer_is_counted_within_the_only_group() -> None:
+    (one,) = messages(call("c10d::send", 10, ["", "", "1", "0"]), gloo("send", 11, 4), groups=[[0, 4], [1, 5]])
+    assert one.peer == 4
+
+
+def test_step_is_that_of_the_call() -> None:
+    step = event("user_annotation", "ProfilerStep#6", 0, 100)
+    found = messages(step, gloo("send", 11, 4), gloo("send", 200, 4))
+    assert [one.step for one in found] == [6, None]
+
+
+def test_collectives_are_no_messages() -> None:
+    assert messages(gloo("all_reduce", 11, 40)) == []
+
+
+# -- NCCL -------------------------------------------------------------------------------------------------------------
+
+
+def nccl(op: str, start_us: float, **args: Any) -> Event:
+    known = {"Collective name": op, "Group size": 2, "Process Group Name": "1", "correlation": 1, **args}
+    return kernel("ncclDevKernel_SendRecv", start_us, 30, **known)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "peer"),
+    [
+        ("send", {"Dst Rank": 1}, 1),
+        ("recv", {"Src Rank": 1}, 1),
+        ("send", {"Dst Rank": 1, "Process Group Ranks": "[0, 4]"}, 4),
+        ("send", {"Dst Rank": 4, "Process Group Ranks": "[0, 4]"}, 4),
+        ("send", {"Dst Rank": 1, "Process Group Ranks": "[0, 4, ...]"}, 1),
+        ("send", {"Dst Rank": 1, "Process Group Ranks": "{}"}, 1),
+        ("send", {}, None),
+    ],
+)
+def test_peer_of_a_kernel_is_in_its_arguments(op: str, args: dict[str, Any], peer: int | None) -> None:
+    (one,) = messages(nccl(op, 20, **args))
+    assert (one.op, one.peer, one.tag, one.blocked_from_ns) == (op, peer, None, BASE_NS + 20_000)
+
+
+@pytest.mark.parametrize(("name", "peer"), [("nccl:recv 0<-2", 2), ("nccl:send 0->2", 2), ("nccl:send", None)])
+def test_peer_of_a_kernel_without_arguments_is_in_the_launching_range(name: str, peer: int | None) -> None:
+    inside = event("user_annotation", name, 5, 10)
+    step = event("user_annotation", "ProfilerStep#6", 0, 10)
+    (one,) = messages(inside, step, launch(7, 1), kernel("ncclDevKernel_SendRecv", 20, 30, correlation=1))
+    # Launched in step 6, though it ran after it.
+    assert (one.peer, one.step) == (peer, 6)
+
+
+def test_kernel_that_sends_and_receives_has_no_one_peer() -> None:
+    (one,) = messages(nccl("send_recv", 20, **{"Dst Rank": 1}))
+    assert (one.op, one.peer) == ("send_recv", None)
