@@ -176,10 +176,8 @@ def input_bytes(types: Any, dims: Any) -> int | None:
 
 
 def needs_input_shapes(name: str) -> bool:
-    """Return whether an operator's inputs are used: for the bytes of a collective, the work of a GEMM, the peer of a
-    message.
-    """
-    return name in GEMMS or is_backend_range(name) or is_message_call(name)
+    """Return whether an operator's input shapes are used: for the bytes of a collective or the work of a GEMM."""
+    return name in GEMMS or is_backend_range(name)
 
 
 def is_message_call(name: str) -> bool:

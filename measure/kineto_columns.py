@@ -34,6 +34,7 @@ from rankscope.measure.kineto import (
 )
 from rankscope.measure.kineto_json import (
     BLOCK_BYTES,
+    Address,
     Arguments,
     Block,
     CompleteEvent,
@@ -120,12 +121,15 @@ class TraceColumns:
         duration_ns = to_ns(durations_us)
         if duration_ns is None:
             duration_ns = np.array([one_to_ns(one_us, str(one_us)) for one_us in durations_us], dtype=np.int64)
+        addresses = block.read_addresses()
         timed = (start_ns != NO_TIME) & (duration_ns != NO_TIME)
         if not timed.all():
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
             complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
+            addresses = [one for one, kept in zip(addresses, timed, strict=False) if kept]
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
         self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
+        self._add_addresses(complete, addresses)
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
 
     def _reject(self, reasons: list[str]) -> None:
@@ -169,13 +173,23 @@ class TraceColumns:
             )
         for index in np.flatnonzero(self._needs_shapes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
-            if len(arguments[index].concrete_inputs) and is_message_call(complete[index].name):
-                self._addresses[first + index] = bytes(arguments[index].concrete_inputs)
             if len(dims) and len(types):
                 self._shapes[first + index] = (bytes(types), bytes(dims))
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
                 self._stacks[first + index] = read_text(stack)
+
+    def _add_addresses(self, complete: list[Any], addresses: list[Address]) -> None:
+        """Append to whom the messages of the last rows went."""
+        first = self._row_count - len(complete)
+        for row, one in enumerate(addresses):
+            if len(one.concrete_inputs) and is_message_call(str(complete[row].name)):
+                self._addresses[first + row] = bytes(one.concrete_inputs)
+            found = self._collectives.get(first + row)
+            if found is not None:
+                self._collectives[first + row] = found._replace(
+                    source=_integer(one.source), destination=_integer(one.destination)
+                )
 
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
         """Return the code of each event's (pid, tid). A tuple is made once per distinct pair, not per event."""
@@ -339,27 +353,26 @@ def _hashable(thing: Any) -> Any:
     return thing if thing.__hash__ else str(thing)
 
 
+def _integer(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
 def read_collective(a: Arguments) -> CollectiveArguments:
     """Return what the arguments of a communication kernel, or of the operator that launched it, say of it."""
-
-    def integer(value: object) -> int | None:
-        return value if type(value) is int else None
 
     def text(value: object) -> str | None:
         return None if value is None else str(value)
 
     return CollectiveArguments(
         op=str(a.collective),
-        in_elements=integer(a.in_elements),
-        out_elements=integer(a.out_elements),
-        group_size=integer(a.group_size),
+        in_elements=_integer(a.in_elements),
+        out_elements=_integer(a.out_elements),
+        group_size=_integer(a.group_size),
         dtype=text(a.dtype),
         group_name=text(a.group_name),
         group_description=text(a.group_description),
         group_ranks=text(a.group_ranks),
-        sequence=integer(a.sequence),
-        source=integer(a.source),
-        destination=integer(a.destination),
+        sequence=_integer(a.sequence),
     )
 
 

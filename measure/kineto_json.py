@@ -93,9 +93,6 @@ class Arguments(msgspec.Struct, gc=False):
     sequence: Any = msgspec.field(default=None, name="Seq")
     task_type: Any = msgspec.field(default=None, name="Task Type")
     stream_id: Any = msgspec.field(default=None, name="Stream Id")
-    source: Any = msgspec.field(default=None, name="Src Rank")
-    destination: Any = msgspec.field(default=None, name="Dst Rank")
-    concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
 
 
 class CompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
@@ -120,6 +117,20 @@ class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
     ts: msgspec.Raw = msgspec.Raw(b"null")
     dur: int | float | str | None = None
     args: Arguments | None = None
+
+
+class Address(msgspec.Struct, gc=False):
+    """Fields of an event's `args` that say to whom a message goes: of NCCL's kernels, and of torch's calls."""
+
+    source: Any = msgspec.field(default=None, name="Src Rank")
+    destination: Any = msgspec.field(default=None, name="Dst Rank")
+    concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+
+
+class AddressedEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """CompleteEvent with these fields only: few blocks have messages, and every field costs in all of them."""
+
+    args: Address | None = None
 
 
 class MemoryArguments(msgspec.Struct, gc=False):
@@ -158,6 +169,8 @@ def _other_events() -> Any:
 _OTHER = _other_events()
 _BLOCK = msgspec.json.Decoder(list[CompleteEvent | _OTHER])  # type: ignore[valid-type]
 _EXACT_BLOCK = msgspec.json.Decoder(list[ExactCompleteEvent | _OTHER])  # type: ignore[valid-type]
+_ADDRESSED_BLOCK = msgspec.json.Decoder(list[AddressedEvent | _OTHER])  # type: ignore[valid-type]
+_ADDRESSED_EVENT = msgspec.json.Decoder(AddressedEvent | _OTHER)
 _EVENT = msgspec.json.Decoder(CompleteEvent | _OTHER)
 _EXACT_EVENT = msgspec.json.Decoder(ExactCompleteEvent | _OTHER)
 _RAW_BLOCK = msgspec.json.Decoder(list[msgspec.Raw])
@@ -180,6 +193,9 @@ class _ArrayEndedError(Exception):
         self.end = end
 
 
+_MESSAGE_MARKS = (b'"c10d::send"', b'"c10d::recv_"', b'"Src Rank"', b'"Dst Rank"')
+
+
 class Block:
     """Decoded events of one `piece` of the file, in its order, and why the others are no events."""
 
@@ -198,6 +214,16 @@ class Block:
         if not self._mended:
             return _EXACT_BLOCK.decode(self.piece)
         return [_EXACT_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
+
+    def read_addresses(self) -> list[Address]:
+        """Return of each complete event to whom its message went, if it is one; empty when no event of the block is."""
+        if not any(map(self.mentions, _MESSAGE_MARKS)):
+            return []
+        if not self._mended:
+            found = _ADDRESSED_BLOCK.decode(self.piece)
+        else:
+            found = [_ADDRESSED_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
+        return [event.args or Address() for event in found if type(event) is AddressedEvent]
 
     def _decode_each(self) -> list[Any]:
         events = []

@@ -99,15 +99,18 @@ def _last_activity(view: RankView, rows: Ints) -> Ints:
 
 
 def _address_of_kernel(view: RankView, row: int, one: Collective, rank: int | None) -> tuple[int | None, int | None]:
+    """Return the peer of a kernel, and no tag: NCCL has none. Its arguments have the rank in the run, a range's name
+    that in the group.
+    """
     arguments = view.trace.collectives.get(row)
-    peer = None
     if arguments is not None and one.op in {"send", "recv"}:
         peer = arguments.destination if one.op == "send" else arguments.source
-    if peer is None:
-        place = int(np.searchsorted(view.work.row, row))
-        inside = int(view.launching_range[place])
-        found = _DIRECTION.search(view.trace.name(inside)) if inside != NONE else None
-        peer = int(found.group(2)) if found is not None else None
+        if peer is not None:
+            return peer, None
+    place = int(np.searchsorted(view.work.row, row))
+    inside = int(view.launching_range[place])
+    found = _DIRECTION.search(view.trace.name(inside)) if inside != NONE else None
+    peer = int(found.group(2)) if found is not None else None
     return _to_global(peer, rank, [_read_members(one.ranks)]), None
 
 

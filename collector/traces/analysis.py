@@ -13,7 +13,7 @@ from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
-from rankscope.collector.traces.rank_comparison import compare_ranks
+from rankscope.collector.traces.rank_comparison import compare_ranks, complete_alone
 from rankscope.collector.traces.recognised import choose_files
 from rankscope.collector.traces.report import FileError, TraceReport
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
@@ -184,7 +184,7 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 
 
 def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
-    across, reports = None, [one.report for one in found]
+    across, reports = None, [complete_alone(one) for one in found]
     if len(found) > 1:
         across, reports = compare_ranks(found)
     advice, abstained = advise(reports, across)

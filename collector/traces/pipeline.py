@@ -220,7 +220,8 @@ def compare_stages(
     if not common:
         return None
     by_stage = [tuple(chain.ranks[stage] for chain in chains) for stage in range(len(chains[0].ranks))]
-    work_ns = [[median(steps[rank][step].work_ns for rank in ranks) for step in common] for ranks in by_stage]
+    # The fastest replica: what one of several is slower by is its own, not the stage's.
+    work_ns = [[min(steps[rank][step].work_ns for rank in ranks) for step in common] for ranks in by_stage]
     stages = []
     for stage, ranks in enumerate(by_stage):
         others = [

@@ -55,6 +55,16 @@ def compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankRe
     return across, [work.complete(_add_transfers(one.report, matching)) for one in found]
 
 
+def complete_alone(one: RankAnalysis) -> RankReport:
+    """Return the report of a rank without others: its own fastest message stands for all."""
+    messages = list(one.messages.values())
+    if not messages:
+        return one.report
+    excess_ns = pipeline.sum_excess(messages, pipeline.find_shortest({0: messages}), one.overlap)
+    signs = msgspec.structs.replace(one.report.signs, message_excess_ns=excess_ns)
+    return msgspec.structs.replace(one.report, signs=signs)
+
+
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 

@@ -349,9 +349,9 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a pipeline, its ranks one of each replica; times are those of a step on one rank, in the mean.
-    `work_ns`: the step without waits; `bubble_ns`: waits for messages and for other stages that computing does not
-    hide, before the first backward message of a step (`warm_up_ns`), after the last forward one (`drain_ns`), and in
-    between (`steady_ns`); the three are None where the direction of messages is not known.
+    `work_ns`: the step without waits, on the fastest replica; `bubble_ns`: waits for messages and for other stages
+    that computing does not hide, before the first backward message of a step (`warm_up_ns`), after the last forward
+    one (`drain_ns`), and in between (`steady_ns`); the three are None where the direction of messages is not known.
     `work_ratio`: the work over that of the median other stage; it was the longest in `longest_step_count` steps.
     """
 

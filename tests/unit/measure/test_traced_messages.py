@@ -8,7 +8,7 @@ import pytest
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import find_collectives
 from rankscope.measure.traced_messages import Message, find_messages
-from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
+from tests.unit.measure.written_traces import Event, event, kernel, launch, read, read_events, to_json
 
 BASE_NS = 5_000_000_000
 
@@ -65,6 +65,15 @@ def test_step_is_that_of_the_call() -> None:
     assert [one.step for one in found] == [6, None]
 
 
+def test_peer_is_read_from_a_damaged_block_and_beside_an_event_without_a_time() -> None:
+    calls = (event("cpu_op", "early", None, 1), call("c10d::send", 10, ["", "", "3", "7"]), gloo("send", 11, 40))
+    text = to_json(*calls, event("cpu_op", "PATH", 90, 1), 5).replace(b"PATH", b"a\\qb")
+    view = RankView(read(text))
+    assert view.trace.event_count == 5
+    found = find_messages(view, find_collectives(view), 0, 0, [])
+    assert [(one.peer, one.tag) for one in found.values()] == [(3, 7)]
+
+
 def test_collectives_are_no_messages() -> None:
     assert messages(gloo("all_reduce", 11, 40)) == []
 
@@ -82,16 +91,20 @@ def nccl(op: str, start_us: float, **args: Any) -> Event:
     [
         ("send", {"Dst Rank": 1}, 1),
         ("recv", {"Src Rank": 1}, 1),
-        ("send", {"Dst Rank": 1, "Process Group Ranks": "[0, 4]"}, 4),
         ("send", {"Dst Rank": 4, "Process Group Ranks": "[0, 4]"}, 4),
-        ("send", {"Dst Rank": 1, "Process Group Ranks": "[0, 4, ...]"}, 1),
-        ("send", {"Dst Rank": 1, "Process Group Ranks": "{}"}, 1),
         ("send", {}, None),
     ],
 )
 def test_peer_of_a_kernel_is_in_its_arguments(op: str, args: dict[str, Any], peer: int | None) -> None:
     (one,) = messages(nccl(op, 20, **args))
     assert (one.op, one.peer, one.tag, one.blocked_from_ns) == (op, peer, None, BASE_NS + 20_000)
+
+
+@pytest.mark.parametrize(("members", "peer"), [("[0, 4]", 4), ("[0, 4, ...]", 1), ("{}", 1), ('["a"]', 1), ("[0]", 1)])
+def test_peer_in_a_ranges_name_is_counted_within_the_group(members: str, peer: int) -> None:
+    inside = event("user_annotation", "nccl:send 0->1", 5, 10)
+    (one,) = messages(inside, launch(7, 1), nccl("send", 20, **{"Process Group Ranks": members}))
+    assert one.peer == peer
 
 
 @pytest.mark.parametrize(("name", "peer"), [("nccl:recv 0<-2", 2), ("nccl:send 0->2", 2), ("nccl:send", None)])
