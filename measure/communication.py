@@ -16,7 +16,7 @@ HOST_PREFIXES = tuple(f"{backend}:" for backend in HOST_BACKENDS)
 """Ranges of backends that communicate on the CPU: the range is the communication itself."""
 RANGE_PREFIXES = tuple(f"{backend}:" for backend in BACKENDS)
 """On a device the range only marks what was launched inside it."""
-_MESSAGE_CALLS = frozenset({"c10d::send", "c10d::recv_"})
+MESSAGE_CALLS = frozenset({"c10d::send", "c10d::recv_"})
 ENQUEUE_PREFIX = "c10d::"
 """Operators that hand work to a backend: neither compute nor communication."""
 POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
@@ -186,7 +186,7 @@ def is_message_call(name: str) -> bool:
     >>> is_message_call("c10d::recv_"), is_message_call("c10d::allreduce_")
     (True, False)
     """
-    return name in _MESSAGE_CALLS
+    return name in MESSAGE_CALLS
 
 
 def bus_factor(op: str, ranks: int) -> float | None:

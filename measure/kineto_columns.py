@@ -11,13 +11,13 @@ whole number of microseconds is parsed again from its text.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.measure.communication import is_message_call, needs_input_shapes
+from rankscope.measure.communication import MESSAGE_CALLS, is_message_call, needs_input_shapes
 from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_impossible, find_middle
 from rankscope.measure.kineto import (
     DEVICE_WORK,
@@ -121,15 +121,16 @@ class TraceColumns:
         duration_ns = to_ns(durations_us)
         if duration_ns is None:
             duration_ns = np.array([one_to_ns(one_us, str(one_us)) for one_us in durations_us], dtype=np.int64)
-        addresses = block.read_addresses()
         timed = (start_ns != NO_TIME) & (duration_ns != NO_TIME)
         if not timed.all():
             self._reject(["an event without a usable time or duration"] * int((~timed).sum()))
             complete = [event for event, kept in zip(complete, timed, strict=True) if kept]
-            addresses = [one for one, kept in zip(addresses, timed, strict=False) if kept]
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
         self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
-        self._add_addresses(complete, addresses)
+        first = self._row_count - len(complete)
+        if self._has_messages(first):
+            addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
+            self._add_addresses(first, complete, addresses)
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
 
     def _reject(self, reasons: list[str]) -> None:
@@ -179,9 +180,16 @@ class TraceColumns:
             if len(stack):
                 self._stacks[first + index] = read_text(stack)
 
-    def _add_addresses(self, complete: list[Any], addresses: list[Address]) -> None:
-        """Append to whom the messages of the last rows went."""
-        first = self._row_count - len(complete)
+    def _has_messages(self, first: int) -> bool:
+        """Return whether a row from `first` on is a message between two ranks."""
+        calls = [self._names[name] for name in MESSAGE_CALLS if name in self._names]
+        if calls and np.isin(self._parts[-1][1], calls).any():
+            return True
+        latest = takewhile(lambda item: item[0] >= first, reversed(self._collectives.items()))
+        return any(found.op in _MESSAGE_OPS for _, found in latest)
+
+    def _add_addresses(self, first: int, complete: list[Any], addresses: list[Address]) -> None:
+        """Append to whom the messages of the rows from `first` on went."""
         for row, one in enumerate(addresses):
             if len(one.concrete_inputs) and is_message_call(str(complete[row].name)):
                 self._addresses[first + row] = bytes(one.concrete_inputs)
@@ -329,6 +337,7 @@ class TraceColumns:
 
 _COLUMN_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int64, np.int64)
 _DEVICE_TYPES = (np.int64, np.int64, np.int64, np.int64, np.float64, np.float64)
+_MESSAGE_OPS = frozenset({"send", "recv"})
 _DEVICE_MASK = np.array([kind in DEVICE_WORK for kind in Category])
 
 

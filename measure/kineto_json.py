@@ -193,9 +193,6 @@ class _ArrayEndedError(Exception):
         self.end = end
 
 
-_MESSAGE_MARKS = (b'"c10d::send"', b'"c10d::recv_"', b'"Src Rank"', b'"Dst Rank"')
-
-
 class Block:
     """Decoded events of one `piece` of the file, in its order, and why the others are no events."""
 
@@ -216,9 +213,7 @@ class Block:
         return [_EXACT_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
 
     def read_addresses(self) -> list[Address]:
-        """Return of each complete event to whom its message went, if it is one; empty when no event of the block is."""
-        if not any(map(self.mentions, _MESSAGE_MARKS)):
-            return []
+        """Return of each complete event to whom its message went, if it is one. It decodes the block again."""
         if not self._mended:
             found = _ADDRESSED_BLOCK.decode(self.piece)
         else:
