@@ -16,15 +16,23 @@ from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.step_series import Floats, Ints, StepSeries
-from rankscope.measure.units import ns_to_s
+from rankscope.measure.units import NS_PER_S, ns_to_s
 
+PASSED: Final = "passed"
 NO_REPORTS_YET: Final = "no rank has reported yet"
+RECURS_NS: Final = 300 * NS_PER_S
+"""A straggler that is found again within this time after it had passed comes and goes. It is kept open until it has not
+held for as long: an alert that waits a minute (`for: 1m`) would never fire on one that is slow for 30 s at a time."""
+COMES_AND_GOES: Final = " It comes and goes."
+CAME_AND_WENT: Final = " It came and went."
+NOT_NOW: Final = " It does not hold at present, and is closed when it has not held for 5 minutes."
 
 
 @dataclass(slots=True)
 class _Open:
     """A finding that holds. `charged_through` is the last step whose cost has been added. It began at
-    `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`.
+    `began_collector_ns`, and was seen last at `seen_collector_ns`, after `seen_step`. `recurs`: it had passed and was
+    found again soon; since `passed_collector_ns` it does not hold, None while it does.
     """
 
     finding: Finding
@@ -33,6 +41,34 @@ class _Open:
     began_collector_ns: int = 0
     seen_collector_ns: int = 0
     seen_step: int | None = None
+    recurs: bool = False
+    passed_collector_ns: int | None = None
+
+    def may_pass(self, now_collector_ns: int) -> bool:
+        """Return whether it may be closed, since it has passed. If not, it is paused: detection gets it no more, and
+        finds it anew.
+        """
+        if not self.recurs:
+            return True
+        self.passed_collector_ns = now_collector_ns
+        self.finding = msgspec.structs.replace(self.finding, sentence=self.finding.sentence + NOT_NOW)
+        return False
+
+    def has_expired(self, now_collector_ns: int) -> bool:
+        """Return whether it has been paused for so long that it is closed."""
+        return self.passed_collector_ns is not None and now_collector_ns - self.passed_collector_ns >= RECURS_NS
+
+    def describe(self, finding: Finding) -> Finding:
+        """Return the present form of it: of one that comes and goes with the begin of the first time."""
+        if not self.recurs:
+            return finding
+        known = [one.since_step for one in (self.finding, finding) if one.since_step is not None]
+        return msgspec.structs.replace(
+            finding,
+            since_step=min(known, default=None),
+            sentence=finding.sentence + COMES_AND_GOES,
+            past=finding.past and finding.past + CAME_AND_WENT,
+        )
 
     def see(self, view: RunView) -> None:
         """Record that it still holds: a hang now, anything else in the steps that are known by now."""
@@ -40,6 +76,7 @@ class _Open:
         if self.finding.kind == HANG or not self.seen_collector_ns or step != self.seen_step:
             self.seen_collector_ns = view.now_collector_ns
         self.seen_step = step
+        self.passed_collector_ns = None
 
     def close(self) -> Finding:
         """Return the finding in its closed form."""
@@ -58,6 +95,8 @@ class RunFindings:
         self._open: list[_Open] = []
         self._closed: list[Finding] = []
         self._lost: dict[tuple[int | None, str], float] = {}
+        self._passed: list[tuple[Finding, int]] = []
+        """Stragglers that have passed, and when by the collector's clock; at most `findings_max`."""
         self.charged: list[tuple[Ints, Floats]] = []
         """The steps that the last detection pass charged to each finding, and what each lost in ns."""
         self.abstained: dict[str, str] = {}
@@ -72,8 +111,10 @@ class RunFindings:
 
     @property
     def held(self) -> tuple[Finding, ...]:
-        """Findings that hold now, in the order of their numbers: the input of the next detection pass."""
-        return tuple(one.finding for one in self._open)
+        """Findings that hold now, in the order of their numbers: the input of the next detection pass. Without those
+        that are paused.
+        """
+        return tuple(one.finding for one in self._open if one.passed_collector_ns is None)
 
     @property
     def closed_findings(self) -> tuple[Finding, ...]:
@@ -117,6 +158,7 @@ class RunFindings:
         effects: list[RunEffect] = []
         self.charged.clear()
         self._has_had_pass = True
+        now_ns = found.view.now_collector_ns
         for result in found.results:
             for kind in sorted(result.kinds):
                 self.abstained.pop(kind, None)
@@ -125,10 +167,12 @@ class RunFindings:
                 continue
             for candidate in result.candidates:
                 self._open_or_update(candidate, found.view, effects)
-            reasons = dict.fromkeys(result.passed, "passed")
+            reasons = dict.fromkeys(result.passed, PASSED)
             reasons |= {number: f"can no longer be judged: {why}" for number, why in result.unjudged}
-            passed = [one for one in self._open if one.finding.number in reasons]
-            effects += [self._close(one, reasons[one.finding.number]) for one in passed]
+            over = [(one, reasons[one.finding.number]) for one in self._open if one.finding.number in reasons]
+            closing = [(one, reason) for one, reason in over if reason != PASSED or one.may_pass(now_ns)]
+            effects += [self._close(one, reason, now_ns) for one, reason in closing]
+        effects += [self._close(one, PASSED) for one in list(self._open) if one.has_expired(now_ns)]
         return effects
 
     def validate(self) -> None:
@@ -155,6 +199,7 @@ class RunFindings:
         """Close what is open: another attempt begins, in which steps count anew."""
         self._attempt_from = self._opened + 1
         self._has_had_pass = False
+        self._passed.clear()
         return self.close_all("restarted")
 
     def close_hangs(self, reason: str) -> list[RunEffect]:
@@ -197,7 +242,8 @@ class RunFindings:
         before = kept.finding
         self._charge(kept, finding, candidate.lost_ns, series)
         lost_s = kept.lost_rank_seconds if candidate.lost_ns is not None else None
-        kept.finding = msgspec.structs.replace(finding, number=before.number, lost_rank_seconds=lost_s)
+        present = kept.describe(finding)
+        kept.finding = msgspec.structs.replace(present, number=before.number, lost_rank_seconds=lost_s)
         if _notified_fields(kept.finding) != _notified_fields(before):
             effects.append(UpdateFinding(self._run, kept.finding))
 
@@ -206,7 +252,11 @@ class RunFindings:
         since = finding.since_step if finding.since_step is not None else _last_step(view.series) + 1
         began_collector_ns = view.now_collector_ns - _find_length_ns(finding, view, since)
         numbered = msgspec.structs.replace(finding, number=self._opened)
-        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns))
+        recurs = any(
+            view.now_collector_ns - passed_ns < RECURS_NS and finding.is_about_the_same(before)
+            for before, passed_ns in self._passed
+        )
+        self._open.append(_Open(numbered, since - 1, began_collector_ns=began_collector_ns, recurs=recurs))
         return self._open[-1]
 
     def _charge(self, one: _Open, finding: Finding, lost_ns: Floats | None, series: StepSeries) -> None:
@@ -230,9 +280,11 @@ class RunFindings:
     def _merge(self, one: _Open, into: int) -> CloseFinding:
         return self._close(one, f"part of finding {into}")._replace(merged_into=into)
 
-    def _close(self, one: _Open, reason: str) -> CloseFinding:
+    def _close(self, one: _Open, reason: str, passed_collector_ns: int | None = None) -> CloseFinding:
         self._open.remove(one)
         closed = one.close()
+        if reason == PASSED and passed_collector_ns is not None and closed.kind == STRAGGLER:
+            self._passed = [*self._passed, (closed, passed_collector_ns)][-self._findings_max :]
         self._closed = [*self._closed, closed][-self._findings_max :]
         return CloseFinding(self._run, closed, reason)
 

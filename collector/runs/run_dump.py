@@ -72,7 +72,7 @@ def dump_run(run: RunState, now_collector_ns: int) -> RunDump:
         recorded_step=-1 if attempt is None else attempt.recorded_step,
         step_ns=0 if attempt is None else attempt.step_ns,
         findings_opened=findings.opened,
-        findings_open=tuple(finding.number for finding in findings.held),
+        findings_open=tuple(sorted(finding.number for finding in findings.open_findings)),
         abstained=dict(findings.abstained),
         end=None if end is None else end.reason,
         is_concluded=run.ending.is_concluded,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -130,3 +131,85 @@ def test_group_is_charged_to_a_rank_only_where_one_is_named(ranks: tuple[int, ..
     told.answer = [Candidate(link, seconds(1.0, 1.0))]
     look(verdicts, told, view_until(1))
     assert [lost.rank for lost in verdicts.lost] == [charged]
+
+
+# -- findings that come and go ----------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The findings of a run whose rank 2 is slow or not, pass by pass, on a clock of the collector."""
+
+    def __init__(self, kind: str = "straggler") -> None:
+        self._told, self.findings = Told(), RunFindings(RUN, 10)
+        self._kind = kind
+        self.now_s = 0
+
+    def look(self, now_s: int, *, is_slow: bool, since_step: int = 60) -> list[RunEffect]:
+        self.now_s = now_s
+        found = msgspec.structs.replace(slow(2), kind=self._kind, since_step=since_step, past="Rank 2 was slow{when}.")
+        self._told.answer = [Candidate(found)] if is_slow else []
+        self._told.passed = not is_slow
+        return look(self.findings, self._told, replace(view_until(80), now_collector_ns=now_s * NS_PER_S))
+
+    def come_back(self, kept_away_s: int = 20) -> Finding:
+        """Be slow, pass, and be slow again after so long; return the finding."""
+        self.look(0, is_slow=True)
+        (closed,) = self.look(30, is_slow=False)
+        assert isinstance(closed, CloseFinding)
+        self.look(30 + kept_away_s, is_slow=True, since_step=70)
+        (finding,) = self.findings.open_findings
+        return finding
+
+
+def test_straggler_that_has_come_back_stays_open_for_5_minutes() -> None:
+    clock = Clock()
+    finding = clock.come_back()
+    assert (finding.number, finding.sentence) == (2, "Rank 2 is slow. It comes and goes.")
+    assert clock.look(80, is_slow=False) == []
+    (paused,) = clock.findings.open_findings
+    assert paused.sentence == (
+        "Rank 2 is slow. It comes and goes. It does not hold at present, and is closed when it has not held for 5 "
+        "minutes."
+    )
+    assert clock.findings.held == (), "detection judges anew"
+    assert clock.look(379, is_slow=False) == []
+    (closed,) = clock.look(380, is_slow=False)
+    assert isinstance(closed, CloseFinding)
+    assert (closed.reason, closed.finding.until_step) == ("passed", 80)
+    assert closed.finding.sentence.startswith("Rank 2 was slow from step 70 to step 80")
+    assert closed.finding.sentence.endswith("It came and went.")
+
+
+def test_paused_straggler_that_is_found_again_is_the_same() -> None:
+    clock = Clock()
+    clock.come_back()
+    clock.look(80, is_slow=False)
+    assert clock.look(110, is_slow=True, since_step=78) == []
+    (finding,) = clock.findings.open_findings
+    assert (finding.number, finding.since_step, finding.sentence) == (2, 70, "Rank 2 is slow. It comes and goes.")
+    # The 5 minutes begin anew.
+    assert clock.look(140, is_slow=False) == []
+    assert clock.look(439, is_slow=False) == []
+    assert len(clock.look(440, is_slow=False)) == 1
+
+
+def test_straggler_that_comes_back_late_is_another_one() -> None:
+    clock = Clock()
+    finding = clock.come_back(kept_away_s=300)
+    assert finding.sentence == "Rank 2 is slow."
+    assert len(clock.look(400, is_slow=False)) == 1
+
+
+def test_only_stragglers_are_kept_open() -> None:
+    clock = Clock("slow_link")
+    assert clock.come_back().sentence == "Rank 2 is slow."
+    assert len(clock.look(80, is_slow=False)) == 1
+
+
+def test_what_passed_in_an_earlier_attempt_has_not_come_back() -> None:
+    clock = Clock()
+    clock.look(0, is_slow=True)
+    clock.look(30, is_slow=False)
+    clock.findings.begin_attempt()
+    clock.look(50, is_slow=True)
+    assert len(clock.look(80, is_slow=False)) == 1
