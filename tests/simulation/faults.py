@@ -12,7 +12,9 @@ from tests.simulation.topology import Ints
 
 
 class Effect(NamedTuple):
-    """Effect of a cause: the kind of work (or the transfer) that it slows, and the signs that it shows."""
+    """Effect of a cause: the kind of work (or the transfer) that it slows, and the signs that it shows. `found_as` is
+    the cause that a finding is to name, where that has another name.
+    """
 
     kind: str
     pauses_collector: bool = False
@@ -26,6 +28,9 @@ class Effect(NamedTuple):
     port_errors: bool = False
     burns_cpu: bool = True
     waits_for_device: bool = False
+    waits_for_core: bool = False
+    other_threads: bool = False
+    found_as: str | None = None
 
 
 TRANSFER = "transfer"
@@ -46,9 +51,12 @@ EFFECTS: dict[str, Effect] = {
     "cpu_pressure": Effect(HOST, queues_for_cpu=True, burns_cpu=False),
     "host_device_sync": Effect(HOST, waits_for_device=True),
     "unseen_wait": Effect(HOST, burns_cpu=False),
+    "core_wait": Effect(HOST, burns_cpu=False, waits_for_core=True, found_as="cpu_pressure"),
+    "other_threads": Effect(HOST, burns_cpu=False, other_threads=True, found_as="host_cpu"),
 }
 """By cause of docs/definitions.md section 5. Short CPUs show on the machine of a rank with local rank 0. After a
-call in which the host waits for its device, the device is idle until the host has launched more: work of the host."""
+call in which the host waits for its device, the device is idle until the host has launched more: work of the host. A
+training thread may wait for a core, or for other threads of its process, which hold Python's interpreter lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,11 @@ class Fault:
     def effect(self) -> Effect:
         """Return the effect of its cause."""
         return EFFECTS[self.cause]
+
+    @property
+    def expected_cause(self) -> str:
+        """Return the cause that a finding about it is to name."""
+        return self.effect.found_as or self.cause
 
     def lasts_at(self, step: int) -> bool:
         """Return whether it is active after `step` steps, an intermittent one also between its slow steps."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tests.simulation.busy_matrix import busy_runs
 from tests.simulation.clocks import CLOCKS
 from tests.simulation.faults import EFFECTS, Fault
 from tests.simulation.network import NETWORKS
@@ -20,12 +21,12 @@ SMALL = tuple(name for name, layout in LAYOUTS.items() if layout.topology.world_
 """Layouts in which every cause and noise is tried. The large ones need seconds a run: some causes only."""
 PLAIN_CAUSES = ("gpu_compute", "host_cpu", "data_loading")
 """One for each of device, host and reading: where the patterns and places of faults are tried."""
-LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync", "unseen_wait")
+LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync", "unseen_wait", "core_wait", "other_threads")
 """Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
-ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY, UNEQUAL = (
-    "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy", "unequal",
+ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY, UNEQUAL, BUSY = (
+    "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy", "unequal", "busy",
 )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def trials() -> Iterator[Trial]:
     parts = (
         _one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits,
         _unseen,
-        _unequal,
+        _unequal, _busy,
     )  # fmt: skip
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
@@ -190,3 +191,9 @@ def _unequal() -> Iterator[Entry]:
     """Yield runs of unequal ranks, each with a layout of its own in place of the named one."""
     for one in unequal_runs():
         yield Entry(UNEQUAL, one.what, "fsdp 16", "usual", one.faults, one.fields)
+
+
+def _busy() -> Iterator[Entry]:
+    """Yield runs on machines that are busy with something else, each with a layout of its own."""
+    for one in busy_runs():
+        yield Entry(BUSY, one.what, "dp 8", "usual", one.faults, one.fields)

@@ -83,17 +83,19 @@ class SimulatedRank:
         clock_hertz: int = HEALTHY_CLOCK_HERTZ,
         sizes: VaryingSizes | None = None,
         device_times: DeviceTimes | None = None,
+        has_gpu: bool = True,
     ) -> None:
         self._rank = rank
         self._windows = windows
         #: The step whose last data parallel collective it leaves out; its count is one lower from then on.
         self.skips_step: int | None = None
         self._model, self._clock_hertz, self._sizes = model, clock_hertz, sizes
-        self._device_times = device_times
+        self._device_times, self._has_gpu = device_times, has_gpu
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
         self._builder = ReportBuilder()
+        self._process_cpu_ns = self._core_wait_ns = 0
         self._gc_pause_ns = self._retries = self._cpu_pressure_ns = self._symbol_errors = 0
         self._beside = frozenset(topology.ranks_on_node(rank // topology.ranks_per_node))
         self.identity = RankIdentity(
@@ -148,8 +150,10 @@ class SimulatedRank:
         is_recorded = self._device_times is not None and self._device_times.has_recorder
         timed = {number for number, _ in numbered if is_recorded and number not in seen}
         have_ended = self._windows.have_ended(last_step)
+        records = [self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)]
+        has_full_windows = self._has_gpu and not have_ended
         interval = Interval(
-            steps=[self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)],
+            steps=records,
             collectives=[
                 record
                 for number, step in numbered
@@ -159,10 +163,10 @@ class SimulatedRank:
             covered_steps=list(zip(begins, ends, strict=True)),
             timed_steps=[(number, number) for number in sorted(timed)],
             breakdowns=[] if have_ended else [breakdown],
-            synchronisations=[] if have_ended else [self._synchronise(breakdown, mine[-1])],
-            host=self._host_sample(now_ns, mine),
-            devices=(self._device_sample(now_ns, steps[-1], mine[-1]),),
-            allocator=self._allocator_sample(now_ns, mine),
+            synchronisations=[self._synchronise(breakdown, mine[-1])] if has_full_windows else [],
+            host=self._host_sample(now_ns, records, mine),
+            devices=(self._device_sample(now_ns, steps[-1], mine[-1]),) if self._has_gpu else (),
+            allocator=self._allocator_sample(now_ns, mine) if self._has_gpu else None,
             node=self._node_sample(now_ns, first_step, faults) if self.identity.local_rank == 0 else None,
             groups=self._groups,
             losses=losses,
@@ -269,9 +273,19 @@ class SimulatedRank:
             kinds=kinds,
         )
 
-    def _host_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> HostSample:
-        self._gc_pause_ns += round(sum(ns for there in faults for fault, ns in there if fault.effect.pauses_collector))
-        return HostSample(host_ns=now_ns, gc_pause_ns=self._gc_pause_ns, gc_collections=0)
+    def _host_sample(
+        self, now_ns: int, records: Sequence[StepRecord], faults: Sequence[Sequence[tuple[Fault, float]]]
+    ) -> HostSample:
+        """Return the sample of the process, whose other threads compute only where a fault says so."""
+        there = [one for of_step in faults for one in of_step]
+        self._gc_pause_ns += round(sum(ns for fault, ns in there if fault.effect.pauses_collector))
+        self._core_wait_ns += round(sum(ns for fault, ns in there if fault.effect.waits_for_core))
+        self._process_cpu_ns += sum(record.cpu_ns or 0 for record in records)
+        self._process_cpu_ns += round(sum(ns for fault, ns in there if fault.effect.other_threads))
+        return HostSample(
+            host_ns=now_ns, cpu_ns=self._process_cpu_ns, run_queue_wait_ns=self._core_wait_ns,
+            gc_pause_ns=self._gc_pause_ns, gc_collections=0,
+        )  # fmt: skip
 
     def _allocator_sample(self, now_ns: int, faults: Sequence[Sequence[tuple[Fault, float]]]) -> AllocatorSample:
         """Return the allocator's sample. If memory is short, each step needs one retry, which frees a block and

@@ -201,8 +201,14 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
         ("a rank that recovers after 40 steps", _about(scored, matrix.RECOVERY), lambda one: one.trial.what),
         ("network, clocks, death", _about(scored, matrix.WORLD), lambda one: one.trial.what),
         ("one slow rank in noise", _about(scored, matrix.NOISE), by_size),
-        ("ranks that are not equal, even seeds", _unequal(scored, 0), lambda one: one.trial.what),
-        ("ranks that are not equal, odd seeds (held out)", _unequal(scored, 1), lambda one: one.trial.what),
+        ("ranks that are not equal, even seeds", _of_seeds(scored, matrix.UNEQUAL, 0), lambda one: one.trial.what),
+        (
+            "ranks that are not equal, odd seeds (held out)",
+            _of_seeds(scored, matrix.UNEQUAL, 1),
+            lambda one: one.trial.what,
+        ),
+        ("busy machines, even seeds", _of_seeds(scored, matrix.BUSY, 0), lambda one: one.trial.what),
+        ("busy machines, odd seeds (held out)", _of_seeds(scored, matrix.BUSY, 1), lambda one: one.trial.what),
         ("healthy, by noise", healthy, lambda one: one.trial.noise),
         ("healthy, by layout", healthy, lambda one: one.trial.where),
     ]
@@ -213,9 +219,9 @@ def _about(scored: Sequence[Scored], about: str) -> list[Scored]:
     return [one for one in scored if one.trial.about == about]
 
 
-def _unequal(scored: Sequence[Scored], odd: int) -> list[Scored]:
-    """Return the runs of unequal ranks with even seeds, or with odd ones."""
-    return [one for one in _about(scored, matrix.UNEQUAL) if one.trial.scenario.seed % 2 == odd]
+def _of_seeds(scored: Sequence[Scored], about: str, odd: int) -> list[Scored]:
+    """Return the runs of one part with even seeds, or with odd ones."""
+    return [one for one in _about(scored, about) if one.trial.scenario.seed % 2 == odd]
 
 
 def _seen(scored: Sequence[Scored]) -> list[Scored]:

@@ -11,6 +11,8 @@ A finding *names* its ranks and every rank of its nodes, or, without any, its gr
 - That ranks have more work than others by the layout of a run (`imbalance`) is true of stages with a share above
   the mean, false of any other rank, and never right: it finds no fault.
 - That a rank does work of its own (`periodic_work`) is true of a rank with a duty, false of any other, and never right.
+- That machines are busy (the rule `cpu_pressure`) is true of a run on such machines, and never right. So is that a rank
+  waits longer for a core than others (a straggler with that cause), where machines hold some up longer for a while.
 - Any other finding that names no rank (uneven work, a rule of good practice) is information, and is not counted.
 
 A fault is *found* if a finding is about it. Its *rank is right* if its findings together name exactly its ranks: one
@@ -32,7 +34,7 @@ from tests.simulation.topology import Topology
 from tests.simulation.world import Outcome, Scenario
 
 SLOW_LINK, STAGE, RUN, HANG = "slow_link", "stage_slowdown", "run_slowdown", "hang"
-IMBALANCE, OWN_WORK = "imbalance", "periodic_work"
+IMBALANCE, OWN_WORK, BUSY = "imbalance", "periodic_work", "cpu_pressure"
 ACCUSING = frozenset({STRAGGLER, SLOW_LINK, STAGE, RUN, HANG})
 """Kinds of finding that report something wrong even if they name no rank."""
 
@@ -87,7 +89,9 @@ def _judge_fault(fault: Fault, opened: Sequence[Opened], topology: Topology) -> 
     return FaultJudged(
         found=True,
         right_rank=_names_all(fault, mine, topology),
-        right_cause=any(one.finding.cause == fault.cause for one in mine if one.opened_step == first.opened_step),
+        right_cause=any(
+            one.finding.cause == fault.expected_cause for one in mine if one.opened_step == first.opened_step
+        ),
         right_pattern=first.finding.pattern == fault.pattern,
         since_error_steps=None if since_step is None else abs(since_step - fault.begin),
         delay_steps=first.opened_step - fault.begin,
@@ -103,7 +107,7 @@ def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
 
 def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     finding = opened.finding
-    if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK):
+    if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK, BUSY):
         return False
     named = named_ranks(finding, topology)
     if len(fault.ranks) == topology.world_size:
@@ -128,10 +132,10 @@ def _is_of_its_link(finding: Finding, fault: Fault, topology: Topology) -> bool:
 def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
     topology, faults = scenario.topology, scenario.faults
     named = named_ranks(opened.finding, topology)
-    if opened.finding.kind == IMBALANCE and named <= _heavy_ranks(scenario):
+    if _is_true_of_healthy(opened.finding, scenario, named):
         return False
-    if opened.finding.kind == OWN_WORK:
-        return not named <= {duty.rank for duty in scenario.duties}
+    if opened.finding.kind in (OWN_WORK, BUSY):
+        return True
     if scenario.death is not None and opened.finding.kind == HANG:
         return not named <= {scenario.death.rank}
     about = [fault for fault in faults if _is_about(opened, fault, topology)]
@@ -140,6 +144,17 @@ def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
     if opened.finding.kind == RUN and any(fault.begin < opened.opened_step for fault in faults):
         return False
     return bool(named) or opened.finding.kind in ACCUSING
+
+
+def _is_true_of_healthy(finding: Finding, scenario: Scenario, named: frozenset[int]) -> bool:
+    """Return whether a finding says what is so by the layout of the run, the duties of a rank, or busy machines."""
+    if finding.kind == BUSY:
+        return scenario.busy is not None or any(fault.effect.waits_for_core for fault in scenario.faults)
+    if finding.kind == STRAGGLER and finding.cause == BUSY:
+        return scenario.busy is not None and scenario.busy.rank_correlation > 0
+    if finding.kind == OWN_WORK:
+        return named <= {duty.rank for duty in scenario.duties}
+    return finding.kind == IMBALANCE and named <= _heavy_ranks(scenario)
 
 
 def _heavy_ranks(scenario: Scenario) -> set[int]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from tests.simulation.busy import Busy
 from tests.simulation.collector_end import Opened
 from tests.simulation.faults import Fault
 from tests.simulation.scoring import Judged, judge, summarise
@@ -45,6 +46,24 @@ def test_victim_named_with_the_culprit_makes_the_finding_false() -> None:
     (fault,) = judged.faults
     assert (fault.found, fault.right_rank) == (True, False)
     assert (judged.right_findings, judged.false_findings) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "busy", "false_findings"),
+    [("core_wait", None, 0), ("host_cpu", Busy(share=0.1), 0), ("host_cpu", None, 1)],
+)
+def test_busy_machines_are_true_where_ranks_wait_for_cores(cause: str, busy: Busy | None, false_findings: int) -> None:
+    fault = Fault(cause=cause, ranks=(3,), ratio=1.3, begin=50)
+    scenario = Scenario(topology=MESH, kind="pp", faults=(fault,), steps=100, busy=busy)
+    opened = [Opened(finding("cpu_pressure", "cpu_pressure", nodes=("node0000",)), 64, None)]
+    judged = judge(Outcome(scenario, opened, None, np.ones((100, 16))))
+    assert (judged.faults[0].found, judged.right_findings, judged.false_findings) == (False, 0, false_findings)
+
+
+def test_cause_is_right_by_the_name_that_findings_give_it() -> None:
+    fault = Fault(cause="other_threads", ranks=(3,), ratio=1.3, begin=50)
+    assert judge_of(finding(ranks=(3,)), faults=(fault,)).faults[0].right_cause
+    assert not judge_of(finding(cause="unseen_wait", ranks=(3,)), faults=(fault,)).faults[0].right_cause
 
 
 def test_finding_from_before_the_fault_is_false() -> None:

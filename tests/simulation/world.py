@@ -14,6 +14,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import encode
 from rankscope.measure.records import Losses
 from rankscope.measure.units import NS_PER_S
+from tests.simulation.busy import Busy, BusyMachines, hold_up
 from tests.simulation.clocks import ClockNoise, Clocks
 from tests.simulation.collector_end import CollectorEnd, Opened
 from tests.simulation.engine import Engine, Floats, Step
@@ -84,6 +85,9 @@ class Scenario:
     hardware: tuple[Hardware, ...] = ()
     sizes: VaryingSizes | None = None
     device_times: DeviceTimes | None = None
+    busy: Busy | None = None
+    on_cpus: bool = False
+    """Whether its ranks have no GPUs: their training threads do all the work."""
 
 
 @dataclass
@@ -130,13 +134,15 @@ class World:
         self._work_ns = scale.work_ns
         self._base_ns = base_work(program, topology.world_size)
         self._injection = Injection(scenario.faults, self._base_ns, _transfer_ns(program))
+        busy, seed = scenario.busy, scenario.seed
+        self._busy = None if busy is None else BusyMachines(busy, topology, scale.work_ns, seed)
         self._clocks = Clocks(scenario.clocks, topology.world_size, random, scenario.seed)
         groups = topology.describe_groups()
         self.ranks = [
             SimulatedRank(
                 rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows,
                 **_device_of(rank, scenario.hardware), sizes=scenario.sizes,
-                device_times=scenario.device_times,
+                device_times=scenario.device_times, has_gpu=not scenario.on_cpus,
             )
             for rank in range(topology.world_size)
         ]  # fmt: skip
@@ -244,9 +250,12 @@ class World:
     def _make_step(self, number: int) -> None:
         weather = apply_duties(self._weather.draw(number), self.scenario.duties, number, self._work_ns)
         weather = apply_hardware(weather, self.scenario.hardware, self._base_ns)
+        faults = [(fault, self._injection.extra_ns(fault, number)) for fault in self.scenario.faults]
+        if self._busy is not None:
+            faults.append(self._busy.draw())
+            weather = hold_up(weather, faults[-1][1], self._base_ns)
         step = self._engine.run_step(self._injection.apply(weather, number))
         self._steps.append(step)
-        faults = [(fault, self._injection.extra_ns(fault, number)) for fault in self.scenario.faults]
         made = _Made(number, step, faults)
         for ring in self.rings:
             ring.append(made)

@@ -12,14 +12,18 @@ A finding needs a median gap of a tenth of the step, and a slowest rank that cha
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, time_per_step
+from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, Ints
@@ -149,7 +153,7 @@ def correlate_with_batches(view: RunView, rows: Ints) -> float | None:
     time: a larger batch makes both longer. (Waits for other ranks in forward hide that.)
     """
     self_ns, tokens = view.series.self_ns[rows], view.series.tokens
-    if tokens is not None and not np.isnan(tokens[rows]).all():
+    if tokens is not None and _has_tokens(view, rows):
         return _correlate(view, tokens[rows], self_ns)
     forward_ns = view.series.phases_ns.get("forward")
     return None if forward_ns is None else _correlate(view, forward_ns[rows], self_ns - forward_ns[rows])
@@ -179,12 +183,16 @@ def _rank_values(values: Floats) -> Floats:
 
 
 def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
-    """Build the finding. An open one keeps its cause and first step."""
+    """Build the finding. An open one keeps its first step, and its cause unless waits for CPU cores explain it."""
     correlation = correlate_with_batches(view, gaps.rows)
     is_correlated = correlation is not None and correlation >= CORRELATION_MIN
     cause, since_step = "data_imbalance" if is_correlated else "unattributed", int(view.series.steps[gaps.rows[0]])
+    core_wait_ns = find_core_wait(view, since_step)
     if known is not None and known.since_step is not None:
         cause, since_step = known.cause, known.since_step
+    if core_wait_ns is not None and core_wait_ns >= EXPLAINS * np.median(gaps.ns):
+        # What holds up a step as a whole makes its forward longer with the rest, as a larger batch does.
+        cause = cause if is_correlated and _has_tokens(view, gaps.rows) else CPU_PRESSURE
     lost_ns = np.full(len(view.series.steps), np.nan)
     lost_ns[gaps.rows] = gaps.ns
     cost = price(lost_ns, view, since_step)
@@ -193,13 +201,14 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
         "gap_step_ratio": gaps.step_ratio,
         "most_often_slowest_ratio": gaps.most_often / len(gaps.rows),
         "steps_judged": float(len(gaps.rows)),
+        **({} if core_wait_ns is None else {CORE_WAIT: core_wait_ns}),
     }
     finding = Finding(
         kind=UNEVEN_WORK,
         since_step=since_step,
         cause=cause,
-        sentence=_write_sentence(gaps, cause, cost),
-        past=_write_sentence(gaps, cause, cost, is_over=True),
+        sentence=_write_sentence(gaps, cause, cost, core_wait_ns),
+        past=_write_sentence(gaps, cause, cost, core_wait_ns, is_over=True),
         severity="warning" if cause == "data_imbalance" else "info",
         suggestion=SUGGESTION if cause == "data_imbalance" else "",
         run_slowdown_ratio=cost.run_slowdown_ratio,
@@ -208,8 +217,27 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
     return Candidate(finding, lost_ns)
 
 
-def _write_sentence(gaps: Gaps, cause: str, cost: Cost, *, is_over: bool = False) -> str:
+def find_core_wait(view: RunView, from_step: int) -> float | None:
+    """Return the wait of the training thread for a CPU core per step since that step, in ns, which more than half of
+    the ranks read reach; None where it is not known of half of them.
+    """
+    ranks = spread(view.series.ranks, RANKS_SAMPLED_MAX)
+    waits = (time_per_step(view.samples.core_waits.get(rank, ()), from_step) for rank in ranks)
+    known = [wait for wait in waits if wait is not None]
+    return statistics.median_low(known) if 2 * len(known) >= len(ranks) else None
+
+
+def _has_tokens(view: RunView, rows: Ints) -> bool:
+    tokens = view.series.tokens
+    return tokens is not None and not bool(np.isnan(tokens[rows]).all())
+
+
+def _write_sentence(gaps: Gaps, cause: str, cost: Cost, core_wait_ns: float | None, *, is_over: bool = False) -> str:
     because = {
+        CPU_PRESSURE: (
+            f"the training thread of most ranks waits {format_duration(core_wait_ns or 0.0)} a step or more for a CPU "
+            "core"
+        ),
         "data_imbalance": "a rank takes longer in steps in which its batch is larger, or its forward pass longer",
         "unattributed": "it is not seen to depend on the size of the batches",
     }[cause]

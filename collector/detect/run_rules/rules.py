@@ -24,7 +24,7 @@ finding of its own: where that makes half of the idle time, `host_bound` says so
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import STRAGGLER, Abstain, Finding
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.run_rules.thresholds import (
@@ -250,12 +250,14 @@ def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
 
 class Rule(NamedTuple):
     """A rule for one kind of finding. It is silent beside findings with a cause in `restates` (None: beside every
-    straggler), and beside those of a kind in `after`, which explain it.
+    straggler), if there are `kinds` only beside those of these kinds, and beside those of a kind in `after`, which
+    explain it.
     """
 
     judge: Callable[[RunSignals, float], Verdict]
     restates: frozenset[str] | None
     after: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
 
 
 ANY_CAUSE: Final = None
@@ -265,7 +267,7 @@ RULES: Final[Mapping[str, Rule]] = {
         judge_host, frozenset({"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait"})
     ),
     "low_gpu_utilisation": Rule(judge_utilisation, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
-    "cpu_pressure": Rule(judge_core_wait, frozenset()),
+    "cpu_pressure": Rule(judge_core_wait, frozenset({"cpu_pressure"}), kinds=frozenset({RUN_SLOWDOWN})),
     "communication_bound": Rule(judge_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "serialised_communication": Rule(judge_serial_communication, ANY_CAUSE, frozenset({"slow_link"})),
     "memory_pressure": Rule(judge_memory, frozenset({"memory_pressure"})),
@@ -314,6 +316,7 @@ def _is_explained(rule: Rule, explained: Sequence[Finding]) -> bool:
         finding.kind in rule.after
         or (finding.kind == STRAGGLER if rule.restates is ANY_CAUSE else finding.cause in rule.restates)
         for finding in explained
+        if not rule.kinds or finding.kind in rule.kinds
     )
 
 

@@ -122,6 +122,8 @@ PCIE_UTILIZATION_MIN: Final = 0.5
 raises it within milliseconds once it works. The width it keeps."""
 HOST_CPU: Final = "host_cpu"
 UNSEEN_WAIT: Final = "unseen_wait"
+IDLE_EXCESS: Final = "idle_excess_ns"
+"""Evidence key: how much longer its device is idle in a step than its peers'."""
 CPU_PRESSURE: Final = "cpu_pressure"
 NO_PHASES = frozenset({"cpu", "gc", "compute", "idle", "sync", "core_wait", "other_threads"})
 """Excesses that are not phases of the step."""
@@ -390,7 +392,7 @@ def _window(slow: SlowRank, excess_ns: float, evidence: dict[str, float], sample
             longer = format_duration(evidence["compute_excess_ns"])
             return "gpu_compute", f"its GPU computes {longer} a step longer on the same work, and reports no reason"
     if has_device:
-        evidence["idle_excess_ns"] = idle[0] - idle[1]
+        evidence[IDLE_EXCESS] = idle[0] - idle[1]
     return None
 
 
@@ -400,9 +402,9 @@ def _idle_device(
     """Return why a device is idle longer: its host is at work, or on no CPU for as long, and so waits itself. A host
     that spins while it waits for its device or for others is at work all the time, and so are its peers' then.
     """
-    if evidence.get("idle_excess_ns", 0.0) < EXPLAINS * excess_ns:
+    if evidence.get(IDLE_EXCESS, 0.0) < EXPLAINS * excess_ns:
         return None
-    idle = f"its GPU is idle {format_duration(evidence['idle_excess_ns'])} a step longer"
+    idle = f"its GPU is idle {format_duration(evidence[IDLE_EXCESS])} a step longer"
     if CPU_EXCESS not in evidence:
         return "unattributed", f"{idle}, and the CPU time of its training thread is not known"
     rows, column = _judged_rows(slow, series), series.column_of(slow.rank)
@@ -418,14 +420,16 @@ def _host(
     slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples, *, has_device: bool
 ) -> tuple[str, str]:
     """Return why a host without a device is slow: its training thread computes longer, or waits itself. On a GPU a slow
-    host shows as an idle device, which only device windows measure.
+    host shows as an idle device, which only device windows measure; where they have not, waits for a core count as
+    they are.
     """
     where = _where(evidence, excess_ns)
     if not has_device and CPU_EXCESS in evidence:
         if evidence[CPU_EXCESS] >= EXPLAINS * excess_ns:
             return HOST_CPU, f"its training thread computes longer{where}"
         return _waiting(slow, excess_ns, evidence, samples)
-    for_core = None if has_device else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
+    is_device_busy = IDLE_EXCESS in evidence  # it is known, and no longer than the peers'
+    for_core = None if is_device_busy else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)
     if for_core is not None:
         return CPU_PRESSURE, f"{for_core}{where}"
     return "unattributed", f"no known cause explains it{where}"

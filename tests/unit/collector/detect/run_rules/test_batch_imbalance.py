@@ -10,7 +10,7 @@ from rankscope.collector.detect.run_rules.batch_imbalance import (
     find_chance_limit,
     find_gaps,
 )
-from rankscope.collector.detect.view import Candidate, RunView
+from rankscope.collector.detect.view import Candidate, RunView, Samples, TimeCount
 from rankscope.collector.steps.step_series import Floats
 from tests.unit.collector.steps.step_series import MS, series_of, view_of
 
@@ -122,6 +122,59 @@ def test_several_alternating_slow_ranks_are_not_chance(slow: tuple[int, ...]) ->
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
+
+
+def held_up(wait_ms: float, *, ranks: int = 8, known: int = 8, tokens: bool = False) -> RunView:
+    """Work whose forward and rest go together, with a median gap of 25 to 26 ms; all but rank 0 wait so long for a
+    core, and rank 0 not at all.
+    """
+    batch = draw(ranks=ranks)
+    series = series_of(
+        (100 * batch).tolist(),
+        phases_ms={"forward": (30 * batch).tolist()},
+        tokens=(1000 * batch).tolist() if tokens else None,
+    )
+    waits = {
+        rank: [TimeCount(steps, round(steps * (wait_ms if rank else 0.0) * MS)) for steps in (90, 149)]
+        for rank in range(known)
+    }
+    return view_of(series, samples=Samples({}, {}, {}, core_waits=waits))
+
+
+def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
+    gap_ms = only(held_up(0.0)).evidence["gap_ns"] / MS
+    assert 25 < gap_ms < 26
+    assert only(held_up(gap_ms / 2 - 0.1)).cause == "data_imbalance"
+    finding = only(held_up(gap_ms / 2 + 0.1))
+    assert (finding.cause, finding.severity, finding.suggestion) == ("cpu_pressure", "info", "")
+
+
+def test_waits_for_cores_are_told_with_their_length() -> None:
+    finding = only(held_up(30.0))
+    assert (
+        "cause cpu_pressure: the training thread of most ranks waits 30.0 ms a step or more for a CPU core."
+        in finding.sentence
+    )
+    assert (
+        "cause cpu_pressure: the training thread of most ranks waited 30.0 ms a step or more for a CPU core."
+        in finding.past
+    )
+    assert finding.evidence["core_wait_ns_per_step"] == 30 * MS
+
+
+@pytest.mark.parametrize(("known", "cause"), [(3, "data_imbalance"), (4, "cpu_pressure")])
+def test_waits_for_cores_must_be_known_of_half_of_the_ranks(known: int, cause: str) -> None:
+    assert only(held_up(30.0, known=known)).cause == cause
+
+
+def test_tokens_tell_more_than_waits_for_cores() -> None:
+    assert only(held_up(30.0, tokens=True)).cause == "data_imbalance"
+
+
+def test_cause_of_an_open_finding_gives_way_to_waits_for_cores() -> None:
+    known = Finding(kind="uneven_work", cause="data_imbalance", sentence="", since_step=3)
+    finding = only(held_up(30.0), known)
+    assert (finding.cause, finding.since_step) == ("cpu_pressure", 3)
 
 
 def test_correlated_phases_mean_uneven_batches() -> None:

@@ -152,6 +152,15 @@ def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:
     assert kinds_in(job_of({}, {}, gpus=0, core_wait_ms=(50.0, 0.0))) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause", "is_told"),
+    [("run_slowdown", "cpu_pressure", False), ("run_slowdown", "host_cpu", True), (STRAGGLER, "cpu_pressure", True)],
+)
+def test_wait_for_cores_is_told_once_of_the_run(kind: str, cause: str, *, is_told: bool) -> None:
+    view = job_of({}, {}, gpus=0, core_wait_ms=(20.0, 20.0))
+    assert kinds_in(view, finding_of(kind, cause)) == ["cpu_pressure"] * is_told
+
+
 def test_gpu_that_works_while_its_host_waits_for_a_core_loses_nothing() -> None:
     assert kinds_in(job_of(BUSY, BUSY, core_wait_ms=(30.0, 30.0))) == []  # idle 2 %
     idle = job_of(HALF_IDLE, HALF_IDLE, data_ms=2, core_wait_ms=(30.0, 30.0))

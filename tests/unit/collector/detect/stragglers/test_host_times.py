@@ -119,6 +119,15 @@ def test_idle_gpu_whose_host_waits_for_a_core_is_cpu_pressure() -> None:
     )
 
 
+def test_wait_for_a_core_counts_on_a_gpu_that_no_window_has_seen() -> None:
+    series = series_of([[100.0] * 3 + [150.0]] * 10, cpu_ms=[[90.0] * 4] * 10)
+    slow = slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0)
+    gpus = {rank: [DeviceSample(host_ns=0, uuid="GPU")] for rank in (SLOW, *PEERS)}
+    waits = counts_of(45.0, 10.0)
+    assert find_cause(slow, series, Samples({}, {}, gpus, core_waits=waits)).name == "cpu_pressure"
+    assert find_cause(slow, series, Samples({}, {}, gpus)).name == "unattributed"
+
+
 def test_wait_for_a_core_does_not_explain_a_gpu_that_is_not_idle() -> None:
     assert cause_of(core_waits=counts_of(45.0, 10.0), idle_ms=5.0).name == "unattributed"
 
