@@ -56,7 +56,9 @@ def full_rank(rank: int) -> RankSnapshot:
             device_tails_skipped={"compiled_autograd": rank},
         ),
         collectives=collectives_of(times),
-        host=HostSample(host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS),
+        host=HostSample(
+            host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS
+        ),
         devices=(device_of(rank),),
         allocator=AllocatorSample(
             host_ns=1, allocated_bytes=40 * 2**30, reserved_bytes=60 * 2**30, active_bytes=41 * 2**30,

@@ -136,7 +136,8 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         totals=_add_totals(rank.totals),
         losses=Losses(errors={"nvml": 0}, device_timings_skipped={"capture": 0}, device_tails_skipped={"traced": 0}),
         host=HostSample(
-            host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000
+            host_ns=now_ns, cpu_ns=now_ns * 9 // 10, resident_bytes=2 * GIB, gc_pause_ns=now_ns // 1000,
+            run_queue_wait_ns=now_ns // 500,
         ),
         devices=tuple(_add_to_device(device, number, now_ns) for device in rank.devices),
         allocator=AllocatorSample(

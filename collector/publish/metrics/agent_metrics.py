@@ -49,6 +49,12 @@ AGENT: Final[tuple[Measure, ...]] = (
         of_host(lambda host: to_seconds(host.cpu_ns)),
     ),
     Measure(
+        "rankscope_process_core_wait_seconds_total", "counter", "seconds", RANK,
+        "Time the main thread of the training process, which trains, was ready to run and had no CPU core.",
+        "wait in the run queue; absent where the kernel does not count it", _PROCESS, NOT_NEGATIVE,
+        of_host(lambda host: to_seconds(host.run_queue_wait_ns)),
+    ),
+    Measure(
         "rankscope_process_resident_memory_bytes", "gauge", "bytes", RANK,
         "Resident memory of the training process.", "RSS", _PROCESS, NOT_NEGATIVE,
         of_host(lambda host: host.resident_bytes),

@@ -324,6 +324,13 @@ def _memory() -> list[Placed]:
 def _process() -> list[Placed]:
     return [
         rate_beside_median("CPU", "CPU cores used by the training process.", NUMBER, "process_cpu_seconds_total"),
+        rate_beside_median(
+            "Wait for a CPU core",
+            "Share of the time in which the training thread was ready to run and had no CPU core: the machine is busy "
+            "with something else, or has too few cores.",
+            RATIO,
+            "process_core_wait_seconds_total",
+        ),
         beside_median(
             "Resident memory", "Resident memory of the training process.", BYTES, "process_resident_memory_bytes"
         ),

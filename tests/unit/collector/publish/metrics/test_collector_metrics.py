@@ -114,6 +114,7 @@ def test_what_is_unknown_is_absent(rank: RankSnapshot, family: str) -> None:
             "rankscope_gpu_row_remapping_failed",
         ),
         (rank_of(host=HostSample(host_ns=0, gc_pause_ns=0)), "rankscope_gc_pause_seconds"),
+        (rank_of(host=HostSample(host_ns=0, run_queue_wait_ns=0)), "rankscope_process_core_wait_seconds"),
     ],
 )
 def test_a_measured_zero_is_shown(rank: RankSnapshot, family: str) -> None:
