@@ -153,7 +153,7 @@ class _HangJudge:
     def find_hang(self) -> Verdict:
         """Return the first cause that holds; None while no rank is stalled, unless all compile or save."""
         if not self.times.stalled:
-            return self._find_common_pause()
+            return _find_common_pause(self._hang_states.values())
         rules: tuple[Callable[[], Verdict], ...] = (
             self._find_dead,
             self._find_missing,
@@ -289,7 +289,7 @@ class _HangJudge:
         gone = [rank for rank, one in self._hang_states.items() if one.is_gone]
         if gone:
             return Abstain(f"no rank waits in a collective; ranks that have ended: {len(gone)}")
-        pause = self._find_common_pause()
+        pause = _find_common_pause(self._hang_states.values())
         if pause is not None:
             return pause
         moving = [rank for rank, one in self._hang_states.items() if not one.is_stalled_now]
@@ -300,12 +300,13 @@ class _HangJudge:
             )
         return Hang("unattributed", (), None)
 
-    def _find_common_pause(self) -> Hang | None:
-        """Find a pause in which all ranks are, each by itself."""
-        pauses = {find_pause(one) for one in self._hang_states.values()}
-        if not pauses or None in pauses:
-            return None
-        return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
+
+def _find_common_pause(hang_states: Iterable[RankHangState]) -> Hang | None:
+    """Find a pause in which all ranks are, each by itself."""
+    pauses = {find_pause(one) for one in hang_states}
+    if not pauses or None in pauses:
+        return None
+    return Hang(DATA_WAIT if DATA_WAIT in pauses else BUSY_RANK, (), None)
 
 
 def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding | None) -> Finding:

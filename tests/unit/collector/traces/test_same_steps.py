@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from rankscope.collector.traces.clock_offsets import find_offset_bound
 from rankscope.collector.traces.cross_rank import RankCollectives, match
 from rankscope.collector.traces.same_steps import GroupRecord, find_period
-from rankscope.collector.traces.timeline import find_offset_bound
 from rankscope.measure.traced_collectives import Collective
 
 US = 1_000

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from rankscope.collector.traces.clock_offsets import find_offset_bounds, place_clocks
 from rankscope.collector.traces.cross_rank import Matched
-from rankscope.collector.traces.timeline import find_offset_bounds, merge, place_clocks
+from rankscope.collector.traces.timeline import merge
 from rankscope.collector.traces.timeline_arrows import find_flow_points
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
