@@ -6,12 +6,17 @@ can be trusted until the next event begins.
 """
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
 
 QUOTES = "quotes without a backslash in a name or a text"
 COMMAS = "a comma without a value behind it"
+BRACKET_MISSING = "the list of events has no closing bracket: events may be missing behind the last one"
+
+SPACE = b" \t\r\n"
+_LIKELY_END = re.compile(rb"\}\s*,?\s*\]")
 
 # The last string may have no end: a piece may be cut inside it, and what is bad in front of the cut must not hide that.
 _TOKENS_TO_MEND = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\b(?:nan|inf|infinity)\b', re.IGNORECASE | re.DOTALL)
@@ -115,6 +120,50 @@ def mend_first_event(text: bytes) -> FirstEvent | None:
         if first is not None:
             return first._replace(mended=reasons)
     return None
+
+
+class Damage:
+    """What was mended in one trace: `mended` counts the events by reason, `notes` are sentences about the rest."""
+
+    def __init__(self) -> None:
+        self.mended: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """Everything as sentences for the user."""
+        mended = [f"{count:,} x mended: {what}" for what, count in sorted(self.mended.items())]
+        return [*self.notes, *mended]
+
+    def mend_event(self, text: bytes) -> bytes | None:
+        """Return the event that a text consists of, mended if needed and counted; None if that does not help."""
+        try:
+            first = mend_first_event(text)
+        except CutError:
+            return None
+        if first is None or first.rest.strip(SPACE):
+            return None
+        self.mended.update(first.mended)
+        return first.event
+
+    def find_rest(self, last: bytes, first: FirstEvent | None) -> bytes | None:
+        """Return what follows the events, behind their bracket, None if the file ends inside an event; what is missing
+        is noted.
+        """
+        if first is None:
+            found = _LIKELY_END.search(last)
+            return last[found.end() :] if found else b""
+        rest = first.rest.strip(SPACE)
+        following = rest[1:].lstrip(SPACE)[:1] if rest[:1] == b"," else b""
+        if following == b"{":
+            return None
+        if following == b"]":
+            self.mended[COMMAS] += 1
+            rest = rest[1:].lstrip(SPACE)
+        if rest[:1] == b"]":
+            return rest[1:]
+        self.notes.append(BRACKET_MISSING)
+        return b"" if rest == b"," else rest
 
 
 def _read_first(text: bytes) -> FirstEvent | None:

@@ -23,7 +23,6 @@ event that can be read is an error.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,9 +30,10 @@ import msgspec
 
 from rankscope.measure.errors import CutOffError, NotATraceError, TraceError
 from rankscope.measure.kineto_damage import (
-    COMMAS,
+    BRACKET_MISSING,
+    SPACE,
     CutError,
-    FirstEvent,
+    Damage,
     mend_commas,
     mend_first_event,
     mend_values,
@@ -51,11 +51,7 @@ HEAD_BYTES_MAX = 64 << 20
 DAMAGED_EVENT_BYTES_MAX = 16 << 20
 """Bytes of a damaged trace in which an event must end."""
 
-BRACKET_MISSING = "the list of events has no closing bracket: events may be missing behind the last one"
-
-_SPACE = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LIKELY_END = re.compile(rb"\}\s*,?\s*\]")
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
@@ -247,9 +243,8 @@ class TraceBlocks:
     def __init__(self, block_bytes: int = BLOCK_BYTES, *, mends: bool = True) -> None:
         self._block_bytes = block_bytes
         self._mends = mends
-        self._mended: Counter[str] = Counter()
-        self._notes: list[str] = []
-        self._event_count = 0
+        self._damage = Damage()
+        self._has_events = False
         self._ended_early: CutOffError | None = None
         self._is_cut_inside = False
         self._likely_events: int | None = None
@@ -276,7 +271,9 @@ class TraceBlocks:
         if self._part == "head":
             self._find_events()
         if self._part == "events" and len(self._buffer) >= self._block_bytes:
-            yield from self._count(self._cut())
+            for block in self._cut():
+                self._has_events |= bool(block.events)
+                yield block
 
     def read_piece(self, chunk: bytes) -> bytes | None:
         """Return what is ready as an undecoded JSON array of events, for readers that decode elsewhere; None if too
@@ -301,21 +298,15 @@ class TraceBlocks:
         if self._part == "head":
             self._find_events()
         if self._part == "head" and not self._skip_head():
-            raise self._ended_early or self._explain_no_events()
+            raise self._ended_early or _explain_no_events(self._buffer)
         if self._part == "events":
-            yield from self._count(self._end_events())
+            yield from self._end_events()
         self._read_tail()
-
-    def _count(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        for block in blocks:
-            self._event_count += len(block.events)
-            yield block
 
     @property
     def warnings(self) -> list[str]:
         """What was mended, as sentences for the user."""
-        mended = [f"{count:,} x mended: {what}" for what, count in sorted(self._mended.items())]
-        return [*self._notes, *mended]
+        return self._damage.warnings
 
     @property
     def early_head(self) -> dict[str, Any] | None:
@@ -334,7 +325,7 @@ class TraceBlocks:
     # -- in front of the events ---------------------------------------------------------------------------------------
 
     def _find_events(self) -> None:
-        text = self._buffer.removeprefix(_BYTE_ORDER_MARK).lstrip(_SPACE)
+        text = self._buffer.removeprefix(_BYTE_ORDER_MARK).lstrip(SPACE)
         if text.startswith(b"["):
             self._start_events(len(self._buffer) - len(text) + 1, is_object=False)
             return
@@ -359,7 +350,7 @@ class TraceBlocks:
         """Begin with the events although the JSON in front of them is broken; return whether there are any."""
         if self._likely_events is None or not self._mends:
             return False
-        self._notes.append("the JSON in front of the events is broken: what stands there is not used")
+        self._damage.notes.append("the JSON in front of the events is broken: what stands there is not used")
         self._head = b"{"
         self._start_events(self._likely_events, is_object=True)
         return True
@@ -369,18 +360,6 @@ class TraceBlocks:
         self._consumed = position
         self._buffer = self._buffer[position:]
         self._part = "events"
-
-    def _explain_no_events(self) -> TraceError:
-        text = self._buffer.removeprefix(_BYTE_ORDER_MARK).strip(_SPACE)
-        if not text:
-            return TraceError("the file is empty", byte=0)
-        if not text.startswith(b"{"):
-            return TraceError(f"not JSON: it begins with {text[:12]!r}", byte=0)
-        try:
-            _decode_whole(text)
-        except msgspec.DecodeError as error:
-            return TraceError(f"the JSON is broken ({error})", byte=0)
-        return NotATraceError('JSON without "traceEvents": not a Kineto trace', byte=0)
 
     # -- the events ---------------------------------------------------------------------------------------------------
 
@@ -415,18 +394,12 @@ class TraceBlocks:
             return
         except _CutInsideError:
             if not self._mends:
-                raise self._explain_cut() from None
+                raise _explain_cut(self._consumed + len(self._buffer)) from None
             yield from self._end_damaged()
             return
         self._part = "tail"
         self._consume(len(self._buffer))
         yield block
-
-    def _explain_cut(self) -> TraceError:
-        return TraceError(
-            "the trace is cut off: it ends inside its events. Was it still being written, or only partly copied?",
-            byte=self._consumed + len(self._buffer),
-        )
 
     def _close(self, end: int) -> Block:
         """Return the last block, if the array's bracket is at `end` of the buffer; what follows is the tail."""
@@ -441,25 +414,9 @@ class TraceBlocks:
 
     def _decode(self, piece: bytes) -> Block:
         try:
-            return self._decode_or_mend(piece)
+            return _decode_or_mend(piece, self._consumed)
         except RecursionError:
             raise TraceError("an event is nested too deeply", byte=self._consumed) from None
-
-    def _decode_or_mend(self, piece: bytes) -> Block:
-        try:
-            return Block(piece)
-        except (msgspec.ValidationError, UnicodeDecodeError):
-            pass
-        except msgspec.DecodeError as error:
-            # For half a surrogate pair close to the end the decoder also reports "truncated": mend it first.
-            if b"\\ud" not in piece[-12:].lower():
-                _raise_if_position(error, piece)
-        mended = mend_values(piece)
-        try:
-            return Block(mended, mended=True)
-        except msgspec.DecodeError as error:
-            _raise_if_position(error, mended)
-            raise _BrokenError(f"the JSON is broken ({error})", byte=self._consumed + position_of(error) - 1) from None
 
     # -- damaged events -----------------------------------------------------------------------------------------------
 
@@ -467,7 +424,7 @@ class TraceBlocks:
         """Yield the events of the buffer but the last, each mended by itself."""
         *texts, last = split_events(self._buffer)
         if texts:
-            yield self._mend_each(texts)
+            yield _mend_each(texts, self._damage)
             self._consume(len(self._buffer) - len(last))
         elif len(last) > DAMAGED_EVENT_BYTES_MAX:
             raise TraceError(f"the JSON is broken: no event ends within {len(last):,} bytes", byte=self._consumed)
@@ -480,13 +437,17 @@ class TraceBlocks:
         except CutError:
             first, rest = None, None
         else:
-            rest = self._find_rest(last, first)
+            rest = self._damage.find_rest(last, first)
             texts.append(last if first is None else first.event)
-        block = self._mend_each(texts)
+        block = _mend_each(texts, self._damage)
         if first is not None:
-            self._mended.update(first.mended)
-        if not (block.events or self._event_count):
-            raise self._explain_cut() if rest is None else _BrokenError("the JSON is broken", byte=self._consumed)
+            self._damage.mended.update(first.mended)
+        if not (block.events or self._has_events):
+            raise (
+                _explain_cut(self._consumed + len(self._buffer))
+                if rest is None
+                else _BrokenError("the JSON is broken", byte=self._consumed)
+            )
         self._consume(len(self._buffer))
         self._part = "tail"
         if rest is None:
@@ -495,41 +456,6 @@ class TraceBlocks:
         self._buffer = rest or b""
         yield block
 
-    def _find_rest(self, last: bytes, first: FirstEvent | None) -> bytes | None:
-        """Return what follows the events, behind their bracket, None if the file ends inside an event; what is missing
-        is noted.
-        """
-        if first is None:
-            found = _LIKELY_END.search(last)
-            return last[found.end() :] if found else b""
-        rest = first.rest.strip(_SPACE)
-        following = rest[1:].lstrip(_SPACE)[:1] if rest[:1] == b"," else b""
-        if following == b"{":
-            return None
-        if following == b"]":
-            self._mended[COMMAS] += 1
-            rest = rest[1:].lstrip(_SPACE)
-        if rest[:1] == b"]":
-            return rest[1:]
-        self._notes.append(BRACKET_MISSING)
-        return b"" if rest == b"," else rest
-
-    def _mend_each(self, texts: list[bytes]) -> Block:
-        events, broken = [], 0
-        for text in texts:
-            try:
-                first = mend_first_event(text)
-            except CutError:
-                first = None
-            if first is None or first.rest.strip(_SPACE):
-                broken += 1
-            else:
-                events.append(first.event)
-                self._mended.update(first.mended)
-        block = Block(b"[" + b",".join(events) + b"]", mended=True)
-        block.rejected += ["its JSON is broken"] * broken
-        return block
-
     # -- behind the events --------------------------------------------------------------------------------------------
 
     def _read_tail(self) -> None:
@@ -537,11 +463,11 @@ class TraceBlocks:
         if self._ended_early is not None:
             where = self._consumed + len(self._buffer)
             cut = f"the file is cut off at byte {where:,}"
-            self._notes.append(f"{cut}: what follows is missing (a profiler writes device work last)")
+            self._damage.notes.append(f"{cut}: what follows is missing (a profiler writes device work last)")
         if self._is_cut_inside:
             self._buffer = b"}" if self._is_object else b""
         if not self._is_object:
-            rest = self._buffer.strip(_SPACE)
+            rest = self._buffer.strip(SPACE)
             if rest:
                 self._fail_at_tail(f"text follows the array of events: {rest[:20]!r}", self._consumed)
             return
@@ -561,8 +487,53 @@ class TraceBlocks:
         error = TraceError(reason, byte=byte)
         if not self._mends:
             raise error
-        if BRACKET_MISSING not in self._notes:
-            self._notes.append(f"{error}: what stands there is not used")
+        if BRACKET_MISSING not in self._damage.notes:
+            self._damage.notes.append(f"{error}: what stands there is not used")
+
+
+def _explain_no_events(buffer: bytes) -> TraceError:
+    text = buffer.removeprefix(_BYTE_ORDER_MARK).strip(SPACE)
+    if not text:
+        return TraceError("the file is empty", byte=0)
+    if not text.startswith(b"{"):
+        return TraceError(f"not JSON: it begins with {text[:12]!r}", byte=0)
+    try:
+        _decode_whole(text)
+    except msgspec.DecodeError as error:
+        return TraceError(f"the JSON is broken ({error})", byte=0)
+    return NotATraceError('JSON without "traceEvents": not a Kineto trace', byte=0)
+
+
+def _explain_cut(byte: int) -> TraceError:
+    return TraceError(
+        "the trace is cut off: it ends inside its events. Was it still being written, or only partly copied?",
+        byte=byte,
+    )
+
+
+def _decode_or_mend(piece: bytes, consumed: int) -> Block:
+    try:
+        return Block(piece)
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        pass
+    except msgspec.DecodeError as error:
+        # For half a surrogate pair close to the end the decoder also reports "truncated": mend it first.
+        if b"\\ud" not in piece[-12:].lower():
+            _raise_if_position(error, piece)
+    mended = mend_values(piece)
+    try:
+        return Block(mended, mended=True)
+    except msgspec.DecodeError as error:
+        _raise_if_position(error, mended)
+        raise _BrokenError(f"the JSON is broken ({error})", byte=consumed + position_of(error) - 1) from None
+
+
+def _mend_each(texts: list[bytes], damage: Damage) -> Block:
+    """Return the events of these texts, each mended by itself; those that are still broken are counted."""
+    events = [event for event in map(damage.mend_event, texts) if event is not None]
+    block = Block(b"[" + b",".join(events) + b"]", mended=True)
+    block.rejected += ["its JSON is broken"] * (len(texts) - len(events))
+    return block
 
 
 def _decode_whole(text: bytes) -> Any:
@@ -594,7 +565,7 @@ def _find_cuts(buffer: bytes) -> Iterator[int]:
 def _last_of(buffer: bytes, end: int) -> int:
     """Return the position of the last byte before `end` that is no space; -1 when there is none."""
     position = end - 1
-    while position >= 0 and buffer[position] in _SPACE:
+    while position >= 0 and buffer[position] in SPACE:
         position -= 1
     return position
 
