@@ -149,6 +149,13 @@ class _HangJudge:
         self._group = None if known is None else known.group
         self.times = _StallTimes(view, known)
         self.graph = find_stuck(view.hang_states, view.groups, self.times.is_cause_gone)
+        # One that was busy or waited for data, and has entered a collective since, is no longer stalled there.
+        entering = (
+            rank
+            for rank, one in view.hang_states.items()
+            if find_pause(one) is not None and (one.waits or one.transfers)
+        )
+        self._moving = self.times.moving.union(entering)
 
     def find_hang(self) -> Verdict:
         """Return the first cause that holds; None while no rank is stalled, unless all compile or save."""
@@ -261,7 +268,7 @@ class _HangJudge:
         """Find a collective that all have entered, and none of them waits for another rank elsewhere. What members
         that are not stalled have called there is not known yet.
         """
-        moving = self.times.moving
+        moving = self._moving
         is_long = self._lasts_very_long()
 
         def is_incomplete(one: Stuck) -> bool:
@@ -274,7 +281,7 @@ class _HangJudge:
 
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""
-        moving = self.times.moving
+        moving = self._moving
         if not self.graph.stuck or not moving or self._lasts_very_long():
             return None
         return Abstain(f"ranks that are not stalled: {len(moving)} of {len(self._hang_states)}")

@@ -596,6 +596,14 @@ def test_entered_collective_is_told_when_all_members_stall() -> None:
     assert find(view_on(hang_states)).cause == "all_in_collective"
 
 
+@pytest.mark.parametrize("before", [busy(counters={WORLD: (8, 7)}), still({WORLD: (8, 7)}, activity="data")])
+def test_rank_that_enters_at_the_end_of_its_pause_has_not_hung_there(before: RankHangState) -> None:
+    # Its stall is that of the pause, its counters are newer.
+    assert reason(view_on({0: before, 1: waits(), 2: waits()})) == "ranks that are not stalled: 1 of 3"
+    for_long = replace(before, stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1)
+    assert find(view_on({0: for_long, 1: waits(), 2: waits()})).cause == "all_in_collective"
+
+
 def test_group_without_known_members_has_not_been_entered_by_all() -> None:
     # Its last report had no name for the group, and nobody tells its counters of now.
     hang_states = {0: stopped({"#0": (5, 4)}, "S"), 1: still({})}
