@@ -32,6 +32,8 @@ Verdict = tuple[str, str] | None
 UNATTRIBUTED: Final = "unattributed"
 IDLE: Final = "idle_added_ns"
 """Evidence key: how much longer the devices are idle in a step."""
+CORE_WAIT_ADDED: Final = "core_wait_added_ns"
+"""Evidence key: how much longer the training threads wait for a CPU core in a step."""
 THEY_WAIT: Final = "they wait for something that is not measured"
 RANKS_READ_MAX: Final = 64
 """Ranks, evenly spread, whose processes are read."""
@@ -40,7 +42,7 @@ RANKS_READ_MAX: Final = 64
 def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
     """Return why these ranks take `added_ns` a step longer since that step; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
-    for test in (_data, _transfer, _garbage, _throttle, _windows, _threads):
+    for test in (_data, _cores, _transfer, _garbage, _throttle, _windows, _threads):
         found = test(view, ranks, since_step, max(1.0, added_ns), evidence)
         if found is not None:
             return Cause(*found, evidence)
@@ -168,6 +170,21 @@ def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
     return None
 
 
+def _cores(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+    """Find training threads without devices that wait longer for a CPU core. Threads that move data without a device
+    wait as well then: so this comes before slow links.
+    """
+    if any(view.samples.devices.get(rank) for rank in ranks):
+        return None
+    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, since)
+    if for_cores_ns is None:
+        return None
+    evidence[CORE_WAIT_ADDED] = for_cores_ns
+    if for_cores_ns < EXPLAINS * added_ns:
+        return None
+    return CPU_PRESSURE, _longer("training threads wait", for_cores_ns, " for a CPU core")
+
+
 def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
     """Find what the processes do longer: compute, wait for a CPU core, or wait for what is not seen. Of ranks with GPUs
     that says something only where these are idle as much longer.
@@ -180,15 +197,17 @@ def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
     of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, since)
     of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, since)
     for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, since)
-    for name, value in (("cpu", of_threads_ns), ("process_cpu", of_processes_ns), ("core_wait", for_cores_ns)):
-        if value is not None:
-            evidence[f"{name}_added_ns"] = value
+    values = (
+        ("cpu_added_ns", of_threads_ns),
+        ("process_cpu_added_ns", of_processes_ns),
+        (CORE_WAIT_ADDED, for_cores_ns),
+    )
+    evidence.update({name: value for name, value in values if value is not None})
     for value, does in ((of_threads_ns, "training threads compute"), (of_processes_ns, "processes compute")):
         if value is not None and value >= least_ns:
             return HOST_CPU, f"{idle}, waiting for their hosts" if idle else _longer(does, value, "")
-    if for_cores_ns is not None and for_cores_ns >= least_ns:
-        waits = _longer("training threads wait", for_cores_ns, " for a CPU core")
-        return CPU_PRESSURE, f"{idle} and {waits}" if idle else waits
+    if for_cores_ns is not None and for_cores_ns >= least_ns:  # without devices `_cores` has found it
+        return CPU_PRESSURE, f"{idle} and {_longer('training threads wait', for_cores_ns, ' for a CPU core')}"
     return (_idle_devices if has_device else _blocked)(view, ranks, since, least_ns, evidence)
 
 

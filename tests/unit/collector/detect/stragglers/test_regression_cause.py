@@ -189,6 +189,15 @@ def test_same_cpu_time_and_longer_waits_for_a_core_are_cpu_pressure(after_ms: fl
         assert put_in_past(found.because).startswith("their training threads waited 15.0 ms a step longer for")
 
 
+def test_longer_waits_for_cores_come_before_transfers_without_gpus() -> None:
+    # Transfers take 20 ms longer, and training threads wait 20 ms longer for a core: 15 ms explain half.
+    transfer_ms = [5.0] * SINCE + [25.0] * SINCE
+    assert cause(transfer_ms=transfer_ms, samples=host(core=(2.0, 22.0))).name == "cpu_pressure"
+    assert cause(transfer_ms=transfer_ms, samples=host(core=(2.0, 16.0))).name == "slow_link"
+    of_gpus = devices(device())._replace(core_waits=counted(2.0, 22.0))
+    assert cause(transfer_ms=transfer_ms, samples=of_gpus).name == "slow_link"
+
+
 def test_longer_time_off_the_cpu_on_cpus_is_an_unseen_wait() -> None:
     # 100 - 90 = 10 ms before and 130 - 90 = 40 since.
     found = cause(cpu_ms=steps_of(90.0, 90.0))
