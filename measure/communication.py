@@ -23,6 +23,15 @@ POINT_TO_POINT_OPS = frozenset({"send", "recv", "send_recv", "recvAnySource"})
 """In our spelling and in gloo's. Not in the flight recorder's count of collectives."""
 
 
+def is_on_host(backend: str) -> bool:
+    """Return whether all backends of a group are host ones. `backend` is one name, or several by device.
+
+    >>> is_on_host("gloo"), is_on_host("cpu:gloo,cuda:nccl")
+    (True, False)
+    """
+    return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
+
+
 class KernelFamily(NamedTuple):
     """Kernels of one library: a pattern on their name, and a name that it must match."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from rankscope.agent.profiler.nccl_timing import may_read
 from rankscope.agent.steps.graph_captures import GraphCaptures
-from rankscope.measure.communication import HOST_BACKENDS
+from rankscope.measure.communication import is_on_host
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 
@@ -68,7 +68,7 @@ class GroupProgress:
     @property
     def communicates_on_host(self) -> bool:
         """Whether a process group that is in use communicates on the host only."""
-        return any(_is_on_host(group.backend) for group in self.groups.values())
+        return any(is_on_host(group.backend) for group in self.groups.values())
 
     @property
     def times_collectives(self) -> bool:
@@ -144,11 +144,6 @@ def is_nccl(backend: str) -> bool:
     return any(part.rpartition(":")[2] == "nccl" for part in backend.split(","))
 
 
-def _is_on_host(backend: str) -> bool:
-    """Return whether all backends of a group are host ones. `backend` is one name, or `cpu:gloo,cuda:nccl`."""
-    return all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
-
-
 class ProcessGroups:
     """The process groups of this rank. Each is described once, since sorting and naming 16,384 members takes 1 to 2 ms.
     May be used from any thread.
@@ -173,7 +168,7 @@ class ProcessGroups:
         """
         counts = {}
         for group, described in self._find():
-            count = _count_enqueued_of(group) if _is_on_host(described.backend) else 0
+            count = _count_enqueued_of(group) if is_on_host(described.backend) else 0
             if count:
                 name = str(group.group_name)
                 number = self._numbers.setdefault(name, UNRECORDED_NUMBERS_FROM + len(self._numbers))

@@ -244,7 +244,7 @@ class Attempt:
         if members is None or members is known:
             return
         self.group_sizes[group.label] = len(members)
-        self.window.set_group_size(group.label, len(members))
+        self.window.set_group_size(group.label, len(members), group.backend)
         for place, member in enumerate(members):
             self.window.set_place(member, group.label, place)
 

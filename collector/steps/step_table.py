@@ -28,6 +28,7 @@ from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSerie
 from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
+from rankscope.measure.communication import is_on_host
 from rankscope.measure.records import PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
 
@@ -145,6 +146,7 @@ class StepTable:
         self._matched_early: list[KindColumns] = []
         #: `{label: members}` of each process group.
         self._group_sizes: dict[str, int] = {}
+        self._host_groups: set[str] = set()
         #: `{(rank, label): index}` of each rank within its groups.
         self._places: dict[tuple[int, str], int] = {}
         #: The signature of each rank's steps; the same mapping object as long as no signature changes.
@@ -156,9 +158,11 @@ class StepTable:
 
     # -- filling ------------------------------------------------------------------------------------------------------
 
-    def set_group_size(self, label: str, size: int) -> None:
-        """Set the number of members of a process group."""
+    def set_group_size(self, label: str, size: int, backend: str = "nccl") -> None:
+        """Set the number of members of a process group, and what moves its data."""
         self._group_sizes[label] = size
+        if is_on_host(backend):
+            self._host_groups.add(label)
 
     def set_place(self, rank: int, label: str, place: int) -> None:
         """Set the index of a rank within a process group, from 0."""
@@ -253,7 +257,7 @@ class StepTable:
         """
         step = steps[self._attributions % len(steps)]
         self._attributions += 1
-        found = attribute_waits(self._pending.get(step, ()), self._group_sizes)
+        found = attribute_waits(self._pending.get(step, ()), self._group_sizes, self._host_groups)
         if found is None:
             return
         if self._wait_caused_ns is None:  # of a job too large to be charged it is never needed
@@ -265,7 +269,7 @@ class StepTable:
     def _match_step(self, step: int) -> KindColumns:
         slot = step % self._kept
         collectives = self._pending.pop(step, ())
-        waits = split_waits(collectives, self._group_sizes)
+        waits = split_waits(collectives, self._group_sizes, self._host_groups)
         is_complete = bool(self._covered_count[slot] == self._world_size)
         self._transfers.put(slot, waits.kinds, self._group_sizes, has_exposure=is_complete)
         if not is_complete:

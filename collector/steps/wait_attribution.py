@@ -26,7 +26,7 @@ only one step of several that arrive together is attributed.
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -69,12 +69,14 @@ class WaitAttribution(NamedTuple):
         return np.asarray(self.charged_ns.sum(axis=1) + self.untraced_ns)
 
 
-def attribute_waits(step: Step, group_sizes: Mapping[str, int]) -> WaitAttribution | None:
+def attribute_waits(
+    step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str] = ()
+) -> WaitAttribution | None:
     """Attribute the waiting of one step; None when it has more than OPERATIONS_MAX operations or CELLS_MAX cells."""
     ranks = find_ranks(step)
     if len(ranks) * count_rows(step) > CELLS_MAX:
         return None
-    matched = match_operations(step, group_sizes)
+    matched = match_operations(step, group_sizes, host_groups)
     operation = _number_operations(matched.key)
     if operation.max(initial=-1) >= OPERATIONS_MAX:
         return None

@@ -31,6 +31,11 @@ The receiver waits for the sender. The transfer is at most the shortest duration
 size in the step, on any rank; the rest is waiting. Without this a stage of a pipeline would be blamed for the stages
 before it. It counts as exposed waiting; waiting and transfer are not reported.
 
+A send may last until its receiver comes to it, while the sender computes, waits in other operations and computes again
+(1F1B). So the exposed part of a send is not its end: what of it is exposed in other operations meanwhile is taken off
+first. Otherwise compute behind that waiting would count as waiting, and the sender look faster than it is. A send of a
+group on the host (gloo) is reported up to the end of the wait for it, with that wait alone as its exposed part.
+
 Operations with a root
 ----------------------
 In a broadcast, reduce, gather or scatter waiting cannot be separated from transfer: which rank waits for which depends
@@ -39,8 +44,8 @@ the rank's own work, so it counts as exposed waiting here: otherwise the root of
 receiver would be taken for slow itself.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +64,8 @@ from rankscope.measure import intervals
 from rankscope.measure.communication import POINT_TO_POINT_OPS
 from rankscope.measure.records import ROOTED_OPS, SYNCHRONISING_OPS
 from rankscope.measure.table import MISSING
+
+SEND: Final = "send"
 
 
 class KindColumns(NamedTuple):
@@ -137,16 +144,16 @@ class _Split(NamedTuple):
     transfer_ns: Ints
 
 
-def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
+def split_waits(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str] = ()) -> StepWaits:
     """Match the collectives of all ranks in one step and split each into waiting and transfer.
 
     Matched by (group, op, sequence); without a sequence by (group, op, position among those). Point-to-point operations
     have no waiting; one that a member did not report, or whose group's size is unknown, makes the exposed waiting of
-    its members unknown.
+    its members unknown. `host_groups` are the groups whose data is moved by the host.
     """
     ranks = find_ranks(step)
     rank_count = int(ranks.max(initial=0)) + 1
-    split = _split(step, group_sizes, rank_count)
+    split = _split(step, group_sizes, host_groups, rank_count)
     exposed_ns = _exposed(split, rank_count).astype(np.float64)
     exposed_ns[split.rows.rank[split.is_unknown]] = np.nan
     handover_ns = None
@@ -156,9 +163,9 @@ def split_waits(step: Step, group_sizes: Mapping[str, int]) -> StepWaits:
     return StepWaits(ranks, exposed_ns[ranks], handover_ns, _sum_kinds(split), split.rows, is_transfer_kept)
 
 
-def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:
+def match_operations(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str] = ()) -> Matched:
     """Return the same matching and waiting, operation by operation."""
-    split = _split(step, group_sizes, int(find_ranks(step).max(initial=0)) + 1)
+    split = _split(step, group_sizes, host_groups, int(find_ranks(step).max(initial=0)) + 1)
     rows, exposure = split.rows, split.exposure
     order = np.lexsort((rows.start_ns, rows.rank))
     wait_ns = split.wait_ns[order]
@@ -169,8 +176,9 @@ def match_operations(step: Step, group_sizes: Mapping[str, int]) -> Matched:
     return Matched(rows.rank[order], key, rows.start_ns[order], rows.duration_ns[order], wait_ns, hindered_ns)
 
 
-def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Split:
+def _split(step: Step, group_sizes: Mapping[str, int], host_groups: Collection[str], rank_count: int) -> _Split:
     rows, kinds = stack(step)
+    is_send = _of_kind(rows, [op == SEND and group not in host_groups for group, op in kinds]) > 0
     shortest_ns, found = _shortest(rows.key, rows.duration_ns)
     expected = _of_kind(rows, [group_sizes.get(group, 0) for group, _ in kinds])
     synchronises = _of_kind(rows, [op in SYNCHRONISING_OPS for _, op in kinds]) > 0
@@ -183,7 +191,7 @@ def _split(step: Step, group_sizes: Mapping[str, int], rank_count: int) -> _Spli
         kinds=kinds,
         is_unknown=may_wait & (found != expected),
         is_handover=handed_over,
-        exposure=_find_exposure(rows, rank_count),
+        exposure=_find_exposure(rows, rank_count, is_send),
         is_matched=complete & synchronises,
         wait_ns=np.where(handed_over, rows.duration_ns - handover_ns, wait_ns),
         transfer_ns=np.where(handed_over, handover_ns, shortest_ns),
@@ -217,7 +225,7 @@ def _shortest_handover(rows: Rows, kinds: Kinds) -> tuple[npt.NDArray[np.bool_],
     return handed_over, shortest_ns
 
 
-def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
+def _find_exposure(rows: Rows, rank_count: int, is_send: npt.NDArray[np.bool_]) -> _Exposure:
     """Return the exposure of all ranks at once: each rank's times are moved to a section of the axis of its own."""
     if len(rows.rank) == 0:
         return _Exposure(rows.rank, rows.rank, 1)
@@ -230,8 +238,15 @@ def _find_exposure(rows: Rows, rank_count: int) -> _Exposure:
     origin = rows.rank * stretch
     starts = np.sort(origin + start)
     latest = starts[np.maximum(np.searchsorted(starts, origin + end, side="left") - 1, 0)]
-    idle = np.where(rows.exposed_ns != MISSING, origin + end - rows.exposed_ns, latest)
-    return _Exposure(np.maximum(origin + start, idle), origin + end, stretch)
+    is_reported = rows.exposed_ns != MISSING
+    idle = np.where(is_reported, origin + end - rows.exposed_ns, latest)
+    begin = np.maximum(origin + start, idle)
+    if (sends := is_send & is_reported).any():
+        others = intervals.union(np.stack([begin, origin + end], axis=1)[is_reported & ~is_send])
+        sent, received = ((origin + times)[sends] for times in (start, end))
+        meanwhile_ns = intervals.covered_before(others, received) - intervals.covered_before(others, sent)
+        begin[sends] = np.maximum(sent, received - np.maximum(rows.exposed_ns[sends] - meanwhile_ns, 0))
+    return _Exposure(begin, origin + end, stretch)
 
 
 def _exposed(split: _Split, rank_count: int, of: npt.NDArray[np.bool_] | None = None) -> Ints:

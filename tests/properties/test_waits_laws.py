@@ -111,16 +111,26 @@ def waited(calls: Calls, rank: int) -> set[int]:
     }
 
 
+def last_of(call: Call, count: int | None) -> range:
+    return range(call.end_ns - (count or 0), call.end_ns)
+
+
 def exposed(calls: Calls, rank: int) -> int | None:
     """Return how many ns are taken off: of an operation with known exposure its last ones, with the transfer; of
-    another those of its waiting after the last begin of any operation before its end.
+    another those of its waiting after the last begin of any operation before its end. Of a send with known exposure
+    those are no more its own that other operations have within its time.
     """
     if any(call.op in HOLD_UP and not is_whole(calls, call) for call in calls[rank]):
         return None
+    known = [call for call in calls[rank] if call.exposed_ns is not None]
+    received = {moment for call in known if call.op != "send" for moment in last_of(call, call.exposed_ns)}
     found: set[int] = set()
     for call in calls[rank]:
-        if call.exposed_ns is not None:
-            found |= set(range(call.end_ns - call.exposed_ns, call.end_ns))
+        if call.exposed_ns is not None and call.op == "send":
+            meanwhile = received & set(range(call.start_ns, call.end_ns))
+            found |= set(last_of(call, max(0, call.exposed_ns - len(meanwhile))))
+        elif call.exposed_ns is not None:
+            found |= set(last_of(call, call.exposed_ns))
         elif holds_up(calls, call):
             begun = [other.start_ns for other in calls[rank] if other.start_ns < call.end_ns]
             found |= set(range(max([call.start_ns, *begun]), call.end_ns - transfer_of(calls, call)))

@@ -13,6 +13,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from tests.simulation.faults import Fault
 from tests.simulation.scenarios import LAYOUTS, slow_rank
+from tests.simulation.schedule_matrix import SCHEDULED
 from tests.simulation.world import Scenario, World, run
 
 TOLERANCE: Final = 0.1
@@ -36,7 +37,7 @@ def stated_step_share(finding: Finding) -> float:
 
 def main() -> None:
     """Print the stated and the true step without one slow rank, as shares of the step."""
-    for name, layout in LAYOUTS.items():
+    for name, layout in {**LAYOUTS, **SCHEDULED}.items():
         if layout.topology.world_size > 64:  # they take minutes
             continue
         for ratio in (1.3, 2.0):

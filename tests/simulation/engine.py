@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure.records import PHASES
-from tests.simulation.program import Collective, Handover, Join, Operation, Program, Work
+from tests.simulation.program import Collective, Handover, Join, Operation, Program, Send, Work
 from tests.simulation.topology import PIPELINE, Ints, Topology
 
 Floats = npt.NDArray[np.float64]
@@ -118,6 +118,11 @@ class Engine:
         self._program = program
         self._now_ns = np.zeros(topology.world_size, dtype=np.int64)
         self._stream_ns = self._now_ns.copy()
+        self._sent_ns: dict[int, Ints] = {}
+        self._received_ns = self._now_ns.copy()
+        self._has_messages = any(isinstance(operation, Send) for operation in program)
+        self._waits_ns: list[list[tuple[int, int]]] = []
+        """Begin and end of every wait of each rank in this step, where there are messages."""
         self._groups = [self._members(operation) for operation in program]
         self._everybody = np.arange(topology.world_size)
 
@@ -133,6 +138,7 @@ class Engine:
         start_ns = self._now_ns.copy()
         empty = np.zeros(self._topology.world_size, dtype=np.int64)
         step = Step(start_ns, start_ns, {name: empty.copy() for name in PHASES}, {}, empty.copy())
+        self._waits_ns = [[] for _ in self._everybody]
         self._spend(step, "other", self._everybody, conditions.pause_ns.astype(np.int64))
         for operation, groups in zip(self._program, self._groups, strict=True):
             match operation:
@@ -140,11 +146,14 @@ class Engine:
                     self._work(step, operation, conditions)
                 case Collective():
                     self._collect(step, operation, groups, conditions)
+                case Send():
+                    self._sent_ns[operation.message] = self._now_ns[operation.senders].copy()
                 case Handover():
                     self._hand_over(step, operation, conditions)
                 case Join():
                     before_ns = self._now_ns.copy()
-                    self._wait_until(step, operation.phase, self._everybody, self._stream_ns)
+                    until_ns = np.maximum(self._stream_ns, self._received_ns)
+                    self._wait_until(step, operation.phase, self._everybody, until_ns)
                     step.tail_ns += self._now_ns - before_ns
         step.end_ns = self._now_ns.copy()
         return step
@@ -163,7 +172,14 @@ class Engine:
                 continue  # most of a pipeline's many calls are over: checking all of them doubles the time
             exposed = np.minimum(call.end_ns[ranks], until_ns) - np.maximum(call.start_ns[ranks], from_ns)
             call.exposed_ns[ranks] += np.where(call.takes_part[ranks], np.maximum(exposed, 0), 0)
+        if self._has_messages:
+            for rank, *wait_ns in zip(ranks.tolist(), from_ns.tolist(), until_ns.tolist(), strict=True):
+                self._waits_ns[rank].append((wait_ns[0], wait_ns[1]))
         self._spend(step, phase, ranks, until_ns - from_ns)
+
+    def _waited_ns(self, rank: int, begin_ns: int, end_ns: int) -> int:
+        """Return how long a rank has only waited between two times."""
+        return sum(max(0, min(until, end_ns) - max(start, begin_ns)) for start, until in self._waits_ns[rank])
 
     def _work(self, step: Step, work: Work, conditions: Conditions) -> None:
         ns = (work.ns * conditions.work[work.kind][work.ranks]).astype(np.int64)
@@ -178,6 +194,7 @@ class Engine:
         ranks = groups.ravel()
         what = (collective.dimension, collective.op, collective.size_bytes)
         self._note(step, what, ranks, begin_ns.ravel(), end_ns)
+        self._stream_ns[ranks] = end_ns
         if not collective.is_async:
             self._wait_until(step, collective.phase, ranks, end_ns)
 
@@ -186,17 +203,25 @@ class Engine:
         data.
         """
         senders, receivers = handover.senders, handover.receivers
-        sent_ns = np.maximum(self._now_ns[senders], self._stream_ns[senders])
-        wanted_ns = np.maximum(self._now_ns[receivers], self._stream_ns[receivers])
+        if handover.message is None:
+            sent_ns = np.maximum(self._now_ns[senders], self._stream_ns[senders])
+            wanted_ns = np.maximum(self._now_ns[receivers], self._stream_ns[receivers])
+        else:
+            sent_ns, wanted_ns = self._sent_ns[handover.message], self._now_ns[receivers]
         factor = np.maximum(conditions.transfer[senders], conditions.transfer[receivers])
         end_ns = np.maximum(sent_ns, wanted_ns) + (handover.transfer_ns * factor).astype(np.int64)
         for op, ranks, begin_ns in (("send", senders, sent_ns), ("recv", receivers, wanted_ns)):
             self._note(step, (PIPELINE, op, handover.size_bytes), ranks, begin_ns, end_ns)
+        if handover.message is None:
+            self._stream_ns[senders] = self._stream_ns[receivers] = end_ns
+        else:  # the sender may have waited for others since
+            self._received_ns[senders] = np.maximum(self._received_ns[senders], end_ns)
+            columns = (column.tolist() for column in (senders, sent_ns, end_ns))
+            step.calls[-2].exposed_ns[senders] = list(map(self._waited_ns, *columns))
         self._wait_until(step, handover.phase, receivers, end_ns)
 
     def _note(self, step: Step, what: tuple[str, str, int], ranks: Ints, begin_ns: Ints, end_ns: Ints) -> None:
         takes_part = np.zeros(self._topology.world_size, dtype=bool)
         start, end, exposed = (np.zeros(self._topology.world_size, dtype=np.int64) for _ in range(3))
         takes_part[ranks], start[ranks], end[ranks] = True, begin_ns, end_ns
-        self._stream_ns[ranks] = end_ns
         step.calls.append(Call(*what, takes_part, start, end, exposed, int(end.max())))

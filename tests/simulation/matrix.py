@@ -11,6 +11,7 @@ from tests.simulation.faults import EFFECTS, Fault
 from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import BEGIN, LAYOUTS, PATTERNS, SLOW_RANK, Layout, slow_rank
+from tests.simulation.schedule_matrix import scheduled_runs
 from tests.simulation.unequal_matrix import unequal_runs
 from tests.simulation.world import Death, Scenario
 
@@ -25,8 +26,9 @@ LATER_CAUSES = ("pcie_downgrade", "cpu_pressure", "host_device_sync", "unseen_wa
 """Tried at the end of the matrix, since they came later and a run's seed is its index."""
 HEALTHY_SEEDS = 2
 
-ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY, UNEQUAL, BUSY = (
+ONE_RANK, NOISE, PATTERN, PLACE, TWO, RECOVERY, WORLD, HEALTHY, UNEQUAL, BUSY, SCHEDULE = (
     "one rank", "noise", "pattern", "place", "two at once", "recovery", "world", "healthy", "unequal", "busy",
+    "schedule",
 )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def trials() -> Iterator[Trial]:
     parts = (
         _one_rank, _noises, _patterns, _places, _two, _recoveries, _worlds, _large, _healthy, _machines, _waits,
         _unseen,
-        _unequal, _busy,
+        _unequal, _busy, _schedules,
     )  # fmt: skip
     for seed, entry in enumerate(itertools.chain.from_iterable(part() for part in parts), 1):
         layout = LAYOUTS[entry.where]
@@ -197,3 +199,10 @@ def _busy() -> Iterator[Entry]:
     """Yield runs on machines that are busy with something else, each with a layout of its own."""
     for one in busy_runs():
         yield Entry(BUSY, one.what, "dp 8", "usual", one.faults, one.fields)
+
+
+def _schedules() -> Iterator[Entry]:
+    """Yield pipelines with other schedules, each with a layout of its own in place of the named one."""
+    for one in scheduled_runs():
+        fields = {"kind": one.layout.kind, "topology": one.layout.topology, "stage_shares": one.layout.stage_shares}
+        yield Entry(SCHEDULE, one.what, "fsdp 16", "usual", one.faults, fields)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.simulation.schedules import Unit, before, order_units
 from tests.simulation.topology import DATA, EXPERT, PAIRS, TENSOR, Ints, Topology
 
 READ, HOST, KERNEL = "read", "host", "kernel"
@@ -16,6 +17,8 @@ READ, HOST, KERNEL = "read", "host", "kernel"
 
 LAYERS = 4
 MICRO_BATCHES = 4
+SCHEDULED_BATCHES = 8
+"""Micro batches of a step of 1F1B: twice the stages of the largest pipeline here, so that most of it is steady."""
 
 
 class Work(NamedTuple):
@@ -39,14 +42,24 @@ class Collective(NamedTuple):
     is_async: bool = False
 
 
+class Send(NamedTuple):
+    """`senders` begin to send a message, whose receivers come to it later, in the `Handover` of this message."""
+
+    message: int
+    senders: Ints
+
+
 class Handover(NamedTuple):
-    """Point-to-point transfer: `senders[i]` sends to `receivers[i]`, which waits for it."""
+    """Point-to-point transfer: `senders[i]` sends to `receivers[i]`, which waits for it. A `message` was sent before
+    and has streams of its own: it waits for no other operation, nor does any wait for it but the end of the step.
+    """
 
     phase: str
     size_bytes: int
     transfer_ns: int
     senders: Ints
     receivers: Ints
+    message: int | None = None
 
 
 class Join(NamedTuple):
@@ -55,7 +68,7 @@ class Join(NamedTuple):
     phase: str
 
 
-Operation = Work | Collective | Handover | Join
+Operation = Work | Collective | Send | Handover | Join
 Program = list[Operation]
 
 
@@ -139,13 +152,44 @@ def pipeline(topology: Topology, scale: Scale, stage_shares: Sequence[float] | N
     return steps.end()
 
 
+def one_forward_one_backward(
+    topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None, chunks: int = 1
+) -> Program:
+    """Return 1F1B, interleaved where a stage holds several chunks of the model (`schedules.py`)."""
+    steps = _Builder(topology, scale, stage_shares)
+    parts = SCHEDULED_BATCHES * chunks
+    tensor = topology.groups[TENSOR].shape[1] > 1
+    messages: dict[Unit, int] = {}
+    steps.begin()
+    for unit in order_units(topology.stages, chunks, SCHEDULED_BATCHES):
+        needed = before(unit, topology.stages, chunks)
+        if needed is not None:
+            steps.hand_over(unit.phase, needed.stage, unit.stage, messages[needed])
+        steps.work(KERNEL, unit.phase, (0.28 if unit.phase == "forward" else 0.56) / parts, unit.stage)
+        if tensor:
+            steps.collect(TENSOR, "all_reduce", unit.phase, 0.25 / parts, stage=unit.stage)
+        messages[unit] = len(messages)
+        steps.send(messages[unit], unit.stage)
+    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
+    return steps.end()
+
+
+def interleaved(topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> Program:
+    """Return interleaved 1F1B with two chunks of the model on each stage."""
+    return one_forward_one_backward(topology, scale, stage_shares, chunks=2)
+
+
 KINDS: dict[str, Callable[[Topology, Scale], Program]] = {
     "dp": data_parallel,
     "fsdp": fully_sharded,
     "tp": tensor_parallel,
     "ep": expert_parallel,
     "pp": pipeline,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
 }
+PIPELINES = ("pp", "1f1b", "interleaved")
+"""Kinds whose stages may have shares of the work."""
 
 
 class _Builder:
@@ -183,11 +227,14 @@ class _Builder:
         ranks = self._ranks(stage)
         self._program.append(Collective(dimension, op, phase, size_bytes, transfer_ns, ranks, is_async))
 
-    def hand_over(self, phase: str, from_stage: int, to_stage: int) -> None:
+    def hand_over(self, phase: str, from_stage: int, to_stage: int, message: int | None = None) -> None:
         size_bytes = self._scale.gradient_bytes // 100
         transfer_ns = self._scale.transfer_ns // 100
         senders, receivers = self._ranks(from_stage), self._ranks(to_stage)
-        self._program.append(Handover(phase, size_bytes, transfer_ns, senders, receivers))
+        self._program.append(Handover(phase, size_bytes, transfer_ns, senders, receivers, message))
+
+    def send(self, message: int, stage: int) -> None:
+        self._program.append(Send(message, self._ranks(stage)))
 
     def _ranks(self, stage: int | None) -> Ints:
         everybody = np.arange(self._topology.world_size)

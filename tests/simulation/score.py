@@ -209,6 +209,12 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
         ),
         ("busy machines, even seeds", _of_seeds(scored, matrix.BUSY, 0), lambda one: one.trial.what),
         ("busy machines, odd seeds (held out)", _of_seeds(scored, matrix.BUSY, 1), lambda one: one.trial.what),
+        ("schedules of pipelines, even seeds", _of_seeds(scored, matrix.SCHEDULE, 0), lambda one: one.trial.what),
+        (
+            "schedules of pipelines, odd seeds (held out)",
+            _of_seeds(scored, matrix.SCHEDULE, 1),
+            lambda one: one.trial.what,
+        ),
         ("healthy, by noise", healthy, lambda one: one.trial.noise),
         ("healthy, by layout", healthy, lambda one: one.trial.where),
     ]

@@ -11,7 +11,7 @@ from rankscope.measure.records import WindowSynchronisations
 from tests.simulation.engine import Conditions, Engine, Step
 from tests.simulation.faults import Fault
 from tests.simulation.noise import NOISES, Weather
-from tests.simulation.program import KINDS, Collective, Handover, Join, Program, Scale, Work
+from tests.simulation.program import KINDS, Collective, Handover, Join, Program, Scale, Send, Work
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.topology import DATA, PIPELINE, TENSOR, Topology
 
@@ -150,3 +150,24 @@ def test_host_waits_no_longer_than_its_device_works() -> None:
     window = waits_of(1, 6 + 100, fault, 100)
     assert window.waits_ns == 92
     assert [kind.idle_ns for kind in window.kinds] == [46, 46]  # of 108, as much as each waited
+
+
+def test_sender_of_a_message_computes_until_its_receiver_comes() -> None:
+    first, second = np.array([0]), np.array([1])
+    stages = Topology.mesh(pp=2)
+    program: Program = [
+        Work("kernel", "forward", first, np.array([10])),
+        Send(0, first),
+        Work("kernel", "forward", first, np.array([20])),
+        Work("kernel", "forward", second, np.array([100])),
+        Handover("forward", 64, 5, first, second, message=0),
+        Join("backward"),
+    ]
+    step = Engine(stages, program).run_step(calm(stages))
+    send, receive = step.calls
+    # Sent at 10 and received from 100 to 105; the sender computes until 30, then waits for its end.
+    assert [(start, duration, exposed) for start, duration, exposed in (send.times_of[0], receive.times_of[1])] == [
+        (10, 95, 75),
+        (100, 5, 5),
+    ]
+    assert step.duration_ns.tolist() == [105, 105]

@@ -22,7 +22,7 @@ from tests.simulation.faults import Fault, Injection
 from tests.simulation.finding_watch import FindingWatch
 from tests.simulation.network import Network, NetworkNoise
 from tests.simulation.noise import Noise, Weather
-from tests.simulation.program import KINDS, Collective, Program, Scale, Work
+from tests.simulation.program import KINDS, PIPELINES, Collective, Program, Scale, Work
 from tests.simulation.ranks import RUN, DeviceTimes, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
@@ -298,8 +298,8 @@ class World:
 
 def build_program(scenario: Scenario, scale: Scale) -> Program:
     """Return the program of the scenario's step."""
-    if scenario.kind == "pp":
-        return KINDS["pp"](scenario.topology, scale, scenario.stage_shares)  # type: ignore[call-arg]
+    if scenario.kind in PIPELINES:
+        return KINDS[scenario.kind](scenario.topology, scale, scenario.stage_shares)  # type: ignore[call-arg]
     return KINDS[scenario.kind](scenario.topology, scale)
 
 

@@ -327,6 +327,21 @@ def test_waits_in_point_to_point_operations_are_kept_by_step() -> None:
     assert handover_ns.tolist() == [[0.0, 0.0]]  # all are as short as the shortest of their kind
 
 
+@pytest.mark.parametrize(("backend", "waited_ns"), [("gloo", 50.0), ("nccl", 40.0)])
+def test_only_a_host_reports_the_wait_for_a_send_alone(backend: str, waited_ns: float) -> None:
+    window = window_of(1, steps=1)
+    window.set_group_size(GROUP, 1, backend)
+    records = [
+        CollectiveRecord(step=0, group=GROUP, op=op, start_host_ns=start_ns, duration_ns=duration_ns, exposed_ns=waited)
+        for op, start_ns, duration_ns, waited in (("send", 0, 100, 10), ("recv", 20, 40, 40))
+    ]
+    add_collectives(window, 0, collectives_to_table(records))
+    cover(window, 0, 0, 0)
+    handover_ns = window.series((0,), skip_steps=0).handover_ns
+    assert handover_ns is not None
+    assert handover_ns.tolist() == [[waited_ns]]
+
+
 def test_in_a_group_of_all_ranks_it_counts_who_sends_first() -> None:
     window = window_of(4, steps=1)
     for rank in range(4):

@@ -138,6 +138,25 @@ def test_reported_exposure_includes_the_transfer() -> None:
     assert split(waiting, late).exposed_ns == {0: 30, 1: 5}
 
 
+@pytest.mark.parametrize("exposed_ns", [40, 60])
+def test_compute_while_a_send_lasts_is_no_waiting(exposed_ns: int) -> None:
+    # The send lasts from 0 to 100. From 20 to 60 its sender waits in a receive and then computes, in one case up to 80.
+    sender = calls(("send", 1, 0, 100), ("recv", 2, 20, 40))._replace(exposed_ns=np.array([exposed_ns, 40]))
+    assert split(sender).exposed_ns == {0: exposed_ns}
+
+
+def test_send_on_the_host_has_its_own_wait_as_exposed_part() -> None:
+    # The script waits for its receive from 20 to 60, and from 90 to 100 for its send.
+    sender = calls(("send", 1, 0, 100), ("recv", 2, 20, 40))._replace(exposed_ns=np.array([10, 40]))
+    waits = split_waits(step_of({0: sender}), {"world": 1}, {"world"})
+    assert waits.exposed_ns.tolist() == [40 + 10]
+
+
+def test_send_that_is_not_exposed_leaves_other_waiting_as_it_is() -> None:
+    hidden = calls(("send", 1, 0, 100), ("all_reduce", 2, 120, 40))._replace(exposed_ns=np.array([0, 30]))
+    assert split(hidden).exposed_ns == {0: 30}
+
+
 def test_exposed_part_of_operations_at_once_is_counted_once() -> None:
     both = calls(("all_reduce", 1, 0, 100), ("all_reduce", 2, 50, 60))._replace(exposed_ns=np.array([30, 35]))
     # From 70 to 100 and from 75 to 110.
