@@ -24,7 +24,10 @@ class Analyze:
 
     name = "analyze"
     summary = "analyse profiler traces rank by rank, and compare the ranks"
-    example = "rankscope analyze traces/ --html analysis.html      first: rankscope analyze traces/ --list"
+    example = (
+        "rankscope analyze traces/ --html analysis.html      first: rankscope analyze traces/ --list\n"
+        "rankscope analyze new/ --against old/               why a step takes longer or shorter"
+    )
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces, the selection and the outputs."""
@@ -36,6 +39,16 @@ class Analyze:
         )
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
         add_choice_of_files(parser)
+        parser.add_argument(
+            "--against",
+            nargs="+",
+            default=None,
+            metavar="PATH",
+            help="compare the time of a step with that of these traces, part by part",
+        )
+        parser.add_argument(
+            "--any-world", action="store_true", help="with --against: compare also runs of other numbers of ranks"
+        )
         parser.add_argument(
             "--communication-kernels",
             default=None,
@@ -51,7 +64,7 @@ class Analyze:
         )
 
     def run(self, options: argparse.Namespace) -> int:
-        """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable."""
+        """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable or a comparison refused."""
         from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - no other command needs these
         from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415
 
@@ -64,6 +77,8 @@ class Analyze:
             with progress_bar("files") as progress:
                 report = analyze(
                     options.paths,
+                    against=options.against,
+                    any_world=options.any_world,
                     steps=steps,
                     rank=options.rank,
                     cycle=options.cycle,
@@ -125,10 +140,13 @@ def _describe_file(one: Recognised) -> tuple[str, ...]:
 
 
 def _print_errors(report: TraceReport) -> int:
-    """Print the files that failed, and return the exit status."""
+    """Print the files that failed and why nothing was compared, and return the exit status."""
     for error in report.errors:
         print(f"rankscope: {error.file}: {error.reason}", file=sys.stderr)
-    if not report.ranks:
+    refused = report.comparison.refused if report.comparison is not None else None
+    if refused is not None:
+        print(f"rankscope: not compared: {refused}", file=sys.stderr)
+    if not report.ranks or refused is not None:
         return NOTHING_USABLE
     return SOME_FAILED if report.errors else ALL_GOOD
 

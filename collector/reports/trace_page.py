@@ -32,8 +32,9 @@ def render_page(report: TraceReport, top: int = TOP) -> str:
     sections = build_sections(report, top, max(top, RANK_ROWS_MAX))
     links = [(section.key, section.title) for section in sections]
     bodies = [render_section(section) for section in sections]
-    links.insert(2, ("timelines", "Timelines"))
-    bodies.insert(2, _render_timelines(report))
+    after_ranks = [section.key for section in sections].index("ranks") + 1
+    links.insert(after_ranks, ("timelines", "Timelines"))
+    bodies.insert(after_ranks, _render_timelines(report))
     title = html.escape(headline(report))
     policy = (
         f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "

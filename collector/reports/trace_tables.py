@@ -8,6 +8,7 @@ from itertools import chain
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cells,
@@ -489,11 +490,12 @@ def _warnings(report: TraceReport, top: int) -> Section:
 
 
 def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = None) -> list[Section]:
-    """Return all tables in reading order. `top` limits the rows of each; `rank_rows_max`, if given, those of the tables
-    with a line for each rank.
+    """Return all tables in reading order, a comparison in front. `top` limits the rows of each; `rank_rows_max`, if
+    given, those of the tables with a line for each rank.
     """
     of_ranks = rank_rows_max or top
     return [
+        *build_difference_sections(report.comparison, top),
         _verdict(report, top),
         _ranks(report, of_ranks),
         _by_rank(report, _STEPS, _of_steps, of_ranks),

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
+from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, printable
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces.report import TraceReport
@@ -17,8 +18,8 @@ CUT = "..."
 
 
 def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
-    """Return all tables, at most `top` rows of each, in lines of `width` columns."""
-    sections = build_sections(report, top)
+    """Return all tables, at most `top` rows of each, in lines of `width` columns; of a comparison only its own."""
+    sections = build_difference_sections(report.comparison, top) or build_sections(report, top)
     return "\n\n".join([headline(report), *("\n".join(render_section(section, width)) for section in sections)])
 
 

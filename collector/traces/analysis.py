@@ -16,6 +16,7 @@ from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, re
 from rankscope.collector.traces.rank_comparison import compare_ranks, complete_alone
 from rankscope.collector.traces.recognised import choose_files
 from rankscope.collector.traces.report import FileError, TraceReport
+from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
 
 
@@ -30,6 +31,8 @@ class Failure(NamedTuple):
 def analyze(
     paths: Sequence[str] | str,
     *,
+    against: Sequence[str] | str | None = None,
+    any_world: bool = False,
     steps: StepRange | None = None,
     rank: int | None = None,
     cycle: int | None = None,
@@ -40,7 +43,9 @@ def analyze(
 ) -> TraceReport:
     """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
-    `steps` keeps only the steps from the first number up to, not including, the second; `rank` only that rank's file.
+    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `any_world`; the
+    same choice of steps, rank and cycle applies to them. `steps` keeps only the steps from the first number up to, not
+    including, the second; `rank` only that rank's file.
     `cycle` is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the
     last. `rank_from` is a regular expression whose first group finds the rank in a file's path; it goes before what the
     trace says. `communication_kernels` is one that finds the names of kernels that communicate, beside those known.
@@ -52,19 +57,46 @@ def analyze(
     >>> report.ranks[0].overlap_ratio  # doctest: +SKIP
     0.156
     """
+    job = _Job(steps, _compile_kernels(communication_kernels), divides_steps=against is not None)
+    choice = _Choice(rank, cycle, rank_from)
+    found, errors = _analyse_side(paths, job, choice, executor, progress)
+    report = _compare(found, errors)
+    if against is None:
+        return report
+    others, other_errors = _analyse_side(against, job, choice, executor, progress)
+    comparison = compare_steps(found, others, any_world=any_world)
+    return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
+
+
+class _Choice(NamedTuple):
+    """Which files of the paths to use; see `analyze`."""
+
+    rank: int | None
+    cycle: int | None
+    rank_from: str | None
+
+
+def _analyse_side(
+    paths: Sequence[str] | str,
+    job: "_Job",
+    choice: _Choice,
+    executor: Executor | str | None,
+    progress: Progress | None,
+) -> tuple[list[RankAnalysis], list[FileError]]:
+    """Return the analyses by rank, and the files that cannot be used."""
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
-    files, notes = choose_files(files, rank, cycle, rank_from)
-    found, failures = _analyse_files(files, _Job(steps, _compile_kernels(communication_kernels)), executor, progress)
+    files, notes = choose_files(files, choice.rank, choice.cycle, choice.rank_from)
+    found, failures = _analyse_files(files, job, executor, progress)
     found, repeated = _one_for_each_rank(found)
-    if rank is not None:
-        found = [one for one in found if one.report.rank == rank]
+    if choice.rank is not None:
+        found = [one for one in found if one.report.rank == choice.rank]
     failures += repeated
     errors = [FileError(file=f.file, reason=f.reason) for f in failures if not f.is_no_trace]
     if not found and not errors:
-        if rank is not None:
-            raise UnavailableError(f"no trace of rank {rank} among the {len(files)} files")
+        if choice.rank is not None:
+            raise UnavailableError(f"no trace of rank {choice.rank} among the {len(files)} files")
         errors = [FileError(file=f.file, reason=f.reason) for f in failures]
-    return _compare([_add_note(one, notes) for one in found], errors)
+    return [_add_note(one, notes) for one in found], errors
 
 
 def _add_note(one: RankAnalysis, notes: Mapping[str, str]) -> RankAnalysis:
@@ -82,6 +114,7 @@ class _Job(NamedTuple):
 
     steps: StepRange | None = None
     communication_kernels: re.Pattern[str] | None = None
+    divides_steps: bool = False
 
 
 def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
@@ -94,7 +127,14 @@ def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
 def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
-        return reduce_trace(read_file(file.path, workers), file.path, job.steps, file.rank, job.communication_kernels)
+        return reduce_trace(
+            read_file(file.path, workers),
+            file.path,
+            job.steps,
+            file.rank,
+            job.communication_kernels,
+            divides_steps=job.divides_steps,
+        )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
     except MemoryError:

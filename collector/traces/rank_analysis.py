@@ -8,6 +8,7 @@ from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
+from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
@@ -24,7 +25,7 @@ class RankAnalysis(NamedTuple):
     """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
     are (number, start, end), by the device's clock where all steps have that; `collective_steps` the number of the step
     that launched each collective, None outside of the steps; `messages` those between two ranks, by their place among
-    the collectives.
+    the collectives; `parts` the steps divided, None unless asked for, and without steps.
     """
 
     report: RankReport
@@ -33,6 +34,7 @@ class RankAnalysis(NamedTuple):
     steps: list[tuple[int, int, int]]
     collective_steps: list[int | None]
     messages: dict[int, Message]
+    parts: StepParts | None = None
 
 
 def reduce_trace(
@@ -41,9 +43,11 @@ def reduce_trace(
     steps: StepRange | None = None,
     rank: int | None = None,
     communication_kernels: re.Pattern[str] | None = None,
+    *,
+    divides_steps: bool = False,
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
-    kernels in whose names the pattern is found communicate too.
+    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps.
     """
     view = RankView(
         trace,
@@ -95,6 +99,7 @@ def reduce_trace(
         step_bounds,
         windows.find_steps_of_collectives(view),
         find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups),
+        divide_steps(view, collectives) if divides_steps else None,
     )
 
 

@@ -398,6 +398,55 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_refused: str | None = None
 
 
+class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the time of a step, in the report's traces and in those it is compared with (`against_`): the mean
+    over all steps of all ranks. `kind` is compute, communication, copy or idle; `difference_ns` is above 0 where the
+    report's traces take longer, `share_ratio` its share of the difference of the steps, None where that is 0. Counts
+    are of the pieces that begin in a step, of idle time of what the host did meanwhile; 0 on the side that has none.
+    """
+
+    kind: str
+    name: str
+    step_ns: int
+    against_step_ns: int
+    difference_ns: int
+    share_ratio: float | None
+    step_count: float
+    against_step_count: float
+
+
+class DifferenceTable(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts by one way of naming them (`key`: kernels, collectives, operators, ranges, modules), the largest
+    difference first. The differences of the rows and `remainder_ns`, which is left by rounding each row down to whole
+    ns, sum to the difference of the steps.
+    """
+
+    key: str
+    rows: list[DifferenceRow]
+    remainder_ns: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of the report's traces beside those of others. `refused` is the reason why they were not compared;
+    the tables are empty then. `clock`: by whose clock the steps are cut on both sides, host or device. `ranks` and
+    `against_ranks` are those compared, `steps` and `against_steps` the steps of all of them together, `step_ns` their
+    mean length. `notes` say what else differs.
+    """
+
+    against_files: list[str]
+    refused: str | None
+    notes: list[str] = []
+    clock: str | None = None
+    ranks: list[int | None] = []
+    against_ranks: list[int | None] = []
+    steps: int = 0
+    against_steps: int = 0
+    step_ns: int | None = None
+    against_step_ns: int | None = None
+    difference_ns: int | None = None
+    tables: list[DifferenceTable] = []
+
+
 class FileError(msgspec.Struct, frozen=True, kw_only=True):
     """A file that could not be used, with the reason and the cure."""
 
@@ -406,7 +455,7 @@ class FileError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole result, of all files."""
+    """The whole result, of all files. `comparison` is None unless it was asked for (`against`)."""
 
     schema: int = SCHEMA
     ranks: list[RankReport]
@@ -414,6 +463,7 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: list[Advice]
     abstained: list[Abstention]
     errors: list[FileError]
+    comparison: Comparison | None = None
 
     def to_pandas(self) -> dict[str, Any]:
         """Return each table by name as a DataFrame with a column `rank`. Needs pandas (`pip install pandas`)."""
@@ -428,4 +478,7 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
             for name, table in tables.items():
                 kept = [row for row in table if isinstance(row, dict)]
                 rows.setdefault(name, []).extend({"rank": report.rank, **row} for row in kept)
+        if self.comparison is not None:
+            for table in self.comparison.tables:
+                rows[f"difference_{table.key}"] = [msgspec.to_builtins(row) for row in table.rows]
         return {name: pd.DataFrame(table) for name, table in rows.items()}

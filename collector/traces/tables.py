@@ -216,7 +216,7 @@ def _launched_inside(view: RankView, ranges: Ints) -> dict[int, int]:
     that of a range inside another of its name counts once.
     """
     nesting, names = view.host.nest_rows(ranges), view.events.name[ranges]
-    call_threads = _threads_of_calls(view)
+    call_threads = find_threads_of_calls(view)
     launched = np.flatnonzero(view.launch != NONE)
     call = view.launch[launched]
     inside = nesting.find_innermost(call_threads[call], view.events.start_ns[call])
@@ -232,7 +232,7 @@ def _launched_inside(view: RankView, ranges: Ints) -> dict[int, int]:
     return {code: int(total[mine].sum()) for code, mine in _by_name(names)}
 
 
-def _threads_of_calls(view: RankView) -> Codes:
+def find_threads_of_calls(view: RankView) -> Codes:
     """Return the thread of each event; for the threads of autograd's engine the one that runs the steps, which waits
     for them in its backward.
     """

@@ -50,6 +50,14 @@ def test_what_is_written_keeps_to_the_schema(path: str) -> None:
     jsonschema.validate(written(path), json.loads(SCHEMA_FILE.read_text()))
 
 
+def test_comparison_keeps_to_the_schema_too() -> None:
+    report = analyze(str(TRACES / "gloo-2.13/ddp_2r_slow1_data"), against=str(TRACES / "gloo-2.13/ddp_2r_clean"))
+    written_report = json.loads(msgspec.json.encode(report))
+    assert written_report["comparison"]["tables"]
+    jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
+    assert {"difference_operators", "difference_ranges"} <= report.to_pandas().keys()
+
+
 def test_keys_that_users_rely_on_are_there() -> None:
     report = written("v100_dlrm_8ranks_r*.json.gz")
     assert (report["schema"], SCHEMA) == (1, 1)

@@ -45,6 +45,23 @@ def test_steps_and_rank_choose_what_is_analysed(tmp_path: Path) -> None:
     assert (rank["rank"], [step["step"] for step in rank["steps"]]) == (1, [2])
 
 
+def test_comparison_is_in_text_json_and_page(tmp_path: Path) -> None:
+    outputs = ("--json", tmp_path / "report.json", "--html", tmp_path / "report.html")
+    ended = rankscope("analyze", GLOO, "--against", GLOO.with_name("ddp_2r_clean"), *outputs)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "DIFFERENCE BY OPERATOR" in ended.stdout
+    assert "DISTRIBUTED OVERVIEW" not in ended.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["comparison"]["refused"], report["comparison"]["ranks"]) == (None, [0, 1])
+    assert '<section id="difference_operators"' in (tmp_path / "report.html").read_text()
+
+
+def test_refused_comparison_ends_with_status_two() -> None:
+    ended = rankscope("analyze", GLOO, "--against", TRACES / "a100_nccl_2ranks_r0.json.gz")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("rankscope: not compared: these traces are of a CPU")
+
+
 def test_closed_pipe_is_no_error() -> None:
     command = [sys.executable, "-m", "rankscope.collector", "analyze", str(TRACES / "a100_nccl_2ranks_r0.json.gz")]
     with subprocess.Popen([*command, "--top", "1000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:

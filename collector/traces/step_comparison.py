@@ -1,0 +1,204 @@
+"""Compare the time of a step between two sets of traces, part by part, or say why that must not be done."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rankscope.collector.traces.rank_analysis import RankAnalysis
+from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable
+from rankscope.collector.traces.step_parts import Amount, DividedSteps, Label, StepParts
+
+TABLES = ("kernels", "collectives", "operators", "modules", "ranges")
+"""Tables in the order in which they are shown."""
+HERE, THERE = "these traces", "the traces to compare with"
+
+_Side = list[DividedSteps]
+
+
+def compare_steps(
+    found: Sequence[RankAnalysis], others: Sequence[RankAnalysis], *, any_world: bool = False
+) -> Comparison:
+    """Return the difference of the steps, mean over all steps of the ranks that both sides have (with other numbers of
+    ranks: of all). `any_world` allows these numbers to differ.
+    """
+    files = [one.report.file for one in others]
+    refused = _find_refusal(found, others, any_world=any_world)
+    if refused is not None:
+        return Comparison(against_files=files, refused=refused)
+    found, others, notes = _choose_ranks(found, others)
+    if not found:
+        return Comparison(against_files=files, refused=f"no rank is on both sides: {notes[0]}")
+    clock, here, there = _choose_clock(_parts_of(found), _parts_of(others))
+    step_ns, against_ns = _mean_ns(here), _mean_ns(there)
+    return Comparison(
+        against_files=files,
+        refused=None,
+        notes=[*notes, *_note_differences(found, others)],
+        clock=clock,
+        ranks=[one.report.rank for one in found],
+        against_ranks=[one.report.rank for one in others],
+        steps=_count_steps(here),
+        against_steps=_count_steps(there),
+        step_ns=step_ns,
+        against_step_ns=against_ns,
+        difference_ns=step_ns - against_ns,
+        tables=[_build_table(key, here, there) for key in TABLES if _has_table(key, here) and _has_table(key, there)],
+    )
+
+
+# -- what may be compared ---------------------------------------------------------------------------------------------
+
+
+def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis], *, any_world: bool) -> str | None:
+    for side, ranks in ((HERE, found), (THERE, others)):
+        reason = _find_refusal_of_side(ranks)
+        if reason is not None:
+            return reason.format(side=side)
+    here, there = _is_cpu(found), _is_cpu(others)
+    if here != there:
+        cpu, device = (HERE, THERE) if here else (THERE, HERE)
+        return f"{cpu} are of a CPU, {device} of a device: different things take their time"
+    worlds = sorted({one.report.world_size for one in (*found, *others) if one.report.world_size is not None})
+    if len(worlds) > 1 and not any_world:
+        sizes = " and ".join(f"{size:,}" for size in worlds)
+        return f"the runs have {sizes} ranks, which share the work out differently; --any-world compares them"
+    return None
+
+
+def _find_refusal_of_side(ranks: Sequence[RankAnalysis]) -> str | None:
+    if not ranks:
+        return "none of {side} can be used"
+    unknown = [one.report.file for one in ranks if one.report.device == "unknown device"]
+    if unknown:
+        return f"the device of {_escape(unknown[0])} is not known, so nothing of {{side}} is broken down"
+    without = [one.report.file for one in ranks if one.parts is None]
+    if without:
+        reason = "call profiler.step() once a step" if not _has_steps(ranks, without[0]) else "it shows no work"
+        return f"{_escape(without[0])} of {{side}} has no steps to compare: {reason}"
+    if len({one.report.device == "CPU" for one in ranks}) > 1:
+        return "{side} are of CPUs and of devices"
+    return None
+
+
+def _escape(file: str) -> str:
+    return file.replace("{", "{{").replace("}", "}}")
+
+
+def _has_steps(ranks: Sequence[RankAnalysis], file: str) -> bool:
+    return any(one.report.steps for one in ranks if one.report.file == file)
+
+
+def _is_cpu(ranks: Sequence[RankAnalysis]) -> bool:
+    return ranks[0].report.device == "CPU"
+
+
+def _choose_ranks(
+    found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]
+) -> tuple[Sequence[RankAnalysis], Sequence[RankAnalysis], list[str]]:
+    """Return the analyses to compare, and a note where these are not all, or not of the same ranks."""
+    here, there = ({one.report.rank for one in side} for side in (found, others))
+    worlds = {one.report.world_size for one in (*found, *others)} - {None}
+    if here == there or len(worlds) > 1:
+        return found, others, [] if here == there else [f"all ranks: {_list(here)}, against {_list(there)}"]
+    note = f"these traces are of {_list(here)}, those to compare with of {_list(there)}"
+    if len(found) == len(others) == 1:
+        return found, others, [note]
+    both = here & there
+    kept = [[one for one in side if one.report.rank in both] for side in (found, others)]
+    return kept[0], kept[1], [f"only the ranks on both sides are compared: {note}" if both else note]
+
+
+def _list(ranks: set[int | None]) -> str:
+    known = sorted(rank for rank in ranks if rank is not None)
+    texts = [*map(str, known), *(["an unknown rank"] if None in ranks else [])]
+    return f"rank{'' if len(texts) == 1 else 's'} {', '.join(texts)}" if known else texts[0]
+
+
+def _note_differences(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> list[str]:
+    """Return what else differs between the sides: the devices, the numbers of ranks, the modules recorded."""
+    notes = []
+    for what, here, there in (
+        ("device", *({str(one.report.device) for one in side} for side in (found, others))),
+        ("backend", *({str(one.report.backend or "none") for one in side} for side in (found, others))),
+        ("number of ranks", *({str(one.report.world_size or "unknown") for one in side} for side in (found, others))),
+    ):
+        if here != there:
+            notes.append(f"the {what} differs: {', '.join(sorted(here))}, against {', '.join(sorted(there))}")
+    if (here_has := _has_table("modules", _hosts(found))) != _has_table("modules", _hosts(others)):
+        which = HERE if here_has else THERE
+        notes.append(f"only {which} were recorded with modules, which costs time on the host")
+    return notes
+
+
+# -- the difference ---------------------------------------------------------------------------------------------------
+
+
+def _parts_of(side: Sequence[RankAnalysis]) -> list[StepParts]:
+    return [one.parts for one in side if one.parts is not None]
+
+
+def _hosts(side: Sequence[RankAnalysis]) -> _Side:
+    return [parts.by_host for parts in _parts_of(side)]
+
+
+def _choose_clock(here: Sequence[StepParts], there: Sequence[StepParts]) -> tuple[str, _Side, _Side]:
+    """Return both sides by the device's clock where all ranks have that, else by the host's."""
+    sides = [[parts.by_device for parts in side if parts.by_device is not None] for side in (here, there)]
+    if len(sides[0]) == len(here) and len(sides[1]) == len(there):
+        return "device", sides[0], sides[1]
+    return "host", [parts.by_host for parts in here], [parts.by_host for parts in there]
+
+
+def _count_steps(side: _Side) -> int:
+    return sum(one.step_count for one in side)
+
+
+def _mean_ns(side: _Side) -> int:
+    return sum(one.total_ns for one in side) // _count_steps(side)
+
+
+def _has_table(key: str, side: _Side) -> bool:
+    return any(key in one.tables for one in side)
+
+
+def _build_table(key: str, here: _Side, there: _Side) -> DifferenceTable:
+    """Return the parts of both sides by one way of naming them, the largest difference first."""
+    whole_ns = _mean_ns(here) - _mean_ns(there)
+    ours, theirs = _sum_sides(key, here), _sum_sides(key, there)
+    nothing = Amount(0, 0)
+    rows = [
+        _build_row(
+            label,
+            ours.get(label, nothing),
+            theirs.get(label, nothing),
+            (_count_steps(here), _count_steps(there)),
+            whole_ns,
+        )
+        for label in ours.keys() | theirs.keys()
+    ]
+    rows.sort(key=lambda row: (-abs(row.difference_ns), -max(row.step_ns, row.against_step_ns), row.kind, row.name))
+    return DifferenceTable(key=key, rows=rows, remainder_ns=whole_ns - sum(row.difference_ns for row in rows))
+
+
+def _sum_sides(key: str, side: _Side) -> dict[Label, Amount]:
+    """Return the parts of all ranks of a side. A rank without this table has its time in a row without a name."""
+    found: dict[Label, Amount] = defaultdict(lambda: Amount(0, 0))
+    for one in side:
+        missing = {Label("other", "ranks without this table"): Amount(one.total_ns, 0)}
+        for label, amount in one.tables.get(key, missing).items():
+            sofar = found[label]
+            found[label] = Amount(sofar.total_ns + amount.total_ns, sofar.pieces + amount.pieces)
+    return dict(found)
+
+
+def _build_row(label: Label, ours: Amount, theirs: Amount, steps: tuple[int, int], whole_ns: int) -> DifferenceRow:
+    step_ns, against_ns = ours.total_ns // steps[0], theirs.total_ns // steps[1]
+    return DifferenceRow(
+        kind=label.kind,
+        name=label.name,
+        step_ns=step_ns,
+        against_step_ns=against_ns,
+        difference_ns=step_ns - against_ns,
+        share_ratio=(step_ns - against_ns) / whole_ns if whole_ns else None,
+        step_count=ours.pieces / steps[0],
+        against_step_count=theirs.pieces / steps[1],
+    )

@@ -1,0 +1,296 @@
+"""Divide the time of one rank's steps among what took it, so that the parts sum to the steps exactly.
+
+At any time of a step one thing counts, chosen as in the breakdown: what computes, else what communicates, else what
+copies, else nothing (idle). Of several that compute at once the one that started last counts: of operators on a CPU
+the innermost. The same parts are named in several ways: by kernel, collective, operator, range of the user, module.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.traces import tables
+from rankscope.collector.traces.windows import find_device_steps
+from rankscope.measure import communication, intervals
+from rankscope.measure.blocking_calls import find_launching_threads, find_synchronisations
+from rankscope.measure.intervals import Intervals
+from rankscope.measure.kineto import NONE, Category, Ints
+from rankscope.measure.nesting import OUTSIDE
+from rankscope.measure.rank_view import RankView
+from rankscope.measure.traced_collectives import Collective
+
+COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "communication", "copy", "idle"
+WHOLE = {COMPUTE: "everything that computes", COMMUNICATION: "all communication", COPY: "all copies", IDLE: "idle"}
+"""Names of what a table does not tell apart."""
+MODULE_PREFIX = "nn.Module: "
+
+
+class Label(NamedTuple):
+    """Name of a part, and its kind: compute, communication, copy or idle."""
+
+    kind: str
+    name: str
+
+
+class Amount(NamedTuple):
+    """Time of a part, and how many pieces of it began."""
+
+    total_ns: int
+    pieces: int
+
+
+Parts = Mapping[Label, Amount]
+
+
+class DividedSteps(NamedTuple):
+    """The steps of one rank by one clock: their number, their length, and by table the parts that sum to it."""
+
+    step_count: int
+    total_ns: int
+    tables: Mapping[str, Parts]
+
+
+class StepParts(NamedTuple):
+    """The steps by the host's clock, and by the device's where every step has bounds by it."""
+
+    by_host: DividedSteps
+    by_device: DividedSteps | None
+
+
+class _Pieces(NamedTuple):
+    """Events of one kind. `call`: the row of what launched each, on a CPU the event itself; NONE where not known."""
+
+    kind: str
+    row: Ints
+    call: Ints
+
+
+class _Painted(NamedTuple):
+    """Pieces of one kind, with the disjoint segments of time in which one of them counts, and which one that is."""
+
+    kind: str
+    raw: Intervals
+    segments: Intervals
+    owner: Ints
+
+
+def divide_steps(view: RankView, collectives: Sequence[Collective]) -> StepParts | None:
+    """Return the parts of the steps; None without steps, and without work that is known. The collectives are in the
+    order of `find_communication_rows`.
+    """
+    if not view.steps or view.bounds_ns is None:
+        return None
+    pieces = _find_pieces(view)
+    painted = [_paint(view, one) for one in pieces]
+    names = _name_pieces(view, pieces, list(map(_name_collective, collectives)))
+    waits = _find_waiting_host(view)
+
+    def divide(bounds: Iterable[tuple[int, int]]) -> DividedSteps:
+        window = intervals.union(np.array(list(bounds), dtype=np.int64))
+        own, idle = _share_out(painted, window)
+        parts = {table: _sum_parts(painted, named, own, window, idle) for table, named in names.items()}
+        parts["operators"] = _split_idle(parts["operators"], waits, idle)
+        return DividedSteps(len(view.steps), intervals.total_ns(window), parts)
+
+    on_device = find_device_steps(view)
+    has_all = len(on_device) == len(view.steps)
+    return StepParts(
+        divide((step.start_ns, step.next_start_ns) for step in view.steps),
+        divide(on_device.values()) if has_all else None,
+    )
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def find_last_started(raw: Intervals) -> tuple[Intervals, Ints]:
+    """Return disjoint segments that cover what the intervals cover, and the place of the interval that each belongs to:
+    of those that are open the one that started last, of equal starts the one that ends first.
+
+    >>> segments, owner = find_last_started(np.array([[0, 10], [2, 5], [4, 12]]))
+    >>> segments.tolist(), owner.tolist()
+    ([[0, 2], [2, 4], [4, 12]], [0, 1, 2])
+    """
+    order = np.lexsort((-raw[:, 1], raw[:, 0]))
+    if (raw[order[:-1], 1] <= raw[order[1:], 0]).all():
+        return raw[order], order
+    starts_ns, ends_ns = raw[order, 0].tolist(), raw[order, 1].tolist()
+    found: list[tuple[int, int, int]] = []
+    opened: list[int] = []
+    reached_ns = 0
+    for place, start_ns in enumerate([*starts_ns, max(ends_ns)]):
+        while opened and reached_ns < start_ns:
+            last = opened[-1]
+            until_ns = min(ends_ns[last], start_ns)
+            if until_ns > reached_ns:
+                found.append((reached_ns, until_ns, last))
+                reached_ns = until_ns
+            if ends_ns[last] <= reached_ns:
+                opened.pop()
+        reached_ns = start_ns
+        opened.append(place)
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return columns[:, :2], order[columns[:, 2]]
+
+
+def _paint(view: RankView, pieces: _Pieces) -> _Painted:
+    raw = view.intervals_of(pieces.row)
+    return _Painted(pieces.kind, raw, *find_last_started(raw))
+
+
+def _share_out(painted: Sequence[_Painted], window: Intervals) -> tuple[list[Ints], Intervals]:
+    """Return for each kind the ns of the window in which each piece counts, and the set in which none does."""
+    free, own = window, []
+    for one in painted:
+        own.append(_measure(one, free))
+        free = intervals.subtract(free, intervals.union(one.raw))
+    return own, free
+
+
+def _measure(painted: _Painted, free: Intervals) -> Ints:
+    """Return how many ns of the set each piece has."""
+    start_ns, end_ns = painted.segments[:, 0], painted.segments[:, 1]
+    own = np.zeros(len(painted.raw), dtype=np.int64)
+    covered_ns = intervals.covered_before(free, end_ns) - intervals.covered_before(free, start_ns)
+    np.add.at(own, painted.owner, covered_ns)
+    return own
+
+
+def _sum_parts(
+    painted: Sequence[_Painted],
+    names: Sequence[Sequence[str]],
+    own: Sequence[Ints],
+    window: Intervals,
+    idle: Intervals,
+) -> dict[Label, Amount]:
+    """Return time and count of each name, without those that have no share of the window."""
+    idle_ns = intervals.total_ns(idle)
+    found = {Label(IDLE, WHOLE[IDLE]): Amount(idle_ns, 0)} if idle_ns else {}
+    for one, named, own_ns in zip(painted, names, own, strict=True):
+        begun = intervals.contains(window, one.raw[:, 0])
+        for place in np.flatnonzero(begun | (own_ns > 0)).tolist():
+            label = Label(one.kind, named[place])
+            total_ns, pieces = found.get(label, Amount(0, 0))
+            found[label] = Amount(total_ns + int(own_ns[place]), pieces + int(begun[place]))
+    return found
+
+
+def _split_idle(parts: dict[Label, Amount], waits: tuple[_Painted, list[str]], idle: Intervals) -> dict[Label, Amount]:
+    """Return the parts with the idle time of a device by what the threads that launch its work did meanwhile."""
+    painted, names = waits
+    rest = Label(IDLE, WHOLE[IDLE])
+    if not names or rest not in parts:
+        return parts
+    own_ns = _measure(painted, idle)
+    found = {label: amount for label, amount in parts.items() if label != rest}
+    for place in np.flatnonzero(own_ns).tolist():
+        label = Label(IDLE, f"idle, host in {names[place]}")
+        total_ns, pieces = found.get(label, Amount(0, 0))
+        found[label] = Amount(total_ns + int(own_ns[place]), pieces + 1)
+    left_ns = parts[rest].total_ns - int(own_ns.sum())
+    return {**found, Label(IDLE, "idle, host in no operator"): Amount(left_ns, 0)} if left_ns else found
+
+
+# -- pieces and their names -------------------------------------------------------------------------------------------
+
+
+def _find_pieces(view: RankView) -> list[_Pieces]:
+    """Return the pieces of each kind, what goes first in front."""
+    if not view.has_device:
+        rows = {COMPUTE: view.host.compute_rows, COMMUNICATION: view.host.communication_rows}
+        return [_Pieces(kind, found, found) for kind, found in rows.items()]
+    work = view.work
+    places = {
+        COMPUTE: np.flatnonzero(work.is_kernel & ~work.is_communication),
+        COMMUNICATION: np.flatnonzero(work.is_communication),
+        COPY: np.flatnonzero(~work.is_kernel),
+    }
+    return [_Pieces(kind, work.row[found], view.launch[found]) for kind, found in places.items()]
+
+
+def _name_pieces(
+    view: RankView, pieces: Sequence[_Pieces], collectives: Sequence[str]
+) -> dict[str, list[Sequence[str]]]:
+    """Return the names of all pieces in each table."""
+    names: dict[str, list[Sequence[str]]] = {
+        "operators": [_name_operators(view, one) for one in pieces],
+        "collectives": [
+            collectives if one.kind == COMMUNICATION else [WHOLE[one.kind]] * len(one.row) for one in pieces
+        ],
+    }
+    if view.has_device:
+        names["kernels"] = [_names_of(view, one.row) for one in pieces]
+    ranges = _find_user_ranges(view)
+    if len(ranges):
+        names["ranges"] = [_name_around(view, one, ranges, "outside of these ranges") for one in pieces]
+    modules = view.trace.rows_named(view.trace.rows(Category.PYTHON), lambda name: name.startswith(MODULE_PREFIX))
+    if len(modules):
+        names["modules"] = [_name_around(view, one, modules, "outside of modules") for one in pieces]
+    return names
+
+
+def _names_of(view: RankView, rows: Ints) -> list[str]:
+    return [view.trace.names[code] for code in view.events.name[rows].tolist()]
+
+
+def _name_collective(one: Collective) -> str:
+    size = f", {one.group_size} ranks" if one.group_size is not None else ""
+    return f"{one.op}{size}, {one.bytes:,} bytes" if one.bytes is not None else f"{one.op}{size}"
+
+
+def _name_operators(view: RankView, pieces: _Pieces) -> list[str]:
+    """Return the operator that launched each piece, on a CPU itself, with its shapes where the reader keeps them."""
+    rows = pieces.row
+    if view.has_device:
+        rows = np.full(len(pieces.row), NONE, dtype=np.int64)
+        known = np.flatnonzero(pieces.call != NONE)
+        call = pieces.call[known]
+        inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+        within = inside != OUTSIDE
+        rows[known[within]] = view.host.operator_rows[inside[within]]
+    return [_name_operator(view, row) if row != NONE else "launched by no operator" for row in rows.tolist()]
+
+
+def _name_operator(view: RankView, row: int) -> str:
+    name, shapes = view.trace.name(row), view.trace.shapes.get(row)
+    if shapes is None or not communication.needs_input_shapes(name):
+        return name
+    try:
+        dims = msgspec.json.decode(shapes[1])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return name
+    return f"{name} {msgspec.json.encode(dims).decode()}"
+
+
+def _find_user_ranges(view: RankView) -> Ints:
+    """Return the ranges marked by the script or torch, without steps and collectives."""
+    rows = view.trace.rows(Category.ANNOTATION)
+    rows = rows[~np.isin(rows, view.host.step_rows)]
+    return view.trace.rows_named(rows, lambda name: not communication.is_backend_range(name))
+
+
+def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) -> list[str]:
+    """Return the name of the innermost of these ranges around each call, also around one by autograd's threads."""
+    known = pieces.call != NONE
+    call = pieces.call[known]
+    threads = tables.find_threads_of_calls(view)[call]
+    own = np.unique(view.events.thread[ranges])
+    if len(own) == 1 and view.events.category[ranges[0]] == Category.PYTHON:
+        threads = np.full_like(threads, own[0])  # some versions of Kineto give Python's frames other thread ids
+    inside = np.full(len(pieces.row), OUTSIDE, dtype=np.int64)
+    inside[known] = view.host.nest_rows(ranges).find_innermost(threads, view.events.start_ns[call])
+    names = [name.removeprefix(MODULE_PREFIX) for name in _names_of(view, ranges)]
+    return [names[place] if place != OUTSIDE else otherwise for place in inside.tolist()]
+
+
+def _find_waiting_host(view: RankView) -> tuple[_Painted, list[str]]:
+    """Return what the threads did that launch work on a device: operators, ranges, calls that wait; with their names.
+    Nothing on a CPU.
+    """
+    rows = np.empty(0, dtype=np.int64)
+    if view.has_device:
+        rows = np.concatenate([view.host.operator_rows, _find_user_ranges(view), find_synchronisations(view)])
+        rows = np.unique(rows[np.isin(view.events.thread[rows], find_launching_threads(view))])
+    return _paint(view, _Pieces(IDLE, rows, rows)), _names_of(view, rows)
