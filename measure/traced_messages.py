@@ -111,7 +111,7 @@ def _address_of_kernel(view: RankView, row: int, one: Collective, rank: int | No
     inside = int(view.launching_range[place])
     found = _DIRECTION.search(view.trace.name(inside)) if inside != NONE else None
     peer = int(found.group(2)) if found is not None else None
-    return _to_global(peer, rank, [_read_members(one.ranks)]), None
+    return _to_global(peer, rank, [read_members(one.ranks)]), None
 
 
 def _addresses_of_calls(
@@ -137,7 +137,12 @@ def _read_address(inputs: bytes | None) -> tuple[int | None, int | None]:
         return None, None
 
 
-def _read_members(text: str | None) -> Sequence[int]:
+def read_members(text: str | None) -> Sequence[int]:
+    """Return the ranks of a group from their list as text; empty when it is not there, or shortened.
+
+    >>> read_members("[0, 4]"), read_members("[0, 1, ..., 63]"), read_members(None)
+    ([0, 4], (), [])
+    """
     try:
         members: Any = msgspec.json.decode(text or "[]")
     except msgspec.DecodeError:  # long lists are shortened

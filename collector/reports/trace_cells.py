@@ -107,6 +107,29 @@ mib = partial(amount, divisor=MIB, decimals=2)
 rate = partial(amount, divisor=GB, decimals=2)
 
 
+def size_range(from_bytes: int | None, to_bytes: int | None) -> Cell:
+    """Return a cell of a class of sizes from a power of two to, not including, the next.
+
+    >>> [size_range(*of).text for of in ((0, 1), (512, 1024), (4 << 20, 8 << 20), (None, None))]
+    ['0 B', '512 B-1 KiB', '4-8 MiB', '-']
+    """
+    if from_bytes is None or to_bytes is None:
+        return Cell(MISSING)
+    if not from_bytes:
+        return Cell("0 B", 0)
+    (low, low_unit), (high, high_unit) = map(_in_unit, (from_bytes, to_bytes))
+    low_text = f"{low}" if low_unit == high_unit else f"{low} {low_unit}"
+    return Cell(f"{low_text}-{high} {high_unit}", from_bytes)
+
+
+def _in_unit(size: int) -> tuple[int, str]:
+    place = min((size.bit_length() - 1) // 10, len(_BINARY_UNITS) - 1)
+    return size >> 10 * place, _BINARY_UNITS[place]
+
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def rank_list(ranks: Iterable[int | None]) -> Cell:
     """Return a cell of ranks, with consecutive ones as a range.
 

@@ -21,6 +21,7 @@ from rankscope.collector.reports.trace_cells import (
     rank_list,
     rate,
     share_of,
+    size_range,
     text_cell,
     us,
 )
@@ -456,6 +457,35 @@ _SYNCHRONISATIONS = _ByName(
 )  # fmt: skip
 
 
+# -- collectives by size, of all ranks together -----------------------------------------------------------------------
+
+_COLLECTIVE_SIZES = Section(
+    "collective_sizes", "Collectives by size",
+    "Over the calls of all ranks. Skew is the time between the first rank's arrival and the last one's; algorithm "
+    "(alg) and bus bandwidth are as in nccl-tests, over the transfers of collectives matched on all members, else over "
+    "the calls' durations: then they are lower bounds, for a call may wait.",
+    columns_of(
+        "<operation, <group, size, bytes, <nodes, calls, median us, max us, skew us, max skew us, alg GB/s, "
+        "min bus GB/s, bus GB/s, max bus GB/s, <over"
+    ),
+    "No communication in the traces.",
+)  # fmt: skip
+_NODES = {True: "one", False: "several", None: MISSING}
+
+
+def _collective_sizes(report: TraceReport, top: int) -> Section:
+    rows = [
+        (text_cell(one.op), text_cell(one.group), amount(one.group_size),
+         size_range(one.size_from_bytes, one.size_to_bytes), text_cell(_NODES[one.is_inside_node]), amount(one.count),
+         us(one.duration_median_ns), us(one.duration_max_ns), us(one.skew_median_ns), us(one.skew_max_ns),
+         rate(one.algorithm_bandwidth_median_bytes_per_s), rate(one.bus_bandwidth_min_bytes_per_s),
+         rate(one.bus_bandwidth_median_bytes_per_s), rate(one.bus_bandwidth_max_bytes_per_s),
+         text_cell(one.bandwidth_from))
+        for one in report.collective_sizes
+    ]  # fmt: skip
+    return _COLLECTIVE_SIZES.of(rows, top)
+
+
 # -- memory by operator, warnings -------------------------------------------------------------------------------------
 
 _MEMORY_OPERATORS = Section(
@@ -503,6 +533,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _waiting(report, of_ranks),
         _pipeline(report, of_ranks),
         _COLLECTIVES.build(report, top),
+        _collective_sizes(report, top),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),

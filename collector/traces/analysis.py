@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rankscope.collector.traces.advice import advise
+from rankscope.collector.traces.collective_sizes import sum_by_size
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
@@ -226,6 +227,15 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
     across, reports = None, [complete_alone(one) for one in found]
     if len(found) > 1:
-        across, reports = compare_ranks(found)
+        across, reports, sizes = compare_ranks(found)
+    else:
+        sizes = sum_by_size(found, None)
     advice, abstained = advise(reports, across)
-    return TraceReport(ranks=reports, cross_rank=across, advice=advice, abstained=abstained, errors=errors)
+    return TraceReport(
+        ranks=reports,
+        cross_rank=across,
+        advice=advice,
+        abstained=abstained,
+        errors=errors,
+        collective_sizes=sizes,
+    )

@@ -1,13 +1,22 @@
 """Compare the ranks of one run: their collectives, their messages, and who is slower than its peers."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from rankscope.collector.traces import cross_rank, pipeline
+from rankscope.collector.traces.collective_sizes import sum_by_size
 from rankscope.collector.traces.rank_analysis import RankAnalysis
-from rankscope.collector.traces.report import CrossRank, MatchedCollective, PipelineReport, RankReport, RankStanding
+from rankscope.collector.traces.report import (
+    CollectiveSizeRow,
+    CrossRank,
+    MatchedCollective,
+    PipelineReport,
+    RankReport,
+    RankStanding,
+)
 from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
 from rankscope.collector.traces.tables import kind_of
 from rankscope.measure import intervals
@@ -17,8 +26,18 @@ from rankscope.measure.traced_messages import Message
 from rankscope.measure.units import NS_PER_S
 
 
-def compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankReport]]:
-    """Return the comparison, and the ranks' reports completed with transfers."""
+class Comparison(NamedTuple):
+    """All ranks side by side: the comparison, the ranks' reports completed with transfers, and their collectives by
+    size.
+    """
+
+    across: CrossRank
+    reports: list[RankReport]
+    collective_sizes: list[CollectiveSizeRow]
+
+
+def compare_ranks(found: Sequence[RankAnalysis]) -> Comparison:
+    """Return the comparison of the ranks."""
     ranked = {one.report.rank: one for one in found if one.report.rank is not None}
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -52,7 +71,8 @@ def compare_ranks(found: Sequence[RankAnalysis]) -> tuple[CrossRank, list[RankRe
         pipeline=staged,
         pipeline_refused=traffic.refused,
     )
-    return across, [work.complete(_add_transfers(one.report, matching)) for one in found]
+    reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
+    return Comparison(across, reports, sum_by_size(found, matching))
 
 
 def complete_alone(one: RankAnalysis) -> RankReport:

@@ -120,6 +120,42 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     bus_bandwidth_bytes_per_s: float | None = None
 
 
+class CollectiveSizeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives of all ranks, of one operation in one group, whose size is `size_from_bytes` at least and less than
+    `size_to_bytes` (bytes as in CollectiveRow; None: not in the traces). `is_inside_node`: all members of the group
+    are on one host; None when that is not known. `count` and the durations are of calls, one for each rank that took
+    part. Skew is that of `matched_count` collectives, those matched across ranks: the longest duration of one less the
+    shortest, the time between the first rank's arrival and the last one's. Algorithm bandwidth is bytes over time, bus
+    bandwidth that by the factor of nccl-tests. `bandwidth_from` says over which time: `transfers` of the collectives
+    that were matched on all members; `durations` of calls, where there are none: a lower bound, as they may include
+    waiting.
+    """
+
+    op: str
+    group: str
+    group_size: int | None
+    dtype: str | None
+    size_from_bytes: int | None
+    size_to_bytes: int | None
+    is_inside_node: bool | None
+    count: int
+    total_ns: int
+    duration_min_ns: int
+    duration_median_ns: int
+    duration_max_ns: int
+    matched_count: int
+    skew_min_ns: int | None
+    skew_median_ns: int | None
+    skew_max_ns: int | None
+    bandwidth_from: str | None
+    algorithm_bandwidth_min_bytes_per_s: float | None
+    algorithm_bandwidth_median_bytes_per_s: float | None
+    algorithm_bandwidth_max_bytes_per_s: float | None
+    bus_bandwidth_min_bytes_per_s: float | None
+    bus_bandwidth_median_bytes_per_s: float | None
+    bus_bandwidth_max_bytes_per_s: float | None
+
+
 class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in which the host waited for the device, by operator and, with stacks, by source line."""
 
@@ -464,12 +500,16 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     abstained: list[Abstention]
     errors: list[FileError]
     comparison: Comparison | None = None
+    collective_sizes: list[CollectiveSizeRow] = []
 
     def to_pandas(self) -> dict[str, Any]:
-        """Return each table by name as a DataFrame with a column `rank`. Needs pandas (`pip install pandas`)."""
+        """Return each table by name as a DataFrame, with a column `rank` but for `collective_sizes`, which are of all
+        ranks. Needs pandas (`pip install pandas`).
+        """
         import pandas as pd  # noqa: PLC0415 - an optional dependency
 
         rows: dict[str, list[dict[str, Any]]] = {"ranks": []}
+        rows["collective_sizes"] = msgspec.to_builtins(self.collective_sizes)
         for report in self.ranks:
             fields = msgspec.to_builtins(report)
             tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], list)}

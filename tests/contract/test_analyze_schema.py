@@ -104,6 +104,7 @@ def test_tables_become_data_frames_with_the_rank_in_each_row() -> None:
     assert list(frames["ranks"]["rank"]) == [0, 1]
     assert list(frames["steps"]["rank"]) == [0, 0, 0, 1, 1, 1]
     assert frames["steps"]["window_ns"].dtype.kind == "i"
+    assert list(frames["collective_sizes"]["count"]) == [42]
 
 
 if __name__ == "__main__":

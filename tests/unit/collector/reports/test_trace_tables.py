@@ -12,6 +12,7 @@ from rankscope.collector.traces.report import (
     Abstention,
     Advice,
     CollectiveRow,
+    CollectiveSizeRow,
     CrossRank,
     DeviceStep,
     FileError,
@@ -270,3 +271,18 @@ def test_step_by_the_devices_clock_has_a_row_of_its_own() -> None:
     on_device = DeviceStep(start_ns=7 * MS, kernel_count=2, **WINDOW)
     ranks = report_of(rank_of(0, steps=[msgspec.structs.replace(STEP, on_device=on_device), STEP]))
     assert [(row[:3], row[-1]) for row in shown(section("device_steps", ranks))] == [(["0", "3", "200.000"], "7.000")]
+
+
+def test_collectives_by_size_say_over_what_their_bandwidth_is() -> None:
+    row = CollectiveSizeRow(
+        op="all_reduce", group="default_pg", group_size=2, dtype="Float", size_from_bytes=1 << 20,
+        size_to_bytes=1 << 21, is_inside_node=False, count=4, total_ns=MS, duration_min_ns=1_000,
+        duration_median_ns=2_000, duration_max_ns=3_000, matched_count=0, skew_min_ns=None, skew_median_ns=None,
+        skew_max_ns=None, bandwidth_from="durations", algorithm_bandwidth_min_bytes_per_s=1e9,
+        algorithm_bandwidth_median_bytes_per_s=2e9, algorithm_bandwidth_max_bytes_per_s=3e9,
+        bus_bandwidth_min_bytes_per_s=1e9, bus_bandwidth_median_bytes_per_s=2e9, bus_bandwidth_max_bytes_per_s=3e9,
+    )  # fmt: skip
+    assert shown(section("collective_sizes", report_of(rank_of(0), collective_sizes=[row]))) == [
+        ["all_reduce", "default_pg", "2", "1-2 MiB", "several", "4", "2.0", "3.0", MISSING, MISSING, "2.00", "1.00",
+         "2.00", "3.00", "durations"]
+    ]  # fmt: skip
