@@ -178,6 +178,15 @@ _DEVICES = Section(
     columns_of("rank, device, <name, kernels, busy %, utilisation %, SM efficiency %, occupancy %, tensor cores %"),
     "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
+_IDLE_TIME = Section(
+    "idle_time", "Idle time of devices and streams, by kind",
+    "Gaps between pieces of work. Host wait: the work after the gap was launched in it; kernel wait: it was launched "
+    "before, and waited for another stream, a dependency or its own start; other: its launch is not in the trace.",
+    columns_of(
+        "rank, device, <stream, window ms, idle ms, idle %, gaps, longest ms, host wait ms, host wait %, "
+        "kernel wait ms, kernel wait %, other ms, other %"
+    ), "No device work: the traces are of the CPU alone.",
+)  # fmt: skip
 _MODEL = Section(
     "model", "Model summary",
     "The stages of the training step: host time, which sums to the steps, and device time of their launches.",
@@ -226,6 +235,18 @@ def _of_devices(rank: RankReport) -> list[Cells]:
          percent(one.utilisation_ratio), percent(one.sm_efficiency_ratio), percent(one.achieved_occupancy_ratio),
          percent(one.tensor_core_ratio))
         for one in rank.devices
+    ]  # fmt: skip
+
+
+def _of_idle_time(rank: RankReport) -> list[Cells]:
+    return [
+        (text_cell(one.device), text_cell("all" if one.is_device else one.stream), ms(one.window_ns), ms(one.idle_ns),
+         percent(share_of(one.idle_ns, one.window_ns)), amount(one.gap_count), ms(one.longest_ns),
+         *chain.from_iterable(
+             (ms(part), percent(share_of(part, one.idle_ns)))
+             for part in (one.host_wait_ns, one.kernel_wait_ns, one.other_ns)
+         ))
+        for one in rank.idle_time
     ]  # fmt: skip
 
 
@@ -535,6 +556,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _COLLECTIVES.build(report, top),
         _collective_sizes(report, top),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),
+        _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),
         *(table.build(report, top) for table in (_OPERATORS, _KERNELS, _COPIES, _USER_RANGES, _SYNCHRONISATIONS)),

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from rankscope.collector.traces import stages, tables, windows
+from rankscope.collector.traces.idle_time import sum_idle
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.report import DeviceReport, RankReport
@@ -84,6 +85,7 @@ def reduce_trace(
         timeline=windows.draw_timeline(view),
         signs=find_signs(view, origin.devices),
         warnings=[*trace.warnings, *_warn_of_devices(view), *_warn(view, len(devices))],
+        idle_time=sum_idle(view),
         **windows.break_down_window(view, *bounds),
     )
     compute, communication, _ = view.sets

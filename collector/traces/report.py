@@ -167,6 +167,26 @@ class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None
 
 
+class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Time between pieces of work, of one stream of a device, or of all its streams together (`is_device`), in the
+    window from the start of the first to the end of the last. Each gap is of one kind, by the call that launched the
+    work after it: `host_wait_ns` where it was made in the gap, `kernel_wait_ns` where it was made before (the work
+    waited for another stream, a dependency, or its own start), `other_ns` where it is not in the trace. The three sum
+    to `idle_ns`.
+    """
+
+    device: int | None
+    stream: int | None
+    is_device: bool
+    window_ns: int
+    gap_count: int
+    idle_ns: int
+    longest_ns: int
+    host_wait_ns: int
+    kernel_wait_ns: int
+    other_ns: int
+
+
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
     it.
@@ -335,6 +355,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     timeline: Timeline | None
     signs: Signs
     warnings: list[str]
+    idle_time: list[IdleRow] = []
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):

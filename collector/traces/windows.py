@@ -233,7 +233,7 @@ def find_overlaps(view: RankView) -> list[str]:
     """
     work, whole_ns, twice_ns = view.work, 0, 0
     longest_ns, name = 0, ""
-    for mine in _by_stream(view):
+    for mine in find_streams(view):
         raw = np.stack([work.start_ns[mine], work.end_ns[mine]], axis=1)
         length_ns = raw[:, 1] - raw[:, 0]
         whole_ns += int(length_ns.sum())
@@ -248,7 +248,7 @@ def find_overlaps(view: RankView) -> list[str]:
     return [f"{how_much}: wrong times, or programmatic launches. Longest: {name} ({format_duration(longest_ns)})"]
 
 
-def _by_stream(view: RankView) -> list[Ints]:
+def find_streams(view: RankView) -> list[Ints]:
     """Return the places in `work` of each stream of each device, ascending."""
     work = view.work
     if not len(work):
