@@ -247,8 +247,8 @@ def _test(
     sigma = _sigma(view, noise, known, since, peers)
     if not peers.do_same_work and since:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since))
-    # The time that the rank is longer: its logarithm would make a rank of four times look hardly slower than one of
-    # two, beside peers that are 20 % apart.
+    # The time that it takes longer: by its logarithm a rank of four times stands out of noise little more than one of
+    # two.
     robust_z, persistence = math.expm1(level) / sigma, _persistence(recent, level, noise, thresholds)
     return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= thresholds.persistence_ratio
 
