@@ -70,6 +70,8 @@ class Analyze:
 
         if options.top < 1:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
+        if options.any_world and options.against is None:
+            raise SettingError("--any-world is given without --against; there is nothing to compare")
         steps = parse_steps(options.steps)
         try:
             if options.list:

@@ -1,14 +1,15 @@
 """Compare the time of a step between two sets of traces, part by part, or say why that must not be done."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable
-from rankscope.collector.traces.step_parts import Amount, DividedSteps, Label, StepParts
+from rankscope.collector.traces.step_parts import Amount, DividedSteps, Label, Name, StepParts
 
 TABLES = ("kernels", "collectives", "operators", "modules", "ranges")
 """Tables in the order in which they are shown."""
+WARNINGS_MAX = 10
 HERE, THERE = "these traces", "the traces to compare with"
 
 _Side = list[DividedSteps]
@@ -41,7 +42,11 @@ def compare_steps(
         step_ns=step_ns,
         against_step_ns=against_ns,
         difference_ns=step_ns - against_ns,
-        tables=[_build_table(key, here, there) for key in TABLES if _has_table(key, here) and _has_table(key, there)],
+        tables=[
+            _build_table(key, here, there, keeps_groups=not _have_other_worlds(found, others))
+            for key in TABLES
+            if _has_table(key, here) and _has_table(key, there)
+        ],
     )
 
 
@@ -57,9 +62,8 @@ def _find_refusal(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis],
     if here != there:
         cpu, device = (HERE, THERE) if here else (THERE, HERE)
         return f"{cpu} are of a CPU, {device} of a device: different things take their time"
-    worlds = sorted({one.report.world_size for one in (*found, *others) if one.report.world_size is not None})
-    if len(worlds) > 1 and not any_world:
-        sizes = " and ".join(f"{size:,}" for size in worlds)
+    if _have_other_worlds(found, others) and not any_world:
+        sizes = " and ".join(f"{size:,}" for size in sorted(_find_worlds(found, others)))
         return f"the runs have {sizes} ranks, which share the work out differently; --any-world compares them"
     return None
 
@@ -79,6 +83,14 @@ def _find_refusal_of_side(ranks: Sequence[RankAnalysis]) -> str | None:
     return None
 
 
+def _find_worlds(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> set[int]:
+    return {one.report.world_size for one in (*found, *others) if one.report.world_size is not None}
+
+
+def _have_other_worlds(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> bool:
+    return len(_find_worlds(found, others)) > 1
+
+
 def _escape(file: str) -> str:
     return file.replace("{", "{{").replace("}", "}}")
 
@@ -96,8 +108,7 @@ def _choose_ranks(
 ) -> tuple[Sequence[RankAnalysis], Sequence[RankAnalysis], list[str]]:
     """Return the analyses to compare, and a note where these are not all, or not of the same ranks."""
     here, there = ({one.report.rank for one in side} for side in (found, others))
-    worlds = {one.report.world_size for one in (*found, *others)} - {None}
-    if here == there or len(worlds) > 1:
+    if here == there or _have_other_worlds(found, others):
         return found, others, [] if here == there else [f"all ranks: {_list(here)}, against {_list(there)}"]
     note = f"these traces are of {_list(here)}, those to compare with of {_list(there)}"
     if len(found) == len(others) == 1:
@@ -114,7 +125,7 @@ def _list(ranks: set[int | None]) -> str:
 
 
 def _note_differences(found: Sequence[RankAnalysis], others: Sequence[RankAnalysis]) -> list[str]:
-    """Return what else differs between the sides: the devices, the numbers of ranks, the modules recorded."""
+    """Return what else differs between the sides: devices, numbers of ranks, what was recorded; and the warnings."""
     notes = []
     for what, here, there in (
         ("device", *({str(one.report.device) for one in side} for side in (found, others))),
@@ -123,10 +134,29 @@ def _note_differences(found: Sequence[RankAnalysis], others: Sequence[RankAnalys
     ):
         if here != there:
             notes.append(f"the {what} differs: {', '.join(sorted(here))}, against {', '.join(sorted(there))}")
-    if (here_has := _has_table("modules", _hosts(found))) != _has_table("modules", _hosts(others)):
-        which = HERE if here_has else THERE
-        notes.append(f"only {which} were recorded with modules, which costs time on the host")
+    notes += _note_recorded(*([parts.by_host for parts in _parts_of(side)] for side in (found, others)))
+    return [*notes, *_find_warnings(HERE, found), *_find_warnings(THERE, others)]
+
+
+def _note_recorded(here: _Side, there: _Side) -> list[str]:
+    """Return what only one side has recorded."""
+    notes = []
+    for what, has, key in (
+        ("modules, which costs time on the host", _has_table, "modules"),
+        ("shapes: operators are matched without", _has_sizes, "operators"),
+        ("bytes of collectives: they are matched without", _has_sizes, "collectives"),
+    ):
+        if has(key, here) != has(key, there):
+            notes.append(f"only {HERE if has(key, here) else THERE} have {what}")
     return notes
+
+
+def _find_warnings(side: str, ranks: Sequence[RankAnalysis]) -> list[str]:
+    """Return the warnings of a side's traces, up to WARNINGS_MAX, and how many more there are."""
+    found = Counter(warning for one in ranks for warning in one.report.warnings)
+    shown = [f"{side}, {count} of {len(ranks)} files: {warning}" for warning, count in found.items()]
+    more = len(shown) - WARNINGS_MAX
+    return [*shown[:WARNINGS_MAX], f"{side}: {more:,} more warnings"] if more > 0 else shown
 
 
 # -- the difference ---------------------------------------------------------------------------------------------------
@@ -134,10 +164,6 @@ def _note_differences(found: Sequence[RankAnalysis], others: Sequence[RankAnalys
 
 def _parts_of(side: Sequence[RankAnalysis]) -> list[StepParts]:
     return [one.parts for one in side if one.parts is not None]
-
-
-def _hosts(side: Sequence[RankAnalysis]) -> _Side:
-    return [parts.by_host for parts in _parts_of(side)]
 
 
 def _choose_clock(here: Sequence[StepParts], there: Sequence[StepParts]) -> tuple[str, _Side, _Side]:
@@ -160,10 +186,13 @@ def _has_table(key: str, side: _Side) -> bool:
     return any(key in one.tables for one in side)
 
 
-def _build_table(key: str, here: _Side, there: _Side) -> DifferenceTable:
-    """Return the parts of both sides by one way of naming them, the largest difference first."""
+def _build_table(key: str, here: _Side, there: _Side, *, keeps_groups: bool) -> DifferenceTable:
+    """Return the parts of both sides by one way of naming them, the largest difference first. Shapes and bytes are in
+    the names if both sides have them, the ranks of a group if `keeps_groups`.
+    """
     whole_ns = _mean_ns(here) - _mean_ns(there)
-    ours, theirs = _sum_sides(key, here), _sum_sides(key, there)
+    keeps_sizes = _has_sizes(key, here) and _has_sizes(key, there)
+    ours, theirs = (_sum_side(key, side, keeps_groups=keeps_groups, keeps_sizes=keeps_sizes) for side in (here, there))
     nothing = Amount(0, 0)
     rows = [
         _build_row(
@@ -179,12 +208,17 @@ def _build_table(key: str, here: _Side, there: _Side) -> DifferenceTable:
     return DifferenceTable(key=key, rows=rows, remainder_ns=whole_ns - sum(row.difference_ns for row in rows))
 
 
-def _sum_sides(key: str, side: _Side) -> dict[Label, Amount]:
+def _has_sizes(key: str, side: _Side) -> bool:
+    return any(label.name.size for one in side for label in one.tables.get(key, ()))
+
+
+def _sum_side(key: str, side: _Side, *, keeps_groups: bool, keeps_sizes: bool) -> dict[Label, Amount]:
     """Return the parts of all ranks of a side. A rank without this table has its time in a row without a name."""
     found: dict[Label, Amount] = defaultdict(lambda: Amount(0, 0))
     for one in side:
-        missing = {Label("other", "ranks without this table"): Amount(one.total_ns, 0)}
-        for label, amount in one.tables.get(key, missing).items():
+        missing = {Label("other", Name("ranks without this table")): Amount(one.total_ns, 0)}
+        for (kind, name), amount in one.tables.get(key, missing).items():
+            label = Label(kind, Name(name.text, name.group * keeps_groups, name.size * keeps_sizes))
             sofar = found[label]
             found[label] = Amount(sofar.total_ns + amount.total_ns, sofar.pieces + amount.pieces)
     return dict(found)
@@ -194,7 +228,7 @@ def _build_row(label: Label, ours: Amount, theirs: Amount, steps: tuple[int, int
     step_ns, against_ns = ours.total_ns // steps[0], theirs.total_ns // steps[1]
     return DifferenceRow(
         kind=label.kind,
-        name=label.name,
+        name="".join(label.name),
         step_ns=step_ns,
         against_step_ns=against_ns,
         difference_ns=step_ns - against_ns,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.windows import find_device_steps
@@ -22,16 +23,31 @@ from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective
 
 COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "communication", "copy", "idle"
-WHOLE = {COMPUTE: "everything that computes", COMMUNICATION: "all communication", COPY: "all copies", IDLE: "idle"}
-"""Names of what a table does not tell apart."""
 MODULE_PREFIX = "nn.Module: "
+
+
+class Name(NamedTuple):
+    """Name of a part, with the ranks of its group and its shapes or bytes, empty where it has none or is without."""
+
+    text: str
+    group: str = ""
+    size: str = ""
 
 
 class Label(NamedTuple):
     """Name of a part, and its kind: compute, communication, copy or idle."""
 
     kind: str
-    name: str
+    name: Name
+
+
+WHOLE = {
+    COMPUTE: Name("everything that computes"),
+    COMMUNICATION: Name("all communication"),
+    COPY: Name("all copies"),
+    IDLE: Name("idle"),
+}
+"""Names of what a table does not tell apart."""
 
 
 class Amount(NamedTuple):
@@ -74,6 +90,13 @@ class _Painted(NamedTuple):
     raw: Intervals
     segments: Intervals
     owner: Ints
+
+
+class _Named(NamedTuple):
+    """Names of pieces: the different ones, and which of them each piece has."""
+
+    names: list[Name]
+    code: Ints
 
 
 def divide_steps(view: RankView, collectives: Sequence[Collective]) -> StepParts | None:
@@ -159,38 +182,39 @@ def _measure(painted: _Painted, free: Intervals) -> Ints:
 
 
 def _sum_parts(
-    painted: Sequence[_Painted],
-    names: Sequence[Sequence[str]],
-    own: Sequence[Ints],
-    window: Intervals,
-    idle: Intervals,
+    painted: Sequence[_Painted], named: Sequence[_Named], own: Sequence[Ints], window: Intervals, idle: Intervals
 ) -> dict[Label, Amount]:
     """Return time and count of each name, without those that have no share of the window."""
     idle_ns = intervals.total_ns(idle)
     found = {Label(IDLE, WHOLE[IDLE]): Amount(idle_ns, 0)} if idle_ns else {}
-    for one, named, own_ns in zip(painted, names, own, strict=True):
+    for one, names, own_ns in zip(painted, named, own, strict=True):
         begun = intervals.contains(window, one.raw[:, 0])
-        for place in np.flatnonzero(begun | (own_ns > 0)).tolist():
-            label = Label(one.kind, named[place])
-            total_ns, pieces = found.get(label, Amount(0, 0))
-            found[label] = Amount(total_ns + int(own_ns[place]), pieces + int(begun[place]))
+        for name, amount in _sum_by_name(names, own_ns, begun):
+            found[Label(one.kind, name)] = amount
     return found
 
 
-def _split_idle(parts: dict[Label, Amount], waits: tuple[_Painted, list[str]], idle: Intervals) -> dict[Label, Amount]:
+def _sum_by_name(named: _Named, own_ns: Ints, counts: npt.NDArray[np.bool_]) -> list[tuple[Name, Amount]]:
+    """Return time and count of each name that has either."""
+    total_ns = np.zeros(len(named.names), dtype=np.int64)
+    np.add.at(total_ns, named.code, own_ns)
+    pieces = np.bincount(named.code[counts], minlength=len(named.names))
+    amounts = map(Amount, total_ns.tolist(), pieces.tolist())
+    return [(name, amount) for name, amount in zip(named.names, amounts, strict=True) if any(amount)]
+
+
+def _split_idle(parts: dict[Label, Amount], waits: tuple[_Painted, _Named], idle: Intervals) -> dict[Label, Amount]:
     """Return the parts with the idle time of a device by what the threads that launch its work did meanwhile."""
-    painted, names = waits
+    painted, named = waits
     rest = Label(IDLE, WHOLE[IDLE])
-    if not names or rest not in parts:
+    if not named.names or rest not in parts:
         return parts
     own_ns = _measure(painted, idle)
     found = {label: amount for label, amount in parts.items() if label != rest}
-    for place in np.flatnonzero(own_ns).tolist():
-        label = Label(IDLE, f"idle, host in {names[place]}")
-        total_ns, pieces = found.get(label, Amount(0, 0))
-        found[label] = Amount(total_ns + int(own_ns[place]), pieces + 1)
+    for name, amount in _sum_by_name(named, own_ns, own_ns > 0):
+        found[Label(IDLE, Name(f"idle, host in {name.text}"))] = amount
     left_ns = parts[rest].total_ns - int(own_ns.sum())
-    return {**found, Label(IDLE, "idle, host in no operator"): Amount(left_ns, 0)} if left_ns else found
+    return {**found, Label(IDLE, Name("idle, host in no operator")): Amount(left_ns, 0)} if left_ns else found
 
 
 # -- pieces and their names -------------------------------------------------------------------------------------------
@@ -210,11 +234,9 @@ def _find_pieces(view: RankView) -> list[_Pieces]:
     return [_Pieces(kind, work.row[found], view.launch[found]) for kind, found in places.items()]
 
 
-def _name_pieces(
-    view: RankView, pieces: Sequence[_Pieces], collectives: Sequence[str]
-) -> dict[str, list[Sequence[str]]]:
+def _name_pieces(view: RankView, pieces: Sequence[_Pieces], collectives: Sequence[Name]) -> dict[str, list[_Named]]:
     """Return the names of all pieces in each table."""
-    names: dict[str, list[Sequence[str]]] = {
+    names: dict[str, list[Sequence[Name]]] = {
         "operators": [_name_operators(view, one) for one in pieces],
         "collectives": [
             collectives if one.kind == COMMUNICATION else [WHOLE[one.kind]] * len(one.row) for one in pieces
@@ -228,40 +250,48 @@ def _name_pieces(
     modules = view.trace.rows_named(view.trace.rows(Category.PYTHON), lambda name: name.startswith(MODULE_PREFIX))
     if len(modules):
         names["modules"] = [_name_around(view, one, modules, "outside of modules") for one in pieces]
-    return names
+    return {table: list(map(_encode, named)) for table, named in names.items()}
 
 
-def _names_of(view: RankView, rows: Ints) -> list[str]:
-    return [view.trace.names[code] for code in view.events.name[rows].tolist()]
+def _encode(names: Sequence[Name]) -> _Named:
+    codes: dict[Name, int] = {}
+    code = np.array([codes.setdefault(name, len(codes)) for name in names], dtype=np.int64)
+    return _Named(list(codes), code)
 
 
-def _name_collective(one: Collective) -> str:
-    size = f", {one.group_size} ranks" if one.group_size is not None else ""
-    return f"{one.op}{size}, {one.bytes:,} bytes" if one.bytes is not None else f"{one.op}{size}"
+def _names_of(view: RankView, rows: Ints) -> list[Name]:
+    codes = view.events.name[rows]
+    names = {code: Name(view.trace.names[code].removeprefix(MODULE_PREFIX)) for code in np.unique(codes).tolist()}
+    return [names[code] for code in codes.tolist()]
 
 
-def _name_operators(view: RankView, pieces: _Pieces) -> list[str]:
+def _name_collective(one: Collective) -> Name:
+    group = f", {one.group_size} ranks" if one.group_size is not None else ""
+    return Name(one.op, group, f", {one.bytes:,} bytes" if one.bytes is not None else "")
+
+
+def _name_operators(view: RankView, pieces: _Pieces) -> list[Name]:
     """Return the operator that launched each piece, on a CPU itself, with its shapes where the reader keeps them."""
     rows = pieces.row
     if view.has_device:
         rows = np.full(len(pieces.row), NONE, dtype=np.int64)
-        known = np.flatnonzero(pieces.call != NONE)
-        call = pieces.call[known]
+        launched = np.flatnonzero(pieces.call != NONE)
+        call = pieces.call[launched]
         inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
         within = inside != OUTSIDE
-        rows[known[within]] = view.host.operator_rows[inside[within]]
-    return [_name_operator(view, row) if row != NONE else "launched by no operator" for row in rows.tolist()]
+        rows[launched[within]] = view.host.operator_rows[inside[within]]
+    known, nothing = rows != NONE, Name("launched by no operator")
+    names = iter(_names_of(view, rows[known]))
+    return [_add_shapes(view, row, next(names)) if row != NONE else nothing for row in rows.tolist()]
 
 
-def _name_operator(view: RankView, row: int) -> str:
-    name, shapes = view.trace.name(row), view.trace.shapes.get(row)
-    if shapes is None or not communication.needs_input_shapes(name):
-        return name
+def _add_shapes(view: RankView, row: int, name: Name) -> Name:
+    shapes = view.trace.shapes.get(row)
     try:
-        dims = msgspec.json.decode(shapes[1])
+        dims = msgspec.json.decode(shapes[1]) if shapes is not None else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return name
-    return f"{name} {msgspec.json.encode(dims).decode()}"
+    return name._replace(size=f" {msgspec.json.encode(dims).decode()}") if isinstance(dims, list) else name
 
 
 def _find_user_ranges(view: RankView) -> Ints:
@@ -271,7 +301,7 @@ def _find_user_ranges(view: RankView) -> Ints:
     return view.trace.rows_named(rows, lambda name: not communication.is_backend_range(name))
 
 
-def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) -> list[str]:
+def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) -> list[Name]:
     """Return the name of the innermost of these ranges around each call, also around one by autograd's threads."""
     known = pieces.call != NONE
     call = pieces.call[known]
@@ -281,11 +311,11 @@ def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) 
         threads = np.full_like(threads, own[0])  # some versions of Kineto give Python's frames other thread ids
     inside = np.full(len(pieces.row), OUTSIDE, dtype=np.int64)
     inside[known] = view.host.nest_rows(ranges).find_innermost(threads, view.events.start_ns[call])
-    names = [name.removeprefix(MODULE_PREFIX) for name in _names_of(view, ranges)]
-    return [names[place] if place != OUTSIDE else otherwise for place in inside.tolist()]
+    names, outside = _names_of(view, ranges), Name(otherwise)
+    return [names[place] if place != OUTSIDE else outside for place in inside.tolist()]
 
 
-def _find_waiting_host(view: RankView) -> tuple[_Painted, list[str]]:
+def _find_waiting_host(view: RankView) -> tuple[_Painted, _Named]:
     """Return what the threads did that launch work on a device: operators, ranges, calls that wait; with their names.
     Nothing on a CPU.
     """
@@ -293,4 +323,4 @@ def _find_waiting_host(view: RankView) -> tuple[_Painted, list[str]]:
     if view.has_device:
         rows = np.concatenate([view.host.operator_rows, _find_user_ranges(view), find_synchronisations(view)])
         rows = np.unique(rows[np.isin(view.events.thread[rows], find_launching_threads(view))])
-    return _paint(view, _Pieces(IDLE, rows, rows)), _names_of(view, rows)
+    return _paint(view, _Pieces(IDLE, rows, rows)), _encode(_names_of(view, rows))

@@ -133,6 +133,7 @@ def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
         ([str(GLOO), "--steps", "3"], "it is FIRST:END"),
         ([str(GLOO), "--steps", "5:3"], "the end must come after the first"),
         ([str(GLOO), "--top", "0"], "it must be 1 or more"),
+        ([str(GLOO), "--any-world"], "without --against"),
         ([str(GLOO), "--rank", "7"], "no trace of rank 7"),
         ([str(GLOO), "--cycle", "2"], "no file is of cycle 2 (from --cycle): the files have 1 cycles at most"),
         ([str(GLOO), "--rank-from", "("], "no regular expression"),

@@ -262,6 +262,29 @@ def test_choice_of_steps_and_rank_is_for_both_sides(tmp_path: Path) -> None:
     assert (found.ranks, found.against_ranks, found.steps, found.against_steps) == ([1], [1], 2, 2)
 
 
+def test_shapes_on_one_side_only_are_not_matched_by(tmp_path: Path) -> None:
+    def product(**told: Any) -> list[Event]:
+        return [step_of(0), event("cpu_op", "aten::mm", 0, 5, **told), launch(1, 1), kernel("k", 50, 10, correlation=1)]
+
+    shapes = {"Input Dims": [[8, 4], [4, 4]], "Input type": ["float", "float"]}
+    found = compare(write(tmp_path / "a", product(**shapes)), write(tmp_path / "b", product()))
+    assert differences_of(found, "operators") == {("compute", "aten::mm"): 0}
+    assert found.notes == ["only these traces have shapes: operators are matched without"]
+
+
+def test_broken_shapes_are_none(tmp_path: Path) -> None:
+    broken = {"Input Dims": "many", "Input type": ["float"]}
+    events = [step_of(0), event("cpu_op", "aten::mm", 0, 5, **broken), launch(1, 1), kernel("k", 50, 10, correlation=1)]
+    here = write(tmp_path / "a", events)
+    assert ("compute", "aten::mm") in differences_of(compare(here, here), "operators")
+
+
+def test_collectives_of_runs_of_other_sizes_are_matched_by_bytes(tmp_path: Path, faster: str) -> None:
+    there = write(tmp_path / "a", run_of(FASTER, 1), world=4)
+    found = differences_of(compare(faster, there, any_world=True), "collectives")
+    assert found["communication", "all_reduce, 2,000 bytes"] == 0
+
+
 # -- what must not be compared, or only with a note --------------------------------------------------------------------
 
 
@@ -340,10 +363,26 @@ def test_single_traces_of_two_ranks_are_compared_with_a_note(tmp_path: Path, fas
     assert found.notes == ["these traces are of rank 0, those to compare with of rank 1"]
 
 
+def test_warnings_of_both_sides_are_notes_up_to_a_limit(tmp_path: Path, faster: str) -> None:
+    unknown = [event(f"other_{number}", "x", 1, 1) for number in range(3)]
+    found = compare(faster, write(tmp_path / "a", [*run_of(FASTER, 1), *unknown]))
+    told = [f"1 events of category 'other_{number}' are not counted: it is not known" for number in range(3)]
+    assert found.notes == [f"the traces to compare with, 1 of 1 files: {warning}" for warning in told]
+
+
+def test_warnings_beyond_the_limit_are_counted(tmp_path: Path) -> None:
+    def warned(number: int) -> list[Event]:
+        return [*run_of(FASTER, 1), event(f"other_{number}", "x", 1, 1)]
+
+    there = write(tmp_path / "b", *map(warned, range(12)))
+    notes = compare(write(tmp_path / "a", *[run_of(FASTER, 1)] * 12), there).notes
+    assert (len(notes), notes[-1]) == (11, "the traces to compare with: 2 more warnings")
+
+
 def test_other_devices_and_modules_on_one_side_are_notes(tmp_path: Path, faster: str) -> None:
     frame = event("python_function", "nn.Module: Net_0", 1, 5)
     there = write(tmp_path / "a", [*run_of(FASTER, 1), frame], device=({"id": 0, "name": "H100"},))
     assert compare(faster, there).notes == [
         "the device differs: A100, against H100",
-        "only the traces to compare with were recorded with modules, which costs time on the host",
+        "only the traces to compare with have modules, which costs time on the host",
     ]
