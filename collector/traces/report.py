@@ -459,7 +459,7 @@ class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
     """One part of the time of a step, in the report's traces and in those it is compared with (`against_`): the mean
     over all steps of all ranks. `kind` is compute, communication, copy or idle; `difference_ns` is above 0 where the
     report's traces take longer, `share_ratio` its share of the difference of the steps, None where that is 0. Counts
-    are of the pieces that begin in a step, of idle time of what the host did meanwhile; 0 on the side that has none.
+    are of the pieces that begin in a step, 0 on the side that has none; idle time has no count.
     """
 
     kind: str
@@ -468,8 +468,8 @@ class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
     against_step_ns: int
     difference_ns: int
     share_ratio: float | None
-    step_count: float
-    against_step_count: float
+    step_count: float | None
+    against_step_count: float | None
 
 
 class DifferenceTable(msgspec.Struct, frozen=True, kw_only=True):

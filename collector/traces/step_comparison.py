@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import Comparison, DifferenceRow, DifferenceTable
-from rankscope.collector.traces.step_parts import Amount, DividedSteps, Label, Name, StepParts
+from rankscope.collector.traces.step_parts import IDLE, Amount, DividedSteps, Label, Name, StepParts
 
 TABLES = ("kernels", "collectives", "operators", "modules", "ranges")
 """Tables in the order in which they are shown."""
@@ -233,6 +233,6 @@ def _build_row(label: Label, ours: Amount, theirs: Amount, steps: tuple[int, int
         against_step_ns=against_ns,
         difference_ns=step_ns - against_ns,
         share_ratio=(step_ns - against_ns) / whole_ns if whole_ns else None,
-        step_count=ours.pieces / steps[0],
-        against_step_count=theirs.pieces / steps[1],
+        step_count=ours.pieces / steps[0] if label.kind != IDLE else None,
+        against_step_count=theirs.pieces / steps[1] if label.kind != IDLE else None,
     )

@@ -126,6 +126,11 @@ def test_largest_difference_is_first_with_its_share(slower: str, faster: str) ->
     assert (second.name, second.share_ratio, second.step_count, second.against_step_count) == ("gelu", -4.0, 0.0, 1.0)
 
 
+def test_idle_time_has_no_count(slower: str, faster: str) -> None:
+    row = row_of(compare(slower, faster), "kernels", "idle")
+    assert (row.step_ns, row.step_count, row.against_step_count) == (10 * US, None, None)
+
+
 def test_collectives_are_told_apart_by_ranks_and_bytes(slower: str, faster: str) -> None:
     row = row_of(compare(slower, faster), "collectives", "all_reduce, 2 ranks, 2,000 bytes")
     assert (row.kind, row.step_ns, row.against_step_ns) == ("communication", 20 * US, 20 * US)
