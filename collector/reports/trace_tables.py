@@ -25,7 +25,7 @@ from rankscope.collector.reports.trace_cells import (
     text_cell,
     us,
 )
-from rankscope.collector.traces.report import Breakdown, CrossRank, PipelineReport, RankReport, TraceReport
+from rankscope.collector.traces.report import Breakdown, CrossRank, PipelineReport, QueueRow, RankReport, TraceReport
 from rankscope.collector.traces.stragglers import describe_leader
 from rankscope.measure.units import NS_PER_S, format_duration
 
@@ -187,6 +187,16 @@ _IDLE_TIME = Section(
         "kernel wait ms, kernel wait %, other ms, other %"
     ), "No device work: the traces are of the CPU alone.",
 )  # fmt: skip
+_LAUNCH_QUEUE = Section(
+    "launch_queue", "Launch delay and queue of the devices, over time",
+    "By step of the host, without steps by tenths of the trace. The delay is from the call that launches work to its "
+    "start, the queue the work launched and not started, over time. Empty is the time without a queue, starved that in "
+    "which all launched work had ended too: the device had nothing to do.",
+    columns_of(
+        "rank, device, <period, window ms, launches, delay us, p99 delay us, queue, p99 queue, max queue, empty %, "
+        "starved %"
+    ), "No device work whose launch is in the trace.",
+)  # fmt: skip
 _MODEL = Section(
     "model", "Model summary",
     "The stages of the training step: host time, which sums to the steps, and device time of their launches.",
@@ -248,6 +258,22 @@ def _of_idle_time(rank: RankReport) -> list[Cells]:
          ))
         for one in rank.idle_time
     ]  # fmt: skip
+
+
+def _of_launch_queue(rank: RankReport) -> list[Cells]:
+    return [
+        (text_cell(one.device), text_cell(_name_period(one)), ms(one.window_ns), amount(one.launch_count),
+         us(one.delay_median_ns), us(one.delay_p99_ns), amount(one.queue_median), amount(one.queue_p99),
+         amount(one.queue_max), percent(share_of(one.empty_ns, one.window_ns)),
+         percent(share_of(one.starved_ns, one.window_ns)))
+        for one in rank.launch_queue
+    ]  # fmt: skip
+
+
+def _name_period(one: QueueRow) -> str:
+    if one.step is not None:
+        return f"step {one.step}"
+    return "all" if one.part is None else f"tenth {one.part}"
 
 
 def _of_model(rank: RankReport) -> list[Cells]:
@@ -557,6 +583,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _collective_sizes(report, top),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),
         _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
+        _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),
         *(table.build(report, top) for table in (_OPERATORS, _KERNELS, _COPIES, _USER_RANGES, _SYNCHRONISATIONS)),

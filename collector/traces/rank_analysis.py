@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.idle_time import sum_idle
+from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.report import DeviceReport, RankReport
@@ -86,6 +87,7 @@ def reduce_trace(
         signs=find_signs(view, origin.devices),
         warnings=[*trace.warnings, *_warn_of_devices(view), *_warn(view, len(devices))],
         idle_time=sum_idle(view),
+        launch_queue=sum_queues(view),
         **windows.break_down_window(view, *bounds),
     )
     compute, communication, _ = view.sets

@@ -187,6 +187,29 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
     other_ns: int
 
 
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the host ran ahead of one device in one step by the host's clock, without steps in one tenth of the trace
+    (`part`, from 1); without either over all of them. The delay of work is from the start of the call that launched it
+    to its own start, by the work that was launched in the period. The queue is the work that was launched and has not
+    started; its median and p99 are over time. `empty_ns`: the queue was empty; `starved_ns`: all that was launched had
+    ended too, so that the device had nothing to do. Work whose launch is not in the trace is in no queue, only at work.
+    """
+
+    device: int | None
+    step: int | None
+    part: int | None
+    start_ns: int
+    window_ns: int
+    launch_count: int
+    delay_median_ns: int | None
+    delay_p99_ns: int | None
+    queue_median: int | None
+    queue_p99: int | None
+    queue_max: int | None
+    empty_ns: int
+    starved_ns: int
+
+
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
     it.
@@ -356,6 +379,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     signs: Signs
     warnings: list[str]
     idle_time: list[IdleRow] = []
+    launch_queue: list[QueueRow] = []
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
