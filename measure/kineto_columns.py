@@ -50,10 +50,12 @@ Value = TypeVar("Value")
 WARNING_EXAMPLES = 3
 
 
-def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES) -> KinetoTrace:
-    """Return the trace in these bytes, which may be cut anywhere. Raises TraceError with the reason and the byte."""
+def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES, every_shape: bool = False) -> KinetoTrace:
+    """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
+    otherwise only those that the breakdown uses. Raises TraceError with the reason and the byte.
+    """
     blocks = TraceBlocks(block_bytes)
-    columns = TraceColumns()
+    columns = TraceColumns(every_shape=every_shape)
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -79,7 +81,9 @@ class _Codes(dict[Any, int]):
 class TraceColumns:
     """Collects the columns block by block, so that no event stays an object."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, every_shape: bool = False) -> None:
+        """Begin without events. `every_shape` is that of `read_trace`."""
+        self._every_shape = every_shape
         self._names = _Codes()
         self._threads = _Codes()
         self._needs_shapes = np.empty(0, dtype=bool)
@@ -91,6 +95,7 @@ class TraceColumns:
         self._memory_rows: list[tuple[int, ...]] = []
         self._collectives: dict[int, CollectiveArguments] = {}
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
+        self._distinct_shapes: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._addresses: dict[int, bytes] = {}
         self._stacks: dict[int, str] = {}
         self._phases: Counter[str] = Counter()
@@ -170,12 +175,13 @@ class TraceColumns:
         if len(self._names) > len(self._needs_shapes):
             new = map(str, islice(self._names, len(self._needs_shapes), None))
             self._needs_shapes = np.concatenate(
-                [self._needs_shapes, np.array([needs_input_shapes(name) for name in new])]
+                [self._needs_shapes, np.array([self._every_shape or needs_input_shapes(name) for name in new])]
             )
         for index in np.flatnonzero(self._needs_shapes[names]).tolist():
             dims, types = arguments[index].input_dims, arguments[index].input_type
             if len(dims) and len(types):
-                self._shapes[first + index] = (bytes(types), bytes(dims))
+                found = (bytes(types), bytes(dims))
+                self._shapes[first + index] = self._distinct_shapes.setdefault(found, found)
         for index, stack in enumerate([a.call_stack for a in arguments] if with_stacks else ()):
             if len(stack):
                 self._stacks[first + index] = read_text(stack)

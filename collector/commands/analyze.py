@@ -56,6 +56,11 @@ class Analyze:
             help="kernels in whose names this is found communicate, beside those that are known",
         )
         parser.add_argument(
+            "--shapes",
+            action="store_true",
+            help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
+        )
+        parser.add_argument(
             "--list", action="store_true", help="only list the files: rank, where it is known from, cycle, world, host"
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
@@ -86,6 +91,7 @@ class Analyze:
                     cycle=options.cycle,
                     rank_from=options.rank_from,
                     communication_kernels=options.communication_kernels,
+                    shapes=options.shapes,
                     executor=options.executor,
                     progress=progress,
                 )

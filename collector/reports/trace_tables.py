@@ -464,6 +464,17 @@ _OPERATORS = _ByName(
     lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
     by=("device_self_ns", "host_self_ns"),
 )  # fmt: skip
+_OPERATOR_SHAPES = _ByName(
+    Section(
+        "operator_shapes", "Operators by shape",
+        "Operators as above, by the shapes and types of their inputs; without shapes where none were recorded.",
+        columns_of("<operator, <inputs, calls, device self ms, device total ms, host self ms, host total ms"),
+        "No operators: record with ProfilerActivity.CPU.",
+    ),
+    lambda rank: rank.operator_shapes or (), ("name", "shapes"),
+    lambda one: one.times("device_self_ns", "device_total_ns", "host_self_ns", "host_total_ns"),
+    by=("device_self_ns", "host_self_ns"),
+)  # fmt: skip
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
@@ -571,6 +582,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
     given, those of the tables with a line for each rank.
     """
     of_ranks = rank_rows_max or top
+    by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
     return [
         *build_difference_sections(report.comparison, top),
         _verdict(report, top),
@@ -586,7 +598,10 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),
-        *(table.build(report, top) for table in (_OPERATORS, _KERNELS, _COPIES, _USER_RANGES, _SYNCHRONISATIONS)),
+        *(
+            table.build(report, top)
+            for table in (_OPERATORS, *by_shape, _KERNELS, _COPIES, _USER_RANGES, _SYNCHRONISATIONS)
+        ),
         _by_rank(report, _MEMORY, _of_memory, of_ranks),
         _memory_operators(report, top),
         _warnings(report, top),

@@ -39,6 +39,7 @@ def analyze(
     cycle: int | None = None,
     rank_from: str | None = None,
     communication_kernels: str | None = None,
+    shapes: bool = False,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -50,6 +51,7 @@ def analyze(
     `cycle` is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the
     last. `rank_from` is a regular expression whose first group finds the rank in a file's path; it goes before what the
     trace says. `communication_kernels` is one that finds the names of kernels that communicate, beside those known.
+    `shapes` adds the operators by the shapes of their inputs, where they were recorded; it takes longer.
     `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
     None uses the cores of this machine. A file that cannot be used is listed in `errors`, the others are analysed.
     Raises UnavailableError when a path has no file.
@@ -58,13 +60,13 @@ def analyze(
     >>> report.ranks[0].overlap_ratio  # doctest: +SKIP
     0.156
     """
-    job = _Job(steps, _compile_kernels(communication_kernels), divides_steps=against is not None)
+    job = _Job(steps, _compile_kernels(communication_kernels), divides_steps=against is not None, shapes=shapes)
     choice = _Choice(rank, cycle, rank_from)
     found, errors = _analyse_side(paths, job, choice, executor, progress)
     report = _compare(found, errors)
     if against is None:
         return report
-    others, other_errors = _analyse_side(against, job, choice, executor, progress)
+    others, other_errors = _analyse_side(against, job._replace(shapes=False), choice, executor, progress)
     comparison = compare_steps(found, others, any_world=any_world)
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
 
@@ -116,6 +118,7 @@ class _Job(NamedTuple):
     steps: StepRange | None = None
     communication_kernels: re.Pattern[str] | None = None
     divides_steps: bool = False
+    shapes: bool = False
 
 
 def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
@@ -129,12 +132,13 @@ def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis 
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
         return reduce_trace(
-            read_file(file.path, workers),
+            read_file(file.path, workers, every_shape=job.shapes),
             file.path,
             job.steps,
             file.rank,
             job.communication_kernels,
             divides_steps=job.divides_steps,
+            by_shape=job.shapes,
         )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)

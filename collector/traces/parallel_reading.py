@@ -28,14 +28,16 @@ WORKERS_MAX = 16
 """Inflating and cutting, done by one process, takes a tenth of the whole."""
 
 
-def read_file(path: str, workers: int = 1) -> KinetoTrace:
-    """Return the trace in a file, decoded by up to `workers` processes. Raises TraceError and UnavailableError."""
+def read_file(path: str, workers: int = 1, *, every_shape: bool = False) -> KinetoTrace:
+    """Return the trace in a file, decoded by up to `workers` processes; `every_shape` is that of `read_trace`. Raises
+    TraceError and UnavailableError.
+    """
     if workers > 1 and _is_large(path):
         try:
-            return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX))
+            return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX), every_shape=every_shape)
         except TraceError:
             pass  # a wrong cut, or a damaged file: one process finds which, and mends it
-    return read_trace(read_chunks(path))
+    return read_trace(read_chunks(path), every_shape=every_shape)
 
 
 def _is_large(path: str) -> bool:
@@ -45,17 +47,19 @@ def _is_large(path: str) -> bool:
         return False
 
 
-def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = PIECE_BYTES) -> KinetoTrace:
+def read_in_parallel(
+    chunks: Iterable[bytes], workers: int, piece_bytes: int = PIECE_BYTES, *, every_shape: bool = False
+) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes, mends=False)
-    whole, last = TraceColumns(), TraceColumns()
+    whole, last = TraceColumns(every_shape=every_shape), TraceColumns(every_shape=every_shape)
     pending: deque[Future[TraceColumns]] = deque()
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
         try:
             for chunk in chunks:
                 piece = blocks.read_piece(chunk)
                 if piece is not None:
-                    pending.append(pool.submit(_decode_piece, piece))
+                    pending.append(pool.submit(_decode_piece, piece, every_shape))
                 while len(pending) > PENDING_PIECES_PER_WORKER * workers:
                     whole.absorb(pending.popleft().result())
             last.read(blocks, ())
@@ -68,8 +72,8 @@ def read_in_parallel(chunks: Iterable[bytes], workers: int, piece_bytes: int = P
     return whole.build(blocks.head)
 
 
-def _decode_piece(piece: bytes) -> TraceColumns:
-    columns = TraceColumns()
+def _decode_piece(piece: bytes, every_shape: bool) -> TraceColumns:  # noqa: FBT001 - passed to a worker by position
+    columns = TraceColumns(every_shape=every_shape)
     columns.read(TraceBlocks(mends=False), (piece,))
     return columns
 

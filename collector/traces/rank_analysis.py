@@ -4,7 +4,6 @@ import re
 from typing import NamedTuple
 
 from rankscope.collector.traces import stages, tables, windows
-from rankscope.collector.traces.idle_time import sum_idle
 from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import read_origin
@@ -19,6 +18,8 @@ from rankscope.measure.traced_collectives import Collective, complete_groups, fi
 from rankscope.measure.traced_messages import Message, find_messages
 
 UNCOUNTED_SHOWN_MAX = 5
+OPERATOR_SHAPES_MAX = 10_000
+"""Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
 StepRange = tuple[int | None, int | None]
 """Steps from the first number up to, not including, the second; None leaves an end open."""
 
@@ -47,9 +48,11 @@ def reduce_trace(
     communication_kernels: re.Pattern[str] | None = None,
     *,
     divides_steps: bool = False,
+    by_shape: bool = False,
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
-    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps.
+    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `by_shape`
+    the operators by shape: the trace was then read with every shape.
     """
     view = RankView(
         trace,
@@ -62,6 +65,7 @@ def reduce_trace(
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     devices = windows.summarise_devices(view, origin.devices)
+    shapes = tables.sum_operators_by_shape(view) if by_shape else []
     report = RankReport(
         rank=origin.rank,
         file=path,
@@ -85,9 +89,10 @@ def reduce_trace(
         memory=summarise_memory(view),
         timeline=windows.draw_timeline(view),
         signs=find_signs(view, origin.devices),
-        warnings=[*trace.warnings, *_warn_of_devices(view), *_warn(view, len(devices))],
-        idle_time=sum_idle(view),
+        warnings=_find_warnings(view, len(devices), len(shapes)),
+        idle_time=windows.sum_idle(view),
         launch_queue=sum_queues(view),
+        operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if by_shape else None,
         **windows.break_down_window(view, *bounds),
     )
     compute, communication, _ = view.sets
@@ -133,6 +138,21 @@ def _warn_of_devices(view: RankView) -> list[str]:
     if view.has_unknown_device:
         found.append("a device was used, but no work of a device that is known is in the trace: nothing is broken down")
     return found
+
+
+def _find_warnings(view: RankView, device_count: int, shape_count: int) -> list[str]:
+    return [
+        *view.trace.warnings,
+        *_warn_of_devices(view),
+        *_warn(view, device_count),
+        *_warn_of_shapes(shape_count - OPERATOR_SHAPES_MAX),
+    ]
+
+
+def _warn_of_shapes(left_out: int) -> list[str]:
+    if left_out <= 0:
+        return []
+    return [f"{left_out:,} operators by shape left out, those with the least time: {OPERATOR_SHAPES_MAX:,} are listed"]
 
 
 def _warn(view: RankView, device_count: int) -> list[str]:

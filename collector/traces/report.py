@@ -223,6 +223,20 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     device_self_ns: int
 
 
+class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one operator with inputs of the same shapes and types, as OperatorRow. `shapes` is None for calls
+    without them in the trace.
+    """
+
+    name: str
+    shapes: str | None
+    count: int
+    host_total_ns: int
+    host_self_ns: int
+    device_total_ns: int
+    device_self_ns: int
+
+
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
     """All ranges of one name, marked by the script or by torch. `device_from` says what the device time is: `ranges`,
     the profiler's own ranges on the device, from the first work to the last; `launches`, where it has written none, the
@@ -353,7 +367,9 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
-    """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end."""
+    """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
+    `operator_shapes` is None where it was not asked for.
+    """
 
     rank: int | None
     file: str
@@ -380,6 +396,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     warnings: list[str]
     idle_time: list[IdleRow] = []
     launch_queue: list[QueueRow] = []
+    operator_shapes: list[OperatorShapeRow] | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -559,6 +576,7 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
             fields = msgspec.to_builtins(report)
             tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], list)}
             fields.pop("timeline")
+            fields.pop("operator_shapes", None)
             rows["ranks"].append(fields)
             for name, table in tables.items():
                 kept = [row for row in table if isinstance(row, dict)]

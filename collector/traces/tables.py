@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rankscope.collector.traces.report import (
@@ -12,6 +13,7 @@ from rankscope.collector.traces.report import (
     CopyRow,
     KernelRow,
     OperatorRow,
+    OperatorShapeRow,
     RangeRow,
     SynchronisationRow,
 )
@@ -31,6 +33,10 @@ _TENSOR_CORE = re.compile(
 )
 """CUTLASS, cuBLAS and cuDNN put the shape of the matrix instruction or its type into a kernel's name; AMD's Tensile and
 MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
+
+
+SHAPES_TEXT_MAX = 1_000
+"""Characters of the longest description of inputs: operators on lists have hundreds of inputs."""
 
 
 def uses_tensor_cores(name: str) -> bool:
@@ -145,23 +151,83 @@ def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
 
 def sum_operators(view: RankView) -> list[OperatorRow]:
     """Return all operators by name, sorted by device self time, then by host self time."""
-    rows, nesting, events = view.host.operator_rows, view.host.operators, view.events
+    codes = view.events.name[view.host.operator_rows]
+    found = [OperatorRow(name=view.trace.names[code], **sums) for code, sums in _sum_calls(view, codes)]
+    return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
+
+
+def sum_operators_by_shape(view: RankView) -> list[OperatorShapeRow]:
+    """Return all operators by name and the shapes of their inputs, sorted as `sum_operators`. The trace was read with
+    every shape.
+    """
+    kinds: dict[tuple[int, tuple[bytes, bytes] | None], int] = {}
+    rows = view.host.operator_rows
+    names = view.events.name[rows].tolist()
+    keys = ((name, view.trace.shapes.get(row)) for name, row in zip(names, rows.tolist(), strict=True))
+    codes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], dtype=np.int32)
+    of_code = list(kinds)
+    found = [
+        OperatorShapeRow(name=view.trace.names[of_code[code][0]], shapes=_shapes_text(of_code[code][1]), **sums)
+        for code, sums in _sum_calls(view, codes)
+    ]
+    return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name, row.shapes or ""))
+
+
+def _shapes_text(recorded: tuple[bytes, bytes] | None) -> str | None:
+    return describe_shapes(*recorded) if recorded is not None else None
+
+
+def describe_shapes(types_json: bytes, dims_json: bytes) -> str:
+    """Return the inputs from the JSON of `Input type` and `Input Dims`: `16x32 float` for a tensor, the type alone for
+    what has no shape, `-` for an input that was not recorded; cut at SHAPES_TEXT_MAX. What is no such JSON stays
+    as it is.
+
+    >>> describe_shapes(b'["float", "", "Scalar", "TensorList"]', b'[[16, 32], [], [], [[4], [2, 3]]]')
+    '16x32 float, -, Scalar, (4; 2x3) TensorList'
+    >>> describe_shapes(b'["float"]', b'[[1')
+    '["float"] [[1'
+    """
+    try:
+        types: Any = msgspec.json.decode(types_json)
+        dims: Any = msgspec.json.decode(dims_json)
+        text = ", ".join(_describe(*one) for one in zip(types, dims, strict=True))
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+        text = f"{types_json.decode(errors='replace')} {dims_json.decode(errors='replace')}"
+    return text if len(text) <= SHAPES_TEXT_MAX else f"{text[: SHAPES_TEXT_MAX - 3]}..."
+
+
+def _describe(kind: Any, shape: Any) -> str:
+    shown = _describe_shape(shape)
+    return f"{shown} {kind}".strip() or "-"
+
+
+def _describe_shape(shape: Any) -> str:
+    """Return `2x3` for a shape, `(4; 2x3)` for those of a list of tensors, nothing for a scalar."""
+    if not isinstance(shape, list):
+        return str(shape)
+    if any(isinstance(inner, list) for inner in shape):
+        return f"({'; '.join(_describe_shape(inner) or 'scalar' for inner in shape)})"
+    return "x".join(map(str, shape))
+
+
+def _sum_calls(view: RankView, codes: Codes) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield each code with the fields of a row of operators, summed over the operators that have it."""
+    rows, nesting = view.host.operator_rows, view.host.operators
     device_self = _device_ns_within(view, nesting_rows=len(rows))
     device_total = nesting.sum_up(device_self)
     host_self = nesting.self_ns()
-    host_total = events.duration_ns[rows]
-    found = [
-        OperatorRow(
-            name=view.trace.names[code],
-            count=len(mine),
-            host_total_ns=int(host_total[mine].sum()),
-            host_self_ns=int(host_self[mine].sum()),
-            device_total_ns=int(device_total[mine].sum()),
-            device_self_ns=int(device_self[mine].sum()),
+    host_total = view.events.duration_ns[rows]
+    for code, mine in _by_name(codes):
+        yield (
+            code,
+            {
+                "count": len(mine),
+                "host_total_ns": int(host_total[mine].sum()),
+                "host_self_ns": int(host_self[mine].sum()),
+                "device_total_ns": int(device_total[mine].sum()),
+                "device_self_ns": int(device_self[mine].sum()),
+            },
         )
-        for code, mine in _by_name(events.name[rows])
-    ]
-    return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
 
 
 def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:

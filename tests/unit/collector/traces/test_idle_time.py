@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.idle_time import sum_idle
 from rankscope.collector.traces.report import IdleRow
+from rankscope.collector.traces.windows import sum_idle
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events, to_json
 

@@ -63,6 +63,13 @@ def test_processes_read_what_one_reads() -> None:
     assert same(read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000), read_trace(read_chunks(path)))
 
 
+def test_processes_read_every_shape_when_asked() -> None:
+    path = str(TRACES / "v100dgxs_resnet50_workers0_a.json.gz")
+    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, every_shape=True)
+    assert same(found, read_trace(read_chunks(path), every_shape=True))
+    assert len(found.shapes) > len(read_trace(read_chunks(path)).shapes)
+
+
 def test_wrong_cut_is_an_error() -> None:
     document = json.dumps({"traceEvents": [EVENT, MISLEADING, EVENT]}).encode()
     assert read_trace([document]).event_count == 3
