@@ -25,7 +25,7 @@ RECURS_NS: Final = 300 * NS_PER_S
 held for as long: an alert that waits a minute (`for: 1m`) would never fire on one that is slow for 30 s at a time."""
 COMES_AND_GOES: Final = " It comes and goes."
 CAME_AND_WENT: Final = " It came and went."
-NOT_NOW: Final = " It does not hold at present, and is closed when it has not held for 5 minutes."
+NOT_NOW: Final = " At present it is not slow. The finding is closed after 5 minutes without slowness."
 
 
 @dataclass(slots=True)
@@ -45,13 +45,14 @@ class _Open:
     passed_collector_ns: int | None = None
 
     def may_pass(self, now_collector_ns: int) -> bool:
-        """Return whether it may be closed, since it has passed. If not, it is paused: detection gets it no more, and
-        finds it anew.
+        """Return whether it may be closed, since it has passed. If not, it is paused, and its sentence is in the past
+        tense: detection gets it no more, and finds it anew.
         """
         if not self.recurs:
             return True
         self.passed_collector_ns = now_collector_ns
-        self.finding = msgspec.structs.replace(self.finding, sentence=self.finding.sentence + NOT_NOW)
+        was = self.close().sentence.removesuffix(CAME_AND_WENT).removesuffix(COMES_AND_GOES)
+        self.finding = msgspec.structs.replace(self.finding, sentence=was + COMES_AND_GOES + NOT_NOW)
         return False
 
     def has_expired(self, now_collector_ns: int) -> bool:

@@ -234,10 +234,7 @@ def _has_tokens(view: RunView, rows: Ints) -> bool:
 
 def _write_sentence(gaps: Gaps, cause: str, cost: Cost, core_wait_ns: float | None, *, is_over: bool = False) -> str:
     because = {
-        CPU_PRESSURE: (
-            f"the training thread of most ranks waits {format_duration(core_wait_ns or 0.0)} a step or more for a CPU "
-            "core"
-        ),
+        CPU_PRESSURE: _describe_core_wait(core_wait_ns, is_over=is_over),
         "data_imbalance": "a rank takes longer in steps in which its batch is larger, or its forward pass longer",
         "unattributed": "it is not seen to depend on the size of the batches",
     }[cause]
@@ -249,3 +246,11 @@ def _write_sentence(gaps: Gaps, cause: str, cost: Cost, core_wait_ns: float | No
         f"{format_duration(float(np.median(gaps.ns)))}; cause {cause}: {because}."
     )
     return text + describe_cost(cost, is_over=is_over)
+
+
+def _describe_core_wait(core_wait_ns: float | None, *, is_over: bool) -> str:
+    """Return the wait for a CPU core as a clause. An open finding keeps this cause when the wait is known no more."""
+    if core_wait_ns is not None:
+        return f"the training thread of most ranks waits at least {format_duration(core_wait_ns)} a step for a CPU core"
+    doubt = "" if is_over else " (found earlier; not known at present)"
+    return f"the training thread of most ranks waits for a CPU core{doubt}"

@@ -151,7 +151,7 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
     where = "of most ranks" if signals.machine is None else f"of most ranks on machine {signals.machine}"
     return Judged(
         ratio,
-        f"The training threads {where} wait for a CPU core {percent(ratio)} of the time, "
+        f"The training threads {where} wait for a CPU core at least {percent(ratio)} of the time, "
         f"{format_duration(ratio * signals.step_ns)} in a step.",
         FREE_THE_CORES,
         {"core_wait_ratio": signals.queueing, "core_wait_ratio_min": QUEUE_RATIO_MIN},
@@ -170,8 +170,9 @@ def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
     if signals.computing is not None and _waits_unseen(signals):
         return Judged(
             signals.idle,
-            f"The GPUs are idle {percent(signals.idle)} of the time, and their processes compute on the CPU "
-            f"{percent(signals.computing)} of the time: they wait for something that is not measured.",
+            f"The GPUs are idle {percent(signals.idle)} of the time, while the processes of most ranks compute on the "
+            f"CPU for at most {percent(signals.computing)} of the time: the training threads wait for something that "
+            "is not measured.",
             "Look at what the training threads wait for: `py-spy dump` on a rank, storage, locks, and communication "
             "outside of torch's collectives.",
             {**evidence, "computing_ratio": signals.computing},

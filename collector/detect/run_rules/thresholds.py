@@ -41,8 +41,9 @@ FEED_FASTER: Final = (
     "ahead of time."
 )
 FREE_THE_CORES: Final = (
-    "Find what else runs on the machine (`top`), and whether the container has as many CPUs as its ranks have threads: "
-    "fewer ranks, data loader workers or OMP_NUM_THREADS, or pin each rank to cores of its own."
+    "Find what else runs on the machine (`top`), and check whether the container has as many CPUs as its ranks have "
+    "threads. If not, use fewer ranks or data loader workers or a lower OMP_NUM_THREADS, or pin each rank to cores of "
+    "its own."
 )
 COMMUNICATE_LESS: Final = (
     "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, gradients in "

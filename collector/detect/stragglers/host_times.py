@@ -2,8 +2,9 @@
 
     wait for a core     its training thread was ready to run, and others had the CPUs. Only the kernel can tell this
                         wait from one for a lock, a file or a message
-    other threads       CPU time of the process less that of the training thread. Where that thread computes no longer
-                        and the others do, it waits for what they do, or for Python's interpreter lock, which they hold
+    other threads       CPU time of the process less that of the training thread. Where that thread does not compute
+                        longer and the others do, it waits for what they do, or for Python's interpreter lock, which
+                        they hold
 
 Both are counted by process, so they are means over the steps between two samples.
 """
@@ -103,6 +104,6 @@ def find_other_threads(
     if excess_ns < explained_ns_min:
         return None
     return (
-        f"its training thread waits while other threads of its process compute {format_duration(excess_ns)} a step "
-        "longer: for them or for Python's interpreter lock"
+        "its training thread waits for other threads of its process, or for Python's interpreter lock: those threads "
+        f"compute {format_duration(excess_ns)} a step longer than its peers'"
     )

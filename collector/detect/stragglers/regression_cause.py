@@ -218,8 +218,8 @@ def _longer(does: str, longer_ns: float, what_for: str) -> str:
 def _idle_devices(
     view: RunView, ranks: Sequence[int], since: int, least_ns: float, evidence: dict[str, float]
 ) -> Verdict:
-    """Return why devices are idle longer whose processes compute no longer: a training thread that is hardly off the
-    CPU is at work, or spins.
+    """Return why devices are idle longer whose processes do not compute longer: a training thread that is hardly off
+    the CPU is at work, or spins.
     """
     columns, series = view.series.columns_of(ranks), view.series
     idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer"

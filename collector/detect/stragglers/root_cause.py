@@ -438,8 +438,8 @@ def _host(
 def _waiting(
     slow: SlowRank, excess_ns: float, evidence: dict[str, float], samples: Samples, *, idle: str = ""
 ) -> tuple[str, str]:
-    """Return what a training thread waits for that computes no longer than its peers': a CPU core, other threads of its
-    process, or what is not seen. `idle` begins the clause where a device is idle meanwhile.
+    """Return what a training thread waits for that does not compute longer than its peers': a CPU core, other threads
+    of its process, or what is not seen. `idle` begins the clause where a device is idle meanwhile.
     """
     where = _where(evidence, excess_ns)
     for find, name in ((find_core_wait, CPU_PRESSURE), (find_other_threads, HOST_CPU)):

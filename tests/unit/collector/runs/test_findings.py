@@ -168,8 +168,8 @@ def test_straggler_that_has_come_back_stays_open_for_5_minutes() -> None:
     assert clock.look(80, is_slow=False) == []
     (paused,) = clock.findings.open_findings
     assert paused.sentence == (
-        "Rank 2 is slow. It comes and goes. It does not hold at present, and is closed when it has not held for 5 "
-        "minutes."
+        "Rank 2 was slow from step 70 to step 80 (0 s). It comes and goes. At present it is not slow. The finding is "
+        "closed after 5 minutes without slowness."
     )
     assert clock.findings.held == (), "detection judges anew"
     assert clock.look(379, is_slow=False) == []

@@ -152,11 +152,11 @@ def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
 def test_waits_for_cores_are_told_with_their_length() -> None:
     finding = only(held_up(30.0))
     assert (
-        "cause cpu_pressure: the training thread of most ranks waits 30.0 ms a step or more for a CPU core."
+        "cause cpu_pressure: the training thread of most ranks waits at least 30.0 ms a step for a CPU core."
         in finding.sentence
     )
     assert (
-        "cause cpu_pressure: the training thread of most ranks waited 30.0 ms a step or more for a CPU core."
+        "cause cpu_pressure: the training thread of most ranks waited at least 30.0 ms a step for a CPU core."
         in finding.past
     )
     assert finding.evidence["core_wait_ns_per_step"] == 30 * MS
@@ -175,6 +175,17 @@ def test_cause_of_an_open_finding_gives_way_to_waits_for_cores() -> None:
     known = Finding(kind="uneven_work", cause="data_imbalance", sentence="", since_step=3)
     finding = only(held_up(30.0), known)
     assert (finding.cause, finding.since_step) == ("cpu_pressure", 3)
+
+
+def test_open_finding_says_that_its_wait_for_cores_is_no_longer_known() -> None:
+    known = Finding(kind="uneven_work", cause="cpu_pressure", sentence="", since_step=3)
+    finding = only(held_up(30.0, known=3), known)
+    assert (
+        "cause cpu_pressure: the training thread of most ranks waits for a CPU core (found earlier; not known at "
+        "present)." in finding.sentence
+    )
+    assert "cause cpu_pressure: the training thread of most ranks waited for a CPU core." in finding.past
+    assert "core_wait_ns_per_step" not in finding.evidence
 
 
 def test_correlated_phases_mean_uneven_batches() -> None:

@@ -109,12 +109,12 @@ def test_idle_gpus_without_busy_hosts_wait_for_what_is_not_seen(process_ms: floa
     assert finding.kind == kind
     if kind == "low_gpu_utilisation":
         assert finding.sentence == (
-            "The GPUs are idle 50 % of the time, and their processes compute on the CPU 24 % of the time: they wait "
-            "for something that is not measured."
+            "The GPUs are idle 50 % of the time, while the processes of most ranks compute on the CPU for at most 24 % "
+            "of the time: the training threads wait for something that is not measured."
         )
         assert finding.past == (
-            "The GPUs were idle 50 % of the time, and their processes computed on the CPU 24 % of the time: they "
-            "waited for something that was not measured. That was so{when}."
+            "The GPUs were idle 50 % of the time, while the processes of most ranks computed on the CPU for at most "
+            "24 % of the time: the training threads waited for something that was not measured. That was so{when}."
         )
 
 
@@ -133,11 +133,12 @@ def test_busy_machine_is_named_and_no_rank_of_it() -> None:
     (finding,) = findings_in(view)
     assert (finding.ranks, finding.nodes, finding.subject, finding.severity) == ((), ("host7",), "node host7", "info")
     assert finding.sentence == (
-        "The training threads of most ranks on machine host7 wait for a CPU core 20 % of the time, 20.0 ms in a step."
+        "The training threads of most ranks on machine host7 wait for a CPU core at least 20 % of the time, 20.0 ms in "
+        "a step."
     )
     assert finding.past == (
-        "The training threads of most ranks on machine host7 waited for a CPU core 20 % of the time, 20.0 ms in a "
-        "step. That was so{when}."
+        "The training threads of most ranks on machine host7 waited for a CPU core at least 20 % of the time, 20.0 ms "
+        "in a step. That was so{when}."
     )
     assert finding.evidence == pytest.approx({"core_wait_ratio": 0.2, "core_wait_ratio_min": 0.1})
 
@@ -145,7 +146,9 @@ def test_busy_machine_is_named_and_no_rank_of_it() -> None:
 def test_of_several_busy_machines_none_is_named() -> None:
     (finding,) = findings_in(job_of({}, {}, gpus=0, core_wait_ms=(40.0, 40.0)))
     assert (finding.nodes, finding.severity) == ((), "warning")
-    assert finding.sentence.startswith("The training threads of most ranks wait for a CPU core 40 % of the time")
+    assert finding.sentence.startswith(
+        "The training threads of most ranks wait for a CPU core at least 40 % of the time"
+    )
 
 
 def test_wait_for_a_core_of_one_rank_is_no_finding_about_the_run() -> None:

@@ -141,12 +141,12 @@ def test_other_threads_that_compute_longer_hold_the_host(slow_ms: float, name: s
 def test_other_threads_at_work_are_told_in_words_of_their_own() -> None:
     cause = cause_of(process_cpu=counts_of(140.0, 100.0))
     assert cause.because == (
-        "its training thread waits while other threads of its process compute 40.0 ms a step longer: for them or for "
-        "Python's interpreter lock"
+        "its training thread waits for other threads of its process, or for Python's interpreter lock: those threads "
+        "compute 40.0 ms a step longer than its peers'"
     )
     assert put_in_past(cause.because) == (
-        "its training thread waited while other threads of its process computed 40.0 ms a step longer: for them or for "
-        "Python's interpreter lock"
+        "its training thread waited for other threads of its process, or for Python's interpreter lock: those threads "
+        "computed 40.0 ms a step longer than its peers'"
     )
     assert cause.evidence["other_threads_excess_ns"] == 40 * MS
 
@@ -156,8 +156,8 @@ def test_idle_gpu_beside_other_threads_at_work_waits_for_its_host() -> None:
     assert (cause.name, cause.because) == (
         "host_cpu",
         (
-            "its GPU is idle 40.0 ms a step longer and its training thread waits while other threads of its process "
-            "compute 40.0 ms a step longer: for them or for Python's interpreter lock"
+            "its GPU is idle 40.0 ms a step longer and its training thread waits for other threads of its process, or "
+            "for Python's interpreter lock: those threads compute 40.0 ms a step longer than its peers'"
         ),
     )
 
