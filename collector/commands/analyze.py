@@ -53,7 +53,7 @@ class Analyze:
             "--communication-kernels",
             default=None,
             metavar="REGEX",
-            help="kernels in whose names this is found communicate, beside those that are known",
+            help="also count kernels whose names match this pattern as communication",
         )
         parser.add_argument(
             "--shapes",
@@ -61,7 +61,7 @@ class Analyze:
             help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
         )
         parser.add_argument(
-            "--list", action="store_true", help="only list the files: rank, where it is known from, cycle, world, host"
+            "--list", action="store_true", help="only list the files: rank, source of the rank, cycle, world size, host"
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
         parser.add_argument(

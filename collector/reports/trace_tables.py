@@ -89,11 +89,12 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
 
 def _describe_pipeline(found: PipelineReport) -> str:
     least, most = (pick(stage.work_ns for stage in found.stages) for pick in (min, max))
-    unpaired = f" {found.unpaired_count:,} sends and receives have no counterpart here." if found.unpaired_count else ""
+    unpaired = f" {found.unpaired_count:,} sends and receives could not be paired." if found.unpaired_count else ""
+    chunks = " (several chunks each)" if found.is_interleaved else ""
     return (
-        f"{len(found.stages)} stages of {'several chunks' if found.is_interleaved else 'a pipeline'} work "
-        f"{format_duration(least)} to {format_duration(most)} in a step; "
-        f"{(found.bubble_ratio or 0.0) * 100:.0f} % of their time is bubble.{unpaired}"
+        f"The {len(found.stages)} stages of the pipeline{chunks} work {format_duration(least)} to "
+        f"{format_duration(most)} in a step; {(found.bubble_ratio or 0.0) * 100:.0f} % of their time is bubble."
+        f"{unpaired}"
     )
 
 
@@ -101,7 +102,10 @@ def _describe_no_finding(across: CrossRank) -> str:
     if across.pipeline_refused is not None:
         return f"The ranks were not compared: {across.pipeline_refused}."
     if across.pipeline is not None and not across.standings:
-        return "No stage is named as slow; a stage has one rank here, so there is no peer to compare it with."
+        return (
+            "No stage is named as slow. Ranks within a stage were not compared: each stage has one rank here, or its "
+            "ranks have no step in common."
+        )
     if not across.standings:
         return "The ranks have no step in common: whether one is slow is not known."
     return describe_leader(across.standings)
@@ -157,9 +161,9 @@ _STEPS = Section(
 _WAITING = Section(
     "waiting", "Wait against transfer, by rank",
     "Over the collectives matched across ranks: wait is time spent waiting for a later rank, transfer the time that "
-    "moving the bytes took, late the time by which this rank entered after the median one, caused what others waited "
-    "in collectives that it entered last. Collectives at the same time count each, so that sums may exceed the time of "
-    "the steps.",
+    "moving the bytes took, late the time by which this rank entered after the median one, caused the time that "
+    "other ranks waited in collectives that this rank entered last. Collectives that run at the same time each count, "
+    "so sums may exceed the time of the steps.",
     columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms, caused ms"),
     "No collective was found on more than one rank.",
 )  # fmt: skip

@@ -201,8 +201,8 @@ def judge_slow_stage(_reports: Sequence[RankReport], across: CrossRank | None) -
         ranks=next(stage.ranks for stage in across.pipeline.stages if found.rank in stage.ranks),
         sentence=found.sentence,
         action=(
-            "Move layers from this stage to the others, so that all work equally long. With equal layers look at its "
-            "ranks: their GPU's clocks, their host."
+            "Move layers from this stage to others, so that all work equally long. If its layers are equal to theirs, "
+            "check the GPU clocks and the hosts of its ranks."
         ),
         evidence={
             "work_ratio": ratio,
@@ -229,8 +229,9 @@ def judge_bubble(_reports: Sequence[RankReport], across: CrossRank | None) -> Ad
             f"other, stage {worst.stage} the longest ({percent(worst.bubble_ratio or 0.0)})."
         ),
         action=(
-            "More microbatches in a step, several chunks a stage (interleaved), or a schedule that fills the bubble "
-            "with weight gradients (zero bubble). First even out the stages: all wait for the slowest."
+            "First balance the stages: all wait for the slowest. Then use more microbatches in a step, several chunks "
+            "for each stage (interleaved schedule), or a schedule that fills the bubble with weight gradients (zero "
+            "bubble)."
         ),
         evidence={"bubble_ratio": staged.bubble_ratio, "bubble_ratio_min": BUBBLE_RATIO_MIN, "stage": worst.stage},
     )

@@ -125,7 +125,9 @@ def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern) if pattern is not None else None
     except re.error as error:
-        raise SettingError(f"--communication-kernels is {pattern!r}, no regular expression: {error}") from None
+        raise SettingError(
+            f"--communication-kernels is {pattern!r}, which is not a valid regular expression: {error}"
+        ) from None
 
 
 def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:

@@ -148,7 +148,7 @@ def _describe_mismatch(key: _Key, by_rank: Mapping[int, Collective]) -> str:
     how = "sequence" if key.numbered else "place"
     return (
         f"the ranks' collectives do not line up: in group {key.group} {how} {key.place} is {shown}. "
-        "The traces are of different steps, or sampled"
+        "The traces are of different steps, or collectives are missing in some"
     )
 
 
@@ -194,7 +194,8 @@ def _check_ends(
     if wrong > DISAGREEING_SHARE_MAX * len(spreads):
         return typical, (
             f"{wrong} of {len(spreads)} matched collectives end at different times on different ranks (by "
-            f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, or sampled"
+            f"{typical / NS_PER_MS:.1f} ms in the median): the traces are of different steps, or collectives are "
+            "missing in some"
         )
     return typical, None
 

@@ -131,12 +131,12 @@ def _name_device(view: RankView, devices: list[DeviceReport]) -> str | None:
 
 def _warn_of_devices(view: RankView) -> list[str]:
     uncounted = sorted(find_uncounted(view.trace.categories).items(), key=lambda item: (-item[1], item[0]))
-    found = [f"{count:,} events of category {name!r} are not counted: it is not known" for name, count in uncounted]
+    found = [f"{count:,} events are not counted: their category {name!r} is not known" for name, count in uncounted]
     if len(found) > UNCOUNTED_SHOWN_MAX:
         left = sum(count for _, count in uncounted[UNCOUNTED_SHOWN_MAX:])
         found = [*found[:UNCOUNTED_SHOWN_MAX], f"{left:,} more events of other unknown categories are not counted"]
     if view.has_unknown_device:
-        found.append("a device was used, but no work of a device that is known is in the trace: nothing is broken down")
+        found.append("a device was used, but the trace has no work of a known device: its time is not broken down")
     return found
 
 
@@ -165,7 +165,8 @@ def _warn(view: RankView, device_count: int) -> list[str]:
         found.append("no ProfilerStep in the trace (profiler.step() was not called): no steps")
     if view.repeated_step_count:
         found.append(
-            f"{view.repeated_step_count:,} steps have the number of an earlier one, and are left out: several records?"
+            f"{view.repeated_step_count:,} steps repeat the number of an earlier step and are left out. Does the file "
+            "have several recordings?"
         )
     found += windows.find_overlaps(view)
     lost = int((view.launch == NONE).sum()) if view.has_device else 0

@@ -105,11 +105,15 @@ class _Traffic:
         if not self.by_rank or _is_symmetric(self.by_rank, len(self._ranked)):
             return None
         if self.paired.pairs:
-            return "the messages between the ranks are not those of a pipeline that is known here, nor of equal ranks"
+            return (
+                "the messages between the ranks form no pipeline that rankscope recognises, and the ranks differ in "
+                "how many messages they send and receive or in which they do first"
+            )
         if self.paired.unknown:
             return (
-                "the ranks exchange messages, and the traces do not say with whom (of gloo record_shapes=True does, in "
-                "runs with one process group): record with record_shapes=True to have stages of a pipeline compared"
+                "the ranks exchange messages, and the traces do not say with whom. With gloo, record with "
+                "record_shapes=True; where ranks are numbered differently in several process groups, the peer stays "
+                "unknown"
             )
         return "no send has its receive in these traces: ranks are missing, or the steps differ"
 

@@ -50,7 +50,7 @@ def compile_rank_from(pattern: str | None) -> re.Pattern[str] | None:
     try:
         found = re.compile(pattern)
     except re.error as error:
-        raise SettingError(f"--rank-from is {pattern!r}, no regular expression: {error}") from None
+        raise SettingError(f"--rank-from is {pattern!r}, which is not a valid regular expression: {error}") from None
     if found.groups < 1:
         raise SettingError(f"--rank-from is {pattern!r}; it needs a group around the rank, such as 'node(\\d+)'")
     return found
@@ -62,7 +62,8 @@ def recognise(files: Sequence[TraceFile], rank_from: re.Pattern[str] | None = No
         found = list(pool.map(lambda file: _recognise_one(file, rank_from), files))
     if rank_from is not None and found and not any(one.rank_from == FROM_PATTERN for one in found):
         raise SettingError(
-            f"--rank-from is {rank_from.pattern!r}; it finds no number in {found[0].file.path}, nor elsewhere"
+            f"--rank-from is {rank_from.pattern!r}; its groups match no number in any path, for example "
+            f"{found[0].file.path}"
         )
     return _number_cycles(_find_copies(found))
 
@@ -173,17 +174,20 @@ def choose_cycle(found: Sequence[Recognised], cycle: int | None) -> tuple[list[R
     """
     kept = [one for one in found if one.same_as is None and one.cycle == (one.cycles if cycle is None else cycle)]
     notes = {
-        one.same_as: f"{one.file.path} has the same content: used once" for one in found if one.same_as is not None
+        one.same_as: f"{one.file.path} has the same content and is not used" for one in found if one.same_as is not None
     }
     if cycle is None:
         notes |= {
-            one.file.path: f"the last of {one.cycles} cycles of this rank is used: --cycle 1 to {one.cycles} chooses"
+            one.file.path: (
+                f"the last of {one.cycles} cycles of this rank is used; --cycle N chooses another (1 to {one.cycles})"
+            )
             for one in kept
             if one.cycles > 1
         }
     if not kept and found:
         most = max(one.cycles for one in found)
-        raise UnavailableError(f"no file is of cycle {cycle} (from --cycle): the files have {most} cycles at most")
+        known = f"the cycles here are 1 to {most}" if most > 1 else "each rank has one cycle here"
+        raise UnavailableError(f"--cycle is {cycle}; {known}")
     return kept, notes
 
 

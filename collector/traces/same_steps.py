@@ -85,8 +85,9 @@ def _compare_on_two_clocks(
     if period_ns is None and len(first.ends_ns) >= IRREGULAR_COUNT_MIN:
         return Evidence.SAME, ""
     return Evidence.UNKNOWN, (
-        f"nothing shows that the records of {pair} are of the same steps: no step numbers in both, no Seq, hosts' "
-        "clocks that differ, and collectives that are too few or too regular. Call profiler.step() once a step"
+        f"nothing shows that the records of {pair} are of the same steps: they have too few step numbers in common and "
+        "no Seq, the clocks of the hosts do not show it, and the collectives are too few or too regular. Call "
+        "profiler.step() in each step, and record again"
     )
 
 
@@ -100,8 +101,8 @@ def _compare_steps(first: GroupRecord, other: GroupRecord) -> tuple[Evidence, st
     if wrong > allowed or nearer:
         mine, theirs = next(pair for pair in pairs if pair[0] != pair[1])
         return Evidence.OTHER, (
-            "the traces are of different steps, or sampled: what would be one collective was launched in step "
-            f"{mine} on rank {first.rank}, in step {theirs} on rank {other.rank}"
+            "the traces are of different steps, or collectives are missing in one: what would be one collective was "
+            f"launched in step {mine} on rank {first.rank}, in step {theirs} on rank {other.rank}"
         )
     is_whole = len(first.steps) == len(other.steps) or len(set(pairs)) > 1
     return (Evidence.SAME if is_whole else Evidence.UNKNOWN), ""
@@ -135,8 +136,8 @@ def _compare_on_one_clock(first: GroupRecord, other: GroupRecord, pair: str) -> 
     )
     if best and _mean_distance_ns(first.ends_ns, other.ends_ns, best) <= as_matched_ns:
         return Evidence.OTHER, (
-            f"the collectives of {pair} end at the same times only {abs(best)} further on one of them: the traces "
-            "are of different steps, or sampled"
+            f"the collectives of {pair} end closest together when those of one rank are shifted by {abs(best)}: the "
+            "traces are of different steps, or collectives are missing in one"
         )
     return Evidence.SAME, ""
 

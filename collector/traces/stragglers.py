@@ -136,14 +136,21 @@ def _describe_evidence(one: RankStanding) -> str:
     )
 
 
+_NAMED_FROM = (
+    f"A rank is named only from {SLOWDOWN_MIN} times on, or from {STEADY_SLOWDOWN_MIN} times on if the evidence is "
+    "steady."
+)
+
+
 def _describe_doubt(one: RankStanding) -> str:
     took = f"Without waits its steps took {one.slowdown_ratio or 0:.2f} times as long as its peers'"
     if one.noise_ns is None:
-        return f"{took}; {one.step_count} steps are too few to distinguish that from noise."
+        steps = "1 step is" if one.step_count == 1 else f"{one.step_count} steps are"
+        return f"{took}; {steps} too few to distinguish that from noise. {_NAMED_FROM}"
     give_or_take = (
         f"{(one.excess_ns or 0) / NS_PER_MS:+.1f} ms in a step, give or take {one.noise_ns / NS_PER_MS:.1f} ms"
     )
-    return f"{took} ({give_or_take})."
+    return f"{took} ({give_or_take}). {_NAMED_FROM}"
 
 
 # -- self time and cause ----------------------------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def _copy_events(source: Source, copied: RankEvents, array: EventArray, notes: _
     if copied.impossible_count:
         notes.warnings.append(
             f"{source.file}: {copied.impossible_count:,} events left out: "
-            "they begin or last a day or more beyond the others"
+            "they begin a day or more from the middle of the trace, or last a day or more"
         )
     return array.count - before
 

@@ -246,8 +246,12 @@ def find_overlaps(view: RankView) -> list[str]:
             longest_ns, name = int(length_ns[covers].max()), view.trace.names[work.name[longest]]
     if twice_ns <= OVERLAP_SHARE_MIN * whole_ns:
         return []
-    how_much = f"work on one stream overlaps by {format_duration(twice_ns)}, counted twice in times by name"
-    return [f"{how_much}: wrong times, or programmatic launches. Longest: {name} ({format_duration(longest_ns)})"]
+    warning = (
+        f"work on one stream overlaps by {format_duration(twice_ns)}; this is counted twice in times summed by name. "
+        "Either the times are wrong, or the kernels use programmatic dependent launch. Longest such kernel or copy: "
+        f"{name} ({format_duration(longest_ns)})"
+    )
+    return [warning]
 
 
 def find_streams(view: RankView) -> list[Ints]:

@@ -73,7 +73,7 @@ def test_another_operation_at_the_same_place_refuses() -> None:
     matching = match([on(0, collective(0, MS)), on(1, collective(0, MS, op="all_gather"))], 2)
     assert matching.refused == (
         "the ranks' collectives do not line up: in group default_pg place 0 is all_reduce of 64 bytes on rank 0, "
-        "all_gather of 64 bytes on rank 1. The traces are of different steps, or sampled"
+        "all_gather of 64 bytes on rank 1. The traces are of different steps, or collectives are missing in some"
     )
 
 
@@ -122,7 +122,7 @@ def test_operations_of_different_steps_are_refused() -> None:
     # One further each time: 15, 45, 20, 90 and 30 ms, of which the median, 30 ms, is taken for the clocks.
     assert matching.refused == (
         "4 of 5 matched collectives end at different times on different ranks (by 15.0 ms in the median): "
-        "the traces are of different steps, or sampled"
+        "the traces are of different steps, or collectives are missing in some"
     )
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rankscope.collector.reports.trace_tables import build_sections
@@ -40,6 +41,11 @@ def stages_of(report: TraceReport) -> PipelineReport:
 
 def named(report: TraceReport) -> list[tuple[str, int]]:
     return [(finding.kind, finding.rank) for finding in across(report).findings]
+
+
+def verdict_of(report: TraceReport) -> str:
+    verdict = next(one for one in build_sections(report, 20) if one.key == "verdict")
+    return " ".join(cell.text for row in verdict.rows for cell in row)
 
 
 # -- who is named -----------------------------------------------------------------------------------------------------
@@ -118,8 +124,18 @@ def test_bubble_is_shown_by_stage(tmp_path: Path) -> None:
     report, _ = analysed(tmp_path, Job("1F1B", 2, 4))
     table = next(one for one in build_sections(report, 20) if one.key == "pipeline")
     assert [[cell.text for cell in row][:2] for row in table.rows] == [["0", "0"], ["1", "1"]]
-    verdict = next(one for one in build_sections(report, 20) if one.key == "verdict")
-    assert any("of their time is bubble" in cell.text for row in verdict.rows for cell in row)
+    text = verdict_of(report)
+    assert "The 2 stages of the pipeline work " in text
+    assert "of their time is bubble." in text
+    assert "each stage has one rank here, or its ranks have no step in common." in text
+
+
+def test_chunks_and_unpaired_messages_are_in_the_verdict(tmp_path: Path) -> None:
+    report, _ = analysed(tmp_path, Job("interleaved", 4, 8))
+    staged = msgspec.structs.replace(stages_of(report), unpaired_count=1_200)
+    report = msgspec.structs.replace(report, cross_rank=msgspec.structs.replace(across(report), pipeline=staged))
+    assert "The 4 stages of the pipeline (several chunks each) work " in verdict_of(report)
+    assert "bubble. 1,200 sends and receives could not be paired." in verdict_of(report)
 
 
 def test_bubble_is_no_communication(tmp_path: Path) -> None:
@@ -136,7 +152,10 @@ def test_bubble_is_no_communication(tmp_path: Path) -> None:
 def test_messages_without_their_peers_compare_no_ranks(backend: str, tmp_path: Path) -> None:
     report, _ = analysed(tmp_path, Job("1F1B", 4, 8, {1: 1.6}), backend=backend, with_peers=False)
     assert (across(report).pipeline, named(report)) == (None, [])
-    assert "record with record_shapes=True" in (across(report).pipeline_refused or "")
+    assert across(report).pipeline_refused == (
+        "the ranks exchange messages, and the traces do not say with whom. With gloo, record with record_shapes=True; "
+        "where ranks are numbered differently in several process groups, the peer stays unknown"
+    )
     assert "straggler" in {one.key for one in report.abstained}
 
 

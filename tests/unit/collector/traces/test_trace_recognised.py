@@ -38,7 +38,7 @@ def test_files_that_differ_in_the_time_are_cycles_of_their_rank(cycles: Path) ->
 def test_last_cycle_of_each_rank_is_used_with_a_note(cycles: Path) -> None:
     kept, notes = choose_cycle(recognise(find_traces([str(cycles)])), None)
     assert [(one.rank, one.cycle) for one in kept] == [(1, 2), (0, 3)]
-    assert notes[kept[1].file.path] == "the last of 3 cycles of this rank is used: --cycle 1 to 3 chooses"
+    assert notes[kept[1].file.path] == "the last of 3 cycles of this rank is used; --cycle N chooses another (1 to 3)"
 
 
 def test_cycle_that_the_user_names_is_used_without_a_note(cycles: Path) -> None:
@@ -47,9 +47,7 @@ def test_cycle_that_the_user_names_is_used_without_a_note(cycles: Path) -> None:
 
 
 def test_cycle_that_no_rank_has_is_an_error(cycles: Path) -> None:
-    with pytest.raises(
-        UnavailableError, match=r"no file is of cycle 4 \(from --cycle\): the files have 3 cycles at most"
-    ):
+    with pytest.raises(UnavailableError, match=r"--cycle is 4; the cycles here are 1 to 3"):
         choose_cycle(recognise(find_traces([str(cycles)])), 4)
 
 
@@ -70,7 +68,7 @@ def test_same_content_counts_once_and_is_told(tmp_path: Path) -> None:
     write(tmp_path, "c.json", 1)
     report = analyze(str(tmp_path))
     assert ([one.file for one in report.ranks], report.errors) == ([first, str(tmp_path / "c.json")], [])
-    assert report.ranks[0].warnings[-1] == f"{second} has the same content: used once"
+    assert report.ranks[0].warnings[-1] == f"{second} has the same content and is not used"
 
 
 def test_files_of_one_size_and_other_content_are_two(tmp_path: Path) -> None:

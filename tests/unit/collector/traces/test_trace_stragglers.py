@@ -92,14 +92,14 @@ def test_evidence_is_shown_though_no_rank_is_named() -> None:
     assert describe_leader(found) == (
         "No rank is named as slow. Rank 0 caused the most waiting: it came last in 18 of 21 collectives and caused "
         "86 % of the waiting. Without waits its steps took 1.14 times as long as its peers' (+100.0 ms in a step, give "
-        "or take 401.8 ms)."
+        "or take 401.8 ms). A rank is named only from 1.15 times on, or from 1.05 times on if the evidence is steady."
     )
 
 
-def test_two_steps_are_called_too_few() -> None:
-    assert "2 steps are too few to distinguish that from noise" in describe_leader(
-        standings([800, 800], [700, 700], last=[0])
-    )
+@pytest.mark.parametrize(("steps_ms", "said"), [([[800], [700]], "1 step is"), ([[800] * 2, [700] * 2], "2 steps are")])
+def test_one_or_two_steps_are_called_too_few(steps_ms: list[list[int]], said: str) -> None:
+    text = describe_leader(standings(*steps_ms, last=[1]))
+    assert f"; {said} too few to distinguish that from noise. A rank is named only from 1.15 times on" in text
 
 
 def test_nobody_waited() -> None:

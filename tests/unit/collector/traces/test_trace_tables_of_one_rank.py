@@ -328,8 +328,8 @@ def test_unknown_device_is_never_called_cpu(category: str) -> None:
     report = reduce_trace(read_events(*events), "a.json").report
     assert (report.device, report.compute_ns, report.busy_ratio, report.steps) == ("unknown device", 0, None, [])
     assert report.warnings == [
-        f"1 events of category {category!r} are not counted: it is not known",
-        "a device was used, but no work of a device that is known is in the trace: nothing is broken down",
+        f"1 events are not counted: their category {category!r} is not known",
+        "a device was used, but the trace has no work of a known device: its time is not broken down",
     ]
 
 
@@ -343,7 +343,7 @@ def test_unknown_categories_beside_a_known_device_are_told() -> None:
     report = reduce_trace(read_events(kernel("a", 0, 20), *others), "a.json").report
     assert (report.device, report.compute_ns) == ("unnamed device", 20_000)
     assert report.warnings[4:6] == [
-        "1 events of category 'kind4' are not counted: it is not known",
+        "1 events are not counted: their category 'kind4' is not known",
         "2 more events of other unknown categories are not counted",
     ]
 
@@ -361,8 +361,8 @@ def test_work_that_overlaps_on_one_stream_is_told() -> None:
     # Stream 7 is at work for 12 us, in which "long" and "b" ran 10 + 4 us; on stream 8 nothing overlaps.
     events = [kernel("long", 0, 10), kernel("b", 8, 4), kernel("c", 12, 1), kernel("d", 3, 4, stream=8)]
     (warning,) = find_overlaps(view_of(*events))
-    assert warning.startswith("work on one stream overlaps by 2.0 us, counted twice in times by name: ")
-    assert warning.endswith("Longest: long (10.0 us)")
+    assert warning.startswith("work on one stream overlaps by 2.0 us; this is counted twice in times summed by name. ")
+    assert warning.endswith("Longest such kernel or copy: long (10.0 us)")
     assert find_overlaps(view_of(kernel("a", 0, 3), kernel("b", 2, 3, stream=8))) == []
 
 
@@ -397,7 +397,10 @@ def test_step_number_that_comes_again_later_is_told() -> None:
     ]
     report = reduce_trace(read_events(*noted, kernel("a", 0, 9)), "a.json").report
     assert len(report.steps) == 1
-    assert "1 steps have the number of an earlier one, and are left out: several records?" in report.warnings
+    assert (
+        "1 steps repeat the number of an earlier step and are left out. Does the file have several recordings?"
+        in report.warnings
+    )
 
 
 def test_timeline_shows_each_bin() -> None:

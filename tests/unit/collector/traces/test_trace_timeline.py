@@ -177,7 +177,9 @@ def test_impossible_times_are_left_out_of_the_timeline(tmp_path: Path) -> None:
     report = merge([str(file)], tmp_path / "merged.json")
     found = [one for one in read_merged(tmp_path / "merged.json")["traceEvents"] if one["ph"] == "X"]
     assert [(one["ts"], one["dur"]) for one in found] == [(0, 2), (9, 1)]
-    assert report.warnings[-1].endswith(": 2 events left out: they begin or last a day or more beyond the others")
+    assert report.warnings[-1].endswith(
+        ": 2 events left out: they begin a day or more from the middle of the trace, or last a day or more"
+    )
 
 
 def test_event_without_usable_time_is_copied_with_a_warning(tmp_path: Path) -> None:
