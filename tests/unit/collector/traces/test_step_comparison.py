@@ -371,7 +371,7 @@ def test_single_traces_of_two_ranks_are_compared_with_a_note(tmp_path: Path, fas
 def test_warnings_of_both_sides_are_notes_up_to_a_limit(tmp_path: Path, faster: str) -> None:
     unknown = [event(f"other_{number}", "x", 1, 1) for number in range(3)]
     found = compare(faster, write(tmp_path / "a", [*run_of(FASTER, 1), *unknown]))
-    told = [f"1 events of category 'other_{number}' are not counted: it is not known" for number in range(3)]
+    told = [f"1 events are not counted: their category 'other_{number}' is not known" for number in range(3)]
     assert found.notes == [f"the traces to compare with, 1 of 1 files: {warning}" for warning in told]
 
 
