@@ -142,7 +142,7 @@ def test_two_files_of_one_rank_are_an_error(tmp_path: Path) -> None:
             "--communication-kernels is '(', which is not a valid regular expression",
         ),
         ([str(GLOO), "--rank-from", "rank"], "it needs a group around the rank"),
-        ([str(GLOO), "--rank-from", "host(.)"], "it finds no number in"),
+        ([str(GLOO), "--rank-from", "host(.)"], "its groups match no number in any path"),
         ([str(GLOO), "--executor", "spark://host"], "it is dask://HOST:PORT"),
         (["s4://bucket/trace.json"], "s4"),
     ],
