@@ -54,7 +54,7 @@ def find_usual(
     """Return the usual excess of each rank, shape (ranks,): 0 for ranks with peers; for the others the `known` one,
     else the median before the last clear change of level, or of all steps where there is none.
 
-    A change counts once `steps_min` steps follow it.
+    A change counts once `steps_min` steps follow it, and as many came before: what is usual is not read from fewer.
     """
     usual = np.zeros(excess.shape[1])
     without_peers = [rank for one in peer_groups.comparisons if not one.do_same_work for rank in one.members]
@@ -71,7 +71,7 @@ def find_usual(
 def _usual_level(values: Floats, steps_min: int) -> float:
     medians = [float(np.median(part)) for part in np.array_split(values, PARTS) if len(part)]
     since = find_last_change(values, steps_min) if max(medians) - min(medians) > SIGMA_FLOOR else 0
-    if since == 0:
+    if since < steps_min:
         return float(np.median(values))
     before = values[:since]
     return float(np.median(before[find_last_change(before, steps_min) :]))

@@ -72,3 +72,13 @@ def test_usual_is_the_level_before_the_last_change() -> None:
     excess = np.stack([levels, np.full(80, np.nan)], axis=1)
     usual = find_usual(excess, series, find_peer_groups((0, 1), {0: "a", 1: "b"}), {}, 12)
     assert usual.tolist() == pytest.approx([0.1, 0.0])
+
+
+def test_first_few_steps_do_not_say_what_is_usual() -> None:
+    # A training that warms up: 8 steps with another ratio are fewer than a verdict takes.
+    self_ms = times(steps=60)
+    self_ms[:8, 7] /= 1.1
+    assert findings(self_ms) == []
+    self_ms[:12, 7] = times(steps=60)[:12, 7] / 1.1
+    (finding,) = findings(self_ms)
+    assert (finding.ranks, finding.since_step) == ((7,), 12)
