@@ -75,17 +75,27 @@ Verdict = Judged | Abstain | None
 """None: judged, and nothing found."""
 
 
+def _idle_during(wait: float, ratio_min: float, signals: RunSignals, unknown: str) -> float | Abstain | None:
+    """Return for which share of the time the hosts wait, on GPUs at most that for which these are idle; None below
+    `ratio_min`; for the reason `unknown` where it is not known.
+    """
+    if wait < ratio_min:
+        return None
+    if not signals.has_windows:
+        return Abstain(signals.absent or unknown)
+    ratio = wait if signals.idle is None else min(wait, signals.idle)
+    return None if ratio < ratio_min else ratio
+
+
 def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the steps wait for the data loaders."""
     if signals.data is None:
         return Abstain("the data phase is not known")
-    if signals.data < ease * DATA_RATIO_MIN:
-        return None
-    if not signals.has_windows:
-        return Abstain(signals.absent or "the idle time of the GPUs in the data phase is not known")
-    ratio = signals.data if signals.idle is None else min(signals.data, signals.idle)
-    if ratio < ease * DATA_RATIO_MIN:
-        return None
+    ratio = _idle_during(
+        signals.data, ease * DATA_RATIO_MIN, signals, "the idle time of the GPUs in the data phase is not known"
+    )
+    if ratio is None or isinstance(ratio, Abstain):
+        return ratio
     return Judged(
         ratio,
         f"The ranks wait for their data loaders {percent(ratio)} of the time, "
@@ -141,13 +151,10 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
     """Judge whether the training threads wait for CPU cores, all alike."""
     if signals.queueing is None:
         return Abstain("how long the training threads wait for a CPU core is not known")
-    if signals.queueing < ease * QUEUE_RATIO_MIN:
-        return None
-    if not signals.has_windows:
-        return Abstain(signals.absent or "the idle time of the GPUs, while hosts wait for a CPU core, is not known")
-    ratio = signals.queueing if signals.idle is None else min(signals.queueing, signals.idle)
-    if ratio < ease * QUEUE_RATIO_MIN:
-        return None
+    unknown = "the idle time of the GPUs, while hosts wait for a CPU core, is not known"
+    ratio = _idle_during(signals.queueing, ease * QUEUE_RATIO_MIN, signals, unknown)
+    if ratio is None or isinstance(ratio, Abstain):
+        return ratio
     where = "of most ranks" if signals.machine is None else f"of most ranks on machine {signals.machine}"
     return Judged(
         ratio,
