@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rankscope.collector.traces import stages, tables, windows
 from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
-from rankscope.collector.traces.origin import read_origin
+from rankscope.collector.traces.origin import Origin, read_origin
 from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
@@ -62,11 +62,33 @@ def reduce_trace(
     )
     origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
-    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
+    report = _build_report(view, path, origin, collectives, by_shape=by_shape)
+    compute, communication, _ = view.sets
+    overlap = intervals.intersect(compute, communication)
+    step_bounds = [
+        (number, start_ns + origin.base_ns, end_ns + origin.base_ns)
+        for number, start_ns, end_ns in windows.find_step_bounds(view)
+    ]
+    return RankAnalysis(
+        report,
+        collectives,
+        overlap + origin.base_ns,
+        step_bounds,
+        windows.find_steps_of_collectives(view),
+        find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups),
+        divide_steps(view, collectives) if divides_steps else None,
+    )
+
+
+def _build_report(
+    view: RankView, path: str, origin: Origin, collectives: list[Collective], *, by_shape: bool
+) -> RankReport:
+    """Return all tables of a trace, with the operators by shape where they are asked for."""
+    bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     devices = windows.summarise_devices(view, origin.devices)
     shapes = tables.sum_operators_by_shape(view) if by_shape else []
-    report = RankReport(
+    return RankReport(
         rank=origin.rank,
         file=path,
         device=_name_device(view, devices),
@@ -75,7 +97,7 @@ def reduce_trace(
         host=origin.host,
         start_ns=bounds[0] - view.origin_ns,
         kernel_count=int(view.work.is_kernel.sum()),
-        event_count=trace.event_count,
+        event_count=view.trace.event_count,
         steps=[] if view.has_unknown_device else windows.break_down_steps(view),
         devices=devices,
         event_types=stages.sum_event_types(view),
@@ -94,21 +116,6 @@ def reduce_trace(
         launch_queue=sum_queues(view),
         operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if by_shape else None,
         **windows.break_down_window(view, *bounds),
-    )
-    compute, communication, _ = view.sets
-    overlap = intervals.intersect(compute, communication)
-    step_bounds = [
-        (number, start_ns + origin.base_ns, end_ns + origin.base_ns)
-        for number, start_ns, end_ns in windows.find_step_bounds(view)
-    ]
-    return RankAnalysis(
-        report,
-        collectives,
-        overlap + origin.base_ns,
-        step_bounds,
-        windows.find_steps_of_collectives(view),
-        find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups),
-        divide_steps(view, collectives) if divides_steps else None,
     )
 
 
