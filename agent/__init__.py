@@ -8,13 +8,18 @@
         save(model)
     with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
         evaluate(model)
+    with rankscope.scope("attention"):     # a range in captures, beside operators; also a decorator
+        attend(queries)
     rankscope.step()                       # end of a step; otherwise steps are detected
     rankscope.throughput()                 # steps, samples and tokens per second of this rank
+    rankscope.capture(steps=3)             # a trace of the next steps of this rank, into capture_folder
     rankscope.stop()                       # not needed: runs at the end of the process
 
 `rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls.
 Nothing here imports torch until `start()` is called.
 """
+
+from rankscope.agent.scopes import scope
 
 TYPE_CHECKING = False
 """As in `typing`, which is not imported: `python -m rankscope.agent` could find a `typing.py` in the working directory.
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
     from rankscope.agent.steps.throughput import Throughput
 
-__all__ = ["batch", "evaluation", "phase", "start", "step", "stop", "throughput"]
+__all__ = ["batch", "capture", "evaluation", "phase", "scope", "start", "step", "stop", "throughput"]
 
 
 def start() -> bool:
@@ -73,6 +78,18 @@ def throughput(last_steps: int | None = None) -> "Throughput | None":
     from rankscope.agent import launch  # noqa: PLC0415
 
     return None if launch.session is None else launch.session.calls.find_throughput(last_steps)
+
+
+def capture(steps: int = 3) -> bool:
+    """Record a trace of the next 1 to 100 steps of this rank into `capture_folder`. Return whether that was accepted.
+
+    False without a folder, while another capture is on or pending, and where this process is not measured. Whether it
+    is taken is decided at the begin of the next step; a line on stderr says why it was not (docs/captures.md). Ranks
+    that are to be compared must call it in the same step. Call it on the training thread.
+    """
+    from rankscope.agent import launch  # noqa: PLC0415
+
+    return False if launch.session is None else launch.session.calls.capture(steps)
 
 
 def stop() -> None:

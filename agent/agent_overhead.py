@@ -30,6 +30,9 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.measure.records import AgentCost
 
 WINDOW_CHILDREN = "window_children"
+CAPTURES = "captures"
+NOT_GOVERNED = frozenset({WINDOW_CHILDREN, CAPTURES})
+"""Parts that the budget does not limit: processes of their own, and traces that the user has asked for."""
 DEVICE_TIMES = "device_times"
 NCCL_TIMING = "nccl_timing"
 SAMPLERS = {GPU_SAMPLES: ("gpu",), HOST_SAMPLES: ("host", "node")}
@@ -93,6 +96,24 @@ class TimedCost(Protocol):
         ...
 
 
+class CapturesCost(Protocol):
+    """The CPU time of captures so far: on the training thread, of writing them on the agent thread, and of the
+    processes that upload them.
+    """
+
+    written_ns: int
+
+    @property
+    def upload_ns(self) -> int:
+        """Of the processes that upload files."""
+        ...
+
+    @property
+    def training_ns(self) -> int:
+        """Of those on the training thread."""
+        ...
+
+
 class WindowsCost(Protocol):
     """The CPU time of beginning and ending windows on the training thread so far."""
 
@@ -114,6 +135,7 @@ class AgentOverhead:
         timers: TimeSpent | None,
         reduction: ReductionCost,
         timed: TimedCost,
+        captures: CapturesCost | None = None,
         started_ns: int,
         find_effect: Callable[[], WindowEffect | None] = lambda: None,
     ) -> None:
@@ -125,14 +147,17 @@ class AgentOverhead:
         self._samples = samples
         self._reduction = reduction
         self._timed = timed
+        self._captures = captures
         self._find_effect = find_effect
         self._started_ns = started_ns
         self.reports_less_often = False
         """True if reports are to be sent less often."""
 
     def overhead_ratio(self, cost: AgentCost, now_ns: int) -> float:
-        """Return the CPU time of the agent in this process as a share of the time since its start."""
-        own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part != WINDOW_CHILDREN)
+        """Return the CPU time of the agent in this process as a share of the time since its start, without what the
+        budget does not limit.
+        """
+        own_ns = sum(spent_ns for part, spent_ns in cost.part_ns.items() if part not in NOT_GOVERNED)
         return own_ns / max(1, now_ns - self._started_ns)
 
     def govern(self, now_ns: int) -> AgentCost:
@@ -149,6 +174,9 @@ class AgentOverhead:
         not_governed_ns = {WINDOW_CHILDREN: self._reduction.child_cpu_ns}
         is_dropped = {part: part in dropped for part, *_ in self._governor.order}
         timing_ns, effect = self._timed.timing_ns, self._find_effect()
+        if self._captures is not None:
+            captures = self._captures
+            not_governed_ns[CAPTURES] = captures.training_ns + captures.written_ns + captures.upload_ns
         if timing_ns is not None:
             not_governed_ns[NCCL_TIMING] = timing_ns
         if self._timed.is_used:
@@ -175,12 +203,14 @@ class AgentOverhead:
             if not counts.keys().isdisjoint(names)
         }
         timed_ns = self._timed.thread_ns
+        written_ns = 0 if self._captures is None else self._captures.written_ns
+        others_ns = full_ns + light_ns + timed_ns + written_ns + sum(samples_ns.values())
         return {
             STEP_HOOKS: self._hooks.spent_ns,
             DEVICE_TIMES: self._timers.spent_ns if self._timers is not None else 0,
             LIGHT_WINDOWS: light_ns + light_recording_ns + (windows.light_spent_ns if windows is not None else 0),
             FULL_WINDOWS: full_ns + full_recording_ns + (windows.full_spent_ns if windows is not None else 0),
-            AGENT_THREAD: max(0, time.thread_time_ns() - full_ns - light_ns - timed_ns - sum(samples_ns.values())),
+            AGENT_THREAD: max(0, time.thread_time_ns() - others_ns),
             **({COLLECTIVE_TIMES: timed_ns + self._timed.outside_ns} if self._timed.is_used else {}),
             **samples_ns,
         }

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from rankscope.agent.agent_overhead import AgentOverhead
+from rankscope.agent.captures import ordered_captures, trace_recording
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, log_line
@@ -56,7 +57,15 @@ class AgentThread:
         self._clock = clock
         self._make_hello = make_hello
         self._builder = ReportBuilder(identity.rank)
-        self._outbox = Outbox(config, identity, clock, make_hello=make_hello, introduce=self._introduce)
+        self._orders = self._make_orders()
+        self._outbox = Outbox(
+            config,
+            identity,
+            clock,
+            make_hello=make_hello,
+            introduce=self._introduce,
+            on_capture=lambda message: None if self._orders is None else self._orders.handle(message),
+        )
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
         self._window_results = WindowResults(
@@ -70,6 +79,7 @@ class AgentThread:
                 clock,
             ),
             events_max=config.window_events_max,
+            communication_kernels=config.communication_kernels,
             read_transfers=training.transfers.find_between,
         )
         self._cost = AgentOverhead(
@@ -81,6 +91,7 @@ class AgentThread:
             timers=training.device_timers,
             reduction=self._window_results,
             timed=self._window_results.timed,
+            captures=training.traces,
             started_ns=clock.monotonic_ns(),
             find_effect=training.windows.find_effect,
         )
@@ -99,6 +110,13 @@ class AgentThread:
         self._end = ScriptEnd("finished")
         self._thread = threading.Thread(target=self._run, name="rankscope-agent", daemon=True)
 
+    def _make_orders(self) -> ordered_captures.OrderedCaptures | None:
+        traces, timer = self._training.traces, self._training.timer
+        if traces is None:
+            return None
+        allowed = self._config.capture_orders
+        return ordered_captures.OrderedCaptures(traces, self._guard, is_allowed=allowed, find_step=lambda: timer.step)
+
     def start(self) -> None:
         """Start reporting."""
         self._samples.start()
@@ -112,7 +130,9 @@ class AgentThread:
         self._watchdog.set_collector(address)
 
     def stop(self, end: ScriptEnd) -> None:
-        """Send the last report and a goodbye; wait at most `drain_s` for the acknowledgement."""
+        """Send the last report and a goodbye; wait at most `drain_s` for the acknowledgement, and until the collector
+        has fetched the files of captures that it has ordered.
+        """
         self._samples.stop()
         self._training.windows.close_sampler()
         self._end = end
@@ -146,13 +166,21 @@ class AgentThread:
         try:
             self._report_last()
             self._outbox.push(self._builder.build_goodbye(self._end), step_count=0)
-            is_acknowledged = self._outbox.drain(self._clock.monotonic_ns() + s_to_ns(self._config.drain_s))
+            deadline_ns = self._clock.monotonic_ns() + s_to_ns(self._config.drain_s)
+            is_acknowledged = self._outbox.drain(deadline_ns)
             self._outbox.log_summary()
+            if is_acknowledged and self._orders is not None:
+                orders = self._orders
+                self._outbox.serve(deadline_ns, lambda: orders.has_files)
+            if self._training.traces is not None:
+                self._training.traces.finish(deadline_ns)
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
             self._watchdog.stop(self._end.exit_code, is_acknowledged=is_acknowledged)
             self._outbox.close()
+            if self._orders is not None:
+                self._orders.close()
             self._samples.close()
 
     def _report_last(self) -> None:
@@ -189,7 +217,7 @@ class AgentThread:
         if stepless:
             log_line(stepless)
         self._training.windows.log_effect()
-        steps = self._training.steps.drain()
+        steps = self._write_traces(self._training.steps.drain())
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
         self._learn_step_time(steps)
@@ -218,6 +246,22 @@ class AgentThread:
             self._builder.resend_groups()
             self._groups_wanted = False
         self._outbox.push(self._builder.build(interval, now_ns), step_count=len(steps))
+
+    def _write_traces(self, steps: list[StepRecord]) -> list[StepRecord]:
+        """Write the captures that have ended, and mark the steps that a capture has made longer."""
+        traces = self._training.traces
+        if traces is None:
+            return steps
+        traces.events_a_step = self._window_results.full_events_a_step
+        traces.window_ns_an_event = self._window_results.full_ns_an_event
+        try:
+            traces.write()
+            for state in [] if self._orders is None else self._orders.collect():
+                self._outbox.send_state(state)
+            return traces.mark(steps)
+        except Exception as error:  # noqa: BLE001 - no error of a capture may lose steps
+            self._guard.record(trace_recording.PART, error)
+            return steps
 
     def _read_groups(self) -> Mapping[str, GroupInfo]:
         if not self._guard.is_off(GROUPS):

@@ -1,9 +1,11 @@
 """The agent's settings: configs/agent.toml is written from this file."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
+from rankscope.agent.capture_settings import find_folder_problem, find_options_problem, find_schedule_problem
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import (
     Mistake,
@@ -41,6 +43,14 @@ def _find_folder_problem(folder: str) -> str | None:
     return "it must be an absolute path, since ranks may run in different directories"
 
 
+def _find_pattern_problem(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"it must be a regular expression: {error}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig(Settings):
     """Settings of the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
@@ -52,6 +62,7 @@ class AgentConfig(Settings):
         "RANKSCOPE_CA_FILE",
         "RANKSCOPE_CLIENT_CONFIG",
         "RANKSCOPE_CONFIG",
+        "RANKSCOPE_CONTROL_TOKEN_FILE",
         "RANKSCOPE_DEBUG",
         "RANKSCOPE_NCCL_TIMING_SET",
         "RANKSCOPE_PID",
@@ -162,7 +173,8 @@ class AgentConfig(Settings):
     drain_s: float = setting(
         3.0,
         Setting(
-            "Longest time that the process waits at its end for the collector to acknowledge the last reports.",
+            "Longest time that the process waits at its end for the collector to acknowledge the last reports, and to "
+            "fetch the files of captures that it has ordered.",
             unit="seconds",
             smallest=0,
             largest=60,
@@ -239,6 +251,70 @@ class AgentConfig(Settings):
             unit="events",
             smallest=1000,
             largest=10_000_000,
+        ),
+    )
+    communication_kernels: str = setting(
+        "",
+        Setting(
+            "Regular expression: kernels in whose names it is found count as communication in full windows of a GPU, "
+            "beside those known, and not as compute. They are no collectives: waiting in them is not seen.",
+            find_problem=_find_pattern_problem,
+        ),
+    )
+    capture_folder: str = setting(
+        "",
+        Setting(
+            "Folder for captures: traces of whole steps as torch.profiler writes them, one file a rank, in RUN/STEPS. "
+            "A folder that all ranks share keeps the ranks of a capture together, for `rankscope analyze`. Or a URL of "
+            "fsspec, as s3://bucket/path, to which a process of low priority uploads each file. "
+            "Empty: only captures that the collector orders.",
+            find_problem=find_folder_problem,
+        ),
+    )
+    capture_schedule: str = setting(
+        "",
+        Setting(
+            "Steps that all ranks capture, in the words of torch.profiler.schedule, for example `skip_first=10, "
+            "wait=1000, warmup=1, active=3, repeat=2`. Words left out: skip_first=0, wait=0, warmup=1, active=3, "
+            "repeat=1; repeat=0 goes on until the end. Empty: none.",
+            find_problem=find_schedule_problem,
+        ),
+    )
+    capture_options: str = setting(
+        "",
+        Setting(
+            "What captures record beside operators, kernels and copies: shapes, stacks, memory, modules, separated by "
+            "commas. Shapes and stacks each make what a capture costs more than 3 times as much, memory 1.5 times; "
+            "modules add a few per cent at most.",
+            find_problem=find_options_problem,
+        ),
+    )
+    capture_orders: bool = setting(
+        True,
+        Setting(
+            "Whether this rank takes captures that the collector orders. Their files go to the collector, and stay in "
+            "`capture_folder` too, where that is set.",
+        ),
+    )
+    capture_pause_s_max: float = setting(
+        2.0,
+        Setting(
+            "A capture is left out if it is expected to stop training for longer, at its end and while its file is "
+            "written.",
+            unit="seconds",
+            smallest=0.01,
+            largest=600,
+            above="Above that the timeout of other ranks' collectives may end the run.",
+        ),
+    )
+    capture_bytes_max: int = setting(
+        1024 * _MIB,
+        Setting(
+            "Largest total size of the captures of one rank process. A capture that would exceed it is discarded, and "
+            "there are no more.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=1024 * 1024 * _MIB,
         ),
     )
     overhead_ratio_max: float = setting(

@@ -90,7 +90,7 @@ class Session:
     def _begin(self) -> None:
         self._training.start()
         atexit.register(self.stop)
-        os.register_at_fork(before=self._training.windows.close, after_in_child=self._training.stop_in_child)
+        os.register_at_fork(before=self._training.sessions.close, after_in_child=self._training.stop_in_child)
         self.script_exit.install()
         self._reporter.start()
         self._connecting.start()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.process_groups import has_peers
+from rankscope.agent.profiler.sessions import ProfilerSessions
 from rankscope.agent.profiler.torch_profiler import is_current_stream_capturing
-from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer, host_transfers
 from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_cuda
@@ -61,19 +61,20 @@ class TrainingThread:
         self.steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         """The finished step records, for the agent thread."""
         self.captures = GraphCaptures(is_current_stream_capturing)
-        self.windows = ProfilerWindows(
+        self.sessions = ProfilerSessions(
             config, identity, environment, guard, self.captures, find_resident_bytes=find_resident_bytes
         )
+        self.windows, self.traces = self.sessions.windows, self.sessions.traces
         self.device_timers = self._make_device_timers()
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
-        inline_parts = (self.windows.scheduler, self.device_timers)
-        self._boundaries = StepBoundaries([part for part in inline_parts if part is not None])
+        timers = [] if self.device_timers is None else [self.device_timers]
+        self._boundaries = StepBoundaries([*self.sessions.inline_parts, *timers])
         self.timer = self._make_timer()
         self.hooks = TorchHooks(
             self.timer,
             guard,
-            self.windows.on_user_profiler,
+            self.sessions.on_profiler,
             self.windows.ranges,
             device_timers=self.device_timers,
             captures=self.captures,
@@ -201,19 +202,19 @@ class TrainingThread:
     def _read_other_cost_ns(self) -> int:
         """Return the CPU time of windows and device times so far, which they measure themselves."""
         timers_ns = 0 if self.device_timers is None else self.device_timers.spent_ns
-        return self.windows.spent_ns + timers_ns
+        return self.sessions.spent_ns + timers_ns
 
     def _on_boundary(self, step: int) -> None:
         if self.device_timers is not None:
             self.device_timers.on_boundary(step)
-        self.windows.on_boundary(step)
+        self.sessions.on_boundary(step)
 
     def _on_pause(self) -> None:
         if self.device_timers is not None:
             self.device_timers.on_pause()
-        self.windows.close()
+        self.sessions.close()
 
     def _end_measurements(self) -> None:
         if self.device_timers is not None:
             self.device_timers.close()
-        self.windows.close()
+        self.sessions.close()

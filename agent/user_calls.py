@@ -53,6 +53,15 @@ class UserCalls:
         """Detect steps again, after the framework's training has ended."""
         self._call(self._steps.end_explicit_steps)
 
+    def capture(self, steps: int) -> bool:
+        """Implement `rankscope.agent.capture()`."""
+        traces = self._training.traces
+        if traces is None or not traces.keeps_files or not self._training.is_measured or not isinstance(steps, int):
+            return False
+        asked: list[bool] = []
+        self._call(lambda _now_ns: asked.append(traces.recording.ask(steps)))
+        return asked == [True]
+
     def find_throughput(self, last_steps: int | None) -> Throughput | None:
         """Implement `rankscope.agent.throughput()`."""
         try:

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.agent.capture.flight_recorder import FlightRecorder
-from rankscope.agent.capture.stalls import StallWatch
+from rankscope.agent.captures.flight_recorder import FlightRecorder
+from rankscope.agent.captures.stalls import StallWatch
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import OFF, AgentConfig
 from rankscope.agent.guard import Guard

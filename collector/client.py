@@ -8,6 +8,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -20,6 +21,10 @@ from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.key_files import read_private_text
 
 HTTP_TIMEOUT_S: Final = 10.0
+ORDER_TIMEOUT_S: Final = 30.0
+"""An order is answered by the service behind the publisher, which waits up to 10 s for it."""
+BLOCK_BYTES: Final = 1 << 20
+"""Most bytes of a file in memory."""
 ERROR_BYTES_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 """A complete run of 16,384 ranks has 35 MB of JSON; a larger answer comes from another server."""
@@ -51,10 +56,26 @@ class Collector(NamedTuple):
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     """Add the options for the address and credentials of the collector."""
+    _add_address(parser)
+    add_credentials(parser)
+
+
+def add_control(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the address of a collector that takes orders, and for the token that allows them."""
+    _add_address(parser)
+    parser.add_argument(
+        "--control-token-file",
+        default=None,
+        metavar="FILE",
+        help="file with the collector's control token [RANKSCOPE_CONTROL_TOKEN_FILE]",
+    )
+    _add_trust(parser)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default=None, help=f"the collector's HTTP address [RANKSCOPE_URL, client.toml, or {DEFAULT_URL}]"
     )
-    add_credentials(parser)
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +83,10 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", default=None, metavar="FILE", help="file with the collector's token [RANKSCOPE_TOKEN_FILE]"
     )
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ca-file",
         default=None,
@@ -72,7 +97,7 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
 
 def read_config(options: argparse.Namespace) -> ClientConfig:
     """Return the configuration from these options, the environment and the file. Raises SettingError."""
-    given = {key: getattr(options, key) for key in ("url", "token_file", "ca_file")}
+    given = {key: getattr(options, key, None) for key in ("url", "token_file", "control_token_file", "ca_file")}
     return read_client_config(os.environ, {key: value for key, value in given.items() if value is not None})
 
 
@@ -83,18 +108,35 @@ def find_collector(options: argparse.Namespace) -> Collector:
 
 def open_collector(config: ClientConfig) -> Collector:
     """Return the collector of this configuration, with the token and certificate read from its files."""
-    token_file = f"{config.token_file} ({config.source('token_file')})"
-    return Collector(config.url.rstrip("/"), Credentials(_read_token(config), _read_trust(config), token_file))
+    return _open(config, "token_file", config.token_file)
 
 
-def _read_token(config: ClientConfig) -> str:
-    if not config.token_file:
-        return ""
-    token = read_private_text(_expand(config.token_file), "token_file").strip()
+def find_controlled(options: argparse.Namespace) -> Collector:
+    """Return the collector of a command that orders something, with the control token, which reads too. Raises
+    SettingError for a value or a file that cannot be used, and where no control token is named.
+    """
+    config = read_config(options)
+    if not config.control_token_file:
+        raise SettingError(
+            "control_token_file is empty; an order needs the control token. Name a copy of the file that the "
+            "collector's http_control_token_file names with --control-token-file (RANKSCOPE_CONTROL_TOKEN_FILE)."
+        )
+    return _open(config, "control_token_file", config.control_token_file)
+
+
+def _open(config: ClientConfig, key: str, file: str) -> Collector:
+    """Return the collector with the token in `file`, which the setting `key` names."""
+    token = _read_token(config, key, file) if file else ""
+    shown = f"{file} ({config.source(key)})"
+    return Collector(config.url.rstrip("/"), Credentials(token, _read_trust(config), shown))
+
+
+def _read_token(config: ClientConfig, key: str, file: str) -> str:
+    token = read_private_text(_expand(file), key).strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:  # the text itself is not shown
         raise SettingError(
-            f"token_file is {config.token_file!r} ({config.source('token_file')}), which holds no token: that is one "
-            "word of ASCII characters. Name a copy of the file that the collector's http_token_file names."
+            f"{key} is {file!r} ({config.source(key)}), which holds no token: that is one "
+            f"word of ASCII characters. Name a copy of the file that the collector's http_{key} names."
         )
     return token
 
@@ -135,7 +177,17 @@ def fetch_runs(url: str, credentials: Credentials = ANONYMOUS) -> tuple[str, ...
 
 def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
     """Fetch a page of a collector and decode it as `kind`. Raises UnavailableError where that fails."""
-    page = fetch_bytes(url, credentials)
+    return _decode(url, fetch_bytes(url, credentials), kind)
+
+
+def post(url: str, order: msgspec.Struct, kind: type[T], credentials: Credentials) -> T:
+    """Send an order to a collector as JSON, and decode its answer as `kind`. Raises UnavailableError where that fails,
+    or the collector refuses.
+    """
+    return _decode(url, _ask(url, credentials, msgspec.json.encode(order)), kind)
+
+
+def _decode(url: str, page: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(page, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -145,23 +197,45 @@ def fetch(url: str, kind: type[T], credentials: Credentials = ANONYMOUS) -> T:
 
 def fetch_bytes(url: str, credentials: Credentials = ANONYMOUS) -> bytes:
     """Fetch the body of a page of a collector. Raises UnavailableError where that fails."""
-    request = urllib.request.Request(url)  # noqa: S310 - ClientConfig has checked it
-    if credentials.token:
-        # Not sent with a redirect: another server must not get the token.
-        request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
-    try:
-        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S, context=credentials.tls) as answer:  # noqa: S310
-            body = bytes(answer.read(ANSWER_BYTES_MAX + 1))
-            if answer.length and len(body) <= ANSWER_BYTES_MAX:  # with a limit, http.client does not report this
-                raise http.client.IncompleteRead(body, answer.length)
-    except urllib.error.HTTPError as error:
-        raise UnavailableError(_describe_refusal(url, error, credentials)) from error
-    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
-        raise UnavailableError(describe_failure(url, error)) from error
+    return _ask(url, credentials)
+
+
+def fetch_blocks(url: str, credentials: Credentials = ANONYMOUS) -> Iterator[bytes]:
+    """Yield a file of a collector in blocks, however long it is. Raises UnavailableError where that fails; a file that
+    ends early is for the caller to notice.
+    """
+    with _asking(url, credentials) as answer:
+        yield from iter(lambda: answer.read(BLOCK_BYTES), b"")
+
+
+def _ask(url: str, credentials: Credentials, order: bytes | None = None) -> bytes:
+    with _asking(url, credentials, order) as answer:
+        body = bytes(answer.read(ANSWER_BYTES_MAX + 1))
+        if answer.length and len(body) <= ANSWER_BYTES_MAX:  # with a limit, http.client does not report this
+            raise http.client.IncompleteRead(body, answer.length)
     if len(body) > ANSWER_BYTES_MAX:
         limit = f"its answer has more than {ANSWER_BYTES_MAX} bytes"
         raise UnavailableError(f"what answers at {url} is no rankscope collector: {limit}. {WHERE}.")
     return body
+
+
+@contextlib.contextmanager
+def _asking(url: str, credentials: Credentials, order: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+    """Yield the answer to a GET, or to a POST of an order. Its errors, while it is read too, are UnavailableError."""
+    request = urllib.request.Request(url, data=order)  # noqa: S310 - ClientConfig has checked it
+    if order is not None:
+        request.add_header("Content-Type", "application/json")
+    if credentials.token:
+        # Not sent with a redirect: another server must not get the token.
+        request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
+    timeout_s = HTTP_TIMEOUT_S if order is None else ORDER_TIMEOUT_S
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s, context=credentials.tls) as answer:  # noqa: S310
+            yield answer
+    except urllib.error.HTTPError as error:
+        raise UnavailableError(_describe_refusal(url, error, credentials)) from error
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
+        raise UnavailableError(describe_failure(url, error)) from error
 
 
 def _describe_refusal(url: str, error: urllib.error.HTTPError, credentials: Credentials) -> str:

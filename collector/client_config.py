@@ -35,10 +35,11 @@ def _find_url_problem(url: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientConfig(Settings):
-    """All settings of the commands that query a collector: status, top, incidents, report, doctor."""
+    """All settings of the commands that query a collector: status, top, incidents, report, doctor, capture."""
 
     TITLE: ClassVar[str] = (
-        "rankscope status, top, incidents, report: where the collector is. Read as ~/.config/rankscope/client.toml too."
+        "rankscope status, top, incidents, nodes, report, capture: where the collector is. "
+        "Also ~/.config/rankscope/client.toml."
     )
     PREFIX: ClassVar[str] = "RANKSCOPE_"
     FILE_VARIABLE: ClassVar[str] = "RANKSCOPE_CLIENT_CONFIG"
@@ -55,6 +56,13 @@ class ClientConfig(Settings):
         Setting(
             "File with the token that the collector requires (its `http_token_file`). Only its owner, and "
             "optionally its group, may read it."
+        ),
+    )
+    control_token_file: str = setting(
+        "",
+        Setting(
+            "File with the token that the collector requires of orders (its `http_control_token_file`), for "
+            "`rankscope capture`. Only its owner, and optionally its group, may read it."
         ),
     )
     ca_file: str = setting(

@@ -1,9 +1,11 @@
 """Define the collector's settings: configs/collector.toml is written from this file."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
 from rankscope.measure.errors import SettingError
 from rankscope.measure.settings import Ordered, Setting, Settings, Value, find_address_problem, read, setting
@@ -19,6 +21,38 @@ def _find_listen_problem(address: str) -> str | None:
 
 def _find_http_problem(address: str) -> str | None:
     return find_address_problem(address, listening=True)
+
+
+def _find_webhook_problem(url: str) -> str | None:
+    form = "it must be https://HOST[:PORT]/PATH or http://HOST[:PORT]/PATH"
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # a port that is no number or above 65535, an IPv6 address without its last bracket
+        return f"{form}: {error}"
+    if url and (not is_usable or not url.isascii() or " " in url or "@" in parts.netloc or parts.fragment):
+        return f"{form}, in ASCII, without a user and a fragment"
+    return None
+
+
+def _find_command_problem(command: str) -> str | None:
+    try:
+        arguments = shlex.split(command)
+    except ValueError as error:
+        return f"it cannot be split into arguments: {error}"
+    if command and (not arguments or not arguments[0].startswith("/")):
+        return "its first word must be the absolute path of a program"
+    return None
+
+
+MEASURED_OF_FEW: Final = 128
+MEASURED_CELLS_MAX: Final = 2**13
+"""Of few ranks so many measured steps are kept, in all so many steps times ranks: up to 64 ranks 128 steps. That one
+rank stalls in some steps only shows in its share of all stalls; of 3 ranks that takes 14 (`intermittent.py`)."""
+
+
+NOTIFIED_SEVERITIES: Final = ("info", "warning", "critical")
+"""Those of findings (`detect/finding.py`), which import this file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +113,13 @@ class CollectorConfig(Settings):
         Setting(
             "File with the token that HTTP clients must send, as a bearer token or as the password of basic "
             "authentication with any user. /healthz and /readyz need none. Empty: any client may read."
+        ),
+    )
+    http_control_token_file: str = setting(
+        "",
+        Setting(
+            "File with the token that allows HTTP clients to order captures, as a bearer token. It also reads, and "
+            "must be another one than that of http_token_file. Empty: nobody may order anything over HTTP."
         ),
     )
     http_certificate_file: str = setting(
@@ -343,6 +384,116 @@ class CollectorConfig(Settings):
             largest=30 * 86_400,
         ),
     )
+    notify_webhook_url: str = setting(
+        "",
+        Setting(
+            "Address that gets a signed POST of JSON when an incident opens, changes or is resolved, "
+            "https://HOST[:PORT]/PATH (docs/notifications.md). Empty: none.",
+            find_problem=_find_webhook_problem,
+        ),
+    )
+    notify_webhook_secret_file: str = setting(
+        "",
+        Setting(
+            "File with the secret that signs these requests, one word of at least 16 characters, for example from "
+            "`openssl rand -hex 32`. Only its owner, and optionally its group, may read it."
+        ),
+    )
+    notify_webhook_ca_file: str = setting(
+        "",
+        Setting(
+            "File with the certificate to trust, PEM, for a webhook whose certificate the system does not trust. "
+            "Empty: the certificates that the system trusts."
+        ),
+    )
+    notify_command: str = setting(
+        "",
+        Setting(
+            "Command that is run when an incident opens, changes or is resolved, with the event as JSON on stdin: the "
+            "absolute path of a program and its arguments, split as a shell does. There is no shell. Empty: none.",
+            find_problem=_find_command_problem,
+        ),
+    )
+    notify_command_s_max: float = setting(
+        30.0,
+        Setting(
+            "Longest time of one such command; then all processes of its group are killed.",
+            unit="seconds",
+            smallest=0.1,
+            largest=3600,
+        ),
+    )
+    notify_hooks: str = setting(
+        "",
+        Setting(
+            "Names of Python hooks to call with each event, separated by commas: entry points of installed packages in "
+            "the group rankscope.incident_hooks. Empty: none."
+        ),
+    )
+    notify_severity_min: str = setting(
+        "warning",
+        Setting("Incidents below this severity send no notifications.", choices=NOTIFIED_SEVERITIES),
+    )
+    notify_interval_s: float = setting(
+        60.0,
+        Setting(
+            "Shortest time between two notifications about one incident to one receiver. Changes in between "
+            "are combined in the next one; if they cancel out, none is sent.",
+            unit="seconds",
+            smallest=0,
+            largest=86_400,
+        ),
+    )
+    capture_ranks_max: int = setting(
+        64,
+        Setting("Most ranks of one capture that is ordered.", unit="ranks", smallest=1, largest=1024),
+    )
+    capture_bytes_max: int = setting(
+        1024 * _MIB,
+        Setting(
+            "Most bytes of one capture that is ordered, compressed, all its ranks together; each rank may have its "
+            "share of them. A larger file is refused.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=1024 * 1024 * _MIB,
+        ),
+    )
+    capture_pause_s_max: float = setting(
+        2.0,
+        Setting(
+            "Longest time for which a capture may be expected to stop the training of a rank. One that is expected to "
+            "take longer is refused by the rank, unless it is forced. The agent has a limit of this name too; the "
+            "smaller counts.",
+            unit="seconds",
+            smallest=0.01,
+            largest=3600,
+        ),
+    )
+    captures_on_incident: bool = setting(
+        False,
+        Setting(
+            "Order a capture of 3 steps when an incident opens that names a slow rank: of that rank, its healthiest "
+            "peer and a neighbour on its node. At most one for an incident, and 4 a day for a run. It needs a `store`."
+        ),
+    )
+    capture_kept_s: float = setting(
+        7 * 86_400.0,
+        Setting(
+            "How long captures are kept, in a folder beside the store.",
+            unit="seconds",
+            smallest=60,
+            largest=3650 * 86_400,
+        ),
+    )
+    capture_store_bytes_max: int = setting(
+        8192 * _MIB,
+        Setting(
+            "Largest size of all captures together; beyond it the oldest is deleted.",
+            unit="bytes",
+            smallest=_MIB,
+            largest=1024 * 1024 * _MIB,
+        ),
+    )
     linger_s: float = setting(
         5.0,
         Setting(
@@ -352,6 +503,14 @@ class CollectorConfig(Settings):
             largest=600,
         ),
     )
+
+    def count_measured_min(self, world_size: int) -> int:
+        """Return how many measured steps of so many ranks are kept at least, `detect_steps` or more.
+
+        >>> [CollectorConfig().count_measured_min(ranks) for ranks in (3, 100, 1024)]
+        [128, 81, 32]
+        """
+        return max(self.detect_steps, min(MEASURED_OF_FEW, MEASURED_CELLS_MAX // max(1, world_size)))
 
 
 def read_config(

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
 
+from rankscope.collector.captures.capture import Capture, CaptureRefusal, CaptureRequest, find_captures_folder
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.log_lines import start_logging
@@ -36,6 +37,8 @@ from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.snapshot_messages import (
+    CaptureAnswer,
+    CaptureWanted,
     DumpAnswer,
     DumpWanted,
     SnapshotDecoder,
@@ -55,6 +58,10 @@ TICK_AGE_S_MAX: Final = 10.0
 """A service whose last tick is older than this is not healthy."""
 DUMP_S_MAX: Final = 10.0
 """Longest wait for a description of the internal state of a run (`runs/run_dump.py`)."""
+ORDER_S_MAX: Final = 10.0
+"""Longest wait until the service has taken or refused the order of a capture."""
+
+T = TypeVar("T")
 
 
 class Publisher:
@@ -79,7 +86,8 @@ class Publisher:
         self._decoder = SnapshotDecoder()
         self._snapshot = self._decoder.decode(cast("SnapshotMessage", first.snapshot), read_block, {})
         self._numbers = itertools.count()
-        self._dumps: dict[int, Future[bytes | None]] = {}
+        self._asked: dict[int, Future[Any]] = {}
+        self._captures = first.captures or ()
         store = Path(config.store)
         self._http = HttpServer(
             listener,
@@ -94,22 +102,29 @@ class Publisher:
             metric_pages=MetricPages(series_max=config.series_max, metrics_ranks_max=config.metrics_ranks_max),
             read_dump=self._ask_for_dump,
             read_time_slices=self._decoder.find_time_slices,
+            order_capture=self._order_capture,
+            read_captures=lambda: self._captures,
+            captures_folder=find_captures_folder(store) if config.store else None,
         )
 
-    def handle(self, message: Update | DumpAnswer) -> None:
+    def handle(self, message: Update | DumpAnswer | CaptureAnswer) -> None:
         """Handle a message of the service."""
         match message:
-            case Update(health, incidents, snapshot):
+            case Update(health, incidents, snapshot, captures):
                 self._health, self._health_ns = health, time.monotonic_ns()
                 if incidents is not None:
                     self._incidents = incidents
+                if captures is not None:
+                    self._captures = captures
                 if snapshot is not None:
-                    self._snapshot = self._decoder.decode(snapshot, self._read_block, self._http.refused)
+                    self._snapshot = self._decoder.decode(
+                        snapshot, self._read_block, self._http.refused, self._http.nodes
+                    )
                     self._http.note_snapshot()
-            case DumpAnswer(number, body):
-                waiting = self._dumps.pop(number, None)
+            case DumpAnswer(number, answer) | CaptureAnswer(number, answer):
+                waiting = self._asked.pop(number, None)
                 if waiting is not None:
-                    waiting.set_result(body)
+                    waiting.set_result(answer)
 
     def close(self) -> None:
         """Free the port."""
@@ -121,15 +136,22 @@ class Publisher:
 
     def _ask_for_dump(self, run: str) -> bytes | None:
         """Return the internal state of a run from the service. Raises UnavailableError where it does not answer."""
-        number, found = next(self._numbers), Future[bytes | None]()
-        self._dumps[number] = found
+        return self._ask(lambda number: DumpWanted(number, run), Future[bytes | None](), DUMP_S_MAX)
+
+    def _order_capture(self, request: CaptureRequest) -> Capture | CaptureRefusal:
+        """Order a capture from the service. Raises UnavailableError where it does not answer: then it may be taken."""
+        return self._ask(lambda number: CaptureWanted(number, request), Future[Capture | CaptureRefusal](), ORDER_S_MAX)
+
+    def _ask(self, build: Callable[[int], DumpWanted | CaptureWanted], found: Future[T], wait_s: float) -> T:
+        number = next(self._numbers)
+        self._asked[number] = found
         try:
-            self._send(msgspec.msgpack.encode(DumpWanted(number, run)))
-            return found.result(DUMP_S_MAX)
+            self._send(msgspec.msgpack.encode(build(number)))
+            return found.result(wait_s)
         except (OSError, TimeoutError) as error:
-            raise UnavailableError(f"the collector's service has not answered within {DUMP_S_MAX:.0f} s") from error
+            raise UnavailableError(f"the collector's service has not answered within {wait_s:.0f} s") from error
         finally:
-            self._dumps.pop(number, None)
+            self._asked.pop(number, None)
 
 
 def run_publisher(connection: Connection, config: CollectorConfig, listener: HttpListener) -> None:
@@ -144,6 +166,7 @@ def run_publisher(connection: Connection, config: CollectorConfig, listener: Htt
 
     access = read_http_auth(
         token_file=config.http_token_file,
+        control_token_file=config.http_control_token_file,
         certificate_file=config.http_certificate_file,
         key_file=config.http_key_file,
     )

@@ -3,6 +3,8 @@
     receive thread   sockets and admission (ingest/receive_thread.py), so that every rank is read at any time
     this thread      the only writer of run state: events, detection passes, snapshots
     store thread     writes what this thread hands over
+    notifications    a thread for each receiver of events about incidents (notifications/channel.py)
+    captures thread  orders captures, fetches and keeps their files (captures/capture_thread.py)
     publish thread   sends finished snapshots to the publisher, a process of its own (publish/publisher_link.py)
 
 A bug in the state of one run is contained to that run: it is counted and logged, and the other runs continue.
@@ -14,16 +16,19 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from rankscope.collector.captures.capture_thread import CaptureThread
+from rankscope.collector.captures.incident_captures import IncidentCaptures
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.incidents.ledger import RunFindings
 from rankscope.collector.ingest.admission import Admission
 from rankscope.collector.ingest.curve import CurveServer
-from rankscope.collector.ingest.exchange import Exchange
+from rankscope.collector.ingest.exchange import Exchange, SendToRank
 from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
+from rankscope.collector.notifications.notifier import make_notifier, read_receivers
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, HttpListener, listen_http
 from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
 from rankscope.collector.publish.snapshot_messages import Health
@@ -68,6 +73,7 @@ class Service:
         self._clock = clock
         http = read_http(config)
         curve = curve or read_curve(config, clock)
+        receivers = read_receivers(config, clock)
         self._relays = Relays() if curve is None else curve.make_relays()
         self._receiver = Receiver(
             config.listen,
@@ -97,9 +103,12 @@ class Service:
                 lambda: self._journal.incidents,
                 self._read_health,
                 self._dump_run,
+                order_capture=lambda request: self._captures.order(request),  # noqa: PLW0108 - made below
+                read_captures=lambda: self._captures.captures,
             ),
             self._faults,
         )
+        self._captures, self._incident_captures = self._make_captures()
         self._recording = Recording(
             config, self._journal, self._faults, restore=self._restore, on_written=self._link.wake
         )
@@ -108,9 +117,31 @@ class Service:
             exchange=self._exchange, admission=self._receive_thread.messages, journal=self._journal,
             faults=self._faults, on_forget=self._recording.forget,
         )  # fmt: skip
+        self._notifier = make_notifier(
+            config, receivers, self._journal,
+            find_run=self._updates.runs.get,
+            clock=clock, faults=self._faults,
+        )  # fmt: skip
         self._recording.open(self._updates.runs, self._clocks())
         self._snapshot = self._build_snapshot()
+        self._captures.start()
+        self._notifier.start()
         self._link.start()
+
+    def _make_captures(self) -> tuple[CaptureThread, IncidentCaptures | None]:
+        captures = CaptureThread(
+            self._config, self._clock, self._faults,
+            find_run=lambda asked: self._updates.runs.get(asked),  # noqa: PLW0108 - made later
+            send=lambda boot_id, message: self._exchange.answer(SendToRank(boot_id, message)),
+            on_changed=self._link.wake,
+        )  # fmt: skip
+        self._receive_thread.messages.on_capture = captures.take
+        if not self._config.captures_on_incident:
+            return captures, None
+        return captures, IncidentCaptures(
+            lambda run_id: self._updates.runs.get(run_id),  # noqa: PLW0108 - made later
+            captures.order, lambda: captures.captures, self._journal.incidents,
+        )  # fmt: skip
 
     def _listen(self, address: str, wait_s: float) -> HttpListener:
         try:
@@ -136,6 +167,11 @@ class Service:
         """The latest snapshot."""
         return self._snapshot
 
+    @property
+    def captures(self) -> CaptureThread:
+        """The captures, and the way to order one."""
+        return self._captures
+
     def stop(self) -> None:
         """Make `run` return soon."""
         self._stopping.set()
@@ -159,11 +195,13 @@ class Service:
                     on_tick(self._snapshot)
         finally:
             self._link.close()
+            self._captures.stop()
             self._listener.socket.close()
             self._receive_thread.stop()
             self._receiver.close()
             self._exchange.close()
             self._recording.shut_down(self._updates.runs, self._build_last_snapshot, self._clocks())
+            self._notifier.stop()
             self._journal.shut_down(self._wall_s())
 
     # -- the tick -----------------------------------------------------------------------------------------------------
@@ -209,6 +247,9 @@ class Service:
             self._journal.tick(runs, wall_s)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("incidents", "incidents could not be updated; continuing")
+        if self._incident_captures is not None:
+            with self._faults.contain("captures", "no capture of an incident could be ordered; continuing"):
+                self._incident_captures.consider(self._journal.incidents, wall_s)
 
     def _restore(self, kept: KeptRun, clocks: Clocks) -> None:
         self._updates.restore(kept, clocks)
@@ -264,8 +305,12 @@ class Service:
                 contained_errors=self._faults.counts,
                 store_writable=self._recording.find_problem() is None if self._config.store else None,
                 stores_lost=dict(self._journal.stores_lost),
+                captures=dict(self._captures.totals.by_state),
+                capture_pause_s=self._captures.totals.pause_s,
+                capture_bytes=self._captures.totals.fetched_bytes,
                 store_bytes=None if store is None else store.bytes_used,
                 history_dropped=None if store is None else store.rows_dropped,
+                notifications=self._notifier.counts,
             ),
         )
 

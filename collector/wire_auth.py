@@ -51,9 +51,10 @@ def read_curve(config: CollectorConfig, clock: Clock) -> CurveServer | None:
 
 
 def read_http(config: CollectorConfig) -> HttpAuth:
-    """Return the token and certificate for HTTP clients. Raises SettingError for files that cannot be used."""
+    """Return the tokens and the certificate for HTTP clients. Raises SettingError for files that cannot be used."""
     access = read_http_auth(
         token_file=config.http_token_file,
+        control_token_file=config.http_control_token_file,
         certificate_file=config.http_certificate_file,
         key_file=config.http_key_file,
     )

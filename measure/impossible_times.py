@@ -18,6 +18,8 @@ PROFILE_NS_MAX = 24 * 3600 * NS_PER_S
 profiles last minutes."""
 DEVICE_AFTER_HOST_NS_MAX = 60 * NS_PER_S
 """Longest time from the last event on the host to the end of a device's work: the profiler waits for it."""
+LATE_WORK = "device work that ends a minute or more after everything on the host"
+"""Reason for leaving out what exceeds the latter."""
 
 
 def find_impossible(start_ns: Ints, duration_ns: Ints, is_device: Bools) -> dict[str, Bools]:
@@ -37,11 +39,7 @@ False, True, False]}
         far = np.abs(start_ns - find_middle(start_ns)) >= PROFILE_NS_MAX
     long = ~far & (duration_ns >= PROFILE_NS_MAX)
     late = _find_late(start_ns, duration_ns, is_device & ~far & ~long, ~is_device & ~far & ~long)
-    found = {
-        "a start a day or more from the others": far,
-        "a length of a day or more": long,
-        "device work that ends a minute or more after everything on the host": late,
-    }
+    found = {"a start a day or more from the others": far, "a length of a day or more": long, LATE_WORK: late}
     return {reason: mask for reason, mask in found.items() if mask.any()}
 
 

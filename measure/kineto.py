@@ -1,7 +1,7 @@
 """Hold a Kineto trace as typed event columns, times in integer ns. `kineto_columns.read_trace` builds it from bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class Category(IntEnum):
     SYNC = 10
     OVERHEAD = 11
     SPAN = 12
+    COUNTERS = 13
 
 
 _CATEGORIES = {
@@ -44,7 +45,7 @@ _CATEGORIES = {
     "gpu_memset": Category.MEMSET, "memset": Category.MEMSET, "gpu_user_annotation": Category.GPU_ANNOTATION,
     "python_function": Category.PYTHON, "cuda_sync": Category.SYNC, "overhead": Category.OVERHEAD,
     "trace": Category.SPAN, "ascend kernel": Category.KERNEL, "ascend communication": Category.KERNEL,
-    "ascend memcpy": Category.MEMCPY,
+    "ascend memcpy": Category.MEMCPY, "cuda_profiler_range": Category.COUNTERS,
 }  # fmt: skip
 
 
@@ -100,7 +101,9 @@ LAUNCHES = (Category.RUNTIME, Category.DRIVER)
 
 
 class CollectiveArguments(NamedTuple):
-    """Arguments of a communication kernel that describe its operation."""
+    """Arguments of a communication kernel that describe its operation. `in_split` is the text of the rows
+    sent to each member of the group, read only where it is asked for.
+    """
 
     op: str
     in_elements: int | None
@@ -113,6 +116,17 @@ class CollectiveArguments(NamedTuple):
     sequence: int | None
     source: int | None = None
     destination: int | None = None
+    in_split: str | None = None
+
+
+class StreamWait(NamedTuple):
+    """Wait of a stream for an event, as recorded with the events of synchronisation. `awaited` is the stream on which
+    the event was recorded, by the call with `record_correlation`.
+    """
+
+    stream: int
+    awaited: int
+    record_correlation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,17 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True)
+class AutogradLinks:
+    """Operators with a number of autograd, as columns: `row` in the events (ascending), the sequence number, and for
+    backward operators torch's number of the thread that ran the forward operator, 0 for forward operators.
+    """
+
+    row: Ints
+    sequence: Ints
+    forward_thread: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryEvents:
     """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, or NONE."""
 
@@ -168,8 +193,12 @@ class MemoryEvents:
 
 @dataclass(frozen=True, slots=True)
 class KinetoTrace:
-    """One trace. `head` is everything in the file but its events; `warnings` lists what could not be used; `addresses`
-    has the recorded arguments of the calls that send and receive, as JSON.
+    """One trace. `head` is everything in the file but its events; `warnings` lists what could not be used, those of
+    the reader of a damaged file first, which are `mended`; `left_out` counts events with impossible times by reason;
+    `addresses` has the recorded arguments of the calls that send and receive, and of operators whose arguments are
+    asked for, as JSON; `stream_waits` the waits of streams for events by row, empty unless they are asked for.
+    `autograd` is None where it was not read. `counters` has the hardware counters of each range of CUPTI's range
+    profiler, by name.
     """
 
     head: Mapping[str, Any]
@@ -186,6 +215,11 @@ class KinetoTrace:
     categories: Mapping[str, int]
     event_count: int
     warnings: Sequence[str]
+    stream_waits: Mapping[int, StreamWait]
+    mended: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    autograd: AutogradLinks | None = None
+    counters: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     def name(self, row: int) -> str:
         """Return the name of an event."""

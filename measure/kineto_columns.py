@@ -11,17 +11,19 @@ whole number of microseconds is parsed again from its text.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.measure.communication import MESSAGE_CALLS, is_message_call, needs_input_shapes
+from rankscope.measure.communication import MESSAGE_CALLS, needs_input_shapes
 from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_impossible, find_middle
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
+    AutogradLinks,
     Category,
     CollectiveArguments,
     DeviceWork,
@@ -29,13 +31,16 @@ from rankscope.measure.kineto import (
     Ints,
     KinetoTrace,
     MemoryEvents,
+    StreamWait,
     find_category,
     name_ascend_category,
 )
 from rankscope.measure.kineto_json import (
     BLOCK_BYTES,
+    COUNTER_RANGE,
     Address,
     Arguments,
+    AutogradArguments,
     Block,
     CompleteEvent,
     ExactCompleteEvent,
@@ -48,14 +53,25 @@ from rankscope.measure.kineto_numbers import NO_TIME, is_int64, one_to_ns, to_fl
 Value = TypeVar("Value")
 
 WARNING_EXAMPLES = 3
+WAITS_CATEGORY = "cuda_sync"
 
 
-def read_trace(chunks: Iterable[bytes], *, block_bytes: int = BLOCK_BYTES, every_shape: bool = False) -> KinetoTrace:
+def read_trace(
+    chunks: Iterable[bytes],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    every_shape: bool = False,
+    every_wait: bool = False,
+    values_of: AbstractSet[str] = frozenset(),
+    autograd: bool = False,
+) -> KinetoTrace:
     """Return the trace in these bytes, which may be cut anywhere; with `every_shape` the input shapes of all operators,
-    otherwise only those that the breakdown uses. Raises TraceError with the reason and the byte.
+    otherwise only those that the breakdown uses; with `every_wait` the waits of streams for events; with the arguments
+    of the operators and the splits of the collectives in `values_of`; with `autograd` the links of backward operators
+    to forward ones. Raises TraceError with the reason and the byte.
     """
     blocks = TraceBlocks(block_bytes)
-    columns = TraceColumns(every_shape=every_shape)
+    columns = TraceColumns(every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd)
     columns.read(blocks, chunks)
     return columns.build(blocks.head, blocks.warnings)
 
@@ -81,9 +97,20 @@ class _Codes(dict[Any, int]):
 class TraceColumns:
     """Collects the columns block by block, so that no event stays an object."""
 
-    def __init__(self, *, every_shape: bool = False) -> None:
-        """Begin without events. `every_shape` is that of `read_trace`."""
+    def __init__(
+        self,
+        *,
+        every_shape: bool = False,
+        every_wait: bool = False,
+        values_of: AbstractSet[str] = frozenset(),
+        autograd: bool = False,
+    ) -> None:
+        """Begin without events. The options are those of `read_trace`."""
+        self._values_of = MESSAGE_CALLS | values_of
         self._every_shape = every_shape
+        self._every_wait = every_wait
+        self._reads_autograd = autograd
+        self._autograd_parts: list[tuple[Ints, Ints, Ints]] = []
         self._names = _Codes()
         self._threads = _Codes()
         self._needs_shapes = np.empty(0, dtype=bool)
@@ -97,7 +124,9 @@ class TraceColumns:
         self._shapes: dict[int, tuple[bytes, bytes]] = {}
         self._distinct_shapes: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._addresses: dict[int, bytes] = {}
+        self._stream_waits: dict[int, StreamWait] = {}
         self._stacks: dict[int, str] = {}
+        self._counters: dict[int, dict[str, float]] = {}
         self._phases: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._row_count = 0
@@ -133,9 +162,16 @@ class TraceColumns:
             start_ns, duration_ns = start_ns[timed], duration_ns[timed]
         self._add_rows(complete, start_ns, duration_ns, with_stacks=block.mentions(b'"Call stack"'))
         first = self._row_count - len(complete)
-        if self._has_messages(first):
+        has_waits = self._every_wait and any(event.cat == WAITS_CATEGORY for event in complete)
+        if has_waits or self._has_values(first):
             addresses = [one for one, kept in zip(block.read_addresses(), timed, strict=True) if kept]
             self._add_addresses(first, complete, addresses)
+        if self._reads_autograd and block.mentions(b'"Sequence number"'):
+            self._add_autograd(first, [one for one, kept in zip(block.read_autograd(), timed, strict=True) if kept])
+        ranges = self._categories.get(COUNTER_RANGE)
+        if ranges is not None and (self._parts[-1][0] == ranges).any():
+            kept = (one for one, used in zip(block.read_counters(), timed, strict=True) if used)
+            self._counters.update({first + row: found for row, found in enumerate(kept) if found})
         self._add_memory([e for e in block.events if type(e) is InstantEvent and e.name == "[memory]"])
 
     def _reject(self, reasons: list[str]) -> None:
@@ -186,24 +222,35 @@ class TraceColumns:
             if len(stack):
                 self._stacks[first + index] = read_text(stack)
 
-    def _has_messages(self, first: int) -> bool:
-        """Return whether a row from `first` on is a message between two ranks."""
-        calls = [self._names[name] for name in MESSAGE_CALLS if name in self._names]
+    def _has_values(self, first: int) -> bool:
+        """Return whether a row from `first` on is a message between two ranks, or a call whose arguments are wanted."""
+        calls = [self._names[name] for name in self._values_of if name in self._names]
         if calls and np.isin(self._parts[-1][1], calls).any():
             return True
         latest = takewhile(lambda item: item[0] >= first, reversed(self._collectives.items()))
-        return any(found.op in _MESSAGE_OPS for _, found in latest)
+        return any(found.op in _MESSAGE_OPS or found.op in self._values_of for _, found in latest)
 
     def _add_addresses(self, first: int, complete: list[Any], addresses: list[Address]) -> None:
-        """Append to whom the messages of the rows from `first` on went."""
+        """Append to whom the messages of the rows from `first` on went, and for what streams waited."""
         for row, one in enumerate(addresses):
-            if len(one.concrete_inputs) and is_message_call(str(complete[row].name)):
+            if self._every_wait and is_int64(one.record_correlation) and is_int64(one.awaited) and is_int64(one.stream):
+                self._stream_waits[first + row] = StreamWait(one.stream, one.awaited, one.record_correlation)
+            if len(one.concrete_inputs) and complete[row].name in self._values_of:
                 self._addresses[first + row] = bytes(one.concrete_inputs)
             found = self._collectives.get(first + row)
             if found is not None:
                 self._collectives[first + row] = found._replace(
                     source=_integer(one.source), destination=_integer(one.destination)
                 )
+            if found is not None and found.op in self._values_of:
+                self._collectives[first + row] = found._replace(in_split=_text(one.in_split))
+
+    def _add_autograd(self, first: int, found: list[AutogradArguments]) -> None:
+        """Append the operators from row `first` on that have a sequence number."""
+        sequence = to_ints([one.sequence for one in found])
+        rows = np.flatnonzero(sequence != NONE)
+        forward_thread = to_ints([found[row].forward_thread for row in rows.tolist()])
+        self._autograd_parts.append((rows + first, sequence[rows], forward_thread))
 
     def _thread_codes(self, complete: list[Any]) -> npt.NDArray[np.int32]:
         """Return the code of each event's (pid, tid). A tuple is made once per distinct pair, not per event."""
@@ -255,11 +302,14 @@ class TraceColumns:
         first = self._row_count
         self._parts += [(categories[part[0]], names[part[1]], threads[part[2]], *part[3:]) for part in later._parts]
         self._device_parts += [(part[0] + first, *part[1:]) for part in later._device_parts]
+        self._autograd_parts += [(part[0] + first, *part[1:]) for part in later._autograd_parts]
         self._memory_rows += [(*row[:-1], int(threads[row[-1]])) for row in later._memory_rows]
         self._collectives.update({first + row: found for row, found in later._collectives.items()})
         self._shapes.update({first + row: found for row, found in later._shapes.items()})
         self._addresses.update({first + row: found for row, found in later._addresses.items()})
+        self._stream_waits.update({first + row: found for row, found in later._stream_waits.items()})
         self._stacks.update({first + row: found for row, found in later._stacks.items()})
+        self._counters.update({first + row: found for row, found in later._counters.items()})
         self._phases.update(later._phases)
         self._rejected.update(later._rejected)
         self._row_count += later._row_count
@@ -283,7 +333,8 @@ class TraceColumns:
         duration_ns = np.maximum(duration_ns, 0)
         category = kinds[category] if spellings else category.astype(np.int8)
         impossible = find_impossible(start_ns, duration_ns, _DEVICE_MASK[category])
-        warnings += [f"{int(mask.sum()):,} events left out: {reason}" for reason, mask in impossible.items()]
+        left_out = {reason: int(mask.sum()) for reason, mask in impossible.items()}
+        warnings += [f"{count:,} events left out: {reason}" for reason, count in left_out.items()]
         order = _order(start_ns, duration_ns, thread, name, external_id, correlation, category)
         for mask in impossible.values():
             order = order[~mask[order]]
@@ -312,6 +363,11 @@ class TraceColumns:
             categories=dict(zip(spellings, counted, strict=True)),
             event_count=self._event_count,
             warnings=warnings,
+            stream_waits=_place(self._stream_waits, place),
+            mended=tuple(mended),
+            left_out=left_out,
+            autograd=_place_autograd(self._autograd_parts, place) if self._reads_autograd else None,
+            counters=_place(self._counters, place),
         )
 
     def _build_memory(self, threads: list[tuple[str, str]], start_ns: Ints, warnings: list[str]) -> MemoryEvents:
@@ -368,25 +424,25 @@ def _hashable(thing: Any) -> Any:
     return thing if thing.__hash__ else str(thing)
 
 
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 def _integer(value: object) -> int | None:
     return value if type(value) is int else None
 
 
 def read_collective(a: Arguments) -> CollectiveArguments:
     """Return what the arguments of a communication kernel, or of the operator that launched it, say of it."""
-
-    def text(value: object) -> str | None:
-        return None if value is None else str(value)
-
     return CollectiveArguments(
         op=str(a.collective),
         in_elements=_integer(a.in_elements),
         out_elements=_integer(a.out_elements),
         group_size=_integer(a.group_size),
-        dtype=text(a.dtype),
-        group_name=text(a.group_name),
-        group_description=text(a.group_description),
-        group_ranks=text(a.group_ranks),
+        dtype=_text(a.dtype),
+        group_name=_text(a.group_name),
+        group_description=_text(a.group_description),
+        group_ranks=_text(a.group_ranks),
         sequence=_integer(a.sequence),
     )
 
@@ -448,3 +504,11 @@ def _place_device_work(columns: list[npt.NDArray[Any]], place: Ints) -> DeviceWo
     order = np.argsort(row, kind="stable")
     order = order[row[order] != NONE]
     return DeviceWork(row[order], *(column[order] for column in columns[1:]))
+
+
+def _place_autograd(parts: list[tuple[Ints, Ints, Ints]], place: Ints) -> AutogradLinks:
+    row, sequence, forward_thread = (_join(list(parts), column, np.int64) for column in range(3))
+    row = place[row]
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] != NONE]
+    return AutogradLinks(row[order], sequence[order], forward_thread[order])

@@ -116,17 +116,43 @@ class ExactCompleteEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
 
 
 class Address(msgspec.Struct, gc=False):
-    """Fields of an event's `args` that say to whom a message goes: of NCCL's kernels, and of torch's calls."""
+    """Fields of an event's `args` that say to whom a message goes, of NCCL's kernels and of torch's calls, how much
+    of an all-to-all goes to whom, or for what a stream waits (cuda_sync, "Stream Wait Event").
+    """
 
     source: Any = msgspec.field(default=None, name="Src Rank")
     destination: Any = msgspec.field(default=None, name="Dst Rank")
     concrete_inputs: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    in_split: Any = msgspec.field(default=None, name="In split size")
+    stream: Any = None
+    awaited: Any = msgspec.field(default=None, name="wait_on_stream")
+    record_correlation: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
 class AddressedEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
     """CompleteEvent with these fields only: few blocks have messages, and every field costs in all of them."""
 
     args: Address | None = None
+
+
+class AutogradArguments(msgspec.Struct, gc=False):
+    """Fields of an operator's `args` that tie a backward operator to the forward one."""
+
+    sequence: Any = msgspec.field(default=ABSENT, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=ABSENT, name="Fwd thread id")
+
+
+class AutogradEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """CompleteEvent with these fields only, as AddressedEvent."""
+
+    args: AutogradArguments | None = None
+
+
+class CounterEvent(msgspec.Struct, gc=False, tag="X", tag_field="ph"):
+    """CompleteEvent with these fields only: the arguments of a range of counters are the counters."""
+
+    cat: str = ""
+    args: msgspec.Raw = NOTHING
 
 
 class MemoryArguments(msgspec.Struct, gc=False):
@@ -167,6 +193,12 @@ _BLOCK = msgspec.json.Decoder(list[CompleteEvent | _OTHER])  # type: ignore[vali
 _EXACT_BLOCK = msgspec.json.Decoder(list[ExactCompleteEvent | _OTHER])  # type: ignore[valid-type]
 _ADDRESSED_BLOCK = msgspec.json.Decoder(list[AddressedEvent | _OTHER])  # type: ignore[valid-type]
 _ADDRESSED_EVENT = msgspec.json.Decoder(AddressedEvent | _OTHER)
+_AUTOGRAD_BLOCK = msgspec.json.Decoder(list[AutogradEvent | _OTHER])  # type: ignore[valid-type]
+_AUTOGRAD_EVENT = msgspec.json.Decoder(AutogradEvent | _OTHER)
+_COUNTER_BLOCK = msgspec.json.Decoder(list[CounterEvent | _OTHER])  # type: ignore[valid-type]
+_COUNTER_EVENT = msgspec.json.Decoder(CounterEvent | _OTHER)
+_COUNTERS = msgspec.json.Decoder(dict[str, Any] | None)
+COUNTER_RANGE = "cuda_profiler_range"
 _EVENT = msgspec.json.Decoder(CompleteEvent | _OTHER)
 _EXACT_EVENT = msgspec.json.Decoder(ExactCompleteEvent | _OTHER)
 _RAW_BLOCK = msgspec.json.Decoder(list[msgspec.Raw])
@@ -204,17 +236,29 @@ class Block:
 
     def read_exactly(self) -> list[Any]:
         """Return the same events with `ts` as it is written."""
-        if not self._mended:
-            return _EXACT_BLOCK.decode(self.piece)
-        return [_EXACT_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
+        return self._read_again(_EXACT_BLOCK, _EXACT_EVENT)
 
     def read_addresses(self) -> list[Address]:
-        """Return of each complete event to whom its message went, if it is one. It decodes the block again."""
-        if not self._mended:
-            found = _ADDRESSED_BLOCK.decode(self.piece)
-        else:
-            found = [_ADDRESSED_EVENT.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
+        """Return of each complete event to whom its message went, if it is one, and for what its stream waits, if it is
+        a wait. It decodes the block again.
+        """
+        found = self._read_again(_ADDRESSED_BLOCK, _ADDRESSED_EVENT)
         return [event.args or Address() for event in found if type(event) is AddressedEvent]
+
+    def read_autograd(self) -> list[AutogradArguments]:
+        """Return of each complete event what ties it to autograd, if anything does. It decodes the block again."""
+        found = self._read_again(_AUTOGRAD_BLOCK, _AUTOGRAD_EVENT)
+        return [event.args or AutogradArguments() for event in found if type(event) is AutogradEvent]
+
+    def read_counters(self) -> list[dict[str, float]]:
+        """Return of each complete event its counters by name, if it is a range of them. It decodes the block again."""
+        found = self._read_again(_COUNTER_BLOCK, _COUNTER_EVENT)
+        return [_read_counters(event) for event in found if type(event) is CounterEvent]
+
+    def _read_again(self, of_block: Any, of_event: Any) -> list[Any]:
+        if not self._mended:
+            return list(of_block.decode(self.piece))
+        return [of_event.decode(raw) for raw in _RAW_BLOCK.decode(self.piece) if _is_event(raw)]
 
     def _decode_each(self) -> list[Any]:
         events = []
@@ -224,6 +268,13 @@ class Block:
             except msgspec.DecodeError as error:
                 self.rejected.append(str(error))
         return events
+
+
+def _read_counters(event: CounterEvent) -> dict[str, float]:
+    if event.cat != COUNTER_RANGE or not len(event.args):
+        return {}
+    found = _COUNTERS.decode(event.args) or {}
+    return {name: float(value) for name, value in found.items() if type(value) in {int, float}}
 
 
 def _is_event(raw: msgspec.Raw) -> bool:

@@ -14,6 +14,13 @@
       | -- RasAnswered ---------------------->  |   number and is resent until it is acknowledged or given up; the last
       | <----------------- Ack(through=n) ----  |   is about the whole job, in a stall
 
+    agent                                   collector
+      | <---- CaptureOrder(id, steps) --------  |   repeated until the capture has ended; each is answered by the state
+      | -- CaptureState(id, state) ---------->  |   the answer, and whenever the state changes
+      | <---- CapturePartWanted(id, offset) --  |   once the file is written
+      | -- CapturePart(id, offset, data) ---->  |   the collector asks again for what does not arrive
+      | <---- CaptureOrder(id, is_over) ------  |   the collector has the file, or does not want it any more
+
     relay of a node                         collector
       | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
       | <---------------- Welcome or Refused -  |
@@ -302,6 +309,73 @@ class RasAnswered(Message, frozen=True):
     absent: Reasons = {}
 
 
+CAPTURE_PART_BYTES_MAX = 256 * 1024
+"""Bytes of a file in one message. The collector's limit of a frame is at least four times as large."""
+
+CAPTURE_STATES = ("accepted", "recording", "written", "refused", "failed")
+"""States of a capture on one rank: it waits for its first step; it records or is being written; its file is complete.
+The last two are final, as `written` is until the collector has the file: it was not begun, or it was lost."""
+
+
+class CaptureOrder(Message, frozen=True):
+    """Order of the collector to capture the steps `first_step` to `last_step`, both included, of this rank process.
+
+    It is repeated until the capture has ended; whoever has accepted or refused this `id` before only answers with the
+    state. `options` are of `CAPTURE_OPTIONS`; a name that is not known refuses the capture. The file may have
+    `bytes_max` bytes. A capture that is expected to stop training for longer than `pause_ns_max` is refused; None:
+    however long. `is_over`: the capture is called off if it is not written yet, else its file is deleted; no answer.
+    """
+
+    KIND: ClassVar[int] = 15
+    id: Label
+    first_step: Count
+    last_step: Count
+    options: Annotated[tuple[Name, ...], msgspec.Meta(max_length=16)] = ()
+    bytes_max: Count = 0
+    pause_ns_max: Count | None = None
+    is_over: bool = False
+
+
+class CaptureState(Message, frozen=True):
+    """State of a capture on a rank: one of CAPTURE_STATES. `reason`: why it was refused or lost, or why it ended early.
+
+    `first_step` and `last_step` are the recorded steps, where that is known; `next_step` is the first step that the
+    rank has not begun. `expected_pause_ns` is for how long it is expected to stop training (None: not known),
+    `pause_ns` for how long it has. `size_bytes` and `sha256` (hexadecimal) are those of the written file.
+    """
+
+    KIND: ClassVar[int] = 16
+    id: Label
+    state: Name
+    reason: Text = ""
+    next_step: Count = 0
+    first_step: Count | None = None
+    last_step: Count | None = None
+    expected_pause_ns: Count | None = None
+    pause_ns: Count | None = None
+    size_bytes: Count | None = None
+    sha256: Name = ""
+
+
+class CapturePartWanted(Message, frozen=True):
+    """Request of the collector for `length` bytes of a written file, from `offset` on."""
+
+    KIND: ClassVar[int] = 17
+    id: Label
+    offset: Count
+    length: Annotated[int, msgspec.Meta(ge=1, le=CAPTURE_PART_BYTES_MAX)]
+
+
+class CapturePart(Message, frozen=True):
+    """Bytes of a written file, from `offset` on; empty with a `problem` where it cannot be read."""
+
+    KIND: ClassVar[int] = 18
+    id: Label
+    offset: Count
+    data: Annotated[bytes, msgspec.Meta(max_length=CAPTURE_PART_BYTES_MAX)] = b""
+    problem: Text = ""
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout",
@@ -315,5 +389,5 @@ and `silent` (no report, and no way to see whether the process runs)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
-    RelayHello, Relayed, RasAnswered,
+    RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
 )  # fmt: skip

@@ -78,6 +78,16 @@ class HostRanges:
         return self.nest_rows(self.operator_rows)
 
     @cached_property
+    def frame_rows(self) -> Ints:
+        """Return the rows of Python's frames; none unless the trace was recorded with stacks."""
+        return self._trace.rows(Category.PYTHON)
+
+    @cached_property
+    def frames(self) -> Nesting:
+        """Return the nesting of Python's frames; its indices are those of `frame_rows`."""
+        return self.nest_rows(self.frame_rows)
+
+    @cached_property
     def backend_rows(self) -> Ints:
         """The rows of the ranges of communication backends on the host."""
         rows = self._trace.rows(Category.ANNOTATION, Category.CPU_OP)

@@ -132,7 +132,7 @@ class PendingCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
 
 
 def is_transfer(one: PendingCollective) -> bool:
-    """Return whether it is a send or receive between two ranks, as NCCL and `agent/capture/blocked_transfer.py` name
+    """Return whether it is a send or receive between two ranks, as NCCL and `agent/captures/blocked_transfer.py` name
     it.
 
     >>> is_transfer(PendingCollective(group="pp", op="recv 1<-0", sequence=3, age_ns=0))

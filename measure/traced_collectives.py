@@ -1,6 +1,7 @@
 """Every communication in one rank's trace: which group, operation, sequence, size and type, from when and how long."""
 
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,11 +12,15 @@ from rankscope.measure.rank_view import RankView
 
 GROUP_UNKNOWN = "unknown"
 UNNAMED = "?"
+ALL_TO_ALL = "all_to_all"
+ALL_TO_ALL_NAMES = frozenset({"all_to_all", "all_to_allv"})
+"""Names that torch gives its all-to-alls in the arguments of kernels."""
 
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
     """One communication of one rank. `sequence` is the backend's own number and `group_name` torch's own name of the
-    group, if they are in the trace; `start_ns` is by the host's clock.
+    group, if they are in the trace; `start_ns` is by the host's clock. The last three are of an all-to-all on a device:
+    what the rank sent, what it received, and what it sent to each member of the group, where its splits were read.
     """
 
     group: str
@@ -28,6 +33,9 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
     start_ns: int
     duration_ns: int
     group_name: str | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    sent_to_bytes: tuple[int, ...] | None = None
 
 
 def find_communication_rows(view: RankView) -> Ints:
@@ -114,7 +122,39 @@ def _of_kernel(view: RankView, place: int, base_ns: int) -> Collective:
         start_ns=int(events.start_ns[row]) + base_ns,
         duration_ns=int(events.duration_ns[row]),
         group_name=arguments.group_name if arguments is not None else None,
+        **(_find_traffic(arguments) if arguments is not None and op == ALL_TO_ALL else {}),
     )
+
+
+def _find_traffic(arguments: CollectiveArguments) -> dict[str, Any]:
+    """Return the fields of an all-to-all: the elements that went in were sent, those that came out received."""
+    size = communication.item_bytes(arguments.dtype) if arguments.dtype is not None else None
+    sent, received = (
+        count * size if count is not None and size is not None else None
+        for count in (arguments.in_elements, arguments.out_elements)
+    )
+    return {
+        "sent_bytes": sent,
+        "received_bytes": received,
+        "sent_to_bytes": share_by_split(sent, arguments.in_split),
+    }
+
+
+def share_by_split(total_bytes: int | None, split: str | None) -> tuple[int, ...] | None:
+    """Return the bytes of each member from the rows that each has of the whole; None where they are not known: torch
+    writes no splits where they are equal, and cuts those of more than 30 members.
+
+    >>> share_by_split(48, "[2, 0, 4]"), share_by_split(48, "[2, 0, ...]"), share_by_split(48, "[]")
+    ((16, 0, 32), None, None)
+    """
+    try:
+        rows = msgspec.json.decode(split or "", type=list[int])
+    except msgspec.DecodeError:
+        return None
+    whole = sum(rows)
+    if total_bytes is None or whole <= 0 or min(rows) < 0 or total_bytes % whole:
+        return None
+    return tuple(total_bytes // whole * count for count in rows)
 
 
 def _group_of(arguments: CollectiveArguments) -> str:

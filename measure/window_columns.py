@@ -86,6 +86,7 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
         categories={},
         event_count=len(order),
         warnings=(),
+        stream_waits={},
     )
 
 

@@ -3,9 +3,18 @@
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.ratio_basis import RatioBasis
-from rankscope.collector.runs.snapshot import CollectorCounts, LostSeconds, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import (
+    ChannelCounts,
+    CollectorCounts,
+    HeldUpNode,
+    LostSeconds,
+    RankSnapshot,
+    RunSnapshot,
+    Snapshot,
+)
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
 from rankscope.measure.records import (
@@ -203,6 +212,7 @@ def full_snapshot() -> Snapshot:
         lost=(LostSeconds(0, "gpu_thermal_throttle", 12.5), LostSeconds(0, "unattributed", 0.5)),
         run_slowdown_ratio=1.2,
         ranks_without_peers=1,
+        least_waiting=LeastWaiting(rank=3, steps=40, share=0.95, margin_ns=8e6),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,
@@ -215,6 +225,9 @@ def full_snapshot() -> Snapshot:
         peers_refused={"key_not_allowed": 3}, answers_unsent={"full": 4}, relays=2, relay_batches=40,
         relay_dropped={"no_collector": 6}, relay_refused={"bad_magic": 7}, http_refused={"unauthorised": 5},
         stores_lost={"removed": 1}, store_writable=True, store_bytes=61_440, history_dropped=0,
+        nodes_held_up=(HeldUpNode(node="node-12", runs=12, runs_held_up=9, ratio_low=0.468),), nodes_held_up_count=1,
+        captures={"complete": 8, "failed": 2, "refused": 9}, capture_pause_s=1.25, capture_bytes=5_000_000,
+        notifications={"webhook": ChannelCounts({"delivered": 3, "failed": 1}, 2, 1_800_000_000.5)},
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
 

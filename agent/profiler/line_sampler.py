@@ -21,7 +21,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Final, NamedTuple, Protocol
 
-from rankscope.agent.capture.stacks import OUR_FILES, OUR_THREADS, find_torch_folder
+from rankscope.agent.captures.stacks import OUR_FILES, OUR_THREADS, find_torch_folder
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.thread_frames import ThreadState
 from rankscope.measure.bounds import NAME_LENGTH_MAX

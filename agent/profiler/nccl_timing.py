@@ -10,7 +10,7 @@ an H200 (`tests/benchmarks/results/gpu-nvidia-h200.md`). Its flight recorder has
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
-from rankscope.agent.capture.flight_recorder import DUMPS
+from rankscope.agent.captures.flight_recorder import DUMPS
 from rankscope.agent.config import OFF, ON
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"

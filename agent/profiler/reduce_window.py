@@ -64,7 +64,8 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A full window of at least one step: its events in columns, or in the trace file that torch `saved`. Their times
-    are `wall_minus_host_ns` ahead of the host clock.
+    are `wall_minus_host_ns` ahead of the host clock. Kernels in whose names the pattern `communication_kernels` is
+    found communicate too; empty: none.
     """
 
     columns: WindowColumns
@@ -73,6 +74,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     wall_minus_host_ns: int
     on_device: bool
     lines: LineSamples = LineSamples()
+    communication_kernels: str = ""
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -116,7 +118,8 @@ class _Window(NamedTuple):
 
 def reduce_window(request: WindowRequest) -> WindowAnswer:
     """Return the breakdown of each whole step and the collectives of a device, by the host clock."""
-    view = RankView(read_events(request))
+    own = re.compile(request.communication_kernels) if request.communication_kernels else None
+    view = RankView(read_events(request), communication_kernels=own)
     first_step = request.steps[0].step
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
@@ -131,7 +134,10 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     return WindowAnswer(
         first_step=first_step,
         breakdowns=_break_down(view, windows),
-        collectives=_find_device_collectives(view, request.steps, whole),
+        # A kernel of the user's own has no group, and one collective without a group would lose all of the window.
+        collectives=_find_device_collectives(
+            view if own is None else RankView(view.trace), request.steps, whole, view.sets[0]
+        ),
         steps_cut=len(request.steps) - 1 - len(windows),
         on_device=True,
         launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
@@ -216,9 +222,11 @@ def _find_lost_launches(view: RankView) -> Ints:
 
 
 def _find_device_collectives(
-    view: RankView, steps: Sequence[StepBounds], whole: set[int]
+    view: RankView, steps: Sequence[StepBounds], whole: set[int], compute: Intervals
 ) -> tuple[DeviceCollective, ...]:
-    """Return the collectives launched by whole steps. One of several kernels lasts from the first to the last."""
+    """Return the collectives launched by whole steps, exposed where nothing of `compute` runs. One of several kernels
+    lasts from the first to the last.
+    """
     mine = view.work.is_communication
     call = view.launch[mine]
     # A kernel without its call belongs to the step during which it ran.
@@ -230,7 +238,7 @@ def _find_device_collectives(
             continue
         numbered = one.group_name is not None and one.sequence is not None
         key = (one.group_name, one.sequence, one.op) if numbered else (index,)
-        found[key] = _join(found.get(key), step, one, view.sets[0])
+        found[key] = _join(found.get(key), step, one, compute)
     return tuple(found.values())
 
 

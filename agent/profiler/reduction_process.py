@@ -7,16 +7,14 @@ well, so it runs in a child, which takes 0.3 ms to start and 0.13 s of CPU on an
 
 import contextlib
 import os
-import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from rankscope.agent.guard import explain, find_last_error, is_debugging, log_line
-from rankscope.agent.nameless_file import open_nameless
 from rankscope.agent.profiler.reduce_window import (
     ENVIRONMENT,
     TIME_LIMIT_S,
@@ -25,6 +23,7 @@ from rankscope.agent.profiler.reduce_window import (
     command_line,
     reduce_window,
 )
+from rankscope.agent.spawned_child import Child, SpawnedChild
 from rankscope.measure.errors import TraceError
 from rankscope.measure.units import s_to_ns
 
@@ -41,77 +40,6 @@ needs 130 ms of CPU time before its first event, which delays training on a mach
 
 
 PART: Final = "breaking a window down"
-ERRORS_BYTES_MAX: Final = 64 * 1024
-
-
-class Ended(NamedTuple):
-    """A child that has ended: its exit code (negative: the signal), its CPU time, its stdout and its stderr."""
-
-    exit_code: int
-    cpu_ns: int
-    output: bytes
-    errors: bytes = b""
-
-
-class Child(Protocol):
-    """A running child; `SpawnedChild` is the real one."""
-
-    def poll(self) -> Ended | None:
-        """Return how it ended; None while it runs."""
-        ...
-
-    def kill(self) -> None:
-        """End it, and wait for its end."""
-        ...
-
-
-class SpawnedChild:
-    """A child with its input and output in nameless files, so that nothing blocks and no file stays behind."""
-
-    def __init__(self, command: Sequence[str], request: bytes, environment: Mapping[str, str]) -> None:
-        with open_nameless("rankscope-window") as given:
-            given.write(request)
-            given.seek(0)
-            self._answer = open_nameless("rankscope-breakdown")  # poll or kill closes both
-            self._errors = open_nameless("rankscope-errors")
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a command of ours
-                    command, stdin=given, stdout=self._answer, stderr=self._errors, env=dict(environment)
-                )
-            except BaseException:
-                self._answer.close()
-                self._errors.close()
-                raise
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def poll(self) -> Ended | None:
-        """Return how it ended; None while it runs."""
-        cpu_s = 0.0
-        try:
-            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            # The script has waited for any child, or ignores them all: then only the answer shows how it ended.
-            self._process.returncode = 0
-        else:
-            if pid == 0:
-                return None
-            self._process.returncode = os.waitstatus_to_exitcode(status)
-            cpu_s = usage.ru_utime + usage.ru_stime
-        with self._answer, self._errors:
-            self._answer.seek(0)
-            self._errors.seek(0)
-            errors = self._errors.read(ERRORS_BYTES_MAX)
-            return Ended(self._process.returncode, s_to_ns(cpu_s), self._answer.read(), errors)
-
-    def kill(self) -> None:
-        """End it, and wait for its end."""
-        with self._answer, self._errors:
-            self._process.kill()
-            self._process.wait()
 
 
 def spawn(request: bytes) -> Child:
@@ -120,7 +48,12 @@ def spawn(request: bytes) -> Child:
 
 
 class ReductionProcesses:
-    """Answer requests in order. `failed` counts failures by reason; `cpu_ns` is the CPU time of the children."""
+    """Answer requests in order. `failed` counts failures by reason; `cpu_ns` is the CPU time of the children.
+
+    `communication_kernels` is a pattern of the user's (see WindowRequest) for windows of a device. It may take for ever
+    on a name, and holds the interpreter meanwhile: such windows are reduced in children, which have a time limit. Those
+    that are pending at the end are computed here only after a child has got through one.
+    """
 
     def __init__(
         self,
@@ -128,7 +61,10 @@ class ReductionProcesses:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         *,
         in_place_events_max: int = IN_PLACE_EVENTS_MAX,
+        communication_kernels: str = "",
     ) -> None:
+        self._communication_kernels = communication_kernels
+        self._pattern_is_tried = False
         self._spawn = spawn_child
         self._monotonic_ns = monotonic_ns
         self._in_place_events_max = in_place_events_max
@@ -140,7 +76,13 @@ class ReductionProcesses:
 
     def submit(self, request: WindowRequest) -> None:
         """Reduce this request after those before it."""
-        is_small = not request.saved and len(request.columns) <= self._in_place_events_max
+        if request.on_device and self._communication_kernels:
+            request = msgspec.structs.replace(request, communication_kernels=self._communication_kernels)
+        is_small = (
+            not request.saved
+            and not request.communication_kernels
+            and len(request.columns) <= self._in_place_events_max
+        )
         if is_small and self._running is None and not self._waiting:
             self._ready.append(reduce_window(request))
             return
@@ -172,6 +114,9 @@ class ReductionProcesses:
         return answers + [found for found in map(self._reduce_here, requests) if found is not None]
 
     def _reduce_here(self, request: WindowRequest) -> WindowAnswer | None:
+        if request.communication_kernels and not self._pattern_is_tried:
+            self._count("reduction_untried")
+            return None
         try:
             return reduce_window(request)
         except TraceError as error:
@@ -192,7 +137,7 @@ class ReductionProcesses:
     def _poll(self) -> WindowAnswer | None:
         if self._running is None:
             return None
-        child, _, started_ns = self._running
+        child, request, started_ns = self._running
         ended = child.poll()
         if ended is None:
             if self._monotonic_ns() - started_ns > s_to_ns(TIME_LIMIT_S):
@@ -204,7 +149,9 @@ class ReductionProcesses:
         self.cpu_ns += ended.cpu_ns
         if ended.exit_code == 0:
             with contextlib.suppress(msgspec.DecodeError):
-                return msgspec.msgpack.decode(ended.output, type=WindowAnswer)
+                answer = msgspec.msgpack.decode(ended.output, type=WindowAnswer)
+                self._pattern_is_tried |= bool(request.communication_kernels)
+                return answer
         errors = ended.errors.decode(errors="replace")
         self._fail(find_last_error(errors) or f"its process ended with exit code {ended.exit_code}", errors)
         return None

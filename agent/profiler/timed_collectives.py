@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from rankscope.agent.capture.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.profiler.nccl_timing import COST_NS, RING_ENTRIES
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord

@@ -97,6 +97,8 @@ class WindowReduction:
         """Whether any window of a device had the launch of a CUDA graph; None before the first with a device's work."""
         self.light_events_a_step: float | None = None
         """The activities per step in the last light window, of any kind; None before the first."""
+        self.full_events_a_step: float | None = None
+        """The same of the last full window."""
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -119,7 +121,9 @@ class WindowReduction:
             return EMPTY_WINDOW
         found = window.result.trace_activities()
         self.events_recorded += len(found)
-        if not window.full:
+        if window.full:
+            self.full_events_a_step = len(found) / len(window.steps)
+        else:
             self.light_events_a_step = len(found) / len(window.steps)
         if len(found) > self._events_max:
             self._count(TOO_LARGE)

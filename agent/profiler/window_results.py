@@ -39,6 +39,7 @@ class WindowResults:
         source: EntrySource,
         *,
         events_max: int,
+        communication_kernels: str = "",
         read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
     ) -> None:
         self._read_transfers = read_transfers
@@ -46,6 +47,7 @@ class WindowResults:
         self._guard = guard
         self._clock = clock
         self._events_max = events_max
+        self._communication_kernels = communication_kernels
         self.timed = TimedCollectives(
             source,
             windows.progress.find_groups,
@@ -56,8 +58,11 @@ class WindowResults:
         )
         """The collectives between windows: a part of its own, whose errors cost no window."""
         self._heap_relief = MallocTrim(find_malloc_trim())
+        self._waiting: list[RawWindow] = []  # at most RAW_WINDOWS_MAX: none ends while a profiler of the user is on
         self._reduction: WindowReduction | None = None
         """None before the first window."""
+        self.full_ns_an_event: float | None = None
+        """CPU time of the training thread for the begin and end of the last full window, for each of its events."""
         self.full_reduced_ns = 0
         """CPU time of reducing full windows on the agent thread so far; `light_reduced_ns` is that of light ones."""
         self.light_reduced_ns = 0
@@ -79,15 +84,24 @@ class WindowResults:
         skipped.update(self.timed.skipped)
         return skipped
 
+    @property
+    def full_events_a_step(self) -> float | None:
+        """Events of a step in the last full window; None before the first."""
+        return None if self._reduction is None else self._reduction.full_events_a_step
+
     def collect(self, steps: Sequence[StepRecord], *, last: bool) -> list[ReducedWindow]:
         """Return the results since the last call. `steps` have ended since then. For the last report the results that
         are not ready yet are computed at once.
+
+        While a profiler of the user or a capture is on, windows wait: recorded with its stacks, the thousands of calls
+        that reducing one makes would stop training for longer than the script's own, and fill the trace.
         """
         window_from_step = self._windows.open_from_step  # read before the finished windows, so that none is missed
         finished = self._windows.finished.drain()
         for window in finished:
             self.timed.leave_to_window(window.steps)
-        results = self._reduce_all(finished)
+        self._waiting += finished
+        results = [] if self._windows.user_profiler_is_on and not last else self._reduce_all(self._waiting)
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
             self._windows.graphs_seen = self._reduction.launches_graphs
@@ -130,7 +144,10 @@ class WindowResults:
         finally:
             if reduction.windows_too_large > too_large_before:
                 self._windows.plan.learn_too_large(full=window.full)
-            recording_ns = RECORDED_EVENT_NS * (reduction.events_recorded - events_before)
+            events = reduction.events_recorded - events_before
+            if window.full and events:
+                self.full_ns_an_event = window.training_cost_ns / events
+            recording_ns = RECORDED_EVENT_NS * events
             self._learn_cost(window, time.thread_time_ns() - begin_ns, recording_ns, reduction.light_events_a_step)
 
     def _begin_reduction(self) -> "WindowReduction":
@@ -141,7 +158,8 @@ class WindowResults:
         source = GroupSource(
             self._windows.progress.find_groups, self._windows.progress.read_entries, self._read_transfers
         )
-        return WindowReduction(source, ReductionProcesses(), events_max=self._events_max)
+        children = ReductionProcesses(communication_kernels=self._communication_kernels)
+        return WindowReduction(source, children, events_max=self._events_max)
 
     def _learn_cost(
         self, window: RawWindow, reduction_ns: int, recording_ns: int, light_events_a_step: float | None

@@ -218,6 +218,11 @@ class WindowScheduler:
             self._end_lines()
             self._count_skip("user_profiler")
 
+    @property
+    def user_profiler_is_on(self) -> bool:
+        """Whether a profiler of the user or a capture records, on any thread."""
+        return self._user_profilers > 0
+
     def close(self) -> None:
         """End the running window, if this is its thread, and pass it on. Never raises.
 

@@ -226,6 +226,11 @@ class ProfilerWindows:
         if self.scheduler is not None:
             self.scheduler.on_boundary(step)
 
+    @property
+    def user_profiler_is_on(self) -> bool:
+        """Whether a profiler of the user or a capture records, on any thread; False without windows."""
+        return self.scheduler is not None and self.scheduler.user_profiler_is_on
+
     def on_user_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
         """Handle the begin or the end of the user's profiler, on any thread. Return when ours is off."""
         if self.scheduler is not None:

@@ -12,12 +12,13 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
-from rankscope.agent.report.sender import Sender
+from rankscope.agent.report.sender import AnswerCapture, Sender
 from rankscope.agent.report.spill import Spill
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.messages import CaptureState, Goodbye, Hello, Report
+from rankscope.measure.units import NS_PER_MS
 from rankscope.uplink.delivery import Delivery
 from rankscope.uplink.reconnect import draw_first_delay_ns
 from rankscope.uplink.resend_buffer import ResendBuffer
@@ -26,12 +27,15 @@ SPILL = "spill"
 DEMANDS = "collector_demands"
 """Name in the losses of requests that the collector made too often and that were ignored."""
 
+LOOK_NS = 10 * NS_PER_MS
+"""Time between two looks whether the collector has fetched all that it may want of a process that ends."""
+
 
 class Outbox:
     """The outbox of one rank, used on its agent thread; `connect` and `wake` may be called from others.
 
     `make_hello` returns the Hello of this rank process, given its first sequence number; `introduce` the one to send
-    now, and is called at each connection.
+    now, and is called at each connection. `on_capture` answers the collector's messages about captures.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Outbox:
         *,
         make_hello: Callable[[int], Hello],
         introduce: Callable[[int], Hello],
+        on_capture: AnswerCapture = lambda _message: None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -54,7 +59,7 @@ class Outbox:
         self.buffer = ResendBuffer(config.resend_reports_max, config.resend_bytes_max, self._spill)
         spread = random.Random(identity.boot_id)  # noqa: S311 - spreads connects, no secret
         self._delivery = Delivery(self.buffer, spread)
-        self._sender = Sender(self._delivery, clock, identity.boot_id, introduce)
+        self._sender = Sender(self._delivery, clock, identity.boot_id, introduce, on_capture=on_capture)
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
         self._notices: CollectorNotices | None = None
@@ -88,6 +93,10 @@ class Outbox:
         """Queue a numbered message. Raise ValueError if a number is missing before it."""
         self._sender.push(message.sequence, encode(message), step_count)
 
+    def send_state(self, state: CaptureState) -> None:
+        """Send the state of an ordered capture, if there is a connection: the collector asks again for what is lost."""
+        self._sender.send(state)
+
     def exchange(self, until_host_ns: int) -> None:
         """Connect when that is due, and send and receive until that time or until `wake` is called, at least once."""
         self._open(at_once=False)
@@ -97,6 +106,11 @@ class Outbox:
         """Exchange until everything is acknowledged; return whether that was reached in time."""
         self._open(at_once=True)
         return self._sender.drain(deadline_host_ns)
+
+    def serve(self, deadline_host_ns: int, is_wanted: Callable[[], bool]) -> None:
+        """Answer the collector while `is_wanted` returns True, until the deadline at most."""
+        while is_wanted() and (now_ns := self._clock.monotonic_ns()) < deadline_host_ns:
+            self._sender.exchange(min(deadline_host_ns, now_ns + LOOK_NS))
 
     def close(self) -> None:
         """Close the connection and the spill."""

@@ -18,7 +18,20 @@ from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
 from rankscope.measure.key_files import ClientKeys
-from rankscope.measure.messages import Ack, ClockPing, ClockPong, Hello, HelloWanted, Message, Refused, Welcome
+from rankscope.measure.messages import (
+    Ack,
+    CaptureOrder,
+    CapturePart,
+    CapturePartWanted,
+    CaptureState,
+    ClockPing,
+    ClockPong,
+    Hello,
+    HelloWanted,
+    Message,
+    Refused,
+    Welcome,
+)
 from rankscope.measure.text import to_line
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from rankscope.uplink.connection import REDIAL_NS, SILENCE_NS, Connection
@@ -32,6 +45,8 @@ FRAMES_A_SECOND_MAX: Final = 2_000
 frames wait in the connection."""
 PINGS_A_SECOND_MAX: Final = 20
 """Clock pings answered per second. The collector sends at most 10 (clock_ping_s)."""
+CAPTURE_MESSAGES_A_SECOND_MAX: Final = 200
+"""Orders and requests for parts of a capture's file processed per second: 50 MiB. The collector repeats the others."""
 REFUSALS_A_SECOND_MAX: Final = 5
 """Refusals processed per second. Requests for a Hello need no limit: a restarted collector sends one for each frame it
 receives, and `Delivery` answers with one Hello per 200 ms at most."""
@@ -44,6 +59,9 @@ FIRST_CONNECT_NS: Final = NS_PER_S
 
 WAIT_MS_MAX: Final = 60_000
 """Longest single wait: ZeroMQ accepts a 32-bit number of milliseconds."""
+
+
+AnswerCapture = Callable[[CaptureOrder | CapturePartWanted], CaptureState | CapturePart | None]
 
 
 class RateLimit:
@@ -90,8 +108,10 @@ class Sender:
         *,
         redial_ns: int = REDIAL_NS,
         silence_ns: int = SILENCE_NS,
+        on_capture: AnswerCapture = lambda _message: None,
     ) -> None:
         self._delivery = delivery
+        self._on_capture = on_capture
         self._clock = clock
         self._boot_id = boot_id
         self._make_hello = make_hello
@@ -109,10 +129,11 @@ class Sender:
         self.metrics_url: str | None = None
         """URL of the collector's /metrics, from its Welcome."""
         self.frames_ignored = 0
-        """Number of invalid or unexpected messages from the collector."""
+        """Number of messages from the collector that were invalid, unexpected, or about captures and too many."""
         self._reading = RateLimit(FRAMES_A_SECOND_MAX)
         self._pings = RateLimit(PINGS_A_SECOND_MAX)
         self._refusals = RateLimit(REFUSALS_A_SECOND_MAX)
+        self._capture_messages = RateLimit(CAPTURE_MESSAGES_A_SECOND_MAX)
 
     @property
     def connected(self) -> bool:
@@ -153,6 +174,11 @@ class Sender:
     def push(self, sequence: int, frame: bytes, step_count: int) -> None:
         """Queue a numbered message for the next `exchange`. Raise ValueError if a number is missing before it."""
         self._delivery.buffer.push(sequence, frame, step_count)
+
+    def send(self, message: Message | None) -> None:
+        """Send a message without a number, if the connection accepts it; it is not sent again. None: there is none."""
+        if message is not None:
+            self._try_send(encode(message))
 
     def exchange(self, until_host_ns: int) -> None:
         """Send, receive and answer until that time or until `wake` is called, at least once."""
@@ -272,7 +298,7 @@ class Sender:
         match message:
             case ClockPing(collector_ns=collector_ns):
                 if self._pings.allows(now_ns):  # if the socket does not accept it, the collector pings again
-                    self._try_send(encode(ClockPong(collector_ns=collector_ns, host_ns=self._clock.monotonic_ns())))
+                    self.send(ClockPong(collector_ns=collector_ns, host_ns=self._clock.monotonic_ns()))
             case Ack(through=through):
                 self._carry_out(self._delivery.on_ack(through, now_ns))
             case Welcome(admitted_through=admitted_through, metrics_url=metrics_url, hello_number=number):
@@ -286,5 +312,7 @@ class Sender:
                 if self._refusals.allows(now_ns):  # the texts are foreign and get logged on stderr
                     texts = to_line(reason, REASON_LENGTH_MAX), to_line(detail, DETAIL_LENGTH_MAX)
                     self._carry_out(self._delivery.on_refused(*texts))
+            case CaptureOrder() | CapturePartWanted() if self._capture_messages.allows(now_ns):
+                self.send(self._on_capture(message))
             case _:
                 self.frames_ignored += 1

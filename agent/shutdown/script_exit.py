@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from rankscope.agent.capture.stacks import find_raised_line
+from rankscope.agent.captures.stacks import find_raised_line
 from rankscope.agent.guard import describe
 from rankscope.agent.report.builder import ScriptEnd
 

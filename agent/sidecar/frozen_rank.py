@@ -9,7 +9,7 @@ import contextlib
 import os
 from typing import Final, NamedTuple
 
-from rankscope.agent.capture.flight_dump import find_names, find_pending, to_statuses
+from rankscope.agent.captures.flight_dump import find_names, find_pending, to_statuses
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat
 from rankscope.agent.sidecar.worker_server import ask_dumps, ask_waits
 from rankscope.measure.clock import Clock

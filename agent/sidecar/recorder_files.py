@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.agent.capture.timed_entries import Reading, parse_dump
+from rankscope.agent.captures.timed_entries import Reading, parse_dump
 from rankscope.agent.guard import describe
 from rankscope.agent.sidecar.beacon import DUMP_SUFFIX, TIMED_SUFFIX, replace_file
 from rankscope.agent.sidecar.worker_server import ANSWER_BYTES_MAX

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.capture.timed_entries import Reading
+from rankscope.agent.captures.timed_entries import Reading
 from rankscope.agent.sidecar.recorder_files import parse_safely, pop_dump, pop_reading, write_dump
 from rankscope.agent.sidecar.worker_server import AnswerTooLargeError, NoHandlerError, ask_text
 from rankscope.agent.steps.graph_captures import GraphCaptures

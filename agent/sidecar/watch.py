@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rankscope.agent.capture.stacks import CAUGHT, find_torch_folder, parse_crash
+from rankscope.agent.captures.stacks import CAUGHT, find_torch_folder, parse_crash
 from rankscope.agent.sidecar import beacon
 from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, close_process, has_ended, open_process, read_exit_status

@@ -10,10 +10,15 @@ import msgspec
 
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.analysis import ALL_CYCLES
 from rankscope.collector.traces.files import find_traces
+from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, parse_group, read_groups
+from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
+from rankscope.collector.traces.parallel_reading import cores
 from rankscope.collector.traces.rank_analysis import StepRange
-from rankscope.collector.traces.recognised import Recognised, compile_rank_from, recognise
+from rankscope.collector.traces.recognised import compile_rank_from, recognise
 from rankscope.collector.traces.report import TraceReport
+from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
 
 TOP: Final = 20
@@ -38,7 +43,7 @@ class Analyze:
             "--steps", default=None, metavar="A:B", help="only the steps from A up to, not including, B"
         )
         parser.add_argument("--rank", type=int, default=None, metavar="R", help="only this rank's trace")
-        add_choice_of_files(parser)
+        add_choice_of_files(parser, all_cycles=", or all of them side by side with `all`")
         parser.add_argument(
             "--against",
             nargs="+",
@@ -49,19 +54,19 @@ class Analyze:
         parser.add_argument(
             "--any-world", action="store_true", help="with --against: compare also runs of other numbers of ranks"
         )
+        add_communication_kernels(parser)
+        _add_more_tables(parser)
         parser.add_argument(
-            "--communication-kernels",
+            "--source-url",
             default=None,
-            metavar="REGEX",
-            help="also count kernels whose names match this pattern as communication",
+            metavar="TEMPLATE",
+            help="with --html: link places in the code, such as https://HOST/blob/COMMIT/{path}#L{line} or "
+            "vscode://file/HOME/PROJECT/{path}:{line}; http, https and vscode only",
         )
         parser.add_argument(
-            "--shapes",
+            "--list",
             action="store_true",
-            help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
-        )
-        parser.add_argument(
-            "--list", action="store_true", help="only list the files: rank, source of the rank, cycle, world size, host"
+            help="only list the files: rank, source of the rank, cycle, world size, host, first event, length, steps",
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
         parser.add_argument(
@@ -70,6 +75,7 @@ class Analyze:
 
     def run(self, options: argparse.Namespace) -> int:
         """Analyse and print, and return 0, 1 when some files failed, 2 when none was usable or a comparison refused."""
+        from rankscope.collector.reports.source_links import check_template  # noqa: PLC0415
         from rankscope.collector.reports.trace_page import render_page  # noqa: PLC0415 - no other command needs these
         from rankscope.collector.reports.trace_text import render_text  # noqa: PLC0415
 
@@ -77,6 +83,9 @@ class Analyze:
             raise SettingError(f"--top is {options.top}; it must be 1 or more")
         if options.any_world and options.against is None:
             raise SettingError("--any-world is given without --against; there is nothing to compare")
+        check_template(options.source_url)
+        if options.source_url is not None and options.html is None:
+            raise SettingError("--source-url is given without --html; only the page has links")
         steps = parse_steps(options.steps)
         try:
             if options.list:
@@ -92,6 +101,14 @@ class Analyze:
                     rank_from=options.rank_from,
                     communication_kernels=options.communication_kernels,
                     shapes=options.shapes,
+                    critical_path=options.critical_path,
+                    all_to_all=options.all_to_all,
+                    roofline=options.roofline,
+                    peak_tflops=options.peak_tflops,
+                    peak_gbps=options.peak_gbps,
+                    modules=options.modules,
+                    kernel_groups=_find_groups(options),
+                    sequences=options.sequences,
                     executor=options.executor,
                     progress=progress,
                 )
@@ -101,20 +118,108 @@ class Analyze:
         if options.json is not None:
             _write(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
         if options.html is not None:
-            _write(options.html, "--html", render_page(report, top=options.top).encode())
+            _write(options.html, "--html", render_page(report, options.top, options.source_url).encode())
         if report.ranks:
             print(render_text(report, options.top))
         return _print_errors(report)
 
 
-def add_choice_of_files(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say of which rank and cycle a file is."""
+def _add_more_tables(parser: argparse.ArgumentParser) -> None:
+    """Add the options for tables that are only made when asked for."""
+    parser.add_argument(
+        "--shapes",
+        action="store_true",
+        help="also the operators by the shapes of their inputs, recorded with record_shapes=True; takes longer",
+    )
+    parser.add_argument(
+        "--modules",
+        action="store_true",
+        help="also the tree of nn.Modules, forward and backward, recorded with with_stack=True or captured with "
+        "modules; takes longer",
+    )
+    parser.add_argument(
+        "--kernel-groups",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="also the device time by groups of your own: a TOML file with lines NAME = [REGEX, ...]",
+    )
+    parser.add_argument(
+        "--kernel-group",
+        action="append",
+        default=[],
+        metavar="NAME=REGEX",
+        help="a group of your own, tried before those of --kernel-groups; may be given several times",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=_parse_length,
+        nargs="?",
+        const=LENGTH_DEFAULT,
+        default=None,
+        metavar="LENGTH",
+        help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
+        f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
+    )
+    parser.add_argument(
+        "--critical-path",
+        action="store_true",
+        help="also the chain of work, across ranks, that makes each step as long as it is",
+    )
+    parser.add_argument(
+        "--all-to-all",
+        action="store_true",
+        help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
+    )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="also FLOP/s and bytes/s of the operators on the device, against its peaks; needs record_shapes=True",
+    )
+    parser.add_argument(
+        "--peak-tflops",
+        type=float,
+        default=None,
+        metavar="X",
+        help="with --roofline: the device's highest TFLOP/s, for all types [by its data sheet, for each type]",
+    )
+    parser.add_argument(
+        "--peak-gbps",
+        type=float,
+        default=None,
+        metavar="Y",
+        help="with --roofline: the bandwidth of the device's memory in GB/s [by its data sheet]",
+    )
+
+
+def _parse_length(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; put PATH in front of --sequences") from None
+
+
+def _find_groups(options: argparse.Namespace) -> Patterns | None:
+    """Return the groups of kernels of the options, those of the command line first; None without any."""
+    if options.kernel_groups is None and not options.kernel_group:
+        return None
+    found: dict[str, list[str]] = {}
+    for name, pattern in map(parse_group, options.kernel_group):
+        found.setdefault(name, []).append(pattern)
+    compile_groups(found, "--kernel-group")
+    of_file = read_groups(options.kernel_groups) if options.kernel_groups is not None else {}
+    compile_groups(of_file, f"{options.kernel_groups} (from --kernel-groups)")
+    return {**found, **{name: patterns for name, patterns in of_file.items() if name not in found}}
+
+
+def add_choice_of_files(parser: argparse.ArgumentParser, all_cycles: str = "") -> None:
+    """Add the options that say of which rank and cycle a file is. `all_cycles` is what help says of the cycle `all`."""
     parser.add_argument(
         "--cycle",
-        type=int,
+        type=_parse_cycle if all_cycles else int,
         default=None,
         metavar="N",
-        help="the cycle to use, from 1, where a schedule has written several files for each rank [the last]",
+        help=f"the cycle to use, from 1, where a schedule has written several files a rank{all_cycles} [the last]",
     )
     parser.add_argument(
         "--rank-from",
@@ -124,27 +229,43 @@ def add_choice_of_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _parse_cycle(text: str) -> int | str:
+    return text if text == ALL_CYCLES else int(text)
+
+
+def add_communication_kernels(parser: argparse.ArgumentParser) -> None:
+    """Add the option with the names of kernels of one's own that communicate."""
+    parser.add_argument(
+        "--communication-kernels",
+        default=None,
+        metavar="REGEX",
+        help="also count kernels whose names match this pattern as communication",
+    )
+
+
 def _list_files(paths: Sequence[str], rank_from: str | None) -> int:
-    """Print what each file was recognised as, and return 0, 1 when some cannot be read, 2 when none can."""
+    """Print what each file was recognised as, its span and its steps, and return 0, 1 when some cannot be read, 2 when
+    none can.
+    """
+    from rankscope.collector.reports.trace_list import render_list  # noqa: PLC0415 - no other command needs it
+
     recognised = recognise(find_traces(paths), compile_rank_from(rank_from))
     found = [one for one in recognised if not one.is_no_trace]
-    rows = [("RANK", "KNOWN FROM", "CYCLE", "WORLD", "HOST", "FILE"), *map(_describe_file, found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for *cells, file in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), file]))
-    bad = [one for one in found if one.refusal is not None]
-    for one in bad:
-        print(f"rankscope: {one.file.path}: {one.refusal}", file=sys.stderr)
+    bad = {one.file.path: one.refusal for one in found if one.refusal is not None}
+    spans: dict[str, Span] = {}
+    with progress_bar("files") as progress:
+        for place, one in enumerate(found):
+            read = one.refusal or read_span(one.file.path, cores())
+            if isinstance(read, Span):
+                spans[one.file.path] = read
+            else:
+                bad[one.file.path] = read
+            if progress is not None:
+                progress(place + 1, len(found))
+    print(render_list(found, spans))
+    for path, reason in bad.items():
+        print(f"rankscope: {path}: {reason}", file=sys.stderr)
     return ALL_GOOD if not bad else NOTHING_USABLE if len(bad) == len(found) else SOME_FAILED
-
-
-def _describe_file(one: Recognised) -> tuple[str, ...]:
-    world = one.origin.world_size if one.origin is not None else None
-    host = one.origin.host if one.origin is not None else None
-    note = f"  (same content as {one.same_as})" if one.same_as is not None else ""
-    texts = ["-" if value is None else str(value) for value in (one.rank, one.rank_from)]
-    cycle = f"{one.cycle} of {one.cycles}"
-    return (*texts, cycle, "-" if world is None else str(world), host or "-", one.file.path + note)
 
 
 def _print_errors(report: TraceReport) -> int:

@@ -2,21 +2,38 @@
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from rankscope.collector.captures.capture import Capture, find_captures_folder
+from rankscope.collector.captures.incident_views import IncidentView, link_incidents
+from rankscope.collector.captures.store import read_kept
 from rankscope.collector.client import ANONYMOUS, Credentials, add_url, fetch, find_collector
 from rankscope.collector.incidents.incident import OPEN, Incident
+from rankscope.collector.incidents.kept_nodes import read_histories
 from rankscope.collector.incidents.store import read_store
+from rankscope.collector.publish.api.capture_routes import CAPTURES_PATH, CaptureList
+from rankscope.collector.reports.capture_text import describe_link
 from rankscope.collector.reports.incident_table import count_incidents, render_incidents
+from rankscope.collector.reports.trace_cells import printable
 
 
 class _Page(msgspec.Struct, frozen=True):
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentView, ...]
+
+
+class _Found(NamedTuple):
+    """Incidents, the captures that may be theirs, and where the files of one are, with a slash at the end."""
+
+    incidents: Sequence[IncidentView]
+    captures: Sequence[Capture]
+    locate: Callable[[str], str]
 
 
 class Incidents:
@@ -42,24 +59,55 @@ rankscope incidents --run bert --store runs.db --json"""
 
     def run(self, options: argparse.Namespace) -> int:
         """Print the incidents and return 0. Raises UnavailableError without a collector or a store."""
-        if options.store is None:
-            url, credentials = find_collector(options)
-            found = fetch_incidents(url, credentials, run=options.run, only_open=options.open)
-        else:
-            found = _filter(read_store(options.store).incidents, run=options.run, only_open=options.open)
-        found = sorted(found, key=lambda incident: (not incident.is_open, -incident.id))
+        found = _ask_collector(options) if options.store is None else _read_folder(options)
+        incidents = sorted(found.incidents, key=lambda incident: (not incident.is_open, -incident.id))
         if options.json:
-            print(json.dumps(to_plain(found), indent=2))
+            print(json.dumps(to_plain(incidents), indent=2))
             return 0
-        if found:
-            print(render_incidents(found, time.time()))
-        print(count_incidents(found))
+        if incidents:
+            print(render_incidents(incidents, time.time(), notes=_describe_more(found)))
+        print(count_incidents(incidents))
         return 0
+
+
+def _ask_collector(options: argparse.Namespace) -> _Found:
+    url, credentials = find_collector(options)
+    found = fetch_incidents(url, credentials, run=options.run, only_open=options.open)
+    captures: Sequence[Capture] = ()
+    if not options.json and any(one.captures for one in found):
+        captures = fetch(f"{url}{CAPTURES_PATH}", CaptureList, credentials).captures
+    return _Found(found, captures, lambda name: f"{url}{CAPTURES_PATH}/{quote(name, safe='')}/files/")
+
+
+def _read_folder(options: argparse.Namespace) -> _Found:
+    found = _filter(read_store(options.store).incidents, run=options.run, only_open=options.open)
+    folder = find_captures_folder(options.store)
+    captures = [one.capture for one in reversed(read_kept(folder, _say_unreadable))]
+    linked = link_incidents(found, captures, read_histories(options.store))
+    return _Found(linked, captures, lambda name: f"{folder / name}/")
+
+
+def _say_unreadable(folder: Path) -> None:
+    print(f"rankscope: the capture in {printable(str(folder))} cannot be read, and is left out", file=sys.stderr)
+
+
+def _describe_more(found: _Found) -> dict[int, list[str]]:
+    """Return a line for the history of each node and for each capture of an incident, by the id of the incident. A
+    capture that was deleted since has none.
+    """
+    by_id = {one.id: one for one in found.captures}
+    return {
+        one.id: [
+            *(f"node: {printable(text)}" for text in one.node_history),
+            *(describe_link(by_id[name], found.locate(name)) for name in one.captures if name in by_id),
+        ]
+        for one in found.incidents
+    }
 
 
 def fetch_incidents(
     url: str, credentials: Credentials = ANONYMOUS, *, run: str | None = None, only_open: bool = False
-) -> Sequence[Incident]:
+) -> Sequence[IncidentView]:
     """Return the incidents of the collector at `url`, newest first. Raises UnavailableError."""
     asked = {name: value for name, value in (("run", run), ("state", OPEN if only_open else None)) if value is not None}
     return fetch(f"{url}/api/v1/incidents{'?' if asked else ''}{urlencode(asked)}", _Page, credentials).incidents

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.commands.analyze import Analyze
+from rankscope.collector.commands.capture import OrderCapture
 from rankscope.collector.commands.command import Command, close_stdout
 from rankscope.collector.commands.demo import Demo
 from rankscope.collector.commands.doctor import Doctor
@@ -17,17 +18,20 @@ from rankscope.collector.commands.files import Files
 from rankscope.collector.commands.incidents import Incidents
 from rankscope.collector.commands.keys import Keys
 from rankscope.collector.commands.merge import Merge
+from rankscope.collector.commands.nodes import Nodes
+from rankscope.collector.commands.notify import Notify
 from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
 from rankscope.collector.commands.serve import Serve
 from rankscope.collector.commands.status import Status
 from rankscope.collector.commands.top import Top
+from rankscope.collector.commands.view import View
 from rankscope.measure import __version__
 from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
-    Serve(), RelayReports(), Top(), Status(), Incidents(), Keys(), Report(), Analyze(), Merge(), Doctor(), Files(),
-    Demo(),
+    Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
+    Analyze(), Merge(), View(), Doctor(), Files(), Demo(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rankscope.collector.commands.analyze import add_choice_of_files
+from rankscope.collector.commands.analyze import add_choice_of_files, add_communication_kernels
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.units import format_duration
@@ -15,12 +15,13 @@ class Merge:
 
     name = "merge"
     summary = "put the traces of all ranks on one timeline, for Perfetto"
-    example = "rankscope merge traces/*.json.gz -o merged.json.gz      open it at https://ui.perfetto.dev"
+    example = "rankscope merge traces/*.json.gz -o merged.json.gz      then: rankscope view merged.json.gz"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the traces and the output."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="traces, folders, globs or URLs")
         add_choice_of_files(parser)
+        add_communication_kernels(parser)
         parser.add_argument(
             "-o", "--output", type=Path, required=True, metavar="FILE", help="output file, for example merged.json.gz"
         )
@@ -36,6 +37,7 @@ class Merge:
                     options.output,
                     cycle=options.cycle,
                     rank_from=options.rank_from,
+                    communication_kernels=options.communication_kernels,
                     progress=progress,
                 )
         except UnavailableError as error:

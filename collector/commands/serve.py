@@ -47,6 +47,10 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "incidents_max", "incident_reopen_s", "incident_escalate_s", "incident_escalate_rank_s",
         "incident_restart_grace_s",
     ),
+    "notifications (docs/notifications.md)": (
+        "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
+        "notify_command_s_max", "notify_hooks", "notify_severity_min", "notify_interval_s",
+    ),
     "limits and intervals": (),
 }  # fmt: skip
 """Titles in the help of `serve`, each with the keys of its settings. The last one has all other settings."""

@@ -21,7 +21,9 @@ SLOW_LINK: Final = "slow_link"
 """Kind and cause of a finding about links."""
 RUN_SLOWDOWN: Final = "run_slowdown"
 """Kind of a finding about a run whose steps have become longer: a run has one at a time, whatever its cause."""
-PATTERNS: Final = ("steady", "intermittent", "drifting")
+DRIFTING: Final = "drifting"
+"""Pattern of a slowness that has grown gradually: its begin is an estimate, and is stated with "about"."""
+PATTERNS: Final = ("steady", "intermittent", DRIFTING)
 """Patterns of a slowness: the same in every step; only in some steps; growing."""
 SEVERITIES: Final = ("info", "warning", "critical")
 """For information; act within the working day; act now."""

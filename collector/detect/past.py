@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.detect.finding import HANG, PAUSES, Finding
+from rankscope.collector.detect.finding import DRIFTING, HANG, PAUSES, Finding
 from rankscope.measure.units import format_length
 
 WHEN: Final = "{when}"
@@ -36,11 +36,12 @@ def describe_when(finding: Finding, outcome: str = "") -> str:
 
 def _describe_period(finding: Finding) -> str:
     since, until = finding.since_step, finding.until_step
+    about = "about " if finding.pattern == DRIFTING else ""
     length = "" if finding.lasted_s is None else format_length(finding.lasted_s)
     if until is None or (since is not None and until < since):
-        begin = "" if since is None else f" from step {since} on"
+        begin = "" if since is None else f" from {about}step {since} on"
         return f"{begin}{f' for {length}' if length else ''}"
-    span = f" until step {until}" if since is None else f" from step {since} to step {until}"
+    span = f" until step {until}" if since is None else f" from {about}step {since} to step {until}"
     return f"{span}{f' ({length})' if length else ''}"
 
 

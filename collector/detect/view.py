@@ -13,6 +13,7 @@ from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
+from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.records import (
@@ -65,7 +66,8 @@ class RunView:
     `groups` the members of each process group, `transfers` the times of their data movement, `hang_states` the state of
     each rank, empty while none is stalled. `known_usual` is the usual excess of ranks by open findings; `steps_min` as
     in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
-    `is_last`: the run is over, and this is its last detection pass. `ras`: what NCCL's RAS service said in the present
+    `is_last`: the run is over, and this is its last detection pass. `levels`: how long the steps
+    were since the begin of the attempt, in blocks. `ras`: what NCCL's RAS service said in the present
     stall, None if it said nothing; its ranks have their number in the run as far as that is sure.
     """
 
@@ -84,6 +86,7 @@ class RunView:
     ras: RasAnswered | None = None
     attempt: int = 0
     is_last: bool = False
+    levels: Levels = NO_LEVELS
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

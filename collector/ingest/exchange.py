@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from rankscope.collector.runs.events import PeerEvent
+from rankscope.measure.messages import Message
 
 EVENTS_WAITING_MAX: Final = 32_768
 """Two seconds of 16,384 ranks, about 60 MB. Beyond it the receive thread stops reading until the state has caught up.
@@ -53,8 +54,15 @@ class AskForClock(NamedTuple):
     boot_id: str
 
 
-Answer = EventBatch | AskForClock
-"""What the state thread asks of the receive thread. A batch that comes back has been processed."""
+class SendToRank(NamedTuple):
+    """Send a message to a rank process; nothing where it has no connection."""
+
+    boot_id: str
+    message: Message
+
+
+Answer = EventBatch | AskForClock | SendToRank
+"""What other threads ask of the receive thread. A batch that comes back has been processed."""
 
 
 class Exchange:

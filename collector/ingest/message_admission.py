@@ -31,6 +31,8 @@ from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
+    CapturePart,
+    CaptureState,
     ClockPong,
     Goodbye,
     Hello,
@@ -75,6 +77,8 @@ class MessageAdmission:
         self.refusals = RefusalLog(clock)
         #: The address that Welcomes name, where people find the run.
         self.metrics_url = ""
+        #: Called with what rank processes say of captures, by boot id.
+        self.on_capture: Callable[[str, CaptureState | CapturePart], object] = lambda _boot_id, _message: None
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -147,6 +151,10 @@ class MessageAdmission:
                 self._admit_clock(received, message)
             case RankEnded() | RankUnresponsive() | RasAnswered():
                 self._admit_notice(peer, message, key)
+            case CaptureState() | CapturePart():
+                identity = self._admission.identity(peer, key)
+                if identity is not None:
+                    self.on_capture(identity.boot_id, message)
             case _:
                 self._faults.count("unexpected_message")
 

@@ -1,8 +1,13 @@
-"""Authentication and encryption of HTTP: a token, and TLS. Both are optional; HTTP is read-only in any case.
+"""Authentication and encryption of HTTP: tokens, and TLS. All are optional; without a control token nothing can be
+changed over HTTP.
 
 The token comes as `Authorization: Bearer TOKEN` (RFC 6750), which Prometheus sends with `authorization`, or as the
 password of basic authentication (RFC 7617) with any user, which browsers ask for. A request
-without the token is answered with 401; there is no 403, because with the token everything may be read.
+without the token is answered with 401.
+
+What orders something (a capture) needs the control token, another one, as a bearer token only: a browser repeats a
+password by itself, also for a page of somebody else. Without `http_control_token_file` it is refused with 403 for
+everybody, on loopback too. The control token also reads; the token for reading controls nothing.
 
 A server on loopback without a token relies on the fact that only programs on this machine can connect. A browser is
 such a program, and the name of a foreign web page can be made to resolve to 127.0.0.1, so that the page can read the
@@ -15,6 +20,7 @@ import binascii
 import hmac
 import ipaddress
 import ssl
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from rankscope.measure.errors import SettingError
@@ -29,11 +35,35 @@ TOKEN_LENGTH_MIN: Final = 16
 CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="rankscope", Basic realm="rankscope"'}
 
 
+class ControlProblem(NamedTuple):
+    """Why a request may not control anything."""
+
+    status: HTTPStatus
+    error: str
+
+
+NO_CONTROL: Final = ControlProblem(
+    HTTPStatus.FORBIDDEN,
+    "this collector takes no orders over HTTP; to allow them start it with `http_control_token_file`, a file with a "
+    "token, and send `Authorization: Bearer TOKEN`",
+)
+NO_CONTROL_TOKEN: Final = ControlProblem(
+    HTTPStatus.UNAUTHORIZED, "this needs the token of http_control_token_file: send `Authorization: Bearer TOKEN`"
+)
+WRONG_CONTROL_TOKEN: Final = ControlProblem(
+    HTTPStatus.FORBIDDEN,
+    "this is not the token of http_control_token_file, and only that one allows orders; the one for reading does not",
+)
+
+
 class HttpAuth(NamedTuple):
-    """Requirements on HTTP clients. An empty token: none; no TLS context: plain HTTP."""
+    """Requirements on HTTP clients. An empty token: none; an empty control token: nobody controls; no TLS context:
+    plain HTTP.
+    """
 
     token: str = ""
     tls: ssl.SSLContext | None = None
+    control_token: str = ""
 
     def admits(self, path: str, authorization: str) -> bool:
         """Return whether a request for this path may be answered, given its header Authorization, empty without one.
@@ -42,7 +72,18 @@ class HttpAuth(NamedTuple):
         """
         if not self.token or path in OPEN_PATHS:
             return True
-        return hmac.compare_digest(_find_token(authorization), self.token.encode())
+        is_reader = hmac.compare_digest(_find_token(authorization), self.token.encode())
+        return is_reader or self.find_control_problem(authorization) is None
+
+    def find_control_problem(self, authorization: str) -> ControlProblem | None:
+        """Return why a request with this header Authorization may control nothing, or None where it may."""
+        if not self.control_token:
+            return NO_CONTROL
+        scheme, _, credentials = authorization.strip().partition(" ")
+        if scheme.lower() != "bearer":
+            return NO_CONTROL_TOKEN
+        is_right = hmac.compare_digest(credentials.strip().encode(errors="replace"), self.control_token.encode())
+        return None if is_right else WRONG_CONTROL_TOKEN
 
 
 OPEN: Final = HttpAuth()
@@ -85,23 +126,29 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def read_http_auth(*, token_file: str, certificate_file: str, key_file: str) -> HttpAuth:
-    """Read the token and the certificate of a collector's settings. Raises SettingError for files that cannot be
-    used.
+def read_http_auth(*, token_file: str, certificate_file: str, key_file: str, control_token_file: str = "") -> HttpAuth:
+    """Read the tokens and the certificate of a collector's settings. Raises SettingError for files that cannot be
+    used, and for a control token that is the token for reading.
     """
-    token = _read_token(token_file) if token_file else ""
+    token = _read_token(token_file, "http_token_file") if token_file else ""
+    control = _read_token(control_token_file, "http_control_token_file") if control_token_file else ""
+    if control and control == token:
+        raise SettingError(
+            "http_control_token_file and http_token_file hold the same token: everybody who may read could give "
+            "orders. Make another one, for example with `openssl rand -hex 32`."
+        )
     if bool(certificate_file) != bool(key_file):
         raise SettingError(
             f"http_certificate_file is {certificate_file!r} and http_key_file is {key_file!r}: HTTPS needs both."
         )
-    return HttpAuth(token, _read_tls(certificate_file, key_file) if certificate_file else None)
+    return HttpAuth(token, _read_tls(certificate_file, key_file) if certificate_file else None, control)
 
 
-def _read_token(path: str) -> str:
-    token = read_private_text(path, "http_token_file").strip()
+def _read_token(path: str, name: str) -> str:
+    token = read_private_text(path, name).strip()
     if len(token) < TOKEN_LENGTH_MIN or not token.isascii() or not token.isprintable() or " " in token:
         raise SettingError(
-            f"http_token_file is {path!r}, whose text is no token: it must be one word of at least {TOKEN_LENGTH_MIN} "
+            f"{name} is {path!r}, whose text is no token: it must be one word of at least {TOKEN_LENGTH_MIN} "
             "characters of ASCII, for example from `openssl rand -hex 32`."
         )
     return token

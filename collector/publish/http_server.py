@@ -1,4 +1,4 @@
-"""Serve the latest snapshot over HTTP: read-only, a thread a request.
+"""Serve the latest snapshot over HTTP, and take orders of captures: a thread a request.
 
     GET /metrics                 for Prometheus, in the text format that the client prefers
     GET /metrics/ranks           the same, the families of ranks of large runs; ?shard=I/N gives a part of them
@@ -8,7 +8,8 @@
     GET /api/v1/runs/RUN/report  the report of a running or finished run, from the store
     GET /api/v1/incidents        the incidents, newest first; ?run=RUN and ?state=open|resolved filter them
     GET /api/v1/debug/runs/RUN   the internal state of a run and its last events
-    GET /api/v1/...              see routes_api.py and event_stream.py
+    GET /api/v1/...              see routes_api.py, capture_routes.py and event_stream.py
+    POST /api/v1/runs/RUN/captures   order a capture, with the control token (capture_routes.py); no other POST
     GET /                        this list; for a browser the live page (page_files.py)
 
 Everything is bounded: one request a connection (HTTP/1.0: an idle connection holds no thread), the bytes of a request's
@@ -22,18 +23,34 @@ Errors are JSON: {"error": "what, and what to do"}.
 import contextlib
 import http.client
 import io
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
+
+from rankscope.collector.captures.capture import NO_CAPTURES, Capture, CaptureRefusal, CaptureRequest
+from rankscope.collector.captures.incident_views import CaptureLinks
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.kept_nodes import KeptNodes
+from rankscope.collector.incidents.nodes import NodeList
+from rankscope.collector.publish.api.capture_routes import (
+    BODY_BYTES_MAX,
+    ORDER_ALLOWED,
+    CaptureRoutes,
+    FileAnswer,
+    find_ordered_run,
+)
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
+from rankscope.collector.publish.api.refused_orders import RefusedOrders
 from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.http_auth import (
@@ -48,7 +65,7 @@ from rankscope.collector.publish.http_connections import BUSY, Connection, Conne
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
-from rankscope.collector.publish.routes import Response, Routes, refuse
+from rankscope.collector.publish.routes import JSON, Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 
@@ -56,6 +73,7 @@ HEADERS_BYTES_MAX: Final = 65_536
 """Of all headers of a request together. The standard library alone allows a hundred of 64 KiB each."""
 STREAM_BUFFER_BYTES: Final = 65_536
 """Send buffer of a reader of events: one that is behind gets the newest snapshot, and no backlog."""
+FILE_CHUNK_BYTES: Final = 65_536
 STOP_POLL_S: Final = 0.1
 """Longest wait of `close` for the accepting thread."""
 
@@ -63,12 +81,14 @@ UNAUTHORISED: Final = "unauthorised"
 FOREIGN_HOST: Final = "foreign_host"
 TLS_FAILED: Final = "tls_failed"
 
+LENGTH_DIGITS_MAX: Final = 18
+
 ALLOWED: Final = {"Allow": "GET, HEAD"}
 
 
 class HttpServer:
     """Answers at a listening socket, from threads of its own. See Routes for the other arguments. `read_time_slices`
-    returns where the time of a run went.
+    returns where the time of a run went. See CaptureRoutes for those of captures.
     """
 
     def __init__(
@@ -87,16 +107,25 @@ class HttpServer:
         metric_pages: MetricPages | None = None,
         read_dump: Callable[[str], bytes | None] = lambda _asked: None,
         read_time_slices: Callable[[str], tuple[TimeSlice, ...]] = lambda _run: (),
+        order_capture: Callable[[CaptureRequest], Capture | CaptureRefusal] = lambda _request: NO_CAPTURES,
+        read_captures: Callable[[], tuple[Capture, ...]] = tuple,
+        captures_folder: Path | None = None,
     ) -> None:
         server = self._server = _Server(listener, access, limits or HttpLimits())
+        server.captures = CaptureRoutes(order_capture, read_captures, captures_folder)
+        nodes = self._nodes = None if store is None else KeptNodes(store, contain=server.contain)
+        read_nodes, refresh_nodes = (None, lambda: None) if nodes is None else (nodes.show, nodes.refresh)
+        links = CaptureLinks(read_incidents, read_captures, dict if nodes is None else nodes.read_histories)
         server.feed = LiveFeed(
             read_snapshot, streams_max=server.limits.answers_max // 2,
-            count=server.count_refused, contain=server.contain,
+            count=server.count_refused, contain=server.contain, links=links,
+            read_captures=read_captures, takes_orders=bool(access.control_token),
         )  # fmt: skip
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_degradation=find_degradation,
             read_report=read_report, metric_pages=metric_pages, read_dump=read_dump,
-            answer_first=Api(read_snapshot, read_time_slices, store).answer,
+            answer_first=Api(read_snapshot, read_time_slices, store, read_nodes, links).answer, links=links,
+            on_scrape=refresh_nodes,
         )  # fmt: skip
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_S,), name="rankscope-http", daemon=True
@@ -118,6 +147,11 @@ class HttpServer:
         and snapshots that were skipped because the one before was not sent yet (`snapshot_skipped`).
         """
         return dict(self._server.refused)
+
+    @property
+    def nodes(self) -> NodeList | None:
+        """The nodes of the store, as they were read last for a scrape or a reader of incidents; None before that."""
+        return None if self._nodes is None else self._nodes.latest
 
     def note_snapshot(self) -> None:
         """Note that there is a new snapshot, for the pages that are rendered before they are requested."""
@@ -146,6 +180,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     routes: Routes
     feed: LiveFeed
+    captures: CaptureRoutes
 
     def __init__(self, listener: HttpListener, access: HttpAuth, limits: HttpLimits) -> None:
         self.access = access
@@ -153,6 +188,7 @@ class _Server(ThreadingHTTPServer):
         self.refused: dict[str, int] = {}
         self._faults = FaultLog(SystemClock())
         self.errors_contained = 0
+        self.refused_orders = RefusedOrders(SystemClock())
         self.connections = Connections(limits, self.count_refused)
         self._counting = threading.Lock()
         self._thread_places = threading.BoundedSemaphore(limits.connections_max)
@@ -290,6 +326,8 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self._find_open_answer() or self._find_answer()
         if isinstance(answer, EventStream):
             self._send_events(answer)
+        elif isinstance(answer, FileAnswer):
+            self._send_file(answer)
         else:
             self._send(answer)
 
@@ -297,11 +335,30 @@ class _Handler(BaseHTTPRequestHandler):
         """See do_GET."""
         self.do_GET()
 
+    def do_POST(self) -> None:
+        """Answer an order. Its body is read first, up to the limit and within the time for a request, so that a
+        refusal arrives.
+        """
+        length = _read_length(self.headers)
+        body = self.rfile.read(min(length or 0, BODY_BYTES_MAX))
+        if self._limited.is_closed or len(body) < min(length or 0, BODY_BYTES_MAX):
+            return
+        problem = self._find_host_refusal() or self._find_order_refusal(length)
+        if problem is None and not self.server.connections.begin_answer(self._limited):
+            error = f"{self.server.limits.answers_max} requests are being answered; try again later"
+            problem = refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
+        answer = problem or self._order(body)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            reason = msgspec.json.decode(answer.body, type=dict[str, str])["error"]
+            self.server.refused_orders.note(self.path, self._limited.address, answer.status, reason)
+        self._send(answer)
+
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send an error that the library has found, as JSON; a method without a `do_` is answered as not allowed."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
-            error = f"{(self.command or '')[:80]} is not allowed; GET and HEAD are"
-            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED))
+            is_order = find_ordered_run(self.path) is not None
+            error = f"{(self.command or '')[:80]} is not allowed; {'POST is' if is_order else 'GET and HEAD are'}"
+            self._send(refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ORDER_ALLOWED if is_order else ALLOWED))
         else:
             text = explain if code == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE else message
             self._send(refuse(HTTPStatus(code), (text or HTTPStatus(code).phrase)[:200]))
@@ -313,14 +370,45 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Log nothing: a scrape every few seconds is no news."""
 
-    def _find_open_answer(self) -> Response | EventStream | None:
-        """Return an answer that needs no place among the answers: a refusal, a page file or health; None for others."""
-        path = self.path.partition("?")[0]
+    def _find_host_refusal(self) -> Response | None:
         host = self.headers.get("Host", "")
         problem = find_host_problem(host, self.server.host) if self.server.checks_host else None
+        if problem is None:
+            return None
+        self.server.count_refused(FOREIGN_HOST)
+        return refuse(HTTPStatus.MISDIRECTED_REQUEST, problem)
+
+    def _find_order_refusal(self, length: int | None) -> Response | None:
+        """Return why a POST is not considered at all, or None."""
+        problem = self.server.access.find_control_problem(self.headers.get("Authorization", ""))
         if problem is not None:
-            self.server.count_refused(FOREIGN_HOST)
-            return refuse(HTTPStatus.MISDIRECTED_REQUEST, problem)
+            self.server.count_refused(UNAUTHORISED)
+            return refuse(problem.status, problem.error, CHALLENGE if problem.status == HTTPStatus.UNAUTHORIZED else {})
+        if find_ordered_run(self.path) is None:
+            error = "POST is not allowed here; it is for /api/v1/runs/RUN/captures only"
+            return refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, ALLOWED)
+        if self.headers.get_content_type() != JSON or "Content-Type" not in self.headers:
+            return refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send the order with `Content-Type: {JSON}`")
+        if length is None:
+            return refuse(HTTPStatus.LENGTH_REQUIRED, "send the order with its Content-Length, in one piece")
+        if length > BODY_BYTES_MAX:
+            error = f"the body has {length} bytes; an order has at most {BODY_BYTES_MAX}"
+            return refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, error)
+        return None
+
+    def _order(self, body: bytes) -> Response:
+        try:
+            return self.server.captures.order(self.path, body, self._limited.address)
+        except Exception:  # noqa: BLE001 - whatever it is, it may cost this request only
+            self.server.contain(self.path[:80])
+            return refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the collector; see its log")
+
+    def _find_open_answer(self) -> Response | EventStream | FileAnswer | None:
+        """Return an answer that needs no place among the answers: a refusal, a page file or health; None for others."""
+        path = self.path.partition("?")[0]
+        foreign = self._find_host_refusal()
+        if foreign is not None:
+            return foreign
         page_file = find_page_file(path, self.headers.get("Accept", ""))
         if page_file is not None:
             return page_file
@@ -330,21 +418,24 @@ class _Handler(BaseHTTPRequestHandler):
             return refuse(HTTPStatus.UNAUTHORIZED, error, CHALLENGE)
         return self._ask(path) if path in OPEN_PATHS else None
 
-    def _find_answer(self) -> Response | EventStream:
+    def _find_answer(self) -> Response | EventStream | FileAnswer:
         if not self.server.connections.begin_answer(self._limited):
             error = f"{self.server.limits.answers_max} requests are being answered; try again later"
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
         answer = self._ask(self.path.partition("?")[0])
-        if isinstance(answer, EventStream) or self._may_write(len(answer.body)):
+        if isinstance(answer, EventStream | FileAnswer) or self._may_write(len(answer.body)):
             return answer
         error = "responses that clients have not read yet use up the memory for responses; try again later"
         return refuse(HTTPStatus.SERVICE_UNAVAILABLE, error, RETRY_AFTER)
 
-    def _ask(self, path: str) -> Response | EventStream:
+    def _ask(self, path: str) -> Response | EventStream | FileAnswer:
         headers = self.headers
         try:
             if path == EVENTS_PATH:
                 return self.server.feed.open(self.path.partition("?")[2])
+            about_captures = self.server.captures.answer(self.path)
+            if about_captures is not None:
+                return about_captures
             return self.server.routes.answer(
                 self.path, accept=headers.get("Accept", ""), accept_encoding=headers.get("Accept-Encoding", "")
             )
@@ -376,6 +467,19 @@ class _Handler(BaseHTTPRequestHandler):
                 self._write_event(event)
                 self.server.connections.end_writing(self._limited)
 
+    def _send_file(self, answer: FileAnswer) -> None:
+        """Send a file, each part of it within the time limit for a write."""
+        with os.fdopen(answer.fd, "rb") as file:
+            length = {"Content-Length": str(answer.size_bytes)}
+            self._send_head(HTTPStatus.OK, answer.content_type, {**length, **answer.headers})
+            if self.command == "HEAD":
+                return
+            left = answer.size_bytes
+            while left and (part := file.read(min(left, FILE_CHUNK_BYTES))) and self._may_write(len(part)):
+                self.wfile.write(part)
+                self.server.connections.end_writing(self._limited)
+                left -= len(part)
+
     def _write_event(self, event: bytes) -> None:
         try:
             self.wfile.write(event)
@@ -390,3 +494,10 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**always, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def _read_length(headers: Message) -> int | None:
+    """Return the length of a body in bytes; None where it is not told, or comes in pieces."""
+    text = headers.get("Content-Length", "")
+    is_told = text.isascii() and text.isdigit() and len(text) <= LENGTH_DIGITS_MAX
+    return int(text) if is_told and "Transfer-Encoding" not in headers else None

@@ -23,11 +23,14 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from rankscope.collector.captures.capture import NO_CAPTURES, Capture, CaptureRefusal, CaptureRequest
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.snapshot_messages import (
+    CaptureAnswer,
+    CaptureWanted,
     DumpAnswer,
     DumpWanted,
     Health,
@@ -49,7 +52,7 @@ END_S_MAX: Final = 5.0
 PUBLISHER: Final = "publisher"
 """Label of publishers that ended by themselves, in the counts of errors."""
 
-_WANTED: Final = msgspec.msgpack.Decoder(DumpWanted)
+_WANTED: Final = msgspec.msgpack.Decoder(DumpWanted | CaptureWanted)
 
 
 class Publisher(Protocol):
@@ -70,13 +73,16 @@ class Publisher(Protocol):
 
 class Sources(NamedTuple):
     """Functions that return what the link sends; its thread calls them. `read_dump` returns the internal state of a run
-    by its id or name; None for an unknown run.
+    by its id or name; None for an unknown run. `order_capture` begins a capture, without waiting for it;
+    `read_captures` returns those that are kept, newest first, the same object while nothing has changed.
     """
 
     read_snapshot: Callable[[], Snapshot]
     read_incidents: Callable[[], tuple[Incident, ...]]
     read_health: Callable[[], Health]
     read_dump: Callable[[str], RunDump | None]
+    order_capture: Callable[[CaptureRequest], Capture | CaptureRefusal] = lambda _request: NO_CAPTURES
+    read_captures: Callable[[], tuple[Capture, ...]] = tuple
 
 
 class PublisherLink:
@@ -155,19 +161,28 @@ class PublisherLink:
         encoder = SnapshotEncoder()
         snapshot: Snapshot | None = None
         incidents: tuple[Incident, ...] | None = None
+        captures: tuple[Capture, ...] | None = None
         ready = select.poll()
         for fd in (connection.fileno(), self._wakeup_fd):
             ready.register(fd, select.POLLIN)
         while not self._closing.is_set():
             latest, known = self._sources.read_snapshot(), self._sources.read_incidents()
+            kept = self._sources.read_captures()
             message = None
             if latest is not snapshot:
                 self._time_slices.record(latest)
                 message = encoder.encode(latest, self._time_slices.of)
-            connection.send(Update(self._sources.read_health(), None if known is incidents else known, message))
+            connection.send(
+                Update(
+                    self._sources.read_health(),
+                    incidents=None if known is incidents else known,
+                    snapshot=message,
+                    captures=None if kept is captures else kept,
+                )
+            )
             for block in encode_blocks(latest) if message is not None else ():
                 connection.send_bytes(block)
-            snapshot, incidents = latest, known
+            snapshot, incidents, captures = latest, known, kept
             ready.poll()
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup_fd, 4096)
@@ -176,8 +191,12 @@ class PublisherLink:
 
     def _answer(self, connection: Connection) -> None:
         wanted = _WANTED.decode(connection.recv_bytes())
-        found = self._sources.read_dump(wanted.run)
-        connection.send(DumpAnswer(wanted.number, None if found is None else msgspec.json.encode(found)))
+        match wanted:
+            case CaptureWanted(number, request):
+                connection.send(CaptureAnswer(number, self._sources.order_capture(request)))
+            case DumpWanted(number, run):
+                found = self._sources.read_dump(run)
+                connection.send(DumpAnswer(number, None if found is None else msgspec.json.encode(found)))
 
 
 def _limit_sending(connection: Connection) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
@@ -40,6 +41,7 @@ INDEX: Final = f"""rankscope collector
 {RUNS_PATH}/RUN      one run in full
 {RUNS_PATH}/RUN{REPORT_SUFFIX}   the report of a run, from the store
 {INCIDENTS_PATH}     the incidents, newest first; filtered by ?run=RUN and ?state=open or resolved
+/api/v1/nodes         the nodes by how often they have held up a run, from the store; one of them: /api/v1/nodes/NODE
 {DEBUG_RUNS_PATH}/RUN   the internal state of a run and its last events, for debugging
 /api/v1/openapi.json  the API, OpenAPI 3.1
 /                     the live page, for a browser
@@ -84,7 +86,8 @@ class Routes:
     renders the pages of metrics. `read_report` returns the report of a run as JSON, and raises UnavailableError where
     there is none. `read_dump` returns the internal state of a run, by its id or name, as JSON; None for an unknown run.
     It raises UnavailableError when the collector does not answer. `answer_first` is called before anything else, with
-    the path and its query, and returns None for paths that it does not answer.
+    the path and its query, and returns None for paths that it does not answer. `links` finds the captures about
+    incidents. `on_scrape` is called before a page of metrics is looked up, and must not wait.
     """
 
     def __init__(
@@ -99,12 +102,16 @@ class Routes:
         answer_first: Callable[[str], "Response | None"] = lambda _target: None,
         metric_pages: MetricPages | None = None,
         read_dump: Callable[[str], bytes | None] = lambda _asked: None,
+        links: CaptureLinks = NO_LINKS,
+        on_scrape: Callable[[], object] = lambda: None,
     ) -> None:
+        self._on_scrape = on_scrape
         self._answer_first = answer_first
         self._read_snapshot = read_snapshot
         self._read_incidents = read_incidents
         self._read_report = read_report
         self._read_dump = read_dump
+        self._links = links
         self._encoding = threading.Lock()
         self._encoded_from: Snapshot | None = None
         self._encoded: dict[str, bytes] = {}
@@ -145,6 +152,7 @@ class Routes:
             page = parse_page(path, query)
         except PageError as error:
             return refuse(HTTPStatus.BAD_REQUEST, str(error))
+        self._on_scrape()
         text_format = choose_format(accept)
         body = self.metrics.find(page, text_format)
         if accepts_gzip(accept_encoding):
@@ -202,7 +210,7 @@ class Routes:
             for incident in reversed(self._read_incidents())
             if incident.is_of_run(asked.get("run")) and asked.get("state", incident.state) == incident.state
         ]
-        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"incidents": found}))
+        return Response(HTTPStatus.OK, JSON, msgspec.json.encode({"incidents": self._links.of_incidents(found)}))
 
 
 def refuse(status: HTTPStatus, error: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rankscope.collector.captures.capture import Capture, CaptureRefusal, CaptureRequest
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.nodes import NodeList, list_held_up
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
@@ -72,9 +74,10 @@ class Update(NamedTuple):
     health: Health
     incidents: tuple[Incident, ...] | None = None
     snapshot: SnapshotMessage | None = None
+    captures: tuple[Capture, ...] | None = None
 
 
-class DumpWanted(msgspec.Struct, frozen=True):
+class DumpWanted(msgspec.Struct, frozen=True, tag=True):
     """A message of the publisher: it wants the internal state of a run, by its id or name."""
 
     number: int
@@ -86,6 +89,20 @@ class DumpAnswer(NamedTuple):
 
     number: int
     body: bytes | None
+
+
+class CaptureWanted(msgspec.Struct, frozen=True, tag=True):
+    """A message of the publisher: a client orders a capture."""
+
+    number: int
+    request: CaptureRequest
+
+
+class CaptureAnswer(NamedTuple):
+    """The answer to a CaptureWanted: the capture as it begins, or why none is taken."""
+
+    number: int
+    answer: Capture | CaptureRefusal
 
 
 class SnapshotEncoder:
@@ -131,10 +148,14 @@ class SnapshotDecoder:
         self._parts: dict[str, RunParts] = {}
 
     def decode(
-        self, message: SnapshotMessage, read_block: Callable[[], bytes], http_refused: Mapping[str, int]
+        self,
+        message: SnapshotMessage,
+        read_block: Callable[[], bytes],
+        http_refused: Mapping[str, int],
+        nodes: NodeList | None = None,
     ) -> Snapshot:
-        """Return the snapshot, with the publisher's own count of refused requests; `read_block` returns the next of the
-        blocks that follow the message.
+        """Return the snapshot, with the publisher's own count of refused requests, and the nodes as it has read them;
+        `read_block` returns the next of the blocks that follow the message.
         """
         parts = {run.head.run_id: self._update(run) for run in message.runs}
         self._parts = parts
@@ -151,7 +172,7 @@ class SnapshotDecoder:
                 )
                 for run in message.runs
             ],
-            counts=msgspec.structs.replace(message.counts, http_refused=http_refused),
+            counts=_add_own(message.counts, http_refused, nodes),
             steps={run_id: found.heat_map for run_id, found in parts.items() if found.heat_map is not None},
         )
 
@@ -163,3 +184,13 @@ class SnapshotDecoder:
     def _update(self, run: RunMessage) -> RunParts:
         before = self._parts.get(run.head.run_id)
         return RunParts(**run.changed) if before is None else before._replace(**run.changed)
+
+
+def _add_own(counts: CollectorCounts, http_refused: Mapping[str, int], nodes: NodeList | None) -> CollectorCounts:
+    """Return the counts of the service with those of the publisher."""
+    return msgspec.structs.replace(
+        counts,
+        http_refused=http_refused,
+        nodes_held_up=() if nodes is None else list_held_up(nodes),
+        nodes_held_up_count=None if nodes is None else sum(one.runs_held_up > 0 for one in nodes.nodes),
+    )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.measure.messages import (
+    CapturePart,
+    CaptureState,
     ClockPong,
     Goodbye,
     Hello,
@@ -66,9 +68,9 @@ class RelayClients:
 
 def comes_from_rank(message: Message) -> bool:
     """Return whether ranks and sidecars send such messages."""
-    return isinstance(message, (Hello, Report, Goodbye, ClockPong, *NOTICES))
+    return isinstance(message, (Hello, Report, Goodbye, ClockPong, CaptureState, CapturePart, *NOTICES))
 
 
 def is_urgent(message: Message) -> bool:
-    """Return whether the sender waits for the answer: a rank that starts or ends, or a sidecar."""
-    return isinstance(message, (Hello, Goodbye, *NOTICES))
+    """Return whether somebody waits for it: a rank that starts or ends, a sidecar, or the collector for a capture."""
+    return isinstance(message, (Hello, Goodbye, CaptureState, CapturePart, *NOTICES))

@@ -2,10 +2,10 @@
 
     idle        a frame is sent at once
     flowing     all frames that have come are sent together, an interval after the last batch
-    urgent      a Hello or the last message of a rank: with all others, within URGENT_NS
+    urgent      a Hello or the last message of a rank, or of a capture: with all others, within URGENT_NS
 
 A frame without room is dropped and counted. Nothing is lost by it: its rank holds it until the collector acknowledges
-it, and sends it again.
+it, and sends it again; what is said of a capture the collector asks for again.
 """
 
 from collections import deque

@@ -15,17 +15,27 @@ INDENT: Final = "      "
 CELL_LENGTH_MAX: Final = 24
 """Longer names of runs and causes are cut, so that the other columns stay in place."""
 HEADS: Final = ("id", "state", "severity", "since (UTC)", "for", "run", "kind", "subject", "cause", "rank-hours")
+NO_NOTES: Final[Mapping[int, Sequence[str]]] = {}
 NUMBERS: Final = frozenset({"id", "for", "rank-hours"})
 
 
-def render_incidents(incidents: Sequence[Incident], now_wall_s: float, *, with_sentences: bool = True) -> str:
-    """Return the table, in the order given. Times of day are UTC, the cost is in hours summed over the ranks."""
+def render_incidents(
+    incidents: Sequence[Incident],
+    now_wall_s: float,
+    *,
+    with_sentences: bool = True,
+    notes: Mapping[int, Sequence[str]] = NO_NOTES,
+) -> str:
+    """Return the table, in the order given. Times of day are UTC, the cost is in hours summed over the ranks. `notes`
+    are lines below an incident, by its id; they are not wrapped, so that an address stays whole.
+    """
     rows = [(incident, _build_cells(incident, now_wall_s)) for incident in incidents]
     widths = {head: max([len(head), *(len(row[head]) for _, row in rows)]) for head in HEADS}
     lines = [_render_line({head: head for head in HEADS}, widths)]
     for incident, row in rows:
         lines.append(_render_line(row, widths))
         lines += _render_sentences(incident) if with_sentences else []
+        lines += [f"{INDENT}{line}" for line in notes.get(incident.id, ())]
     return "\n".join(lines)
 
 

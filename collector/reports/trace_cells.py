@@ -12,7 +12,7 @@ from rankscope.measure.units import NS_PER_MS, NS_PER_US
 
 MISSING = "-"
 MIB, GB = 1 << 20, 10**9
-UNITS = frozenset({"%", "GB/s", "MiB", "bytes", "ms", "times", "us"})
+UNITS = frozenset({"%", "GB/s", "MiB", "bytes", "ms", "times", "us", "x"})
 
 
 class Column(NamedTuple):
@@ -24,10 +24,11 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Text of a cell and, for a number, the number to sort by."""
+    """Text of a cell and, for a number, the number to sort by; for a place in the code its file and line."""
 
     text: str
     order: float | None = None
+    source: tuple[str, int] | None = None
 
 
 Cells = tuple[Cell, ...]
@@ -35,7 +36,8 @@ Cells = tuple[Cell, ...]
 
 class Section(NamedTuple):
     """One table. `reason` explains an empty one; `left_out` counts the rows that `top` cut off. `is_prose` marks the
-    table of sentences, which a terminal shows as a list.
+    table of sentences, which a terminal shows as a list. `folded_as` is the line that a page shows in place of the
+    table until it is opened; empty for a table that is always open.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Section(NamedTuple):
     rows: tuple[Cells, ...] = ()
     left_out: int = 0
     is_prose: bool = False
+    folded_as: str = ""
 
     def of(self, rows: Sequence[Cells], top: int, row_count: int | None = None) -> "Section":
         """Return this section with the first `top` rows. `row_count` is the number of all, where `rows` has fewer."""

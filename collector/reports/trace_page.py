@@ -7,34 +7,45 @@ named `<script>` stays a name. The timelines are JSON in a block that browsers d
 import base64
 import hashlib
 import html
+import re
 from importlib.resources import files
 
-import msgspec
-
-from rankscope.collector.reports.trace_cells import Cell, Column, Section, printable, rank_list
+from rankscope.collector.reports.pipeline_drawing import render_pipeline
+from rankscope.collector.reports.source_links import make_link
+from rankscope.collector.reports.step_bars import render_bars
+from rankscope.collector.reports.trace_cells import MISSING, Cell, Column, Section
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.reports.trace_text import headline, left_out_line
-from rankscope.collector.traces.report import RankReport, Timeline, TraceReport
+from rankscope.collector.reports.trace_timelines import render_timelines
+from rankscope.collector.traces.report import TraceReport
 
 TOP = 20
 RANK_ROWS_MAX = 1_000
 """Rows of the tables with a line for each rank: about 1 MB of page each."""
-TIMELINES_SHOWN_MAX = 16
-"""Timelines drawn at once, as many as fit on a screen. The page's field for ranks selects them."""
-BINS_MAX = 200_000
-"""Bins of all timelines together: about 5 MB of page. More are merged."""
-PARTS = ("compute", "overlap", "communication", "copy")
+LONG_MIN = 60
+"""Characters of a cell from which on its column is at least as wide as a short line of text."""
+WORD_BROKEN_MIN = 17
+"""Characters of a word that may be broken: the longest words of sentences have fewer."""
+_WORDS = re.compile(r"(\s+)")
+_BREAKS = re.compile(r"(?<=[_/<>(\[,;])(?=\S)|(?<=::)(?=\S)")
+SCRIPTS = ("trace_page.js", "timelines.js", "step_bars.js")
 
 
-def render_page(report: TraceReport, top: int = TOP) -> str:
-    """Return the page: at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX."""
-    style, script = read_asset("trace_page.css"), read_asset("trace_page.js")
+def render_page(report: TraceReport, top: int = TOP, source_url: str | None = None) -> str:
+    """Return the page: at most `top` rows of each table, but a row for each rank up to RANK_ROWS_MAX. `source_url` is
+    the template of links to places in the code (`source_links.make_link`).
+    """
+    style, script = read_asset("trace_page.css"), "".join(map(read_asset, SCRIPTS))
     sections = build_sections(report, top, max(top, RANK_ROWS_MAX))
     links = [(section.key, section.title) for section in sections]
-    bodies = [render_section(section) for section in sections]
+    drawings = {"pipeline": render_pipeline(report)}
+    bodies = [render_section(section, drawings.get(section.key, ""), source_url) for section in sections]
     after_ranks = [section.key for section in sections].index("ranks") + 1
     links.insert(after_ranks, ("timelines", "Timelines"))
-    bodies.insert(after_ranks, _render_timelines(report))
+    bodies.insert(after_ranks, render_timelines(report))
+    bars, drawing = render_bars(report, max(top, RANK_ROWS_MAX))
+    links.insert(after_ranks + 1, (bars.key, bars.title))
+    bodies.insert(after_ranks + 1, render_section(bars, drawing))
     title = html.escape(headline(report))
     policy = (
         f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
@@ -66,20 +77,31 @@ def hash_of(text: str) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def render_section(section: Section) -> str:
-    """Return one table as a section of a page, or the reason why it is empty."""
-    body = _render_table(section) if section.rows else f'<p class="reason">{html.escape(section.reason)}</p>'
+def render_section(section: Section, drawing: str = "", source_url: str | None = None) -> str:
+    """Return one table as a section of a page, below a drawing of it as HTML, or the reason why it is empty."""
+    body = (
+        _render_table(section, source_url) if section.rows else f'<p class="reason">{html.escape(section.reason)}</p>'
+    )
+    if section.rows and section.folded_as:
+        body = f"<details>\n<summary>{html.escape(section.folded_as)}</summary>\n{body}\n</details>"
     return (
         f'<section id="{section.key}" aria-labelledby="{section.key}-title">\n'
-        f'<h2 id="{section.key}-title">{html.escape(section.title)}</h2>\n{body}\n</section>\n'
+        f'<h2 id="{section.key}-title">{html.escape(section.title)}</h2>\n{drawing}{body}\n</section>\n'
     )
 
 
-def _render_table(section: Section) -> str:
-    heads = "".join(_render_head(column) for column in section.columns)
-    rows = "\n".join(f"<tr>{''.join(map(_render_cell, row, section.columns))}</tr>" for row in section.rows)
+def _render_table(section: Section, source_url: str | None) -> str:
+    shown = _find_columns(section)
+    heads = "".join(_render_head(section.columns[place]) for place in shown)
+    # A narrow window shows a row of sentences as a block, which would be no row to a screen reader without its role.
+    role = ' role="row"' if section.is_prose else ""
+    render = _render_sentence if section.is_prose else _render_cell
+    rows = "\n".join(
+        f"<tr{role}>{''.join(render(row[place], section.columns[place], source_url) for place in shown)}</tr>"
+        for row in section.rows
+    )
     more = f'\n<p class="more">{left_out_line(section).strip()}</p>' if section.left_out else ""
-    kind = ' class="prose"' if section.is_prose else ""
+    kind = ' class="prose" role="table"' if section.is_prose else ""
     return (
         f'<div class="scroll" role="region" aria-labelledby="{section.key}-title" tabindex="0">\n'
         f"<table{kind}>\n<caption>{html.escape(section.explanation)}</caption>\n"
@@ -87,72 +109,51 @@ def _render_table(section: Section) -> str:
     )
 
 
+def _find_columns(section: Section) -> list[int]:
+    """Return the places of the columns to show: of a table of sentences those with a cell that is not missing."""
+    return [
+        place
+        for place in range(len(section.columns))
+        if not section.is_prose or any(row[place].text != MISSING for row in section.rows)
+    ]
+
+
 def _render_head(column: Column) -> str:
     unit = f' <span class="unit">{html.escape(column.unit)}</span>' if column.unit else ""
     return f'<th scope="col" class="{column.align}">{html.escape(column.head)}{unit}</th>'
 
 
-def _render_cell(cell: Cell, column: Column) -> str:
+def _render_cell(cell: Cell, column: Column, source_url: str | None) -> str:
     order = f' data-sort="{cell.order!r}"' if cell.order is not None else ""
-    return f'<td class="{column.align}"{order}>{html.escape(cell.text)}</td>'
+    if column.align == "right":
+        return f'<td class="right"{order}>{html.escape(cell.text)}</td>'
+    kind = "left long" if len(cell.text) > LONG_MIN else "left"
+    return f'<td class="{kind}"{order}>{_render_text(cell, source_url)}</td>'
 
 
-# -- timelines --------------------------------------------------------------------------------------------------------
+def _render_sentence(cell: Cell, column: Column, source_url: str | None) -> str:
+    """Return a cell that has its column's head at hand, for a window too narrow for columns."""
+    kind = f"{column.align} none" if cell.text == MISSING else column.align
+    kind += " long" if len(cell.text) > LONG_MIN else ""
+    order = f' data-sort="{cell.order!r}"' if cell.order is not None else ""
+    head = html.escape(column.head)
+    return f'<td role="cell" class="{kind}"{order} data-head="{head}">{_render_text(cell, source_url)}</td>'
 
 
-def _render_timelines(report: TraceReport) -> str:
-    drawn = [rank for rank in report.ranks if rank.timeline is not None]
-    head = '<section id="timelines" aria-labelledby="timelines-title">\n<h2 id="timelines-title">Timelines</h2>\n'
-    if not drawn:
-        return f'{head}<p class="reason">No timeline: no trace shows any work.</p>\n</section>\n'
-    merged = -(-sum(len(rank.timeline.compute) for rank in drawn if rank.timeline is not None) // BINS_MAX)
-    lanes = [
-        _lane_of(place, rank, rank.timeline, merged) for place, rank in enumerate(drawn) if rank.timeline is not None
-    ]
-    content = {"shown_max": TIMELINES_SHOWN_MAX, "first": _first_shown(report, drawn), "lanes": lanes}
-    shown = min(len(drawn), TIMELINES_SHOWN_MAX)
-    note = f"{shown} of {len(drawn)} ranks are drawn, at most {TIMELINES_SHOWN_MAX} at once."
-    if merged > 1:
-        note += f" To limit the size of the page, {merged} bins are drawn as one."
-    legend = "".join(
-        f'<li><span class="swatch {part}"></span>{name}</li>'
-        for part, name in zip(
-            (*PARTS, "idle"), ("compute alone", "overlap", "communication alone", "copy", "idle"), strict=True
-        )
+def _render_text(cell: Cell, source_url: str | None) -> str:
+    """Return the text of a cell as HTML, a link where it is a place in the code and the template makes one."""
+    link = make_link(source_url, *cell.source) if cell.source is not None else None
+    text = break_names(cell.text)
+    return text if link is None else f'<a href="{html.escape(link)}">{text}</a>'
+
+
+def break_names(text: str) -> str:
+    """Return the text as HTML in which long words, such as names of kernels, may be broken behind their separators.
+
+    >>> break_names("ncclDevKernel_AllReduce<float>(int) took 1,000 ms")
+    'ncclDevKernel_<wbr>AllReduce&lt;<wbr>float&gt;<wbr>(<wbr>int) took 1,000 ms'
+    """
+    return "".join(
+        "<wbr>".join(map(html.escape, _BREAKS.split(part))) if len(part) >= WORD_BROKEN_MIN else html.escape(part)
+        for part in _WORDS.split(text)
     )
-    return (
-        f"{head}<p>Breakdown of the time, from the first event of each rank's trace: the lines of "
-        "two ranks are not aligned to one clock. Point at a line, or focus it and use the arrow keys.</p>\n"
-        f'<p id="note">{note}</p>\n'
-        '<p><label for="picked">Ranks to draw</label> <input id="picked" type="text" autocomplete="off" '
-        f'spellcheck="false" aria-describedby="note" placeholder="0-7, 12"></p>\n<ul class="legend">{legend}</ul>\n'
-        '<div id="lanes"></div>\n<p id="readout" aria-live="polite">&nbsp;</p>\n'
-        f'<script type="application/json" id="timeline-bins">{_as_json(content)}</script>\n</section>\n'
-    )
-
-
-def _lane_of(place: int, rank: RankReport, timeline: Timeline, merged: int) -> dict[str, object]:
-    """Return one timeline with `merged` bins in one; `parts` holds the nanoseconds of each part in each bin."""
-    parts = [
-        [sum(bins[start : start + merged]) for start in range(0, len(bins), merged)]
-        for bins in (timeline.compute, timeline.overlap, timeline.communication, timeline.copy)
-    ]
-    return {
-        "rank": place if rank.rank is None else rank.rank,
-        "name": printable(f"rank {rank.rank}" if rank.rank is not None else rank.file),
-        "start_ns": timeline.start_ns,
-        "bin_ns": timeline.bin_ns * merged,
-        "parts": parts,
-    }
-
-
-def _first_shown(report: TraceReport, drawn: list[RankReport]) -> str:
-    """Return the ranks drawn first: those in findings, then the lowest."""
-    named = {one.rank for one in report.cross_rank.findings} if report.cross_rank is not None else set()
-    ranks = [place if rank.rank is None else rank.rank for place, rank in enumerate(drawn)]
-    return rank_list(sorted(ranks, key=lambda rank: rank not in named)[:TIMELINES_SHOWN_MAX]).text
-
-
-def _as_json(content: object) -> str:
-    """Return JSON that cannot end its script block: every `<` is escaped, `</script` and `<!--` with it."""
-    return msgspec.json.encode(content).decode().replace("<", "\\u003c")

@@ -8,7 +8,16 @@ from itertools import chain
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from rankscope.collector.reports.asked_tables import (
+    build_all_to_all_sections,
+    build_critical_sections,
+    build_roofline_sections,
+)
+from rankscope.collector.reports.cycle_table import build_cycle_sections
 from rankscope.collector.reports.difference_tables import build_difference_sections
+from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
+from rankscope.collector.reports.module_table import build_modules
+from rankscope.collector.reports.source_links import source_cell
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cells,
@@ -39,14 +48,21 @@ GROWTH_STEPS_MAX = 8
 
 _VERDICT = Section(
     "verdict", "Verdict and advice",
-    "Findings of the comparison of ranks and of the rules, with their evidence, and what could not be judged.",
+    "Findings of the comparison of ranks and of the rules, with their evidence; then notes, and files that could not "
+    "be used.",
     columns_of("<kind, <about, <ranks, <finding, <what to do, <evidence"),
-    "No rule found anything, and none abstained.", is_prose=True,
+    "No rule found anything.", is_prose=True,
+)  # fmt: skip
+_NOT_JUDGED = Section(
+    "not_judged", "Not judged",
+    "Rules that these traces are not enough for, with the reason.",
+    columns_of("<kind, <about, <ranks, <finding, <what to do, <evidence"),
+    "Every rule of the advice could judge.", is_prose=True,
 )  # fmt: skip
 
 
 def _verdict(report: TraceReport, top: int) -> Section:
-    """Return the verdict. `top` cuts what could not be judged or read, never findings. A finding that advice repeats is
+    """Return the verdict. `top` cuts the files that could not be read, never findings. A finding that advice repeats is
     shown as that advice, before the others.
     """
     findings = report.cross_rank.findings if report.cross_rank is not None else []
@@ -63,10 +79,16 @@ def _verdict(report: TraceReport, top: int) -> Section:
         for one in sorted(report.advice, key=lambda one: one.sentence not in found)
     ]
     rows += [_verdict_row("note", about, sentence) for about, sentence in _notes(report)]
-    rows += [_verdict_row("abstained", one.key, one.reason) for one in report.abstained[:top]]
     rows += [_verdict_row("file error", one.file, one.reason) for one in report.errors[:top]]
-    left_out = max(len(report.abstained) - top, 0) + max(len(report.errors) - top, 0)
-    return _VERDICT._replace(rows=tuple(rows), left_out=left_out)
+    return _VERDICT._replace(rows=tuple(rows), left_out=max(len(report.errors) - top, 0))
+
+
+def _not_judged(report: TraceReport, top: int) -> Section:
+    """Return the rules that abstained, folded on a page."""
+    count = len(report.abstained)
+    what = "1 rule could not judge" if count == 1 else f"{count} rules could not judge"
+    rows = [_verdict_row("abstained", one.key, one.reason) for one in report.abstained]
+    return _NOT_JUDGED._replace(folded_as=f"{what}, and why").of(rows, top)
 
 
 def _notes(report: TraceReport) -> list[tuple[str, str]]:
@@ -83,7 +105,12 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
         notes.append(("lower bound", "Ranks are missing: there may have been more waiting than is shown."))
     if across.end_disagreement_ns is not None:
         apart = format_duration(across.end_disagreement_ns)
-        notes.append(("clocks", f"By the clocks in the traces, the ranks end a collective {apart} apart."))
+        notes.append(
+            (
+                "clocks",
+                f"With the offset of each rank's clock subtracted, ranks end a collective {apart} apart in the median.",
+            )
+        )
     return notes
 
 
@@ -142,6 +169,7 @@ _PARTS_EXPLAINED = (
     "time and copies; overlapped is the share of communication hidden behind computing"
 )
 _NO_STEPS = "No steps: call profiler.step() once a step."
+_ONE_RANK = "One rank's trace: waiting shows only where all ranks are compared."
 _NO_MEMORY = "No memory events: record with profile_memory=True."
 _RANKS = Section(
     "ranks", "Distributed overview, by rank", f"{_PARTS_EXPLAINED}.", columns_of(f"rank, {_PARTS}, <file"),
@@ -166,6 +194,12 @@ _WAITING = Section(
     "so sums may exceed the time of the steps.",
     columns_of("rank, wait ms, transfer ms, wait %, entered last times, late ms, caused ms"),
     "No collective was found on more than one rank.",
+)  # fmt: skip
+_WAITS = Section(
+    "waits", "Longest waits for another rank",
+    "In a collective for the last rank to enter, or for the sender of a message; by the step that launched it.",
+    columns_of("step, rank, waited ms, for rank, <operation, <group"),
+    "No rank waited for another one.",
 )  # fmt: skip
 _PIPELINE = Section(
     "pipeline", "Stages of the pipeline",
@@ -317,7 +351,7 @@ def _by_rank(
 def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
     across = report.cross_rank
     if across is None:
-        return _WAITING._replace(reason="One rank's trace: waiting shows only where all ranks are compared.")
+        return _WAITING._replace(reason=_ONE_RANK)
     if across.wait_ns is None:
         return _WAITING._replace(
             reason=f"Waiting could not be separated from transfer: {across.refused or 'no reason given'}"
@@ -337,6 +371,21 @@ def _waiting(report: TraceReport, rank_rows_max: int) -> Section:
         return [(ms(wait_ns), ms(transfer_ns), share, amount(len(last)), ms(late_ns), ms(caused_ns))]
 
     return _by_rank(report, _WAITING, of_waiting, rank_rows_max)
+
+
+def _waits(report: TraceReport, top: int) -> Section:
+    across = report.cross_rank
+    if across is None:
+        return _WAITS._replace(reason=_ONE_RANK)
+    waits = _WAITS
+    if across.refused is not None:
+        waits = _WAITS._replace(reason=f"Waiting could not be separated from transfer: {across.refused}")
+    rows = [
+        (text_cell(one.step), text_cell(one.rank), ms(one.wait_ns), text_cell(one.late_rank), text_cell(one.op),
+         text_cell(one.group))
+        for one in across.waits
+    ]  # fmt: skip
+    return waits.of(rows, top, across.wait_count)
 
 
 def _pipeline(report: TraceReport, top: int) -> Section:
@@ -437,6 +486,38 @@ class _ByName(NamedTuple):
         return self.section._replace(columns=columns).of(rows, top, len(gathered))
 
 
+def _with_sources(table: _ByName, report: TraceReport) -> _ByName:
+    """Return the table with a column of places in the code, where any are known."""
+    if not any(row.sources for rank in report.ranks for row in table.rows_of(rank)):
+        return table
+    by = table.by[0] if any(rank.devices for rank in report.ranks) else table.by[-1]
+
+    def cells(one: Gathered) -> Cells:
+        places = chain.from_iterable(row.sources for _, row in one.rows)
+        return (*table.cells(one), source_cell(places, one.total(by)))
+
+    return table._replace(
+        section=table.section._replace(columns=table.section.columns + columns_of("<source")), cells=cells
+    )
+
+
+def _with_steps(table: _ByName, report: TraceReport) -> _ByName:
+    """Return the table of ranges with a column of host time for each step of the ranks that have the range, where the
+    steps of all ranks are known.
+    """
+    steps = {rank.rank: len(rank.steps) for rank in report.ranks}
+    if len(steps) < len(report.ranks) or not all(steps.values()):
+        return table
+
+    def cells(one: Gathered) -> Cells:
+        count = sum(steps[rank] for rank in {rank for rank, _ in one.rows})
+        return (*table.cells(one), ms(share_of(one.total("host_total_ns"), count)))
+
+    return table._replace(
+        section=table.section._replace(columns=table.section.columns + columns_of("host ms a step")), cells=cells
+    )
+
+
 _COLLECTIVES = _ByName(
     Section(
         "collectives", "Communication operators",
@@ -460,7 +541,9 @@ _EVENT_TYPES = _ByName(
 _OPERATORS = _ByName(
     Section(
         "operators", "Operators",
-        "Device time of an operator's launches, and its host time; self is without the operators called inside it.",
+        "Device time of an operator's launches, and its host time; self is without the operators called inside it. "
+        "Recorded with_stack, the source is the function of your own code from which most of its time was called; of "
+        "operators in the backward the one that called backward(), with --modules that of the forward.",
         columns_of("<operator, calls, device self ms, device total ms, host self ms, host total ms"),
         "No operators: record with ProfilerActivity.CPU.",
     ),
@@ -482,7 +565,8 @@ _OPERATOR_SHAPES = _ByName(
 _KERNELS = _ByName(
     Section(
         "kernels", "Kernels",
-        "Kernels on the devices, the longest in total first; use of tensor cores is inferred from the kernel's name.",
+        "Kernels on the devices, the longest in total first; use of tensor cores is inferred from the kernel's name. "
+        "Recorded with_stack, the source is the function of your own code that launched the most of it.",
         columns_of("<kernel, calls, total ms, share %, mean us, min us, max us, <tensor cores"),
         "No kernels: record with ProfilerActivity.CUDA on a machine with a GPU.",
     ),
@@ -501,9 +585,9 @@ _COPIES = _ByName(
 )  # fmt: skip
 _USER_RANGES = _ByName(
     Section(
-        "user_ranges", "User ranges", "Ranges marked with record_function, by the script or by torch.",
+        "user_ranges", "User ranges", "Ranges marked by the script or by torch: scopes and record_function.",
         columns_of("<range, calls, host total ms, device total ms"),
-        "No ranges: mark parts of the script with torch.profiler.record_function.",
+        "No ranges: mark parts of the script with torch.profiler.record_function, in captures rankscope.agent.scope.",
     ),
     lambda rank: rank.user_ranges, ("name",), lambda one: one.times("host_total_ns", "device_total_ns"),
     by=("host_total_ns",),
@@ -511,8 +595,9 @@ _USER_RANGES = _ByName(
 _SYNCHRONISATIONS = _ByName(
     Section(
         "synchronisations", "Synchronisation points",
-        "Calls in which the host waited for the device: under which operator and, recorded with_stack, on which line.",
-        columns_of("<call, <operator, <source line, calls, total ms, max ms"), "No call waited for a device.",
+        "Calls in which the host waited for the device: under which operator and, with stacks, from which function "
+        "(source).",
+        columns_of("<call, <operator, <source, calls, total ms, max ms"), "No call waited for a device.",
     ),
     lambda rank: rank.synchronisations, ("name", "operator", "source"),
     lambda one: (*one.times("total_ns"), ms(max(one.all_of("max_ns")))),
@@ -557,7 +642,7 @@ _MEMORY_OPERATORS = Section(
 )  # fmt: skip
 _WARNINGS = Section(
     "warnings", "Warnings", "Irregularities in the traces, and their effect on the numbers.",
-    columns_of("<warning, files, <ranks"), "No warnings.",
+    columns_of("<warning, files, <ranks"), "No warnings.", is_prose=True,
 )  # fmt: skip
 
 
@@ -589,23 +674,40 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
     by_shape = [_OPERATOR_SHAPES] if any(rank.operator_shapes is not None for rank in report.ranks) else []
     return [
         *build_difference_sections(report.comparison, top),
+        *build_cycle_sections(report.cycles, of_ranks),
         _verdict(report, top),
+        _not_judged(report, top),
         _ranks(report, of_ranks),
         _by_rank(report, _STEPS, _of_steps, of_ranks),
         _by_rank(report, _DEVICE_STEPS, _of_device_steps, of_ranks),
         _waiting(report, of_ranks),
+        _waits(report, top),
         _pipeline(report, of_ranks),
+        *build_critical_sections(report.critical_path, top),
         _COLLECTIVES.build(report, top),
         _collective_sizes(report, top),
+        *build_all_to_all_sections(report.all_to_all, top, of_ranks),
         _by_rank(report, _DEVICES, _of_devices, of_ranks),
         _by_rank(report, _IDLE_TIME, _of_idle_time, of_ranks),
         _by_rank(report, _LAUNCH_QUEUE, _of_launch_queue, of_ranks),
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),
+        *build_modules(report, top),
         *(
             table.build(report, top)
-            for table in (_OPERATORS, *by_shape, _KERNELS, _COPIES, _USER_RANGES, _SYNCHRONISATIONS)
+            for table in (
+                _with_sources(_OPERATORS, report),
+                *by_shape,
+                _with_sources(_KERNELS, report),
+                _COPIES,
+                _with_steps(_USER_RANGES, report),
+                _SYNCHRONISATIONS,
+            )
         ),
+        *build_roofline_sections(report.ranks, top),
+        *build_kernel_groups(report),
+        *build_sequences(report, top),
+        *build_counters(report, top),
         _by_rank(report, _MEMORY, _of_memory, of_ranks),
         _memory_operators(report, top),
         _warnings(report, top),

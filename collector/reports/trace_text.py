@@ -1,7 +1,7 @@
 """Render a trace report for a terminal: the verdict as a list, other sections as tables of aligned columns."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rankscope.collector.reports.difference_tables import build_difference_sections
 from rankscope.collector.reports.trace_cells import MISSING, Cell, Section, printable
@@ -11,10 +11,14 @@ from rankscope.collector.traces.report import TraceReport
 WIDTH = 120
 NAME_WIDTH_MIN = 10
 """Names are not shortened below this, so that kernels stay distinct; a table may then be wider than `width`."""
+SOURCE_WIDTH_MIN = 26
+"""Places in the code are shortened last, and at their start: the end has the line."""
 GAP = "  "
 NARROW_GAP = " "
 """Gap of a table that is still too wide after names were shortened."""
 CUT = "..."
+FINDING_COLUMNS = 6
+"""Columns of the verdict: kind, about, ranks, finding, what to do, evidence."""
 
 
 def render_text(report: TraceReport, top: int, width: int = WIDTH) -> str:
@@ -50,6 +54,15 @@ def shorten(text: str, width: int) -> str:
     kept = max(width - len(CUT), 0)
     front = kept - kept // 2
     return f"{text[:front]}{CUT}{text[len(text) - kept // 2 :]}"[:width]
+
+
+def shorten_front(text: str, width: int) -> str:
+    """Return the text with its start cut off.
+
+    >>> shorten_front("src/models/attention.py:120 (forward)", 31)
+    '...s/attention.py:120 (forward)'
+    """
+    return text if len(text) <= width else f"{CUT}{text[len(text) - max(width - len(CUT), 0) :]}"[:width]
 
 
 def shorten_apart(texts: Sequence[str], width: int) -> list[str]:
@@ -98,14 +111,20 @@ def _table(section: Section, width: int) -> list[str]:
         return gap.join(cells).rstrip()
 
     heads = [line([column.head for column in section.columns]), line([column.unit for column in section.columns])]
-    columns = [
-        shorten_apart([row[place].text for row in section.rows], size)
-        if align == "left"
-        else [row[place].text for row in section.rows]
-        for place, (align, size) in enumerate(aligned)
-    ]
+    columns = [_shorten_column([row[place] for row in section.rows], *one) for place, one in enumerate(aligned)]
     body = [line(list(row)) for row in zip(*columns, strict=True)]
     return [head for head in heads if head] + body
+
+
+def _shorten_column(cells: Sequence[Cell], align: str, width: int) -> list[str]:
+    texts = [cell.text for cell in cells]
+    if align != "left":
+        return texts
+    return [shorten_front(text, width) for text in texts] if _has_places(cells) else shorten_apart(texts, width)
+
+
+def _has_places(cells: Iterable[Cell]) -> bool:
+    return any(cell.source is not None for cell in cells)
 
 
 def _fit(section: Section, width: int) -> list[int]:
@@ -115,19 +134,39 @@ def _fit(section: Section, width: int) -> list[int]:
         for place, column in enumerate(section.columns)
     ]
     names = [place for place, column in enumerate(section.columns) if column.align == "left"]
+    least = {
+        place: SOURCE_WIDTH_MIN if _has_places(row[place] for row in section.rows) else NAME_WIDTH_MIN
+        for place in names
+    }
     over = sum(widths) + len(GAP) * (len(widths) - 1) - width
-    while over > 0 and names:
-        widest = max(names, key=lambda place: widths[place])
-        if widths[widest] <= NAME_WIDTH_MIN:
-            break
-        others = [widths[place] for place in names if place != widest]
-        cut = min(over, max(widths[widest] - max([NAME_WIDTH_MIN, *others]), 1))
+    while over > 0 and (wide := [place for place in names if widths[place] > least[place]]):
+        widest = max(wide, key=lambda place: widths[place])
+        others = [widths[place] for place in wide if place != widest]
+        cut = min(over, max(widths[widest] - max([least[widest], *others]), 1))
         widths[widest] -= cut
         over -= cut
     return widths
 
 
 def _list(section: Section, width: int) -> list[str]:
+    return (
+        _list_findings(section, width) if len(section.columns) == FINDING_COLUMNS else _list_sentences(section, width)
+    )
+
+
+def _list_sentences(section: Section, width: int) -> list[str]:
+    """Return the first cell of each row as a sentence, the others behind it in parentheses."""
+    heads = [column.head for column in section.columns[1:]]
+    lines = []
+    for first, *others in section.rows:
+        more = ", ".join(
+            f"{head} {cell.text}" for head, cell in zip(heads, others, strict=True) if cell.text != MISSING
+        )
+        lines += _wrap(f"- {first.text}{f' ({more})' if more else ''}", width, "")
+    return lines
+
+
+def _list_findings(section: Section, width: int) -> list[str]:
     lines = []
     for kind, about, ranks, sentence, action, evidence in section.rows:
         where = f" (rank{'' if ranks.text.isdigit() else 's'} {ranks.text})" if ranks.text != MISSING else ""

@@ -187,7 +187,7 @@ class Attempt:
     @classmethod
     def begin(cls, identity: RankIdentity, config: CollectorConfig, former: "Attempt | None") -> "Attempt":
         """Return the attempt that a rank process begins after the `former` one."""
-        window = StepTable(config.steps_kept, identity.world_size, config.detect_steps)
+        window = StepTable(config.steps_kept, identity.world_size, config.count_measured_min(identity.world_size))
         former_nodes = frozenset(() if former is None else former.counts_by_node)
         return cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
 

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.former_attempts import NO_ATTEMPTS
 from rankscope.collector.runs.rank import RankState
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 
 
 class RankProcesses:
-    """Boot ids of a run: of its present attempt and of the one before; no other attempt is remembered. Written by
-    RunState only.
+    """Boot ids of a run: of its present attempt and of the one before; of earlier ones only where their ranks ran.
+    Written by RunState only.
     """
 
     def __init__(self) -> None:
@@ -19,6 +20,8 @@ class RankProcesses:
         self._present: dict[str, int] = {}
         #: Boot ids of the attempt before. Disjoint from `_present`.
         self.former: frozenset[str] = frozenset()
+        #: Where the ranks of all attempts before the present one ran.
+        self.former_attempts = NO_ATTEMPTS
 
     def __contains__(self, boot_id: str) -> bool:
         return boot_id in self._present or boot_id in self.former
@@ -31,9 +34,11 @@ class RankProcesses:
         """Add a process of the present attempt."""
         self._present[identity.boot_id] = identity.rank
 
-    def begin_attempt(self) -> None:
-        """Begin another attempt: its processes are not known yet."""
+    def begin_attempt(self, ended: Attempt | None = None) -> None:
+        """Begin another attempt after the one that has ended, if any: its processes are not known yet."""
         self.former, self._present = frozenset(self._present), {}
+        if ended is not None:
+            self.former_attempts = self.former_attempts.add(rank.hello for rank in ended.ranks.values())
 
     def find_rank(self, boot_id: str) -> int | None:
         """Return the rank of a process of the present attempt; None for any other."""

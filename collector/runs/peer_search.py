@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.collector.steps.peer_groups import PeerGroups, find_peer_groups
 from rankscope.collector.steps.workload_signature import Signature
 
@@ -62,12 +63,19 @@ class PeerSearch:
     """The peers as last found, and the models of the ranks' GPUs."""
 
     gpu_models: GpuModels = field(default_factory=GpuModels)
+    #: The rank that waited least as of the last detection pass, where some have no peers with equal work.
+    least_waiting: LeastWaiting | None = None
     _last: _Found | None = None
 
     @property
     def without_peers(self) -> int:
         """Return how many ranks the last search left without a peer."""
         return 0 if self._last is None else len(self._last.peers.ranks_without_peers)
+
+    @property
+    def works(self) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that do the same work, by the last search; empty before any."""
+        return () if self._last is None else self._last.peers.works
 
     def find(
         self, ranks: tuple[int, ...], signatures: Mapping[int, Signature], states: Mapping[int, RankState]

@@ -35,8 +35,9 @@ from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_ending import RunEnding, find_last_end
-from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_pass
+from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_levels, keep_pass
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.step_levels import StepLevels
 from rankscope.measure.units import s_to_ns
 
 RUN_IS_OVER: Final = "the run is over"
@@ -58,9 +59,11 @@ class RunState:
         self.is_superseded = False
         #: The present attempt; None before any rank has joined, and never again.
         self.attempt: Attempt | None = None
+        #: Medians of all steps of the present attempt, in blocks.
+        self.levels = StepLevels()
         #: Attempts before the present one; only grows.
         self.attempts = 0
-        #: Boot ids of the rank processes of `attempt`, and of the attempt before.
+        #: Boot ids of the rank processes of `attempt`, and of the attempt before; where earlier ranks ran.
         self.processes = RankProcesses()
         #: All findings of the run, over its attempts.
         self.findings = RunFindings(run, config.findings_max)
@@ -141,8 +144,9 @@ class RunState:
             if attempt is not None:
                 self.goodput.restart(now_ns)
                 self.attempts += 1
-            self.processes.begin_attempt()
+            self.processes.begin_attempt(attempt)
             attempt = self.attempt = Attempt.begin(identity, self._config, attempt)
+            self.levels = StepLevels()
         if identity.rank < attempt.world_size:
             attempt.add(RankState.begin(event.hello, now_ns))
             self.processes.add(identity)
@@ -212,6 +216,7 @@ class RunState:
             self.attempt,
             now_collector_ns,
             held=self.findings.held,
+            levels=self.levels.read(),
             steps_min=self._config.detect_steps_min,
             attempts=self.attempts,
             # A rank that is only silent may come back, and the findings hold then: so that is no end.
@@ -240,6 +245,7 @@ class RunState:
         for steps, lost_ns in self.findings.charged:
             self.goodput.add_loss(steps.tolist(), lost_ns.tolist())
         keep_pass(attempt, view, self._config.detect_steps)
+        keep_levels(self.levels, view)
         self.heat_map_steps = HeatMapSteps.of(self.attempts, view)
         return effects
 
@@ -272,6 +278,7 @@ class RunState:
             goodput=self.goodput.snapshot(now_collector_ns),
             end=end,
             ranks_without_peers=attempt.peer_search.without_peers if attempt.world_size > 1 else 0,
+            least_waiting=attempt.peer_search.least_waiting,
             not_judged=dict(findings.abstained),
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
@@ -289,6 +296,7 @@ class RunState:
         self.findings.validate()
         self.goodput.validate()
         self.log.validate()
+        self.levels.validate()
         self.processes.validate({} if attempt is None else attempt.ranks)
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self.attempts, "a heat map of an attempt to come")

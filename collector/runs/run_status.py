@@ -19,8 +19,9 @@ from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
 from rankscope.collector.runs.run_ratios import RunRatios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
+from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.records import Totals
-from rankscope.measure.units import s_to_ns
+from rankscope.measure.units import format_duration, s_to_ns
 
 FAILED, NAMED, UNHEARD, STALLED, ALIVE, GONE = range(6)
 """Order of ranks in a status, the worst first: failed by itself; named by an open finding; does not report, or its
@@ -117,7 +118,21 @@ def describe_ranks_without_peers(run: RunSnapshot) -> str | None:
         return None
     have, their = ("has", "its") if count == 1 else ("have", "their")
     have = have if run.end is None else "had"
-    return f"{count:,} of {size:,} ranks {have} no peers with equal work: judged by {their} own past only"
+    text = f"{count:,} of {size:,} ranks {have} no peers with equal work: judged by {their} own past only"
+    least, named = run.least_waiting, {rank for finding in run.findings for rank in finding.ranks}
+    return text if least is None or least.rank in named else f"{text}. {describe_least_waiting(least)}"
+
+
+def describe_least_waiting(least: LeastWaiting) -> str:
+    """Return what it means that a rank waited least.
+
+    >>> describe_least_waiting(LeastWaiting(rank=5, steps=40, share=0.95, margin_ns=8e6))
+    'Rank 5 waited for others least in 95 % of 40 steps, the next one 8.0 ms longer: it is slower, or has more work'
+    """
+    return (
+        f"Rank {least.rank} waited for others least in {least.share:.0%} of {least.steps} steps, the next one "
+        f"{format_duration(least.margin_ns)} longer: it is slower, or has more work"
+    ).replace("%", " %")
 
 
 def describe_state(rank: RankSnapshot) -> str:

@@ -15,7 +15,10 @@ from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.steps.least_waiting import find_least_waiting
 from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
+from rankscope.collector.steps.step_levels import NO_LEVELS, Levels, StepLevels
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
@@ -25,10 +28,18 @@ SKIP_STEPS: Final = 3
 
 
 def build_view(
-    attempt: Attempt, now_collector_ns: int, *, held: Sequence[Finding], steps_min: int, attempts: int, is_last: bool
+    attempt: Attempt,
+    now_collector_ns: int,
+    *,
+    held: Sequence[Finding],
+    steps_min: int,
+    attempts: int,
+    is_last: bool,
+    levels: Levels = NO_LEVELS,
 ) -> RunView:
     """Return the view of an attempt. `attempts` is the number of attempts before it, `held` are the findings that the
-    run holds. `is_last`: the run is over, and its end closes hangs, which the view is without.
+    run holds, `levels` those of its steps so far. `is_last`: the run is over, and its end closes hangs, which the view
+    is without.
     """
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
@@ -48,6 +59,7 @@ def build_view(
         open_findings=[one for one in held if not is_last or one.kind != HANG],
         attempt=attempts,
         is_last=is_last,
+        levels=levels,
     )
 
 
@@ -55,6 +67,18 @@ def keep_pass(attempt: Attempt, view: RunView, steps_max: int) -> None:
     """Keep the slowdowns and medians of a detection pass over this view, of the last `steps_max` steps."""
     attempt.slowdowns = slowdown_ratios(view.excess, steps_max)
     attempt.medians = RankMedians.compute(view.series, attempt.slowdowns, steps_max)
+    attempt.peer_search.least_waiting = (
+        find_least_waiting(view.series) if view.peer_groups.ranks_without_peers else None
+    )
+
+
+def keep_levels(levels: StepLevels, view: RunView) -> None:
+    """Add the steps of a view that no rank is likely to report any more, with the mean tokens of a rank's batch."""
+    steps = view.series.steps
+    rows = np.flatnonzero((steps > levels.last_step) & (steps <= steps.max(initial=-1) - PATIENCE_STEPS))
+    if len(rows):
+        tokens = np.full(len(rows), np.nan) if view.series.tokens is None else view.series.tokens[rows].mean(axis=1)
+        levels.add(steps[rows], view.longest_ns[rows], tokens)
 
 
 def find_run_slowdown(slowdowns: Floats | None, open_findings: Sequence[Finding]) -> float | None:

@@ -16,6 +16,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.clock_alignment import Clocks
+from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempts
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run import RunState
@@ -50,10 +51,13 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a run that seldom change: its findings, open ones last, and the boot ids of its former attempt."""
+    """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, and
+    where the ranks of all earlier attempts ran.
+    """
 
     findings: tuple[Finding, ...] = ()
     former_boots: tuple[str, ...] = ()
+    former_attempts: FormerAttempts = NO_ATTEMPTS
 
 
 class RunToSave(NamedTuple):
@@ -111,7 +115,11 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         findings_opened=findings.opened,
         end=run.ending.end,
     )
-    story = SavedStory(findings=findings.findings_as_closed, former_boots=tuple(sorted(run.processes.former)))
+    story = SavedStory(
+        findings=findings.findings_as_closed,
+        former_boots=tuple(sorted(run.processes.former)),
+        former_attempts=run.processes.former_attempts,
+    )
     return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
 
 
@@ -126,9 +134,10 @@ def restore_run(
 ) -> RunState:
     """Return the run as an earlier collector saved it; its ranks are awaited."""
     run = RunState(saved.run, config)
-    window = StepTable(config.steps_kept, saved.world_size, config.detect_steps)
+    window = StepTable(config.steps_kept, saved.world_size, config.count_measured_min(saved.world_size))
     attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
     attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
+    run.processes.former_attempts = story.former_attempts
     run.attempts, run.processes.former = saved.attempt, frozenset(story.former_boots)
     for one in ranks:
         attempt.add(RankState.restore(one, clocks))

@@ -13,6 +13,7 @@ from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
 from rankscope.measure.records import (
@@ -109,7 +110,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     detection gives no verdict, None when it does. `end` is how the run ended, None while it goes on. `run` is its name,
     which successive runs may share, `run_id` its own id (run_ids.py), the name where none is given.
     `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their own past only.
-    `not_judged` says by kind of finding why detection gives no verdict about it now.
+    `not_judged` says by kind of finding why detection gives no verdict about it now. `least_waiting`: the rank that
+    nearly always waits least, where some ranks have no peers; None: there is none, or all have.
     """
 
     run: str
@@ -126,6 +128,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end: RunEnd | None = None
     ranks_without_peers: int = 0
     not_judged: Mapping[str, str] = {}
+    least_waiting: LeastWaiting | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:
@@ -158,10 +161,33 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             yield tuple(wanted[first : first + ranks_max])
 
 
+class HeldUpNode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A node that has held up runs of the store: of `runs` it held up `runs_held_up`; `ratio_low` is the lower end of
+    the 95 % interval of their ratio (`incidents/nodes.py`).
+    """
+
+    node: str
+    runs: int
+    runs_held_up: int
+    ratio_low: float
+
+
+class ChannelCounts(msgspec.Struct, frozen=True, gc=False):
+    """Notifications of one channel since the collector started: tries by outcome, events that are due, and when the
+    last one was delivered, in seconds since 1970 by the collector's clock; None: none was.
+    """
+
+    outcomes: Mapping[str, int]
+    waiting: int = 0
+    success_wall_s: float | None = None
+
+
 class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The collector's own counters since it started, and those that relays report. `connections` are those of now, and
-    `read_pause_s` is the recent longest. The last three are about its store, None without one: whether it can be
-    written to, its bytes, and the history rows dropped while it was not writable.
+    `read_pause_s` is the recent longest. `capture_pause_s` is for how long captures have stopped training, of each the
+    longest pause of its ranks; `capture_bytes` are those of the files that ranks have delivered. The last three are
+    about its store, None without one: whether it can be written to, its bytes, and the history rows dropped while it
+    was not writable. `notifications` are by the name of the channel.
     """
 
     frames_received: int = 0
@@ -179,9 +205,18 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     contained_errors: Mapping[str, int] = {}
     stores_lost: Mapping[str, int] = {}
     """How often the store's file was removed, replaced, truncated or damaged while it was open, by reason."""
+    captures: Mapping[str, int] = {}
+    """Captures that have ended, `complete` or `failed`, and orders that were `refused`."""
+    capture_pause_s: float = 0.0
+    capture_bytes: int = 0
     store_writable: bool | None = None
     store_bytes: int | None = None
     history_dropped: int | None = None
+    nodes_held_up: tuple[HeldUpNode, ...] = ()
+    """The first of the nodes that have held up a run of the store; the publisher reads them."""
+    nodes_held_up_count: int | None = None
+    """How many have, also those that are not listed; None where they were not read yet, or there is no store."""
+    notifications: Mapping[str, ChannelCounts] = {}
 
 
 NOTHING_COUNTED: Final = CollectorCounts()

@@ -29,7 +29,7 @@ from rankscope.collector.steps.wait_attribution import attribute_waits
 from rankscope.collector.steps.wait_times import KindColumns, split_waits
 from rankscope.collector.steps.workload_signature import GroupFacts, Signature, SignatureSearch
 from rankscope.measure.communication import is_on_host
-from rankscope.measure.records import PHASE_PREFIX, Collectives
+from rankscope.measure.records import CAPTURED, PHASE_PREFIX, Collectives
 from rankscope.measure.table import MISSING, Block
 
 WHOLE_CELLS_MAX = 2**20
@@ -175,7 +175,10 @@ class StepTable:
         steps = block.column("step").reshape(-1)
         before = np.maximum.accumulate(np.concatenate([[self.latest_step], steps]))[:-1]
         late = (steps < 0) | (steps <= before - self._kept)
-        rows = self._make_room(steps, np.flatnonzero(~late))
+        is_wanted = ~late
+        if CAPTURED in block.names:  # recording has made those longer
+            is_wanted &= block.column(CAPTURED).reshape(-1) != 1
+        rows = self._make_room(steps, np.flatnonzero(is_wanted))
         slots, columns = steps[rows] % self._kept, np.repeat(ranks, block.values.shape[2])[rows]
         for name in block.names if len(rows) else ():
             values = self._columns.find(name)

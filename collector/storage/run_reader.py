@@ -4,19 +4,48 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempt, FormerAttempts, PlacedRank
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import has_table, reading
 from rankscope.collector.storage.rank_intervals import Column, RankInterval, unpack
 from rankscope.collector.storage.run_store import KeptRun, load_run
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.messages import Hello
+from rankscope.measure.records import DeviceSample
+from rankscope.measure.units import ns_to_s
 
 NAMES_SHOWN_MAX: Final = 8
 """Runs named in the error when the requested one is not there."""
+
+PLACED_RANKS_MAX: Final = 65_536
+"""Ranks of all runs and attempts that `read_placed_ranks` reads: four of the largest supported runs."""
+
+
+class PlacedRanks(NamedTuple):
+    """By run id the ranks of each attempt by their number, the latest attempt first. `runs_left_out` had too many ranks
+    beside those of later runs.
+    """
+
+    runs: dict[str, tuple[Mapping[int, PlacedRank], ...]]
+    runs_left_out: int
+
+
+class _RankPlace(msgspec.Struct, frozen=True):
+    """The part of a SavedRank that says where it ran."""
+
+    hello: Hello
+    devices: tuple[DeviceSample, ...] = ()
+
+
+class _Places(msgspec.Struct, frozen=True):
+    """The part of a SavedStory that says where earlier attempts ran."""
+
+    former_attempts: FormerAttempts = NO_ATTEMPTS
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +134,55 @@ def opening_run(path: Path, run: str) -> Iterator[RunHistory]:
                 f"run {run!r} in {path} cannot be read: {unreadable[0]}. Use the release that wrote it."
             )
         yield RunHistory(connection, row[0], kept)
+
+
+def read_placed_ranks(path: Path, ranks_max: int = PLACED_RANKS_MAX) -> PlacedRanks:
+    """Return the ranks of all kept attempts of each run in the store, from the run that has changed last on until there
+    would be more than `ranks_max`. Unreadable ranks are skipped. Raises UnavailableError when the file cannot be used.
+    """
+    with reading(path) as connection:
+        if not has_table(connection, "runs"):
+            return PlacedRanks({}, 0)
+        runs = connection.execute(
+            "SELECT id, run, (SELECT count(*) FROM lives WHERE run_id = id) FROM runs ORDER BY changed_wall_s DESC"
+        ).fetchall()
+        found: dict[str, tuple[Mapping[int, PlacedRank], ...]] = {}
+        for run_id, run, count in runs:
+            former = _read_former(connection, run_id)
+            ranks_max -= count + sum(attempt.ranks for attempt in former)
+            if ranks_max < 0:
+                break
+            found[run] = (dict(_read_places(connection, run_id)), *map(_place, former))
+        return PlacedRanks(found, len(runs) - len(found))
+
+
+def _read_former(connection: sqlite3.Connection, run_id: int) -> tuple[FormerAttempt, ...]:
+    """Return the earlier attempts of a run, the latest first; none where they cannot be read."""
+    (story,) = connection.execute("SELECT story FROM runs WHERE id = ?", (run_id,)).fetchone()
+    try:
+        return msgspec.json.decode(story, type=_Places).former_attempts.kept[::-1]
+    except (msgspec.DecodeError, TypeError):
+        return ()
+
+
+def _place(attempt: FormerAttempt) -> dict[int, PlacedRank]:
+    placed = attempt.ranks_by_node.items()
+    return {rank: PlacedRank(node, attempt.begun_wall_s, ()) for node, ranks in placed for rank in ranks}
+
+
+def _read_places(connection: sqlite3.Connection, run_id: int) -> Iterator[tuple[int, PlacedRank]]:
+    rows = connection.execute(
+        "SELECT rank, body FROM lives WHERE run_id = ? AND attempt = (SELECT max(attempt) FROM lives WHERE run_id = ?)",
+        (run_id, run_id),
+    )
+    decoder = msgspec.json.Decoder(_RankPlace)
+    for rank, body in rows:
+        try:
+            place = decoder.decode(body)
+        except (msgspec.DecodeError, TypeError):
+            continue
+        uuids = tuple(device.uuid for device in place.devices)
+        yield rank, PlacedRank(place.hello.identity.node, ns_to_s(place.hello.wall_ns), uuids)
 
 
 def _name_runs(connection: sqlite3.Connection) -> str:

@@ -14,7 +14,7 @@ from rankscope.collector.detect.run_rules.thresholds import (
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding
-from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN
+from rankscope.collector.traces.stragglers import MORE_WORK_MIN, STEADY_SLOWDOWN_MIN, describe_noise
 
 # -- serial_communication ---------------------------------------------------------------------------------------------
 
@@ -130,7 +130,8 @@ def judge_stragglers(reports: Sequence[RankReport], across: CrossRank | None) ->
         return compared
     found = [finding for finding in compared.findings if finding.kind == "straggler"]
     if not found:
-        return None
+        doubt = describe_noise(compared.standings)
+        return Abstention(key=key, reason=doubt) if doubt is not None else None
     worst = max(found, key=lambda finding: finding.slowdown_ratio or 0.0)
     bound = " Ranks are missing here: one of them may be slower still." if compared.lower_bound else ""
     return Advice(

@@ -4,21 +4,25 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.collective_sizes import sum_by_size
+from rankscope.collector.traces.asked import NOTHING_ASKED, Asked, check_length, choose_peaks
+from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
+from rankscope.collector.traces.kernel_groups import Patterns, compile_groups
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
-from rankscope.collector.traces.rank_comparison import compare_ranks, complete_alone
-from rankscope.collector.traces.recognised import choose_files
+from rankscope.collector.traces.rank_comparison import compare_ranks
+from rankscope.collector.traces.recognised import choose_files, compile_kernels, find_cycles
 from rankscope.collector.traces.report import FileError, TraceReport
 from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
+
+ALL_CYCLES: Final = "all"
 
 
 class Failure(NamedTuple):
@@ -36,39 +40,84 @@ def analyze(
     any_world: bool = False,
     steps: StepRange | None = None,
     rank: int | None = None,
-    cycle: int | None = None,
+    cycle: int | Literal["all"] | None = None,
     rank_from: str | None = None,
     communication_kernels: str | None = None,
     shapes: bool = False,
+    critical_path: bool = False,
+    all_to_all: bool = False,
+    roofline: bool = False,
+    peak_tflops: float | None = None,
+    peak_gbps: float | None = None,
+    modules: bool = False,
+    kernel_groups: Patterns | None = None,
+    sequences: int | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
     """Return the analysis of the traces behind these paths: files, folders, globs, URLs.
 
-    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `any_world`; the
-    same choice of steps, rank and cycle applies to them. `steps` keeps only the steps from the first number up to, not
-    including, the second; `rank` only that rank's file.
-    `cycle` is the number, from 1, of the cycle of a profiler's schedule where ranks have a file for each; None is the
-    last. `rank_from` is a regular expression whose first group finds the rank in a file's path; it goes before what the
-    trace says. `communication_kernels` is one that finds the names of kernels that communicate, beside those known.
-    `shapes` adds the operators by the shapes of their inputs, where they were recorded; it takes longer.
-    `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files;
-    None uses the cores of this machine. A file that cannot be used is listed in `errors`, the others are analysed.
-    Raises UnavailableError when a path has no file.
-
-    >>> report = analyze(["trace.json.gz"])  # doctest: +SKIP
-    >>> report.ranks[0].overlap_ratio  # doctest: +SKIP
-    0.156
+    `against` are the paths of other traces to compare the time of a step with, of as many ranks unless `any_world`;
+    the same choice of steps, rank and cycle applies to them. `steps` keeps only the steps from the first number up
+    to, not including, the second; `rank` only that rank's file. `cycle` is the number, from 1, of the cycle of a
+    profiler's schedule where ranks have a file for each; None is the last; "all" sets all of them side by side
+    (`cycles`), and the rest of the report is of the highest number. `rank_from` is a regular expression whose first
+    group finds the rank in a file's path; it goes before what the trace says. `communication_kernels` is one that
+    finds the names of kernels that communicate, beside those known. `shapes` adds the operators by the shapes of
+    their inputs, where they were recorded; it takes longer. `critical_path` adds the chain of work that makes each
+    step as long as it is, across ranks. `all_to_all` adds how unevenly the ranks send and receive in all-to-alls.
+    `roofline` adds the rates of operations and memory traffic of operators on the device, against `peak_tflops` and
+    `peak_gbps`, or where these are None against the rates of its data sheet. `modules` adds the tree of nn.Modules,
+    where the trace was recorded with stacks; it takes longer. `kernel_groups` adds device time by groups of one's
+    own: patterns for the names of kernels, by the group's name; the first that is found decides. `sequences` adds
+    the costliest sequences of kernels that repeat, of up to so many each. `executor` is a `concurrent.futures`
+    executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this
+    machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has no file,
+    SettingError for what cannot be asked for.
     """
-    job = _Job(steps, _compile_kernels(communication_kernels), divides_steps=against is not None, shapes=shapes)
+    job = _Job(
+        steps,
+        compile_kernels(communication_kernels),
+        divides_steps=against is not None,
+        asked=Asked(
+            shapes,
+            critical_path,
+            all_to_all,
+            choose_peaks(peak_tflops, peak_gbps, roofline=roofline),
+            modules,
+            compile_groups(kernel_groups) if kernel_groups is not None else None,
+            check_length(sequences),
+        ),
+    )
+    if cycle == ALL_CYCLES:
+        if against is not None:
+            raise SettingError("--cycle is all, and --against compares one cycle: choose it by its number")
+        return _analyse_cycles(paths, job, _Choice(rank, None, rank_from), executor, progress)
     choice = _Choice(rank, cycle, rank_from)
     found, errors = _analyse_side(paths, job, choice, executor, progress)
-    report = _compare(found, errors)
+    report = _compare(found, errors, job.asked)
     if against is None:
         return report
-    others, other_errors = _analyse_side(against, job._replace(shapes=False), choice, executor, progress)
+    others, other_errors = _analyse_side(against, job.of_other_side, choice, executor, progress)
     comparison = compare_steps(found, others, any_world=any_world)
     return msgspec.structs.replace(report, errors=[*errors, *other_errors], comparison=comparison)
+
+
+def _analyse_cycles(
+    paths: Sequence[str] | str,
+    job: "_Job",
+    choice: "_Choice",
+    executor: Executor | str | None,
+    progress: Progress | None,
+) -> TraceReport:
+    """Return the report of the last cycle, with the rows of all."""
+    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    reports: dict[int, TraceReport] = {}
+    for number in find_cycles(files, choice.rank, choice.rank_from):
+        found, errors = _analyse_side(paths, job, choice._replace(cycle=number), executor, progress)
+        reports[number] = _compare(found, errors, job.asked)
+    errors = [error for report in reports.values() for error in report.errors]
+    return msgspec.structs.replace(reports[max(reports)], cycles=build_cycle_rows(reports), errors=errors)
 
 
 class _Choice(NamedTuple):
@@ -118,29 +167,32 @@ class _Job(NamedTuple):
     steps: StepRange | None = None
     communication_kernels: re.Pattern[str] | None = None
     divides_steps: bool = False
-    shapes: bool = False
+    asked: Asked = NOTHING_ASKED
 
-
-def _compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
-    try:
-        return re.compile(pattern) if pattern is not None else None
-    except re.error as error:
-        raise SettingError(
-            f"--communication-kernels is {pattern!r}, which is not a valid regular expression: {error}"
-        ) from None
+    @property
+    def of_other_side(self) -> "_Job":
+        """Return what to do with the traces to compare with. Operators are matched by the shapes read."""
+        return self._replace(asked=Asked(shapes=self.asked.every_shape))
 
 
 def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis | Failure:
     """Return the analysis of one file, decoded by `workers` processes. Runs on a worker; a bad file is a Failure."""
     try:
         return reduce_trace(
-            read_file(file.path, workers, every_shape=job.shapes),
+            read_file(
+                file.path,
+                workers,
+                every_shape=job.asked.every_shape,
+                every_wait=job.asked.critical_path,
+                values_of=job.asked.values_of,
+                autograd=job.asked.modules,
+            ),
             file.path,
             job.steps,
             file.rank,
             job.communication_kernels,
             divides_steps=job.divides_steps,
-            by_shape=job.shapes,
+            asked=job.asked,
         )
     except RankscopeError as error:
         return Failure(file.path, str(error), is_no_trace=isinstance(error, NotATraceError) and not file.named)
@@ -230,18 +282,16 @@ def _one_for_each_rank(found: list[RankAnalysis]) -> tuple[list[RankAnalysis], l
 # -- all ranks --------------------------------------------------------------------------------------------------------
 
 
-def _compare(found: Sequence[RankAnalysis], errors: list[FileError]) -> TraceReport:
-    across, reports = None, [complete_alone(one) for one in found]
-    if len(found) > 1:
-        across, reports, sizes = compare_ranks(found)
-    else:
-        sizes = sum_by_size(found, None)
-    advice, abstained = advise(reports, across)
+def _compare(found: Sequence[RankAnalysis], errors: list[FileError], asked: Asked) -> TraceReport:
+    compared = compare_ranks(found, asked)
+    advice, abstained = advise(compared.reports, compared.across)
     return TraceReport(
-        ranks=reports,
-        cross_rank=across,
+        ranks=compared.reports,
+        cross_rank=compared.across,
         advice=advice,
         abstained=abstained,
         errors=errors,
-        collective_sizes=sizes,
+        collective_sizes=compared.collective_sizes,
+        critical_path=compared.critical_path,
+        all_to_all=compared.all_to_all,
     )

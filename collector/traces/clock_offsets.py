@@ -11,6 +11,9 @@ from statistics import median
 from rankscope.collector.traces import cross_rank
 from rankscope.measure.records import SYNCHRONISING_OPS
 
+BY_COLLECTIVES = "ends of matched collectives"
+BY_ONE_HOST = "one host: one clock"
+BY_HOST_CLOCKS = "the hosts' own clocks"
 BOUND_SHARE = 0.9
 """Share of the collectives that end within the error bound; the others end late because of their threads, not of clocks
 (cross_rank.HOST_END_DISAGREEMENT_NS_MAX)."""

@@ -6,12 +6,15 @@ trace is then read again by one process, which also mends a damaged file.
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from os import sched_getaffinity
 from pathlib import Path
+from typing import TypedDict
 
 from rankscope.collector.traces.files import read_chunks
 from rankscope.measure.errors import TraceError
@@ -28,16 +31,37 @@ WORKERS_MAX = 16
 """Inflating and cutting, done by one process, takes a tenth of the whole."""
 
 
-def read_file(path: str, workers: int = 1, *, every_shape: bool = False) -> KinetoTrace:
-    """Return the trace in a file, decoded by up to `workers` processes; `every_shape` is that of `read_trace`. Raises
-    TraceError and UnavailableError.
+class _Wanted(TypedDict):
+    every_shape: bool
+    every_wait: bool
+    values_of: AbstractSet[str]
+    autograd: bool
+
+
+def read_file(
+    path: str,
+    workers: int = 1,
+    *,
+    every_shape: bool = False,
+    every_wait: bool = False,
+    values_of: AbstractSet[str] = frozenset(),
+    autograd: bool = False,
+) -> KinetoTrace:
+    """Return the trace in a file, decoded by up to `workers` processes; `every_shape`, `every_wait`, `values_of` and
+    `autograd` are those of `read_trace`. Raises TraceError and UnavailableError.
     """
+    wanted: _Wanted = {
+        "every_shape": every_shape,
+        "every_wait": every_wait,
+        "values_of": values_of,
+        "autograd": autograd,
+    }
     if workers > 1 and _is_large(path):
         try:
-            return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX), every_shape=every_shape)
+            return read_in_parallel(read_chunks(path), min(workers, WORKERS_MAX), **wanted)
         except TraceError:
             pass  # a wrong cut, or a damaged file: one process finds which, and mends it
-    return read_trace(read_chunks(path), every_shape=every_shape)
+    return read_trace(read_chunks(path), **wanted)
 
 
 def _is_large(path: str) -> bool:
@@ -48,18 +72,28 @@ def _is_large(path: str) -> bool:
 
 
 def read_in_parallel(
-    chunks: Iterable[bytes], workers: int, piece_bytes: int = PIECE_BYTES, *, every_shape: bool = False
+    chunks: Iterable[bytes],
+    workers: int,
+    piece_bytes: int = PIECE_BYTES,
+    *,
+    every_shape: bool = False,
+    every_wait: bool = False,
+    values_of: AbstractSet[str] = frozenset(),
+    autograd: bool = False,
 ) -> KinetoTrace:
     """Return the trace in these bytes. Raises TraceError also for a wrong cut."""
     blocks = TraceBlocks(piece_bytes, mends=False)
-    whole, last = TraceColumns(every_shape=every_shape), TraceColumns(every_shape=every_shape)
+    new_columns = partial(
+        TraceColumns, every_shape=every_shape, every_wait=every_wait, values_of=values_of, autograd=autograd
+    )
+    whole, last = new_columns(), new_columns()
     pending: deque[Future[TraceColumns]] = deque()
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
         try:
             for chunk in chunks:
                 piece = blocks.read_piece(chunk)
                 if piece is not None:
-                    pending.append(pool.submit(_decode_piece, piece, every_shape))
+                    pending.append(pool.submit(_decode_piece, piece, new_columns))
                 while len(pending) > PENDING_PIECES_PER_WORKER * workers:
                     whole.absorb(pending.popleft().result())
             last.read(blocks, ())
@@ -72,8 +106,8 @@ def read_in_parallel(
     return whole.build(blocks.head)
 
 
-def _decode_piece(piece: bytes, every_shape: bool) -> TraceColumns:  # noqa: FBT001 - passed to a worker by position
-    columns = TraceColumns(every_shape=every_shape)
+def _decode_piece(piece: bytes, new_columns: Callable[[], TraceColumns]) -> TraceColumns:
+    columns = new_columns()
     columns.read(TraceBlocks(mends=False), (piece,))
     return columns
 

@@ -192,16 +192,21 @@ def find_steps(
     return found
 
 
-def _find_turns(messages: Sequence[Message], chain: Chain, rank: int) -> tuple[int, int] | None:
-    """Return when the first backward message began or came, and when the last forward one did."""
+def is_forward(one: Message, chain: Chain, rank: int) -> bool:
+    """Return whether a message of a rank goes along the chain, to the next stage or from the one before."""
     place, count = chain.ranks.index(rank), len(chain.ranks)
     following = chain.ranks[(place + 1) % count] if chain.is_ring or place + 1 < count else None
     preceding = chain.ranks[place - 1] if chain.is_ring or place else None
+    return (one.op == "send" and one.peer == following) or (one.op == "recv" and one.peer == preceding)
+
+
+def _find_turns(messages: Sequence[Message], chain: Chain, rank: int) -> tuple[int, int] | None:
+    """Return when the first backward message began or came, and when the last forward one did."""
     forward: list[int] = []
     backward: list[int] = []
     for one in messages:
-        is_forward = (one.op == "send" and one.peer == following) or (one.op == "recv" and one.peer == preceding)
-        (forward if is_forward else backward).append(one.start_ns if one.op == "send" else one.end_ns)
+        found = forward if is_forward(one, chain, rank) else backward
+        found.append(one.start_ns if one.op == "send" else one.end_ns)
     if not forward or not backward:
         return None
     first, last = sorted((min(backward), max(forward)))

@@ -4,22 +4,24 @@ import re
 from typing import NamedTuple
 
 from rankscope.collector.traces import stages, tables, windows
+from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
+from rankscope.collector.traces.asked_rows import add_asked
+from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
 from rankscope.collector.traces.origin import Origin, read_origin
+from rankscope.collector.traces.path_record import PathRecord, record_path
 from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
-from rankscope.measure.intervals import Intervals
+from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives
 from rankscope.measure.traced_messages import Message, find_messages
 
 UNCOUNTED_SHOWN_MAX = 5
-OPERATOR_SHAPES_MAX = 10_000
-"""Operators by shape of one trace, those with the most time: about 3 MB of JSON. Sequences of any length have many."""
 StepRange = tuple[int | None, int | None]
 """Steps from the first number up to, not including, the second; None leaves an end open."""
 
@@ -28,7 +30,9 @@ class RankAnalysis(NamedTuple):
     """Result of one file: the report, and what the comparison of ranks needs, with times on the host's clock. `steps`
     are (number, start, end), by the device's clock where all steps have that; `collective_steps` the number of the step
     that launched each collective, None outside of the steps; `messages` those between two ranks, by their place among
-    the collectives; `parts` the steps divided, None unless asked for, and without steps.
+    the collectives; `parts` the steps divided, None unless asked for, and without steps; `origin_ns` is when the
+    trace's first event began; `backward` is when the backward ran, of a trace with messages; `path` what the critical
+    path needs, None unless asked for.
     """
 
     report: RankReport
@@ -38,6 +42,9 @@ class RankAnalysis(NamedTuple):
     collective_steps: list[int | None]
     messages: dict[int, Message]
     parts: StepParts | None = None
+    origin_ns: int = 0
+    backward: Intervals = EMPTY
+    path: PathRecord | None = None
 
 
 def reduce_trace(
@@ -48,11 +55,11 @@ def reduce_trace(
     communication_kernels: re.Pattern[str] | None = None,
     *,
     divides_steps: bool = False,
-    by_shape: bool = False,
+    asked: Asked = NOTHING_ASKED,
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
-    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `by_shape`
-    the operators by shape: the trace was then read with every shape.
+    kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `asked`
+    what else is asked for: the trace was then read with it.
     """
     view = RankView(
         trace,
@@ -63,31 +70,34 @@ def reduce_trace(
     origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
-    report = _build_report(view, path, origin, collectives, by_shape=by_shape)
+    report = add_asked(_build_report(view, path, origin, collectives), view, asked)
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
         (number, start_ns + origin.base_ns, end_ns + origin.base_ns)
         for number, start_ns, end_ns in windows.find_step_bounds(view)
     ]
+    messages = find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups)
     return RankAnalysis(
         report,
         collectives,
         overlap + origin.base_ns,
         step_bounds,
         windows.find_steps_of_collectives(view),
-        find_messages(view, collectives, origin.base_ns, origin.rank, origin.groups),
+        messages,
         divide_steps(view, collectives) if divides_steps else None,
+        view.origin_ns + origin.base_ns,
+        stages.find_backward(view) + origin.base_ns if messages else EMPTY,
+        record_path(view, collectives, origin.base_ns) if asked.critical_path else None,
     )
 
 
-def _build_report(
-    view: RankView, path: str, origin: Origin, collectives: list[Collective], *, by_shape: bool
-) -> RankReport:
-    """Return all tables of a trace, with the operators by shape where they are asked for."""
+def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective]) -> RankReport:
+    """Return all tables of a trace but those that have to be asked for."""
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     devices = windows.summarise_devices(view, origin.devices)
-    shapes = tables.sum_operators_by_shape(view) if by_shape else []
+    timeline, step_timelines = windows.draw_timelines(view)
+    counters, counter_warnings = sum_counters(view)
     return RankReport(
         rank=origin.rank,
         file=path,
@@ -109,12 +119,13 @@ def _build_report(
         user_ranges=tables.sum_user_ranges(view),
         synchronisations=tables.sum_synchronisations(view),
         memory=summarise_memory(view),
-        timeline=windows.draw_timeline(view),
+        timeline=timeline,
+        step_timelines=step_timelines,
         signs=find_signs(view, origin.devices),
-        warnings=_find_warnings(view, len(devices), len(shapes)),
+        hardware_counters=counters,
+        warnings=[*_find_warnings(view, len(devices)), *counter_warnings],
         idle_time=windows.sum_idle(view),
         launch_queue=sum_queues(view),
-        operator_shapes=shapes[:OPERATOR_SHAPES_MAX] if by_shape else None,
         **windows.break_down_window(view, *bounds),
     )
 
@@ -124,7 +135,7 @@ def _has_unknown_device(trace: KinetoTrace) -> bool:
     if len(trace.device_work.row):
         return False
     launches = trace.rows_named(trace.rows(*LAUNCHES), lambda name: "launch" in name.lower())
-    return bool(len(launches)) or bool(find_uncounted(trace.categories))
+    return bool(len(launches)) or bool(trace.counters) or bool(find_uncounted(trace.categories))
 
 
 def _name_device(view: RankView, devices: list[DeviceReport]) -> str | None:
@@ -147,19 +158,8 @@ def _warn_of_devices(view: RankView) -> list[str]:
     return found
 
 
-def _find_warnings(view: RankView, device_count: int, shape_count: int) -> list[str]:
-    return [
-        *view.trace.warnings,
-        *_warn_of_devices(view),
-        *_warn(view, device_count),
-        *_warn_of_shapes(shape_count - OPERATOR_SHAPES_MAX),
-    ]
-
-
-def _warn_of_shapes(left_out: int) -> list[str]:
-    if left_out <= 0:
-        return []
-    return [f"{left_out:,} operators by shape left out, those with the least time: {OPERATOR_SHAPES_MAX:,} are listed"]
+def _find_warnings(view: RankView, device_count: int) -> list[str]:
+    return [*view.trace.warnings, *_warn_of_devices(view), *_warn(view, device_count)]
 
 
 def _warn(view: RankView, device_count: int) -> list[str]:

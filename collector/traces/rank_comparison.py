@@ -1,21 +1,32 @@
 """Compare the ranks of one run: their collectives, their messages, and who is slower than its peers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces import cross_rank, pipeline
+from rankscope.collector.traces import cross_rank, pipeline, shared_clock
+from rankscope.collector.traces.all_to_all import sum_all_to_alls
+from rankscope.collector.traces.asked import NOTHING_ASKED, Asked
 from rankscope.collector.traces.collective_sizes import sum_by_size
+from rankscope.collector.traces.critical_path import PathInput, find_critical_path
+from rankscope.collector.traces.cross_rank import Matching
+from rankscope.collector.traces.pipeline_picture import StageStep, draw_pipeline
 from rankscope.collector.traces.rank_analysis import RankAnalysis
 from rankscope.collector.traces.report import (
+    AllToAlls,
     CollectiveSizeRow,
+    CriticalPath,
     CrossRank,
     MatchedCollective,
+    PipelinePicture,
     PipelineReport,
     RankReport,
     RankStanding,
+    RankWait,
+    SharedClock,
+    StepReport,
 )
 from rankscope.collector.traces.stragglers import find_self_times, find_standings, find_stragglers
 from rankscope.collector.traces.tables import kind_of
@@ -27,17 +38,37 @@ from rankscope.measure.units import NS_PER_S
 
 
 class Comparison(NamedTuple):
-    """All ranks side by side: the comparison, the ranks' reports completed with transfers, and their collectives by
-    size.
+    """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
+    collectives by size, and the critical path and the all-to-alls, None where they were not asked for.
     """
 
-    across: CrossRank
+    across: CrossRank | None
     reports: list[RankReport]
     collective_sizes: list[CollectiveSizeRow]
+    critical_path: CriticalPath | None
+    all_to_all: AllToAlls | None
 
 
-def compare_ranks(found: Sequence[RankAnalysis]) -> Comparison:
-    """Return the comparison of the ranks."""
+def compare_ranks(found: Sequence[RankAnalysis], asked: Asked = NOTHING_ASKED) -> Comparison:
+    """Return the comparison of the ranks, with what is asked for of all of them together."""
+    across, matching, reports = None, None, [_complete_alone(one) for one in found]
+    pairs: Sequence[pipeline.Pair] = ()
+    if len(found) > 1:
+        across, matching, reports, pairs = _compare(found)
+    paths = [
+        PathInput(one.report.rank, one.path, one.collectives, one.messages, on_device=bool(one.report.devices))
+        for one in found
+    ]
+    return Comparison(
+        across,
+        reports,
+        sum_by_size(found, matching),
+        find_critical_path(paths, matching, pairs) if asked.critical_path else None,
+        sum_all_to_alls(found, matching) if asked.all_to_all else None,
+    )
+
+
+def _compare(found: Sequence[RankAnalysis]) -> tuple[CrossRank, Matching, list[RankReport], Sequence[pipeline.Pair]]:
     ranked = {one.report.rank: one for one in found if one.report.rank is not None}
     worlds = [one.report.world_size for one in ranked.values() if one.report.world_size is not None]
     matching = cross_rank.match(
@@ -53,9 +84,13 @@ def compare_ranks(found: Sequence[RankAnalysis]) -> Comparison:
     wait, transfer = cross_rank.sum_by_rank(collectives)
     believed = matching.refused is None
     traffic = _Traffic(ranked)
-    work = _Work(ranked, matching if believed else matching._replace(matched=()), traffic)
-    staged = work.compare_stages()
+    work = _Work(ranked, matching, traffic)
+    clock = shared_clock.place_traces(ranked, matching)
+    staged = work.compare_stages(clock)
     standings = work.find_standings(collectives) if believed else []
+    waits, wait_count = shared_clock.find_longest_waits(
+        [*shared_clock.find_collective_waits(ranked, matching), *traffic.find_rank_waits()]
+    )
     across = CrossRank(
         collectives=collectives,
         wait_ns=wait if believed else None,
@@ -70,12 +105,15 @@ def compare_ranks(found: Sequence[RankAnalysis]) -> Comparison:
         standings=standings,
         pipeline=staged,
         pipeline_refused=traffic.refused,
+        clock=clock,
+        waits=waits,
+        wait_count=wait_count,
     )
     reports = [work.complete(_add_transfers(one.report, matching)) for one in found]
-    return Comparison(across, reports, sum_by_size(found, matching))
+    return across, matching, reports, traffic.paired.pairs
 
 
-def complete_alone(one: RankAnalysis) -> RankReport:
+def _complete_alone(one: RankAnalysis) -> RankReport:
     """Return the report of a rank without others: its own fastest message stands for all."""
     messages = list(one.messages.values())
     if not messages:
@@ -124,6 +162,24 @@ class _Traffic:
         on_host = not self._ranked[rank].report.devices
         return pipeline.find_message_waits(self.by_rank[rank], self._shortest, on_host=on_host)
 
+    def find_rank_waits(self) -> Iterator[RankWait]:
+        """Yield the waits for the sender of a message, where it is known."""
+        for one in self.paired.pairs:
+            mine, source, rank = one.recv, self._ranked[one.source], self._ranked[one.destination]
+            start_ns = max(mine.start_ns, mine.blocked_from_ns)
+            wait_ns = mine.end_ns - self._shortest[mine.op, mine.bytes] - start_ns
+            if wait_ns > 0:
+                yield RankWait(
+                    rank=one.destination,
+                    late_rank=one.source,
+                    step=mine.step,
+                    op=mine.op,
+                    group=None,
+                    start_ns=start_ns - rank.origin_ns,
+                    wait_ns=wait_ns,
+                    late_start_ns=one.send.start_ns - source.origin_ns,
+                )
+
     def sum_excess(self, rank: int) -> int:
         """Return the ns that a rank's messages took longer than the fastest of all ranks, outside of compute."""
         return pipeline.sum_excess(self.by_rank[rank], self._shortest, self._ranked[rank].overlap)
@@ -147,6 +203,9 @@ class _Work:
     """
 
     def __init__(self, ranked: Mapping[int, RankAnalysis], matching: cross_rank.Matching, traffic: _Traffic) -> None:
+        """Take waits from the matching unless it was refused."""
+        self._believed = matching.refused is None
+        matching = matching if self._believed else matching._replace(matched=())
         self._ranked = ranked
         self._matching = matching
         self._traffic = traffic
@@ -184,24 +243,47 @@ class _Work:
             [one for one in collectives if one.late_rank in peers],
         )
 
-    def compare_stages(self) -> PipelineReport | None:
+    def compare_stages(self, clock: SharedClock) -> PipelineReport | None:
         """Return the stages of the pipeline, None without one."""
         chains = self._traffic.chains
         if chains is None:
             return None
+        ranks = [rank for chain in chains for rank in chain.ranks]
+        bubbles = {rank: self._find_waiting(rank, self._between) for rank in ranks}
         steps = {
-            rank: pipeline.find_steps(
-                self._ranked[rank], chain, rank, self._self_ns[rank], self._find_waiting(rank, self._between)
-            )
+            rank: pipeline.find_steps(self._ranked[rank], chain, rank, self._self_ns[rank], bubbles[rank])
             for chain in chains
             for rank in chain.ranks
         }
-        return pipeline.compare_stages(chains, steps, self._traffic.paired)
+        found = pipeline.compare_stages(chains, steps, self._traffic.paired)
+        if found is None:
+            return None
+        return msgspec.structs.replace(found, picture=self._draw_pipeline(chains, bubbles, clock))
+
+    def _draw_pipeline(
+        self, chains: Sequence[pipeline.Chain], bubbles: Mapping[int, Intervals], clock: SharedClock
+    ) -> PipelinePicture | None:
+        steps = {}
+        for rank, bubble in bubbles.items():
+            one, messages = self._ranked[rank], self._traffic.by_rank[rank]
+            steps[rank] = {
+                number: StageStep(start_ns, end_ns, [m for m in messages if m.step == number], bubble, one.backward)
+                for number, start_ns, end_ns in one.steps
+            }
+        starts_ns = clock.starts_ns
+        shifts_ns = {rank: self._ranked[rank].origin_ns - starts_ns[str(rank)] for rank in steps} if starts_ns else None
+        return draw_pipeline(chains, steps, shifts_ns)
 
     def complete(self, report: RankReport) -> RankReport:
-        """Return the report with the waits for messages, and in a pipeline for other stages, that are no transfer."""
+        """Return the report with the waiting of each step, and with the waits for messages, and in a pipeline for other
+        stages, that are no transfer.
+        """
         rank = report.rank
-        if rank is None or rank not in self._traffic.by_rank:
+        if rank is None:
+            return report
+        if self._believed or self._traffic.paired.pairs:
+            report = msgspec.structs.replace(report, steps=[self._add_waiting(rank, step) for step in report.steps])
+        if rank not in self._traffic.by_rank:
             return report
         raw = cross_rank.find_waiting(self._between, rank)
         signs = msgspec.structs.replace(
@@ -210,6 +292,19 @@ class _Work:
             stage_wait_ns=intervals.total_ns(intervals.subtract(intervals.union(raw), self._ranked[rank].overlap)),
         )
         return msgspec.structs.replace(report, signs=signs)
+
+    def _add_waiting(self, rank: int, step: StepReport) -> StepReport:
+        on_device = step.on_device
+        if on_device is not None:
+            waiting_ns = self._sum_waiting(rank, on_device.start_ns, on_device.window_ns)
+            on_device = msgspec.structs.replace(on_device, waiting_ns=waiting_ns)
+        waiting_ns = self._sum_waiting(rank, step.start_ns, step.window_ns)
+        return msgspec.structs.replace(step, on_device=on_device, waiting_ns=waiting_ns)
+
+    def _sum_waiting(self, rank: int, start_ns: int, window_ns: int) -> int:
+        start_ns += self._ranked[rank].origin_ns
+        mine = intervals.touching(self._waiting[rank], start_ns, start_ns + window_ns)
+        return intervals.total_ns(intervals.clip(mine, start_ns, start_ns + window_ns))
 
 
 # -- transfers --------------------------------------------------------------------------------------------------------

@@ -56,6 +56,16 @@ def compile_rank_from(pattern: str | None) -> re.Pattern[str] | None:
     return found
 
 
+def compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
+    """Return the pattern of the user's own kernels that communicate. Raises SettingError for one that is unusable."""
+    try:
+        return re.compile(pattern) if pattern is not None else None
+    except re.error as error:
+        raise SettingError(
+            f"--communication-kernels is {pattern!r}, which is not a valid regular expression: {error}"
+        ) from None
+
+
 def recognise(files: Sequence[TraceFile], rank_from: re.Pattern[str] | None = None) -> list[Recognised]:
     """Return the files with what their heads and names tell, in their order."""
     with ThreadPoolExecutor(READERS_MAX) as pool:  # a bucket answers each within 0.1 s
@@ -189,6 +199,19 @@ def choose_cycle(found: Sequence[Recognised], cycle: int | None) -> tuple[list[R
         known = f"the cycles here are 1 to {most}" if most > 1 else "each rank has one cycle here"
         raise UnavailableError(f"--cycle is {cycle}; {known}")
     return kept, notes
+
+
+def find_cycles(files: Sequence[TraceFile], rank: int | None, rank_from: str | None) -> list[int]:
+    """Return the numbers of the cycles of a rank, or of all. Raises UnavailableError where each has only one."""
+    found = recognise(files, compile_rank_from(rank_from))
+    kept = [one for one in found if one.refusal is None and (rank is None or one.rank in {rank, None})]
+    numbers = sorted({one.cycle for one in kept if one.same_as is None})
+    if len(numbers) < 2:  # noqa: PLR2004 - nothing to set side by side
+        raise UnavailableError(
+            "--cycle is all, but no rank has several cycles here: files of one rank that a schedule has written are "
+            "named WORKER.TIME.pt.trace.json, with the same WORKER and another TIME"
+        )
+    return numbers
 
 
 def choose_files(

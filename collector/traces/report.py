@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from rankscope.collector.traces.data_frames import build_tables
+
 SCHEMA = 1
 
 
@@ -45,15 +47,19 @@ class LaunchedWork(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceStep(Breakdown, frozen=True, kw_only=True):
     """One step by the device's clock: from the first work that it launched to the first work of the next one (the last:
     to the end of the work it launched). A host that runs ahead ends its own steps before their work begins.
+    `waiting_ns` as in StepReport.
     """
 
     start_ns: int
     kernel_count: int
+    waiting_ns: int | None = None
 
 
 class StepReport(Breakdown, frozen=True, kw_only=True):
     """One step by the host's clock, from its start to the start of the next (the last: to its own end). `launched` is
     None on a CPU; `on_device` is None there too, and where a step launched nothing or its work is not in order.
+    `waiting_ns` is the part of the exposed communication in which the rank waited for another one, in matched
+    collectives and for messages; None where neither could be matched.
     """
 
     step: int
@@ -61,6 +67,7 @@ class StepReport(Breakdown, frozen=True, kw_only=True):
     kernel_count: int
     launched: LaunchedWork | None
     on_device: DeviceStep | None = None
+    waiting_ns: int | None = None
 
 
 class DeviceReport(Breakdown, frozen=True, kw_only=True):
@@ -78,8 +85,23 @@ class DeviceReport(Breakdown, frozen=True, kw_only=True):
     tensor_core_ratio: float | None
 
 
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in the user's own code that led to `count` of the calls or kernels of a row, with `total_ns` of its time:
+    of kernels and device self time, on a CPU host self time. `line` is where the function begins (old traces: the line
+    of the call).
+    """
+
+    file: str
+    line: int
+    function: str
+    count: int
+    total_ns: int
+
+
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All kernels of one name. `pct` is of the kernel time."""
+    """All kernels of one name. `pct` is of the kernel time. `sources` are the places that launched the most of it,
+    empty without stacks.
+    """
 
     name: str
     count: int
@@ -90,6 +112,53 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     pct: float
     is_communication: bool
     uses_tensor_cores: bool
+    sources: list[SourceRow] = []
+
+
+class KernelGroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All device work of one of the user's groups of kernels, by `name_count` names; `group` is None for the work in no
+    group. The times of a rank's rows sum to its device work.
+    """
+
+    group: str | None
+    count: int
+    name_count: int
+    total_ns: int
+
+
+class SequenceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Pieces of device work with these names, one behind the other on a stream within a step, `count` times.
+    `total_ns`: the work of all of them; `gap_ns`: the time inside in which the device was idle. `launch_count`: how
+    many calls launched them (of a CUDA graph one for all its work); None where one is not in the trace. No work is in
+    two rows; a gap may be, of rows on several streams.
+    """
+
+    names: list[str]
+    count: int
+    total_ns: int
+    gap_ns: int
+    launch_count: int | None
+
+
+class CounterSum(msgspec.Struct, frozen=True, kw_only=True):
+    """One hardware counter over the ranges of a row. `total` is None unless it adds up (its name ends in `.sum`)."""
+
+    name: str
+    mean: float
+    min: float
+    max: float
+    total: float | None
+
+
+class CounterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranges of hardware counters of kernels of one name, launched by one operator; `operator` is None where that
+    is not known.
+    """
+
+    name: str
+    operator: str | None
+    count: int
+    counters: list[CounterSum]
 
 
 class CopyRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +226,9 @@ class CollectiveSizeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SynchronisationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls in which the host waited for the device, by operator and, with stacks, by source line."""
+    """Calls in which the host waited for the device, by operator and, with stacks, by the function around
+    them.
+    """
 
     name: str
     count: int
@@ -212,7 +283,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one operator: host time, and device time of its launches, with and without the operators inside
-    it.
+    it. `sources` are the places with the most of it, empty without stacks.
     """
 
     name: str
@@ -221,6 +292,7 @@ class OperatorRow(msgspec.Struct, frozen=True, kw_only=True):
     host_self_ns: int
     device_total_ns: int
     device_self_ns: int
+    sources: list[SourceRow] = []
 
 
 class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +307,57 @@ class OperatorShapeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_self_ns: int
     device_total_ns: int
     device_self_ns: int
+
+
+class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one operator with inputs of the same shapes and types that launched computing kernels. `device_ns`
+    is the time of these kernels, of which `kernel` has the most, `kernel_ns`. `flops`: operations of the products, None
+    for operators without one; `bytes`: the least that had to be moved, each input read and each output written once;
+    both of all calls, None with the `reason`. Rates are over `device_ns`. `intensity` is operations for each byte. The
+    peaks are those of the device for this type of number, as given or by its data sheet. `bound`: compute or memory,
+    whichever allows less at this intensity; `roof_ratio` is the share of that limit that was reached, above 1 where
+    caches spare memory traffic, or where attention skips what a mask leaves out.
+    """
+
+    operator: str
+    shapes: str | None
+    kernel: str
+    kernel_ns: int
+    count: int
+    kernel_count: int
+    device_ns: int
+    flops: int | None
+    bytes: int | None
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    intensity: float | None
+    peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    bound: str | None
+    roof_ratio: float | None
+    reason: str | None
+
+
+class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one instance of an nn.Module from one place of the tree of modules. `path` are the instances from
+    the root, `Net_0/Linear_1`; None for what belongs to no module: launched outside of modules, in a backward operator
+    without a forward one in the trace, or by a call that is not in it. `host_` and `device_` times without `backward_`
+    are those of the forward, self without the modules inside; `backward_` times are those of the backward operators of
+    what ran in it. The self times on the device of all rows sum to that of all device work; None without a device.
+    """
+
+    path: str | None
+    name: str
+    depth: int
+    count: int | None
+    host_total_ns: int | None
+    host_self_ns: int | None
+    backward_host_total_ns: int
+    backward_host_self_ns: int
+    device_total_ns: int | None
+    device_self_ns: int | None
+    backward_device_total_ns: int | None
+    backward_device_self_ns: int | None
 
 
 class RangeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +413,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The window in bins of equal length: the ns of compute alone, overlap, communication alone and copies in each."""
+    """A window in bins of equal length, of which the last may reach beyond it: the ns of compute alone, overlap,
+    exposed communication and copies in each, and of operators on the host while no device worked (0 on a CPU, where
+    they are the compute). The rest is idle.
+    """
 
     start_ns: int
     bin_ns: int
@@ -298,6 +424,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     overlap: list[int]
     communication: list[int]
     copy: list[int]
+    host: list[int] = []
+    window_ns: int = 0
+
+
+class StepTimeline(Timeline, frozen=True, kw_only=True):
+    """One step in bins, by the device's clock where every step of the rank has bounds by it, else by the host's."""
+
+    step: int
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,7 +502,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes` is None where it was not asked for.
+    `operator_shapes`, `roofline`, `modules`, `kernel_groups` and `kernel_sequences` are None where they were not asked
+    for.
     """
 
     rank: int | None
@@ -396,7 +531,13 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     warnings: list[str]
     idle_time: list[IdleRow] = []
     launch_queue: list[QueueRow] = []
+    hardware_counters: list[CounterRow] = []
     operator_shapes: list[OperatorShapeRow] | None = None
+    step_timelines: list[StepTimeline] = []
+    roofline: list[RooflineRow] | None = None
+    modules: list[ModuleRow] | None = None
+    kernel_groups: list[KernelGroupRow] | None = None
+    kernel_sequences: list[SequenceRow] | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,7 +570,8 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence of whether one rank is slower than its peers, over the steps that all have. `slowdown_ratio`: its self
     time over the median peer's; `excess_ns` the difference in a step, give or take `noise_ns` (98 % of such records;
     None below 3 steps). It came last in `last_count` of `late_count` collectives that had a last rank, which made
-    others wait for `wait_caused_ns`, `wait_caused_ratio` of all such waiting.
+    others wait for `wait_caused_ns`, `wait_caused_ratio` of all such waiting. `is_within_noise`: slower by as much as
+    ranks that are named, but not by more than `noise_ns`.
     """
 
     rank: int
@@ -443,6 +585,7 @@ class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
     wait_caused_ns: int
     wait_caused_ratio: float | None
     is_slow: bool
+    is_within_noise: bool = False
 
 
 class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -465,6 +608,40 @@ class PipelineStage(msgspec.Struct, frozen=True, kw_only=True):
     longest_step_count: int
 
 
+class PipelineSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a stage's step, from its start on: `forward`, `backward`, `either` (messages and ranges of autograd
+    do not tell them apart), `bubble`, or `other`.
+    """
+
+    kind: str
+    start_ns: int
+    length_ns: int
+
+
+class PipelineLane(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's step in a picture of a pipeline; `start_ns` is from the earliest rank's. The pieces sum to it, but for
+    those beyond 1,000, which are left out and counted.
+    """
+
+    stage: int
+    rank: int
+    start_ns: int
+    window_ns: int
+    segments: list[PipelineSegment]
+    left_out_count: int
+
+
+class PipelinePicture(msgspec.Struct, frozen=True, kw_only=True):
+    """The slowest step that all stages have, by stage. `is_aligned`: the ranks are on one clock, else each begins at
+    0. `rank_count` counts the ranks of all pipelines, of which the lanes are the first.
+    """
+
+    step: int
+    is_aligned: bool
+    rank_count: int
+    lanes: list[PipelineLane]
+
+
 class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The stages of a pipeline, over the steps that all its ranks have. `unpaired_count`: sends and receives without a
     counterpart in these traces, or without the rank of it. `is_interleaved`: the last stage sends to the first.
@@ -476,12 +653,44 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     unpaired_count: int
     is_interleaved: bool
     bubble_ratio: float | None
+    picture: PipelinePicture | None = None
+
+
+class SharedClock(msgspec.Struct, frozen=True, kw_only=True):
+    """The traces of all ranks on one clock, as `rankscope merge` places them. `starts_ns` has by rank when its first
+    event began, from that of the earliest rank; it is empty where they could not be aligned, for the reason in
+    `refused`. `how` says by what they were, `error_bound_ns` within what the ends of collectives then agree,
+    `offset_bound_ns` by how much the clocks of two hosts may still be apart; None where that is not known.
+    """
+
+    starts_ns: Mapping[str, int]
+    how: str | None
+    refused: str | None
+    error_bound_ns: int | None = None
+    offset_bound_ns: int | None = None
+
+
+class RankWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A wait of one rank for another: in a collective for the last rank to enter, or for the sender of a message.
+    `start_ns` counts from the first event of the rank's trace, `late_start_ns` from that of the other one: when that
+    entered. `step` launched what waited.
+    """
+
+    rank: int
+    late_rank: int
+    step: int | None
+    op: str
+    group: str | None
+    start_ns: int
+    wait_ns: int
+    late_start_ns: int
 
 
 class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of the ranks. `lower_bound` is True when ranks are missing: there may have been more waiting.
     `refused` is the reason why waiting could not be separated from transfer. `standings` are empty then, and in a
     pipeline without replicas. `pipeline_refused` is the reason why ranks that exchange messages were not compared.
+    `waits` are the longest of each step, of `wait_count` in all.
     """
 
     collectives: list[MatchedCollective]
@@ -494,6 +703,9 @@ class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
     standings: list[RankStanding] = []
     pipeline: PipelineReport | None = None
     pipeline_refused: str | None = None
+    clock: SharedClock | None = None
+    waits: list[RankWait] = []
+    wait_count: int = 0
 
 
 class DifferenceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -545,6 +757,130 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[DifferenceTable] = []
 
 
+class CycleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in one cycle of a profiler's schedule: the mean step and its parts (see Breakdown), by the device's
+    clock where a step has bounds by it; None without steps. `difference_ns` is from the mean step of the rank's cycle
+    before, `difference_ratio` its share of that. `is_slow`: the comparison of the ranks names it; None where it was
+    not made.
+    """
+
+    cycle: int
+    rank: int | None
+    file: str
+    step_count: int
+    first_step: int | None
+    last_step: int | None
+    step_ns: int | None
+    compute_ns: int | None
+    overlap_ns: int | None
+    exposed_communication_ns: int | None
+    copy_ns: int | None
+    idle_ns: int | None
+    difference_ns: int | None
+    difference_ratio: float | None
+    is_slow: bool | None
+
+
+class AllToAllRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank sent and received in the all-to-alls of one group whose sizes are in the trace. The ratios are to
+    the median rank of the group here, None with one rank. `peer_bytes` is what it sent to `peer_rank`, the member of
+    the group to which it sent the most (None where the members are not known), `peer_ratio` that over the median
+    member, in the `split_count` of its calls whose splits are known. `total_ns` includes waiting.
+    """
+
+    group: str
+    rank: int | None
+    count: int
+    sent_bytes: int
+    received_bytes: int
+    sent_ratio: float | None
+    received_ratio: float | None
+    split_count: int
+    peer_rank: int | None
+    peer_bytes: int | None
+    peer_ratio: float | None
+    total_ns: int
+
+
+class AllToAllCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One all-to-all that was matched on `rank_count` ranks: the most that one of them sent and received, beside the
+    median of them, and the shortest and the longest duration. Ratios are the most over the median, None where that is
+    0.
+    """
+
+    group: str
+    sequence: int
+    rank_count: int
+    sent_most_bytes: int
+    sent_median_bytes: int
+    sent_most_rank: int
+    sent_ratio: float | None
+    received_most_bytes: int
+    received_median_bytes: int
+    received_most_rank: int
+    received_ratio: float | None
+    shortest_ns: int
+    longest_ns: int
+
+
+class AllToAlls(msgspec.Struct, frozen=True, kw_only=True):
+    """Imbalance of the all-to-alls: by rank, and by call, those first in which one rank received the most above the
+    median; `left_out_count` further calls are not listed. `refused` is the reason why calls were not matched.
+    """
+
+    ranks: list[AllToAllRank]
+    calls: list[AllToAllCall]
+    left_out_count: int
+    refused: str | None
+
+
+class CriticalStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Critical path of one step, by kind of what bounds it; the kinds sum to `window_ns` exactly. It ends on `rank`,
+    which ends the step last, and is that rank's step long. `host_ns`: the host, while no device work of the path was
+    under way; `launch_ns`: from a launching call to the start of its work; `compute_ns`, `communication_ns`, `copy_ns`:
+    device work; `unexplained_ns`: work waited, and nothing in the trace says for what. `rank_ns` is the time of the
+    path by rank, `rank_change_count` how often it moves to another one; `inferred_count` moves between streams rest on
+    the order of their work alone. `step` is None for the whole of a trace without steps.
+    """
+
+    step: int | None
+    rank: int | None
+    window_ns: int
+    host_ns: int
+    launch_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    unexplained_ns: int
+    rank_ns: Mapping[str, int]
+    rank_change_count: int
+    inferred_count: int
+
+
+class CriticalPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one operator, kernel or collective has of the critical paths of all steps. `kind` is host, launch, compute,
+    communication, copy or unexplained; of the last and of launches the name is that of the work that waited.
+    """
+
+    kind: str
+    name: str
+    rank: int | None
+    count: int
+    total_ns: int
+    ratio: float | None
+
+
+class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
+    """The critical paths of the steps, and what they are made of, the most first. The parts and `left_out_ns`, the time
+    of further ones, sum to the steps. `notes` say what the traces do not show.
+    """
+
+    steps: list[CriticalStep]
+    parts: list[CriticalPart]
+    left_out_ns: int
+    notes: list[str]
+
+
 class FileError(msgspec.Struct, frozen=True, kw_only=True):
     """A file that could not be used, with the reason and the cure."""
 
@@ -553,7 +889,9 @@ class FileError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole result, of all files. `comparison` is None unless it was asked for (`against`)."""
+    """The whole result, of all files. `comparison`, `critical_path` and `all_to_all` are None unless asked for;
+    `cycles` are empty unless all cycles were (`cycle="all"`): everything else is of the last cycle then.
+    """
 
     schema: int = SCHEMA
     ranks: list[RankReport]
@@ -563,25 +901,27 @@ class TraceReport(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[FileError]
     comparison: Comparison | None = None
     collective_sizes: list[CollectiveSizeRow] = []
+    cycles: list[CycleRow] = []
+    critical_path: CriticalPath | None = None
+    all_to_all: AllToAlls | None = None
 
     def to_pandas(self) -> dict[str, Any]:
-        """Return each table by name as a DataFrame, with a column `rank` but for `collective_sizes`, which are of all
-        ranks. Needs pandas (`pip install pandas`).
+        """Return each table by name as a DataFrame (data_frames.py lists them); those of ranks have a column `rank`.
+
+        Needs pandas (`pip install pandas`).
         """
         import pandas as pd  # noqa: PLC0415 - an optional dependency
 
-        rows: dict[str, list[dict[str, Any]]] = {"ranks": []}
-        rows["collective_sizes"] = msgspec.to_builtins(self.collective_sizes)
-        for report in self.ranks:
-            fields = msgspec.to_builtins(report)
-            tables = {name: fields.pop(name) for name in list(fields) if isinstance(fields[name], list)}
-            fields.pop("timeline")
-            fields.pop("operator_shapes", None)
-            rows["ranks"].append(fields)
-            for name, table in tables.items():
-                kept = [row for row in table if isinstance(row, dict)]
-                rows.setdefault(name, []).extend({"rank": report.rank, **row} for row in kept)
-        if self.comparison is not None:
-            for table in self.comparison.tables:
-                rows[f"difference_{table.key}"] = [msgspec.to_builtins(row) for row in table.rows]
-        return {name: pd.DataFrame(table) for name, table in rows.items()}
+        return {name: pd.DataFrame(rows) for name, rows in build_tables(self).items()}
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the report: its verdict, and the first rows of its tables."""
+        from rankscope.collector.reports.notebook_view import render_fragment  # noqa: PLC0415 - a layer above
+
+        return render_fragment(self)
+
+    def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - the signature of IPython
+        """Print a line in IPython, which would print every field, and keep that in the notebook."""
+        from rankscope.collector.reports.trace_text import headline  # noqa: PLC0415 - a layer above
+
+        printer.text(f"<TraceReport: {headline(self)}>")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rankscope.collector.traces.module_ranges import is_module_range
 from rankscope.collector.traces.report import EventTypeRow, ModelRow
 from rankscope.measure import intervals
 from rankscope.measure.intervals import Intervals
@@ -63,7 +64,8 @@ def kinds_of_time(view: RankView, work: Ints | None = None) -> list[Intervals]:
     category = events.category[view.work.row[places]]
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)
     is_loader = view.trace.names_like(DATA_LOADER.match)[events.name[host]]
-    is_range = events.category[host] == Category.ANNOTATION
+    is_module = view.trace.names_like(is_module_range)[events.name[host]]
+    is_range = (events.category[host] == Category.ANNOTATION) & ~is_module
     is_operator = (np.isin(host, view.host.operator_rows) | is_range) & ~is_loader & ~np.isin(host, view.host.step_rows)
     return [
         *(intervals.union(raw[category == kind]) for kind in (Category.KERNEL, Category.MEMCPY, Category.MEMSET)),
@@ -101,6 +103,16 @@ def sum_stages(view: RankView) -> list[ModelRow]:
             host_ns[stage] += length
     device_ns = _device_time(view, sets)
     return [ModelRow(stage=stage, host_ns=host_ns[stage], device_ns=device_ns.get(stage, 0)) for stage in STAGES]
+
+
+def find_backward(view: RankView) -> Intervals:
+    """Return when backward ran: on a device what was launched during it, on a CPU the ranges of autograd's engine."""
+    backward = _sets_of_stages(view)["backward"]
+    if not view.has_device:
+        return backward
+    launched, call_ns = view.work_by_call
+    mine = launched[intervals.contains(backward, call_ns)]
+    return intervals.union(np.stack([view.work.start_ns[mine], view.work.end_ns[mine]], axis=1))
 
 
 def _sets_of_stages(view: RankView) -> dict[str, Intervals]:

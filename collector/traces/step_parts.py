@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.collector.traces import tables
+from rankscope.collector.traces.module_ranges import find_module_ranges, is_module_range
 from rankscope.collector.traces.windows import find_device_steps
 from rankscope.measure import communication, intervals
 from rankscope.measure.blocking_calls import find_launching_threads, find_synchronisations
+from rankscope.measure.capture_limits import MODULE_PREFIX
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Category, Ints
 from rankscope.measure.nesting import OUTSIDE
@@ -23,7 +25,6 @@ from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective
 
 COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "communication", "copy", "idle"
-MODULE_PREFIX = "nn.Module: "
 
 
 class Name(NamedTuple):
@@ -244,10 +245,10 @@ def _name_pieces(view: RankView, pieces: Sequence[_Pieces], collectives: Sequenc
     }
     if view.has_device:
         names["kernels"] = [_names_of(view, one.row) for one in pieces]
-    ranges = _find_user_ranges(view)
+    ranges = find_user_ranges(view)
     if len(ranges):
         names["ranges"] = [_name_around(view, one, ranges, "outside of these ranges") for one in pieces]
-    modules = view.trace.rows_named(view.trace.rows(Category.PYTHON), lambda name: name.startswith(MODULE_PREFIX))
+    modules = find_module_ranges(view)
     if len(modules):
         names["modules"] = [_name_around(view, one, modules, "outside of modules") for one in pieces]
     return {table: list(map(_encode, named)) for table, named in names.items()}
@@ -294,11 +295,11 @@ def _add_shapes(view: RankView, row: int, name: Name) -> Name:
     return name._replace(size=f" {msgspec.json.encode(dims).decode()}") if isinstance(dims, list) else name
 
 
-def _find_user_ranges(view: RankView) -> Ints:
-    """Return the ranges marked by the script or torch, without steps and collectives."""
+def find_user_ranges(view: RankView) -> Ints:
+    """Return the ranges marked by the script or torch, without steps, collectives and modules."""
     rows = view.trace.rows(Category.ANNOTATION)
     rows = rows[~np.isin(rows, view.host.step_rows)]
-    return view.trace.rows_named(rows, lambda name: not communication.is_backend_range(name))
+    return view.trace.rows_named(rows, lambda name: not (communication.is_backend_range(name) or is_module_range(name)))
 
 
 def _name_around(view: RankView, pieces: _Pieces, ranges: Ints, otherwise: str) -> list[Name]:
@@ -321,6 +322,6 @@ def _find_waiting_host(view: RankView) -> tuple[_Painted, _Named]:
     """
     rows = np.empty(0, dtype=np.int64)
     if view.has_device:
-        rows = np.concatenate([view.host.operator_rows, _find_user_ranges(view), find_synchronisations(view)])
+        rows = np.concatenate([view.host.operator_rows, find_user_ranges(view), find_synchronisations(view)])
         rows = np.unique(rows[np.isin(view.events.thread[rows], find_launching_threads(view))])
     return _paint(view, _Pieces(IDLE, rows, rows)), _encode(_names_of(view, rows))

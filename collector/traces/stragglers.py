@@ -2,11 +2,10 @@
 
 A rank's self time in a step is the step less its exposed waits for other ranks. Traces hold few steps, so one number is
 not enough. A rank is named when it waited the least, caused the most waiting, was slower than its peers in most steps,
-and either
+the difference stands out of its own noise from step to step (known from three steps on), and either
 
-- by much more than healthy ranks differ (SLOWDOWN_MIN), or
-- by less, but steadily: the difference stands out of its own noise from step to step, and the rank came last in most
-  collectives and caused most of the waiting.
+- it is much more than healthy ranks differ (SLOWDOWN_MIN), or
+- it is less, but stands out more clearly, and the rank came last in most collectives and caused most of the waiting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,8 @@ from rankscope.measure.intervals import Intervals
 from rankscope.measure.units import NS_PER_MS
 
 SLOWDOWN_MIN = 1.15
-"""Healthy ranks on busy cores differ by up to 13.5 % over three steps."""
+"""Healthy ranks on busy cores differ by up to 13.5 % over three steps. On overloaded ones they differ by more, in the
+runs that were recorded not by more than their noise."""
 STEADY_SLOWDOWN_MIN = 1.05
 """Less costs little, and sizes of batches differ by it."""
 STEPS_SHARE_MIN = 0.6
@@ -32,6 +32,9 @@ LAST_SHARE_MIN = 0.6
 T_98 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82)
 """Student's t, 98 % between both sides, for 1 to 9 degrees of freedom. More: the last. With 95 %, in one of 16 recorded
 runs of healthy ranks on two shared cores a rank was named."""
+T_90 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83)
+"""The same for 90 %, for a rank slower by SLOWDOWN_MIN. Of eleven recorded runs on busy cores with one rank 1.2 to 1.6
+times as slow, four name nobody with 98 %, and two with 90 %."""
 NOISE_STEPS_MIN = 3
 MORE_WORK_MIN = 1.1
 """Times as many kernels as the others run: then it is the work that differs, not the device."""
@@ -69,7 +72,7 @@ def find_standings(
     found = [_stand(rank, self_ns, common, late, caused_ns) for rank in sorted(self_ns)]
     least_ns, most_ns = min(waited_ns.values()), max(caused_ns.values())
     suspects = {rank for rank in self_ns if waited_ns[rank] == least_ns and caused_ns[rank] == most_ns}
-    return [msgspec.structs.replace(one, is_slow=one.rank in suspects and _is_slower(one)) for one in found]
+    return [_judge(one) if one.rank in suspects else one for one in found]
 
 
 def _stand(
@@ -106,13 +109,20 @@ def _find_noise(excess_ns: Sequence[float]) -> int | None:
     return round(T_98[min(freedom, len(T_98)) - 1] * stdev(excess_ns) / sqrt(len(excess_ns)))
 
 
-def _is_slower(one: RankStanding) -> bool:
-    ratio = one.slowdown_ratio or 0.0
+def _judge(one: RankStanding) -> RankStanding:
+    """Return the standing of a rank that made others wait with the verdict on it."""
+    ratio, excess_ns = one.slowdown_ratio or 0.0, one.excess_ns or 0
     if one.slower_step_count < STEPS_SHARE_MIN * one.step_count or ratio < STEADY_SLOWDOWN_MIN:
-        return False
-    is_steady = one.noise_ns is not None and (one.excess_ns or 0) > one.noise_ns
+        return one
+    if one.noise_ns is None:
+        return msgspec.structs.replace(one, is_slow=ratio >= SLOWDOWN_MIN)
+    if ratio >= SLOWDOWN_MIN:
+        freedom = min(one.step_count - 1, len(T_98)) - 1
+        stands_out = excess_ns > one.noise_ns * T_90[freedom] / T_98[freedom]
+        return msgspec.structs.replace(one, is_slow=stands_out, is_within_noise=not stands_out)
     is_last = one.last_count >= LAST_SHARE_MIN * max(one.late_count, 1)
-    return ratio >= SLOWDOWN_MIN or (is_steady and is_last and (one.wait_caused_ratio or 0.0) >= LAST_SHARE_MIN)
+    is_blamed = is_last and (one.wait_caused_ratio or 0.0) >= LAST_SHARE_MIN
+    return msgspec.structs.replace(one, is_slow=is_blamed and excess_ns > one.noise_ns)
 
 
 def describe_leader(standings: Sequence[RankStanding]) -> str:
@@ -145,12 +155,29 @@ _NAMED_FROM = (
 def _describe_doubt(one: RankStanding) -> str:
     took = f"Without waits its steps took {one.slowdown_ratio or 0:.2f} times as long as its peers'"
     if one.noise_ns is None:
-        steps = "1 step is" if one.step_count == 1 else f"{one.step_count} steps are"
-        return f"{took}; {steps} too few to distinguish that from noise. {_NAMED_FROM}"
+        return f"{took}; {_count_steps(one)} too few to distinguish that from noise. {_NAMED_FROM}"
     give_or_take = (
-        f"{(one.excess_ns or 0) / NS_PER_MS:+.1f} ms in a step, give or take {one.noise_ns / NS_PER_MS:.1f} ms"
+        f"{(one.excess_ns or 0) / NS_PER_MS:+,.1f} ms in a step, give or take {one.noise_ns / NS_PER_MS:,.1f} ms"
     )
+    if one.is_within_noise:
+        return f"{took}, but the steps differ by as much ({give_or_take}): record more of them."
     return f"{took} ({give_or_take}). {_NAMED_FROM}"
+
+
+def _count_steps(one: RankStanding) -> str:
+    return "1 step is" if one.step_count == 1 else f"{one.step_count} steps are"
+
+
+def describe_noise(standings: Sequence[RankStanding]) -> str | None:
+    """Return why no verdict is given on ranks that are slower by much, but not by more than their noise; None without
+    any.
+    """
+    doubtful = [
+        f"rank {one.rank}: {_describe_doubt(one).replace('Without', 'without', 1)}"
+        for one in standings
+        if one.is_within_noise
+    ]
+    return " ".join(doubtful) or None
 
 
 # -- self time and cause ----------------------------------------------------------------------------------------------
@@ -168,8 +195,10 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
     peers = [other.report for rank, other in found.items() if rank != one.rank]
     cause = find_cause(found[one.rank].report, peers, one.excess_ns or 0)
     evidence = f" It came{_describe_evidence(one).removeprefix('it came')}." if one.late_count else ""
-    if one.noise_ns is not None and one.noise_ns > (one.excess_ns or 0):
-        evidence += f" The steps differ a lot (give or take {one.noise_ns / NS_PER_MS:.1f} ms): record more of them."
+    if one.noise_ns is None:
+        evidence += f" {_count_steps(one)} too few to tell how much steps differ by themselves: record more of them."
+    elif one.noise_ns > (one.excess_ns or 0):
+        evidence += f" The steps differ a lot (give or take {one.noise_ns / NS_PER_MS:,.1f} ms): record more of them."
     return Finding(
         kind="straggler",
         rank=one.rank,
@@ -177,7 +206,7 @@ def _describe(found: Mapping[int, RankAnalysis], one: RankStanding) -> Finding:
         cause=cause,
         sentence=(
             f"Rank {one.rank} took {one.slowdown_ratio or 0:.2f} times as long as its peers, "
-            f"{(one.excess_ns or 0) / NS_PER_MS:.1f} ms more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
+            f"{(one.excess_ns or 0) / NS_PER_MS:,.1f} ms more in a step, {CAUSE_TEXTS[cause]}.{evidence}"
         ),
     )
 

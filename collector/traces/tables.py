@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.collector.traces.backward_links import ENGINE
+from rankscope.collector.traces.module_ranges import is_module_range
 from rankscope.collector.traces.report import (
     CollectiveRow,
     CopyRow,
@@ -15,8 +17,10 @@ from rankscope.collector.traces.report import (
     OperatorRow,
     OperatorShapeRow,
     RangeRow,
+    SourceRow,
     SynchronisationRow,
 )
+from rankscope.collector.traces.sources import find_sources, sum_sources
 from rankscope.measure import communication
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
 from rankscope.measure.kineto import NONE, Category, Codes, Ints
@@ -25,7 +29,6 @@ from rankscope.measure.rank_view import STEP_NAME, RankView
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
 
-ENGINE = re.compile(r"^autograd::engine::evaluate_function")
 _TENSOR_CORE = re.compile(
     r"[ihsbf]\d{0,2}_?s?(?:884|1688|16816|161616|161632|8816)|hmma|imma|wmma|tensorop|tensor16x8x8|nvjet"
     r"|sm(?:75|80|86|89|90|100|120)_xmma|xmma_(?:\w*_)?(?:implicit_gemm|gemm)\w*(?:f16|bf16|tf32|e4m3|i8)"
@@ -57,6 +60,7 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
     kernels = np.flatnonzero(work.is_kernel)
     length = (work.end_ns - work.start_ns)[kernels]
     whole = int(length.sum())
+    sources = _sum_sources_of_kernels(view, kernels, length)
     rows = []
     for code, mine in _by_name(work.name[kernels]):
         mine_ns = length[mine]
@@ -72,9 +76,22 @@ def sum_kernels(view: RankView) -> list[KernelRow]:
                 pct=100 * int(mine_ns.sum()) / whole if whole else 0.0,
                 is_communication=bool(work.is_communication[kernels[mine]].any()),
                 uses_tensor_cores=uses_tensor_cores(name),
+                sources=sources.get(code, []),
             )
         )
     return sorted(rows, key=lambda row: (-row.total_ns, row.name))
+
+
+def _sum_sources_of_kernels(view: RankView, kernels: Ints, length_ns: Ints) -> dict[int, list[SourceRow]]:
+    """Return by name of a kernel the places that launched it. Old traces have stacks of operators only."""
+    launch = view.launch[kernels] if view.has_device else np.empty(0, dtype=np.int64)
+    if not len(view.host.frame_rows) and view.trace.stacks:
+        launch = launch.copy()
+        known = np.flatnonzero(launch != NONE)
+        call = launch[known]
+        inside = view.host.operators.find_innermost(view.events.thread[call], view.events.start_ns[call])
+        launch[known] = np.where(inside == OUTSIDE, NONE, view.host.operator_rows[inside])
+    return sum_sources(view, view.work.name[kernels], launch, length_ns)
 
 
 def sum_copies(view: RankView) -> list[CopyRow]:
@@ -151,8 +168,14 @@ def sum_collectives(found: Sequence[Collective]) -> list[CollectiveRow]:
 
 def sum_operators(view: RankView) -> list[OperatorRow]:
     """Return all operators by name, sorted by device self time, then by host self time."""
-    codes = view.events.name[view.host.operator_rows]
-    found = [OperatorRow(name=view.trace.names[code], **sums) for code, sums in _sum_calls(view, codes)]
+    rows = view.host.operator_rows
+    codes = view.events.name[rows]
+    own_ns = _device_ns_within(view, len(rows)) if view.has_device else view.host.operators.self_ns()
+    sources = sum_sources(view, codes, rows, own_ns)
+    found = [
+        OperatorRow(name=view.trace.names[code], **sums, sources=sources.get(code, []))
+        for code, sums in _sum_calls(view, codes)
+    ]
     return sorted(found, key=lambda row: (-row.device_self_ns, -row.host_self_ns, row.name))
 
 
@@ -244,8 +267,10 @@ def _device_ns_within(view: RankView, nesting_rows: int) -> Ints:
 
 
 def sum_user_ranges(view: RankView) -> list[RangeRow]:
-    """Return the ranges marked by the script or torch, on host and device, without steps and collectives."""
-    skip = view.trace.names_like(lambda name: STEP_NAME.match(name) or communication.is_backend_range(name))
+    """Return the ranges marked by the script or torch, on host and device, without steps, collectives and modules."""
+    skip = view.trace.names_like(
+        lambda name: STEP_NAME.match(name) or communication.is_backend_range(name) or is_module_range(name)
+    )
     host = view.trace.rows(Category.ANNOTATION)
     host = host[~skip[view.events.name[host]]]
     device = view.trace.rows(Category.GPU_ANNOTATION)
@@ -311,7 +336,7 @@ def find_threads_of_calls(view: RankView) -> Codes:
 
 
 def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
-    """Return the calls that waited for the device, blocking copies too, by operator and source line."""
+    """Return the calls that waited for the device, blocking copies too, by operator and source."""
     rows = find_blocking_calls(view)
     operators = find_operators_around(view, rows)
     sources = find_sources(view, rows, operators)
@@ -326,46 +351,3 @@ def sum_synchronisations(view: RankView) -> list[SynchronisationRow]:
         for (name, operator, source), mine in found.items()
     ]
     return sorted(table, key=lambda row: (-row.total_ns, row.name, row.operator or "", row.source or ""))
-
-
-def find_sources(view: RankView, rows: Ints, operators: Sequence[int]) -> list[str | None]:
-    """Return the script's line that led to each row: from the operator's stack (old traces) or from the open Python
-    frames, the innermost one outside the files of Python and torch. None without stacks.
-    """
-    frames = view.trace.rows(Category.PYTHON)
-    if not len(frames):
-        return [_script_line(view.trace.stacks.get(operator, "").split(";")) for operator in operators]
-    nesting = view.host.nest_rows(frames)
-    threads, starts = _python_threads(view, rows, frames)
-    found = []
-    for place in nesting.find_innermost(threads, starts).tolist():
-        names = []
-        above = place
-        while above != OUTSIDE:
-            names.append(view.trace.name(int(frames[above])))
-            above = int(nesting.parent[above])
-        found.append(_script_line(names))
-    return found
-
-
-def _python_threads(view: RankView, rows: Ints, frames: Ints) -> tuple[Codes, Ints]:
-    """Return the thread and the time at which to search the frames of each row. Some versions of Kineto give Python
-    frames other thread ids: when a row's thread has no frames and only one thread has any, that one is used.
-    """
-    threads = view.events.thread[rows].copy()
-    with_frames = np.unique(view.events.thread[frames])
-    if len(with_frames) == 1:
-        threads[~np.isin(threads, with_frames)] = with_frames[0]
-    return threads, view.events.start_ns[rows]
-
-
-_NOT_THE_SCRIPT = re.compile(
-    r"(?:^|/)(?:torch|threading|contextlib|runpy|multiprocessing|concurrent)(?:/|\.py)|^<|site-packages"
-)
-
-
-def _script_line(frames: Sequence[str]) -> str | None:
-    """Return the first frame of the user's own files: `train.py(54): step`."""
-    lines = [frame for frame in frames if ".py(" in frame]
-    mine = [line for line in lines if not _NOT_THE_SCRIPT.search(line)]
-    return next(iter(mine or lines), None)

@@ -17,6 +17,7 @@ and the error bound is None.
 The original times are `baseTimeNanoseconds` + time + the rank's `offset_ns`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -26,16 +27,24 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces import cross_rank
-from rankscope.collector.traces.clock_offsets import find_error_bound, find_offset_bound, place_clocks
+from rankscope.collector.traces.clock_offsets import (
+    BY_COLLECTIVES,
+    BY_HOST_CLOCKS,
+    BY_ONE_HOST,
+    find_error_bound,
+    find_offset_bound,
+    place_clocks,
+)
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import ByRank, read_origin
-from rankscope.collector.traces.recognised import choose_files
+from rankscope.collector.traces.recognised import choose_files, compile_kernels
 from rankscope.collector.traces.timeline_arrows import Arrows
 from rankscope.collector.traces.timeline_events import (
     EventArray,
     EventTimes,
     RankEvents,
     TimelineFile,
+    describe_reading,
     read_raw_events,
 )
 from rankscope.collector.traces.windows import find_steps_of_collectives
@@ -46,10 +55,6 @@ from rankscope.measure.traced_collectives import Collective, complete_groups, fi
 from rankscope.measure.traced_messages import Message, find_messages
 
 REASONS_SHOWN_MAX = 3
-
-BY_COLLECTIVES = "ends of matched collectives"
-BY_ONE_HOST = "one host: one clock"
-BY_HOST_CLOCKS = "the hosts' own clocks"
 
 
 # -- report -----------------------------------------------------------------------------------------------------------
@@ -125,22 +130,24 @@ def merge(
     *,
     cycle: int | None = None,
     rank_from: str | None = None,
+    communication_kernels: str | None = None,
     progress: Progress | None = None,
 ) -> MergeReport:
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
     A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
     used, a path has no file, or `out` cannot be written; `out` is then unchanged. `progress` counts two readings of
-    each file. `cycle` and `rank_from` are as in `analyze`.
+    each file. `cycle`, `rank_from` and `communication_kernels` are as in `analyze`.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
     """
+    kernels = compile_kernels(communication_kernels)
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
     files, chosen = choose_files(files, None, cycle, rank_from)
     notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
     with TimelineFile(out) as output:
-        sources = _read_sources(files, notes, progress)
+        sources = _read_sources(files, kernels, notes, progress)
         clock = align(sources)
         notes.warnings += clock.warnings
         return _write_timeline(output, sources, clock, notes, progress)
@@ -149,12 +156,14 @@ def merge(
 # -- first pass -------------------------------------------------------------------------------------------------------
 
 
-def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress | None) -> list[Source]:
+def _read_sources(
+    files: Sequence[TraceFile], kernels: re.Pattern[str] | None, notes: _Notes, progress: Progress | None
+) -> list[Source]:
     """Return the usable files by rank. Raises UnavailableError without one."""
     kept = ByRank[Source]()
     for place, file in enumerate(files):
         try:
-            source = read_source(file.path, file.rank)
+            source = read_source(file.path, file.rank, kernels)
             kept.add(source.rank, file.path, source)
             notes.warnings += [f"{file.path}: {warning}" for warning in source.warnings]
         except RankscopeError as error:
@@ -172,8 +181,9 @@ def _read_sources(files: Sequence[TraceFile], notes: _Notes, progress: Progress 
     return sources
 
 
-def read_source(path: str, rank: int | None = None) -> Source:
-    """Read a file for the first pass; `rank` goes before the one that it says.
+def read_source(path: str, rank: int | None = None, kernels: re.Pattern[str] | None = None) -> Source:
+    """Read a file for the first pass; `rank` goes before the one that it says, and kernels in whose names the pattern
+    `kernels` is found communicate too.
 
     Raises TraceError or UnavailableError.
     """
@@ -183,7 +193,7 @@ def read_source(path: str, rank: int | None = None) -> Source:
         raise NotATraceError("it is a merged timeline itself, not a Kineto trace of one rank")
     if times.possible_ns is None:
         raise TraceError("none of its events has a time")
-    view = RankView(trace)
+    view = RankView(trace, communication_kernels=kernels)
     origin = read_origin(trace.head, path)
     threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
@@ -200,7 +210,7 @@ def read_source(path: str, rank: int | None = None) -> Source:
         messages={message: threads[place] for place, message in messages.items()},
         steps=list(dict(zip(collectives, find_steps_of_collectives(view), strict=True)).values()),
         on_host=not view.has_device,
-        warnings=trace.warnings,
+        warnings=describe_reading(trace),
     )
 
 

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.measure.errors import CutOffError, UnavailableError
-from rankscope.measure.impossible_times import PROFILE_NS_MAX, find_middle
+from rankscope.measure.impossible_times import LATE_WORK, PROFILE_NS_MAX, find_middle
+from rankscope.measure.kineto import KinetoTrace
 from rankscope.measure.kineto_json import NOTHING, Block, TraceBlocks
 from rankscope.measure.kineto_numbers import TIME_US_MAX
 from rankscope.measure.units import NS_PER_US
@@ -382,3 +383,12 @@ class EventArray:
             self._file.write(b",\n")
         self._file.write(self._encoder.encode(events)[1:-1])
         self.count += len(events)
+
+
+def describe_reading(trace: KinetoTrace) -> list[str]:
+    """Return warnings of the reading before the timeline is written: what was mended, and the work that is only shown.
+    What is left out is counted while the timeline is written.
+    """
+    late_count = trace.left_out.get(LATE_WORK, 0)
+    late = f"{late_count:,} events kept in the timeline, but not used to match collectives: {LATE_WORK}"
+    return [*trace.mended, *([late] if late_count else [])]

@@ -2,14 +2,22 @@
 them for a timeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rankscope.collector.runs import ratios
 from rankscope.collector.traces.origin import DeviceProperties
-from rankscope.collector.traces.report import DeviceReport, DeviceStep, IdleRow, LaunchedWork, StepReport, Timeline
+from rankscope.collector.traces.report import (
+    DeviceReport,
+    DeviceStep,
+    IdleRow,
+    LaunchedWork,
+    StepReport,
+    StepTimeline,
+    Timeline,
+)
 from rankscope.collector.traces.tables import uses_tensor_cores
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
@@ -20,6 +28,9 @@ from rankscope.measure.traced_collectives import find_communication_rows
 from rankscope.measure.units import format_duration
 
 TIMELINE_BINS = 1_000
+BINS_OF_A_STEP_MAX = 200
+STEP_BINS_MAX = 2_400
+"""Bins of all steps of a rank together: about 50 kB of JSON. More than 12 steps have fewer bins each."""
 OVERLAP_SHARE_MIN = 0.01
 """Share of the time on streams from which overlaps are shown. The ten traces of tests/traces with devices have none."""
 TIMES = (
@@ -318,28 +329,58 @@ def _sum_lane(view: RankView, places: Ints, stream: int | None, *, is_device: bo
 # -- timeline ---------------------------------------------------------------------------------------------------------
 
 
-def draw_timeline(view: RankView, bins: int = TIMELINE_BINS) -> Timeline | None:
+def draw_timelines(view: RankView) -> tuple[Timeline | None, list[StepTimeline]]:
+    """Return the whole window and each step in equal bins; none without work."""
+    if view.bounds_ns is None:
+        return None, []
+    parts = _find_parts(view)
+    return draw_timeline(view, parts=parts), draw_step_timelines(view, parts)
+
+
+def draw_timeline(
+    view: RankView, bins: int = TIMELINE_BINS, parts: Mapping[str, Intervals] | None = None
+) -> Timeline | None:
     """Return the whole window in equal bins; None without work."""
     if view.bounds_ns is None:
         return None
-    start_ns, end_ns = view.bounds_ns
-    bin_ns = max(1, -(-(end_ns - start_ns) // bins))
-    edges = np.arange(start_ns, end_ns + bin_ns, bin_ns, dtype=np.int64)
+    return Timeline(**_bin_window(view, parts or _find_parts(view), *view.bounds_ns, bins))
+
+
+def draw_step_timelines(view: RankView, parts: Mapping[str, Intervals]) -> list[StepTimeline]:
+    """Return each step in equal bins, by the bounds that ranks are compared by. At most STEP_BINS_MAX steps, the first
+    ones.
+    """
+    bounds = find_step_bounds(view)[:STEP_BINS_MAX]
+    bins = min(BINS_OF_A_STEP_MAX, STEP_BINS_MAX // max(1, len(bounds)))
+    return [
+        StepTimeline(step=number, **_bin_window(view, parts, start_ns, end_ns, bins))
+        for number, start_ns, end_ns in bounds
+    ]
+
+
+def _find_parts(view: RankView) -> dict[str, Intervals]:
+    """Return the sets of time that a timeline shows, which share nothing."""
     compute, communication, copies = view.sets
-    overlap = intervals.intersect(compute, communication)
     work = intervals.union(np.concatenate([compute, communication]))
-    parts = (
-        intervals.subtract(compute, communication),
-        overlap,
-        intervals.subtract(communication, compute),
-        intervals.subtract(copies, work),
-    )
-    binned = [np.diff(intervals.covered_before(part, edges)).tolist() for part in parts]
-    return Timeline(
-        start_ns=start_ns - view.origin_ns,
-        bin_ns=bin_ns,
-        compute=binned[0],
-        overlap=binned[1],
-        communication=binned[2],
-        copy=binned[3],
-    )
+    host = intervals.union(view.intervals_of(view.host.compute_rows)) if view.has_device else intervals.EMPTY
+    return {
+        "compute": intervals.subtract(compute, communication),
+        "overlap": intervals.intersect(compute, communication),
+        "communication": intervals.subtract(communication, compute),
+        "copy": intervals.subtract(copies, work),
+        "host": intervals.subtract(host, intervals.union(np.concatenate([work, copies]))),
+    }
+
+
+def _bin_window(
+    view: RankView, parts: Mapping[str, Intervals], start_ns: int, end_ns: int, bins: int
+) -> dict[str, Any]:
+    """Return the fields of a Timeline of the window [start_ns, end_ns)."""
+    bin_ns = max(1, -(-(end_ns - start_ns) // bins))
+    edges = np.minimum(np.arange(start_ns, end_ns + bin_ns, bin_ns, dtype=np.int64), end_ns)
+    return {
+        "start_ns": start_ns - view.origin_ns,
+        "bin_ns": bin_ns,
+        "window_ns": end_ns - start_ns,
+        **{name: np.diff(intervals.covered_before(part, edges)).tolist() for name, part in parts.items()},
+    }

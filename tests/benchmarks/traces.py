@@ -46,13 +46,15 @@ ROUNDS = 3
 TIMEOUT_S = 1200
 
 _PROLOGUE = """
-import sys, time
+import os, sys, time
 path = sys.argv[1]
+def find_cpu_s(): return sum(os.times()[:4])
 """
 _EPILOGUE = """
 seconds = time.perf_counter() - begin
+cpu_s = find_cpu_s() - cpu_before_s
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
-print("RESULT", seconds, int(peak) * 1024)
+print("RESULT", seconds, int(peak) * 1024, cpu_s)
 """
 _OURS = {
     "inflate": """
@@ -123,10 +125,11 @@ WAYS = (*_OURS, *_OTHERS)
 
 
 class Cost(NamedTuple):
-    """One reading: seconds and the peak of memory."""
+    """One reading: seconds, the peak of memory, and the CPU time of all its processes."""
 
     seconds: float
     peak_bytes: float
+    cpu_s: float
 
 
 # -- the traces -------------------------------------------------------------------------------------------------------
@@ -177,7 +180,8 @@ def read_once(way: str, path: Path, others: Path | None) -> Cost | None:
     python = Path(sys.executable) if way in _OURS else others
     if python is None:
         return None
-    script = _PROLOGUE + {**_OURS, **_OTHERS}[way] + _EPILOGUE
+    work = {**_OURS, **_OTHERS}[way].replace("begin = ", "cpu_before_s = find_cpu_s()\nbegin = ")
+    script = _PROLOGUE + work + _EPILOGUE
     try:
         ended = subprocess.run(
             [python, "-W", "ignore", "-c", script, str(path)],
@@ -192,8 +196,8 @@ def read_once(way: str, path: Path, others: Path | None) -> Cost | None:
     if line is None:
         print(f"{way} failed on {path.name}: {ended.stderr[-400:]}", file=sys.stderr)
         return None
-    _, seconds, peak = line.split()
-    return Cost(float(seconds), float(peak))
+    _, seconds, peak, cpu_s = line.split()
+    return Cost(float(seconds), float(peak), float(cpu_s))
 
 
 def measure(path: Path, rounds: int, slow_rounds: int, others: Path | None) -> dict[str, list[Cost]]:

@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.collector.incidents.incident import STATES, Incident
+from rankscope.collector.captures.capture import Capture
+from rankscope.collector.captures.incident_views import IncidentView
+from rankscope.collector.incidents.incident import STATES
+from rankscope.collector.incidents.nodes import NodeList, NodeRecord
 from rankscope.collector.publish import routes
-from rankscope.collector.publish.api import event_stream, heat_map, rank_views, routes_api
+from rankscope.collector.publish.api import capture_routes, event_stream, heat_map, rank_views, routes_api
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.collector.runs.run_status import RunStatus
@@ -35,7 +38,7 @@ class RunSummaries(msgspec.Struct, frozen=True):
 class Incidents(msgspec.Struct, frozen=True):
     """The incidents, newest first."""
 
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentView, ...]
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -47,7 +50,8 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, RunSnapshot, RunStatus, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    RunReport, Incidents, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
+    RunReport, Incidents, NodeList, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
+    capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
 )  # fmt: skip
 
 RUN: Final = {
@@ -68,7 +72,7 @@ def build() -> Json:
         "info": {
             "title": "rankscope collector",
             "version": __version__,
-            "description": "What a rankscope collector knows about training runs. Read-only; docs/api.md.",
+            "description": "What a rankscope collector knows about training runs, and orders of captures; docs/api.md.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/", "description": "The collector itself."}],
@@ -78,10 +82,13 @@ def build() -> Json:
             "schemas": _schemas(),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "The token of `http_token_file`."},
+                "control": {
+                    "type": "http", "scheme": "bearer", "description": "The token of `http_control_token_file`.",
+                },
                 "basic": {"type": "http", "scheme": "basic", "description": "The token as password, any user."},
             },
         },
-    }
+    }  # fmt: skip
 
 
 def render() -> str:
@@ -98,17 +105,67 @@ def _paths_of_all() -> Json:
     )
     stream = {event_stream.EVENT_STREAM: {"schema": {"type": "string"}}}
     description = (
-        "Snapshots as they are made: server-sent events `snapshot`, each a LiveSnapshot in JSON.\n\n"
-        "Their ids count the snapshots: a gap means that this reader was too slow."
+        "Snapshots as they are made, and when a capture has changed: server-sent events `snapshot`, each a "
+        "LiveSnapshot in JSON.\n\n"
+        "Their ids count them: a gap means that this reader was too slow."
     )
     events = _operation("followRuns", description, stream, [followed, count], 400, 503)
     described = {routes.JSON: {"schema": {"type": "object", "required": ["openapi", "paths"]}}}
     return {
         routes.RUNS_PATH: _operation("listRuns", "The runs that are known.", _json(RunSummaries)),
         routes.INCIDENTS_PATH: _operation("listIncidents", "The incidents.", _json(Incidents), [run, state], 400),
+        routes_api.NODES_PATH: _operation(
+            "listNodes", "The nodes, those that hold runs up first.", _json(NodeList), [], 400, 404
+        ),
+        f"{routes_api.NODES_PATH}/{{node}}": _operation(
+            "showNode", "One node.", _json(NodeRecord), [_in_path("node", "The name that its ranks report.")], 400, 404
+        ),
+        **_paths_of_captures(run),
         event_stream.EVENTS_PATH: events,
         routes_api.OPENAPI_PATH: _operation("describeApi", "This description.", described),
     }
+
+
+def _paths_of_captures(run: Json) -> Json:
+    identity = _in_path("id", "The id of a capture.")
+    file = {capture_routes.CONTENT_TYPES[".gz"]: {"schema": {"type": "string", "format": "binary"}}}
+    listed = _json(capture_routes.CaptureList)
+    of = f"{capture_routes.CAPTURES_PATH}/{{id}}"
+    return {
+        capture_routes.CAPTURES_PATH: _operation("listCaptures", "The captures, newest first.", listed, [run], 400),
+        of: _operation("showCapture", "One capture.", _json(Capture), [identity], 404),
+        f"{of}/files/{{name}}": _operation(
+            "fetchCaptureFile", "A file of a capture; its type is that of its name.", file,
+            [identity, _in_path("name", "A name of its list of files.")], 404,
+        ),
+        f"{routes.RUNS_PATH}/{{run}}{capture_routes.CAPTURES_SUFFIX}": {"post": _order_capture()},
+    }  # fmt: skip
+
+
+def _order_capture() -> Json:
+    reasons = {
+        400: "The body is no order.", 401: "The control token is missing.",
+        403: "It is wrong, or this collector has none.", 404: "No such run.",
+        409: "Another capture of the run has not ended.", 411: "No Content-Length.", 413: "The body is too long.",
+        415: "The body is not said to be JSON.", 422: "What is asked for cannot be.",
+        503: "This collector keeps no captures, or has not answered.",
+    }  # fmt: skip
+    return {
+        "operationId": "orderCapture",
+        "summary": "Take a capture of the same steps on some ranks.",
+        "security": [{"control": []}],
+        "parameters": [RUN],
+        "requestBody": {"required": True, "content": _json(capture_routes.CaptureOptions)},
+        "responses": {
+            "202": {"description": "It is ordered.", "content": _json(Capture)},
+            **{str(status): {"description": text, "content": _json(Error)} for status, text in reasons.items()},
+        },
+    }
+
+
+def _in_path(name: str, description: str) -> Json:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
 
 
 def _paths_of_a_run() -> Json:

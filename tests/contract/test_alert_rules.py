@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rankscope.collector.detect.finding import PAUSES
+from rankscope.collector.incidents.nodes import OF_SCRIPTS, RATIO_MIN, RUNS_MIN
 from tests.contract.promql_names import Labels, find_catalog_labels, find_labels, find_uses
 from tests.contract.promql_syntax import PromqlError
 from tests.programs import find_program
@@ -134,6 +136,20 @@ def test_a_rule_that_does_something_else_fails_its_tests(tmp_path: Path) -> None
     done = promtool("test", "rules", copy)
     assert done.returncode == 1
     assert "Just below: 78.3 GB." in done.stdout + done.stderr
+
+
+def test_alerts_recommend_what_the_list_of_nodes_does() -> None:
+    texts = [" ".join(rule["annotations"]["description"].split()) for rule in ALERTS if "exclude-file" in str(rule)]
+    assert len(texts) == 3
+    for text in texts:
+        assert f"(rankscope_node_held_up_low_ratio{{node=%q}}) >= {RATIO_MIN}" in text
+        assert f"(rankscope_node_runs_held_up{{node=%q}}) >= {RUNS_MIN}" in text
+
+
+def test_alert_about_a_hang_blames_nodes_as_the_list_does() -> None:
+    (rule,) = [rule for rule in ALERTS if rule["alert"] == "RankscopeRunStalled"]
+    (causes,) = re.findall(r'cause!~\\"([^"]*deadlock[^"]*)\\"', rule["annotations"]["description"])
+    assert set(causes.split("|")) == PAUSES | OF_SCRIPTS
 
 
 # -- every alert has its tests and its page ---------------------------------------------------------------------------

@@ -50,6 +50,15 @@ def test_what_is_written_keeps_to_the_schema(path: str) -> None:
     jsonschema.validate(written(path), json.loads(SCHEMA_FILE.read_text()))
 
 
+def test_tables_that_are_asked_for_keep_to_the_schema_too() -> None:
+    report = analyze(str(TRACES / "v100_dlrm_8ranks_r*.json.gz"), critical_path=True, roofline=True, all_to_all=True)
+    written_report = json.loads(msgspec.json.encode(report))
+    assert written_report["critical_path"]["steps"]
+    assert written_report["ranks"][0]["roofline"]
+    assert written_report["all_to_all"]["ranks"] == []  # these traces describe no kernel
+    jsonschema.validate(written_report, json.loads(SCHEMA_FILE.read_text()))
+
+
 def test_comparison_keeps_to_the_schema_too() -> None:
     report = analyze(str(TRACES / "gloo-2.13/ddp_2r_slow1_data"), against=str(TRACES / "gloo-2.13/ddp_2r_clean"))
     written_report = json.loads(msgspec.json.encode(report))

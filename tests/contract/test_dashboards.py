@@ -52,6 +52,8 @@ NOT_SHOWN = {
     "rankscope_device_step_seconds_total",
     # The reason is in the API only; the ranks without peers are shown.
     "rankscope_finding_not_judged",
+    # The first of them are in a table.
+    "rankscope_nodes_held_up",
     # The current drops are shown.
     "rankscope_agent_part_changes_total",
     # Dashboards show the families of ranks for whole runs, nodes and the worst ranks; these are for alerts, and for

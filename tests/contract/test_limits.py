@@ -34,8 +34,10 @@ MANY_IMPORTS: Final = {
     "collector/service.py": ASSEMBLES,
 }
 
+ONE_TABLE: Final = "one table a file, apart from the many others"
 ONE_COMMAND: Final = "one file a command, so that it is found by its name"
 SMALL: Final = {
+    "collector/captures/incident_captures.py": "which incidents order a capture, apart from how one is taken",
     "collector/commands/demo.py": ONE_COMMAND,
     "collector/commands/keys.py": ONE_COMMAND,
     "collector/commands/merge.py": ONE_COMMAND,
@@ -43,7 +45,12 @@ SMALL: Final = {
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
     "collector/detect/stragglers/begin.py": "when a slowness began that no compared step shows",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
+    "collector/traces/asked_rows.py": "tables that have to be asked for, apart from those of every report",
+    "collector/traces/cycles.py": ONE_TABLE,
+    "collector/reports/cycle_table.py": ONE_TABLE,
+    "collector/reports/notebook_view.py": "what a notebook shows, apart from what a terminal or a page does",
     "collector/embedded.py": "the lifetime of an embedded collector, apart from the command line",
+    "collector/publish/api/refused_orders.py": "which refusals are logged, apart from the answers",
     "collector/publish/metrics/catalog.py": "what tests and generators of documents read of the metrics",
     "collector/publish/page_files.py": "which files a browser gets without a token, apart from sockets",
 }

@@ -5,6 +5,7 @@ as rankscope depends on them.
 """
 
 import importlib.metadata
+import json
 import runpy
 import subprocess
 import sys
@@ -29,6 +30,7 @@ DOCKER = ROOT / "deploy" / "docker"
 KUSTOMIZATIONS = sorted(path.parent.name for path in K8S.glob("*/kustomization.yaml"))
 NOT_KUBERNETES = ("kubeflow.org/", "monitoring.coreos.com/")
 KUBERNETES = "1.31"
+HTTP_PORT = 18491
 
 Document = dict[str, Any]
 
@@ -64,7 +66,7 @@ def test_kubernetes_would_take_what_is_rendered(name: str) -> None:
     for document in documents:
         if not document["apiVersion"].startswith(NOT_KUBERNETES):
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
-        if document["kind"] != "Namespace":
+        if document["kind"] not in {"Namespace", "ClusterRoleBinding"}:
             assert document["metadata"]["namespace"] == "rankscope"
 
 
@@ -85,7 +87,8 @@ def test_kubernetes_would_take_the_examples(path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in KUSTOMIZATIONS if name != "monitoring"])
 def test_our_pods_may_do_as_little_as_pods_can(name: str) -> None:
     for pod in find_pods(render(name)):
-        assert pod["automountServiceAccountToken"] is False
+        # Only the one that writes a condition of its node needs the API of Kubernetes.
+        assert pod.get("automountServiceAccountToken") is (None if name == "node-condition" else False)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["containers"]:
@@ -181,6 +184,41 @@ def test_relay_starts_with_existing_options_and_mounted_keys() -> None:
     worn = find(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert find(documents, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= worn.items()
     assert worn["rankscope/agent"] == "true", "the collector's policy lets in who wears this"
+
+
+def test_node_condition_runs_a_plugin_that_is_mounted() -> None:
+    documents = render("node-condition")
+    (pod,) = find_pods(documents)
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    (plugin,) = [volume["configMap"] for volume in pod["volumes"] if "configMap" in volume]
+    files = find(documents, "ConfigMap")
+    assert (plugin["name"], plugin["defaultMode"]) == (files["metadata"]["name"], 0o555)
+    assert f"--config.custom-plugin-monitor={mounts['plugin']}/rankscope.json" in container["command"]
+    config = json.loads(files["data"]["rankscope.json"])
+    (rule,) = config["rules"]
+    assert rule["path"] == f"{mounts['plugin']}/check-node.sh"
+    assert "check-node.sh" in files["data"]
+    # As node-problem-detector validates: a rule of a condition has a default for it, and no longer time than all.
+    assert (rule["type"], [rule["condition"]]) == ("permanent", [one["type"] for one in config["conditions"]])
+    assert int(rule["timeout"][:-1]) <= int(config["pluginConfig"]["timeout"][:-1])
+
+
+def test_node_condition_may_reach_the_collector_and_write_its_node() -> None:
+    documents, collector = render("node-condition"), render("collector")
+    (pod,) = find_pods(documents)
+    settings = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    service = find(collector, "Service")["metadata"]
+    assert settings["RANKSCOPE_HTTP"] == f"{service['name']}.{service['namespace']}.svc:{HTTP_PORT}"
+    worn = find(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    (rule,) = [
+        one for one in find(collector, "NetworkPolicy")["spec"]["ingress"] if one["ports"][0]["port"] == HTTP_PORT
+    ]
+    assert worn in [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
+    (subject,) = find(documents, "ClusterRoleBinding")["subjects"]
+    account = find(documents, "ServiceAccount")["metadata"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+    assert pod["serviceAccountName"] == account["name"]
 
 
 def test_compose_file_follows_its_schema_and_mounts_exist() -> None:

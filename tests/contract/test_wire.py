@@ -18,6 +18,10 @@ from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Ack,
+    CaptureOrder,
+    CapturePart,
+    CapturePartWanted,
+    CaptureState,
     ClockPing,
     ClockPong,
     Goodbye,
@@ -233,6 +237,16 @@ STATED: dict[str, Message] = {
         threads_left_out=5, progress=(PROGRESS,), pending=(PENDING,), waits={"TCPStore__wait": 1},
         absent={"pending": "timed out"},
     ),
+    "capture_order": CaptureOrder(
+        id="c1", first_step=120, last_step=124, options=("shapes",), bytes_max=10**9, pause_ns_max=2 * 10**9,
+        is_over=True,
+    ),
+    "capture_state": CaptureState(
+        id="c1", state="written", reason="a CUDA graph was being captured", next_step=125, first_step=120,
+        last_step=123, expected_pause_ns=400_000_000, pause_ns=410_000_000, size_bytes=2_300_000, sha256="ab" * 32,
+    ),
+    "capture_part_wanted": CapturePartWanted(id="c1", offset=262_144, length=262_144),
+    "capture_part": CapturePart(id="c1", offset=262_144, data=b"\x1f\x8b", problem="no such file"),
     "ras_answered": RasAnswered(
         sequence=9, identity=IDENTITY, host_ns=1_900, stalled_since_host_ns=1_300, address="localhost:28028",
         took_ns=300, nccl_version="2.29.2", communicators_total=3, communicators=(COMMUNICATOR,),
@@ -356,6 +370,10 @@ def test_the_kinds_keep_their_bytes() -> None:
         "relay_hello": "52534350 00010c",
         "relayed": "52534350 00010d",
         "ras_answered": "52534350 00010e",
+        "capture_order": "52534350 00010f",
+        "capture_state": "52534350 000110",
+        "capture_part_wanted": "52534350 000111",
+        "capture_part": "52534350 000112",
     }
 
 

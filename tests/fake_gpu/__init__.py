@@ -1,7 +1,7 @@
 """A GPU inside torch's own Kineto, for machines without one; device.cpp says what it does.
 
 Kineto, its sessions and everything of the agent are the real ones. The agent is given the device where it looks for a
-real one; of torch nothing is replaced.
+real one; of torch nothing is replaced, but that `join_torchs_profiler` adds the device to what its sessions record.
 """
 
 import ctypes
@@ -118,10 +118,25 @@ class FakeGpu:
     def set_fault(self, **values: float) -> None:
         """Set faults: `ratio` (of the length of kernels), `dearer_ns` (a launch while attached), `latency_ns`,
         `drop_calls` and `drop_work` (every n-th is missing from sessions), `backwards`, `drift_ppm` (of the device's
-        clock in sessions), `malformed` (a number of device.cpp), `forget` (its own list of work).
+        clock in sessions), `malformed` (a number of device.cpp), `forget` (its own list of work). `at_end` is none:
+        operators launch at their end, and not right before torch's profiler sees their begin, so that a trace has the
+        call within them.
         """
         for what, value in values.items():
             assert self._library.gpu_set(what.encode(), ctypes.c_double(value)), what
+
+    def join_torchs_profiler(self) -> None:
+        """Let sessions of torch.profiler record the device, as they do a real one where torch is built for it."""
+        from torch.autograd import profiler  # noqa: PLC0415 - only the process of a job needs it
+
+        its_profile = _as_any(profiler).profile
+        prepare = its_profile._prepare_trace
+
+        def prepare_with_device(session: Any) -> None:
+            session.kineto_activities.add(torch.profiler.ProfilerActivity.CUDA)
+            prepare(session)
+
+        its_profile._prepare_trace = prepare_with_device
 
     # -- collectives --------------------------------------------------------------------------------------------------
 

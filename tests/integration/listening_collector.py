@@ -16,6 +16,7 @@ from rankscope.collector.ingest.acknowledgements import Acknowledgements
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
 from rankscope.measure.records import (
+    CAPTURED,
     DEVICE_PREFIX,
     DEVICE_TAIL,
     PHASE_PREFIX,
@@ -184,6 +185,7 @@ def _to_steps(table: Table) -> Iterator[StepRecord]:
             samples=row["samples"],
             tokens=row["tokens"],
             device_tail_ns=row.get(DEVICE_TAIL),
+            captured=bool(row.get(CAPTURED)),
         )
 
 

@@ -1,11 +1,10 @@
 """The live page in a browser: opened, and asked what it shows."""
 
-from typing import Any
+from typing import Any, Protocol
 
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
-from rankscope.collector.publish.http_server import HttpServer
 from tests.integration.chromium import find, wait_until
 
 PIXELS = """
@@ -31,10 +30,22 @@ LEFT, BELOW = 62, 20
 Colour = list[int]
 
 
+class Serving(Protocol):
+    """What serves the page: a server alone, or a whole collector."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+
+
 class LivePage:
     """The page of a server, in a browser."""
 
-    def __init__(self, browser: webdriver.Chrome, server: HttpServer) -> None:
+    def __init__(self, browser: webdriver.Chrome, server: "Serving") -> None:
         self.browser = browser
         self.server = server
 

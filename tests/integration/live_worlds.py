@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from rankscope.collector.captures.capture import NO_CAPTURES, Capture, CaptureRefusal, CaptureRequest
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
+from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.http_auth import OPEN, HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
@@ -44,6 +46,10 @@ class LiveWorld:
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
         self.dumps: dict[str, RunDump] = {}
         self.time_slices = Shares()
+        self.captures: tuple[Capture, ...] = ()
+        self.incidents: tuple[Incident, ...] = ()
+        self.orders: list[CaptureRequest] = []
+        self.answer: Capture | CaptureRefusal = NO_CAPTURES
 
     def show(self, *runs: RunSnapshot, steps: dict[str, HeatMapSteps] | None = None) -> None:
         """These runs, a second later."""
@@ -66,16 +72,29 @@ class LiveWorld:
         found = self.dumps.get(run)
         return None if found is None else msgspec.json.encode(found)
 
+    def order(self, request: CaptureRequest) -> Capture | CaptureRefusal:
+        """Note an order, and give the answer that the test has set; a capture is kept from then on."""
+        self.orders.append(request)
+        if isinstance(self.answer, Capture):
+            self.captures = (self.answer, *self.captures)
+        return self.answer
+
     @contextmanager
     def serve(
-        self, access: HttpAuth = OPEN, *, store: Path | None = None, limits: HttpLimits | None = None
+        self,
+        access: HttpAuth = OPEN,
+        *,
+        store: Path | None = None,
+        limits: HttpLimits | None = None,
+        captures_folder: Path | None = None,
     ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
-            listen_http("127.0.0.1:0"), self.read_snapshot, lambda: (), is_healthy=lambda: None, is_ready=lambda: None,
-            access=access, store=store,
+            listen_http("127.0.0.1:0"), self.read_snapshot, lambda: self.incidents,
+            is_healthy=lambda: None, is_ready=lambda: None, access=access, store=store,
             read_report=None if store is None else lambda run: report_as_json(store, run), limits=limits,
             read_dump=self.read_dump, read_time_slices=self.time_slices.of,
+            order_capture=self.order, read_captures=lambda: self.captures, captures_folder=captures_folder,
         )  # fmt: skip
         try:
             yield server

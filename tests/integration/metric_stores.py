@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 
 from tests.integration.serving import end_child, find_fixed_port, read_url
+from tests.programs import find_program
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[int, float]
@@ -90,10 +90,3 @@ def running(command: Sequence[str], port: int, log: Path) -> Iterator[Store]:
         yield store
     finally:
         store.end()
-
-
-def find_program(name: str) -> str:
-    """Where a program of the Debian package of its name is."""
-    path = shutil.which(name)
-    assert path is not None, f"{name} is missing: install the Debian package {name}"
-    return path

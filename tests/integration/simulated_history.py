@@ -12,7 +12,14 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import (
+    ChannelCounts,
+    CollectorCounts,
+    HeldUpNode,
+    RankSnapshot,
+    RunSnapshot,
+    Snapshot,
+)
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -117,9 +124,15 @@ def _collector_counts(frames: int) -> CollectorCounts:
         relay_refused={"bad_magic": 0},
         http_refused={"unauthorised": 0},
         contained_errors={"run_state": 0},
+        captures={"complete": 2, "failed": 1, "refused": 1},
+        capture_pause_s=0.5,
+        capture_bytes=4_000_000,
         store_writable=True,
         store_bytes=61_440,
         history_dropped=0,
+        nodes_held_up=(HeldUpNode(node=SCENARIO.topology.node_names[0], runs=12, runs_held_up=9, ratio_low=0.468),),
+        nodes_held_up_count=1,
+        notifications={"webhook": ChannelCounts({"delivered": 0, "failed": 0}, 0, BEGIN_WALL_S)},
     )
 
 

@@ -1,4 +1,5 @@
-"""A real Slurm of one node on this machine: munged, slurmctld and slurmd in the foreground, in a folder of their own.
+"""A real Slurm of one node on this machine, and if wanted of another one that is down: munged, slurmctld and slurmd in
+the foreground, in a folder of their own.
 
 Who runs the tests is Slurm's user, and submits. Nothing of it outlives the block: jobs are cancelled, the daemons end,
 and processes of jobs that are left are killed, known by the configuration that their environment names.
@@ -46,7 +47,7 @@ SwitchType=switch/none
 ReturnToService=2
 KillWait=5
 NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{absent}PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 """Jobs share the node, and one that is queued again may begin after `cred_expire` seconds."""
 CANCEL_S_MAX: Final = 20.0
@@ -95,7 +96,7 @@ class Cluster:
     def wait_for_node(self) -> None:
         """Wait until the node takes jobs."""
         wait_for(
-            lambda: True if self._ask("sinfo", "-h", "-o", "%t", check=False) == "idle" else None,
+            lambda: True if "idle" in self._ask("sinfo", "-h", "-o", "%t", check=False).split() else None,
             lambda: "; ".join(f"{path.name}: {path.read_text()[-400:]}" for path in self._folder.glob("*.out")),
             DEADLINE_S,
         )
@@ -133,11 +134,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_slurm(folder: Path) -> Iterator[Cluster]:
-    """Start it, in a folder whose path is short enough for Unix sockets; it does not outlive the block."""
+def running_slurm(folder: Path, node: str = NODE, absent: str = "") -> Iterator[Cluster]:
+    """Start it, in a folder whose path is short enough for Unix sockets; it does not outlive the block. The node
+    `absent` is known and does not answer; with one, `node` cannot be localhost, which is every node's host to Slurm.
+    """
     for name in ("state", "spool"):
         (folder / name).mkdir()
-    (folder / "slurm.conf").write_text(_configure(folder))
+    (folder / "slurm.conf").write_text(_configure(folder, node, absent))
     (folder / "cgroup.conf").touch()
     (folder / "munge.key").write_bytes(secrets.token_bytes(128))
     (folder / "munge.key").chmod(0o600)
@@ -148,7 +151,7 @@ def running_slurm(folder: Path) -> Iterator[Cluster]:
         for command in (
             ["munged", "--foreground", "--force", *munge],
             ["slurmctld", "-D", "-c"],
-            ["slurmd", "-D", "-N", NODE],
+            ["slurmd", "-D", "-N", node],
         ):
             daemons.enter_context(_running(command, folder, cluster.environment))
         daemons.callback(cluster.cancel_all)
@@ -156,10 +159,12 @@ def running_slurm(folder: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def _configure(folder: Path) -> str:
+def _configure(folder: Path, node: str, absent: str) -> str:
     ports = {"controller_port": find_fixed_port(), "node_port": find_fixed_port()}
     user = psutil.Process().username()
-    return CONFIGURATION.format(host=socket.gethostname().split(".")[0], user=user, folder=folder, node=NODE, **ports)
+    host = socket.gethostname().split(".")[0]
+    other = f"NodeName={absent} NodeAddr=127.0.0.2 CPUs=4 State=DOWN Reason=absent\n" if absent else ""
+    return CONFIGURATION.format(host=host, user=user, folder=folder, node=node, absent=other, **ports)
 
 
 @contextlib.contextmanager

@@ -316,7 +316,8 @@ def test_the_messages_say_rank_node_cause_and_cost(seen: Seen) -> None:
     straggler = told(seen, "RankscopeStragglerRank")["annotations"]["description"]
     assert re.fullmatch(
         rf"Rank {SLOW_RANK} on node {SICK}-node-1 takes \d\.\d\d times as long as its peer ranks\. "
-        r"Cause: \w+\. Cost: (\d+\.\d GPU-hours an hour|not yet known)\.",
+        r"Cause: \w+\. Cost: (\d+\.\d GPU-hours an hour|not yet known)\. "
+        r"Captures of it, where there are any: rankscope incidents --open\.",
         straggler,
     ), straggler
     missing = told(seen, "RankscopeRankMissing")["annotations"]["description"]

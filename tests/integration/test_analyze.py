@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -159,9 +160,12 @@ def test_list_says_what_each_file_is_without_analysing(tmp_path: Path) -> None:
     ended = rankscope("analyze", tmp_path, "--list")
     assert ended.returncode == 1
     header, bad, good = ended.stdout.splitlines()
-    assert header.split() == ["RANK", "KNOWN", "FROM", "CYCLE", "WORLD", "HOST", "FILE"]
-    assert bad.split() == ["-", "-", "1", "of", "1", "-", "-", f"{tmp_path}/a.json"]
-    assert good.split() == ["1", "the", "trace", "1", "of", "1", "2", "vm", f"{tmp_path}/b.json.gz"]
+    assert re.split("  +", header)[:5] == ["RANK", "KNOWN FROM", "CYCLE", "WORLD", "HOST"]
+    assert re.split("  +", header)[5:] == ["FIRST EVENT (UTC)", "LENGTH", "STEPS", "FILE"]
+    assert re.split("  +", bad) == ["-", "-", "1 of 1", "-", "-", "-", "-", "-", f"{tmp_path}/a.json"]
+    # Its baseTimeNanoseconds 1,790,857,026 s and first ts 4,361,665.028 s; the last event ends 931.581 ms later.
+    span = ["2026-11-20 23:51:31.028", "931.6 ms", "1-3"]
+    assert re.split("  +", good) == ["1", "the trace", "1 of 1", "2", "vm", *span, f"{tmp_path}/b.json.gz"]
     assert ended.stderr.startswith(f"rankscope: {tmp_path}/a.json: not JSON")
 
 

@@ -9,8 +9,10 @@ from urllib.parse import quote
 import hypothesis
 import pytest
 
+from rankscope.collector.captures.capture import Capture, CaptureFile
 from rankscope.collector.publish.api.event_stream import EVENTS_PATH
 from rankscope.collector.publish.api.routes_api import read_openapi
+from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.http_server import HttpServer
 from tests.integration.live_worlds import LiveWorld, slow_story
 from tests.unit.collector.runs.kept_runs import keep_run
@@ -27,6 +29,12 @@ EXAMPLES = 25
 DESCRIPTION = schemathesis.openapi.from_dict(json.loads(read_openapi()))
 OF_ANSWERS = DESCRIPTION.exclude(path=EVENTS_PATH)
 """All but the events, whose answer has no end; they have tests of their own below."""
+READ_PATHS = {path for path, methods in DESCRIPTION.raw_schema["paths"].items() if "get" in methods}
+TRACE = "rank-2.pt.trace.json.gz"
+CAPTURE = Capture(
+    id="c1", run="bert", run_id="bert@1", state="complete", asked_wall_s=1.0, changed_wall_s=2.0,
+    files=(CaptureFile(TRACE, 5),),
+)  # fmt: skip
 BOUNDED = hypothesis.settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None)
 
 
@@ -35,7 +43,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A collector with one run of four ranks, whose past is in its store."""
     world = LiveWorld()
     world.tell(slow_story(), NAMED)
-    with world.serve(store=keep_run(tmp_path_factory.mktemp("api"), NAMED, steps=40)) as server:
+    folder = tmp_path_factory.mktemp("api")
+    (folder / CAPTURE.id).mkdir()
+    (folder / CAPTURE.id / TRACE).write_bytes(b"trace")
+    access = HttpAuth(control_token="0123456789abcdef")  # noqa: S106 - of this test only
+    store = keep_run(folder, NAMED, steps=40)
+    world.captures = (CAPTURE,)
+    with world.serve(access, store=store, captures_folder=folder) as server:
         yield server
 
 
@@ -52,7 +66,7 @@ def test_every_answer_about_a_known_run_is_one_the_description_has(case: "Case[A
     case.call_and_validate(base_url=server.url)
 
 
-@pytest.mark.parametrize("path", sorted(DESCRIPTION.raw_schema["paths"].keys() - {EVENTS_PATH}))
+@pytest.mark.parametrize("path", sorted(READ_PATHS - {EVENTS_PATH}))
 def test_every_path_of_the_description_leads_to_an_answer(path: str, server: HttpServer) -> None:
     assert ask(DESCRIPTION, path, server).status_code == 200
 
@@ -67,6 +81,6 @@ def test_description_that_is_wrong_is_noticed(server: HttpServer) -> None:
 
 def ask(description: schemathesis.BaseSchema, path: str, server: HttpServer) -> Any:
     """The answer about the run that is known and its rank 2, which the description must have."""
-    parameters = {"run": quote(NAMED, safe=""), "rank": 2}
+    parameters = {"run": quote(NAMED, safe=""), "rank": 2, "id": CAPTURE.id, "name": TRACE, "node": "node-1"}
     named = {name: value for name, value in parameters.items() if f"{{{name}}}" in path}
     return description[path]["GET"].Case(path_parameters=named).call_and_validate(base_url=server.url)

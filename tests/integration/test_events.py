@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
+from rankscope.collector.captures.capture import Capture, RankCapture
 from rankscope.collector.publish.api import event_stream
 from rankscope.collector.publish.api.event_stream import (
     EVENTS_PATH,
@@ -18,6 +19,7 @@ from rankscope.collector.publish.api.event_stream import (
     STREAMS_BUSY,
     LiveSnapshot,
 )
+from rankscope.collector.publish.api.live_captures import LIVE_CAPTURES_MAX
 from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer
@@ -106,6 +108,47 @@ def test_every_change_is_told_as_it_happens(world: LiveWorld) -> None:
         assert reader.wait_for(119).wall_s > before.wall_s
 
 
+def capture_of(run_id: str, number: int, *ranks: RankCapture, state: str = "recording") -> Capture:
+    return Capture(
+        id=f"c{number}", run="told", run_id=run_id, state=state, asked_wall_s=5.0, changed_wall_s=6.0,
+        first_step=12, last_step=14, ranks=ranks,
+    )  # fmt: skip
+
+
+def test_capture_is_told_as_it_changes(world: LiveWorld) -> None:
+    asked = [
+        RankCapture(rank=1, expected_pause_s=0.25, fetched_bytes=10, size_bytes=40),
+        RankCapture(rank=2, expected_pause_s=0.5, pause_s=0.75, size_bytes=60),
+        RankCapture(rank=3),
+    ]
+    with world.serve(HttpAuth(control_token=TOKEN)) as server, following(server, "?run=story") as reader:
+        number, before = reader.read_event()
+        assert before.run is not None
+        assert (before.takes_orders, before.run.captures, before.run.captures_kept) == (True, (), 0)
+        world.captures = (capture_of("other", 1), capture_of("story", 0, *asked))
+        told, picture = reader.read_event()
+        assert told == number + 1
+        assert picture.run is not None
+        (found,) = picture.run.captures
+        assert (found.id, found.state, found.first_step, found.ranks) == ("c0", "recording", 12, (1, 2, 3))
+        # The longest pause of any rank counts; rank 3 has told nothing yet.
+        assert (found.expected_pause_s, found.pause_s) == (0.5, 0.75)
+        assert (found.fetched_bytes, found.size_bytes) == (10, 100)
+        world.captures = (capture_of("story", 0, state="failed"),)
+        _, picture = reader.read_event()
+        assert picture.run is not None
+        assert (picture.run.captures[0].state, picture.run.captures[0].pause_s) == ("failed", None)
+
+
+def test_newest_captures_are_told_and_the_others_are_counted(world: LiveWorld) -> None:
+    world.captures = tuple(capture_of("story", number) for number in range(LIVE_CAPTURES_MAX + 2))
+    with world.serve() as server, following(server, "?run=story") as reader:
+        _, picture = reader.read_event()
+    assert picture.run is not None
+    assert [one.id for one in picture.run.captures] == [f"c{number}" for number in range(10)]
+    assert (picture.run.captures_kept, picture.takes_orders) == (12, False)
+
+
 def test_hostile_name_and_sentence_come_as_they_are_in_one_event(world: LiveWorld) -> None:
     name, sentence = "a\n\ndata: {}\n<script>&", "Rank 2\r\nevent: x\n\n</script>"
     finding = finding_of(1, sentence)
@@ -113,7 +156,7 @@ def test_hostile_name_and_sentence_come_as_they_are_in_one_event(world: LiveWorl
     with world.serve() as server, following(server, f"?run={quote(name)}") as reader:
         _, picture = reader.read_event()
         assert picture.run is not None
-        assert (picture.run.run, picture.run.open_findings) == (name, (finding,))
+        assert (picture.run.run, [one.sentence for one in picture.run.open_findings]) == (name, [sentence])
 
 
 def test_stream_ends_after_as_many_events_as_were_asked_for(world: LiveWorld) -> None:

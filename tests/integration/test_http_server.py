@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.store import read_store
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
@@ -25,6 +27,8 @@ from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals
 from tests.integration.serving import wait_for
+from tests.unit.collector.incidents.bad_node import keep_bad_node
+from tests.unit.collector.runs.kept_runs import keep_run
 
 DEADLINE_S = 60.0
 """Far beyond what anything here takes: a test that fails waits for it, a test that passes does not."""
@@ -69,11 +73,14 @@ class World:
         return self.read_incidents()
 
     @contextmanager
-    def serve(self, address: str = "127.0.0.1:0", limits: HttpLimits | None = None) -> Iterator[HttpServer]:
+    def serve(
+        self, address: str = "127.0.0.1:0", limits: HttpLimits | None = None, store: Path | None = None
+    ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
             listen_http(address), self.read_snapshot, self.list_incidents,
             is_healthy=lambda: self.illness, is_ready=lambda: self.unready, limits=limits,
+            store=store,
         )  # fmt: skip
         try:
             yield server
@@ -258,7 +265,7 @@ def test_head_is_get_without_the_body(server: HttpServer, path: str) -> None:
     assert {**headed.headers, "Date": ""} == {**got.headers, "Date": ""}
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "BREW"])
 def test_another_method_is_405_and_told_what_is_allowed(server: HttpServer, method: str) -> None:
     answer = ask(server, "/metrics", method)
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
@@ -504,3 +511,24 @@ def test_close_frees_the_port_ends_the_thread_and_may_be_called_twice(world: Wor
         assert set(threading.enumerate()) <= before
         with world.serve(address) as again:
             assert ask(again, "/healthz").status == 200
+
+
+def test_scrape_reads_the_nodes_of_the_store(world: World, tmp_path: Path) -> None:
+    with world.serve(store=keep_run(tmp_path, "bert", steps=1)) as server:
+        assert server.nodes is None
+        assert ask(server, "/metrics").status == 200
+        found = wait_for(lambda: server.nodes, lambda: "the nodes were not read")
+        assert [(node.node, node.runs, node.runs_held_up) for node in found.nodes] == [("node-a", 1, 0)]
+
+
+def test_incidents_have_the_history_of_their_nodes(world: World, tmp_path: Path) -> None:
+    path = keep_bad_node(tmp_path)
+    world.incidents = read_store(path).incidents
+    text = "node-b has held up 3 of its last 4 runs: consider excluding it (rankscope nodes --exclude-file)"
+    with world.serve(store=path) as server:
+        found = json.loads(ask(server, "/api/v1/incidents").body)["incidents"]
+        assert [one["node_history"] for one in found] == [[text]] * 3
+    path.unlink()
+    with world.serve(store=path) as server:
+        found = json.loads(ask(server, "/api/v1/incidents").body)["incidents"]
+        assert [one["node_history"] for one in found] == [[]] * 3

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.store import IncidentStore
 from tests.integration.killed_writer import kill_writer
 from tests.integration.serving import Served, read_url, serving, wait_for
@@ -217,3 +219,22 @@ def test_a_store_that_is_not_there_is_named() -> None:
     ended = rankscope("incidents", "--store", "/nowhere/incidents.db")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith("rankscope: there is no store at /nowhere/incidents.db; ")
+
+
+def test_node_that_was_replaced_keeps_its_incident(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.db"
+    story = Story(4)
+    story.nodes, story.begun_wall_ns = {SLOW_RANK: "bad"}, time.time_ns()
+    with serving("--store", str(path), *PATIENT) as served, telling(story, served.endpoint):
+        story.train(40).train(60, forward={SLOW_RANK: 30.0})
+        wait_for_incident(served, "opened")
+        story.nodes, story.begun_wall_ns = {SLOW_RANK: "spare"}, time.time_ns()
+        story.restart().train(10)
+        found = wait_for(
+            lambda: known if len(known := read_nodes(path).nodes) == 3 else None, lambda: str(read_nodes(path))
+        )
+    assert {one.node: (one.runs, one.runs_held_up) for one in found} == {
+        "bad": (1, 1),
+        "node-a": (1, 0),
+        "spare": (1, 0),
+    }

@@ -55,8 +55,10 @@ OF_A_RANK_WITH_A_GPU = (
 OF_SOME_MACHINES = {
     "rankscope_node_cpu_pressure_seconds_total", "rankscope_node_group_cpu_pressure_seconds_total",
     "rankscope_node_cpu_steal_seconds_total", "rankscope_interface_errors_total",
+    "rankscope_node_runs_held_up", "rankscope_node_runs", "rankscope_node_held_up_low_ratio",
 }  # fmt: skip
-"""A container need not have a network, nor a kernel that counts pressure."""
+"""A container need not have a network, nor a kernel that counts pressure. That the straggler's node has held up a run
+is read from the store once a minute, before or after its incident."""
 ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
 OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
 AFTER_THE_END = {
@@ -128,7 +130,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     folder, seen = tmp_path_factory.mktemp("live"), Live()
     command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(folder / "stop"), "--slow-rank", "1")
     with (
-        serving("--store", str(folder / "store.db")) as served,
+        serving("--store", str(folder / "store.db"), "--notify-command", find_program("true")) as served,
         started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": served.endpoint}) as job,
         prometheus(served, folder) as watching,
     ):

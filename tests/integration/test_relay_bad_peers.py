@@ -14,6 +14,8 @@ from rankscope.measure.codec import FRAME_BYTES_MAX, MAGIC, encode
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key
 from rankscope.measure.messages import (
     Ack,
+    CaptureOrder,
+    CapturePartWanted,
     HelloWanted,
     RankEnded,
     Refused,
@@ -100,6 +102,8 @@ def counted_by_relay(good: Peer, served: Served, metric: str, reason: str, at_le
         ("bad_body", encode(Report(sequence=1, host_ns=0))[:-1]),
         ("too_large", b"x" * (FRAME_BYTES_MAX - 4095)),
         ("unexpected", encode(Ack(through=5))),
+        ("unexpected", encode(CaptureOrder(id="c1", first_step=5, last_step=7))),
+        ("unexpected", encode(CapturePartWanted(id="c1", offset=0, length=1))),
         ("unexpected", encode(RelayHello(name="n", boot_id="b"))),
         ("unexpected", encode(Relayed(frames=(RelayedFrame(b"boot-good", encode(Report(sequence=9, host_ns=0))),)))),
     ],

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from rankscope.agent.report.sender import FRAMES_A_SECOND_MAX, PINGS_A_SECOND_MAX, Sender
+from rankscope.agent.report.sender import (
+    CAPTURE_MESSAGES_A_SECOND_MAX,
+    FRAMES_A_SECOND_MAX,
+    PINGS_A_SECOND_MAX,
+    Sender,
+)
 from rankscope.measure import messages
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import decode, encode
@@ -45,6 +50,7 @@ class Collector:
     def __init__(self, port: int, admitted_through: int | None, dies_after: int | None) -> None:
         self.log: list[int] = []
         self.pongs: list[messages.ClockPong] = []
+        self.of_captures: list[messages.Message] = []
         self.hellos: list[messages.Hello] = []
         self.peer: bytes | None = None
         self.sends_first: list[bytes] = []
@@ -85,6 +91,8 @@ class Collector:
     def _answers(self, message: messages.Message) -> Iterator[bytes]:
         if isinstance(message, messages.ClockPong):
             self.pongs.append(message)
+        elif isinstance(message, messages.CaptureState | messages.CapturePart):
+            self.of_captures.append(message)
         elif isinstance(message, messages.Hello):
             yield from self._greet(message)
         elif self.admitted_through is None:
@@ -128,8 +136,18 @@ class Rank:
         self.clock = CountingClock()
         rules = DeliverySettings(resend_after_ns=s_to_ns(0.3), hello_interval_ns=s_to_ns(0.2))
         self.delivery = Delivery(ResendBuffer(frames_max, 10**8), random.Random(1), rules)
-        self.sender = Sender(self.delivery, self.clock, BOOT_ID, self._make_hello, silence_ns=s_to_ns(silence_s))
+        self.sender = Sender(
+            self.delivery, self.clock, BOOT_ID, self._make_hello,
+            silence_ns=s_to_ns(silence_s), on_capture=self._answer_capture,
+        )  # fmt: skip
         self.pushed = 0
+
+    def _answer_capture(
+        self, message: messages.CaptureOrder | messages.CapturePartWanted
+    ) -> messages.CaptureState | messages.CapturePart | None:
+        if isinstance(message, messages.CapturePartWanted):
+            return messages.CapturePart(id=message.id, offset=message.offset, data=b"x" * message.length)
+        return None if message.is_over else messages.CaptureState(id=message.id, state="accepted")
 
     def _make_hello(self, first_sequence: int) -> messages.Hello:
         who = RankIdentity(
@@ -373,6 +391,32 @@ def test_a_clock_ping_is_answered_with_both_clocks(rank: Rank) -> None:
         assert before_ns < collector.pongs[0].host_ns <= rank.clock.monotonic_ns()
 
 
+def test_orders_of_captures_are_answered_and_their_end_is_not(rank: Rank) -> None:
+    order = messages.CaptureOrder(id="c1", first_step=5, last_step=7)
+    wanted = messages.CapturePartWanted(id="c1", offset=3, length=messages.CAPTURE_PART_BYTES_MAX)
+    over = messages.CaptureOrder(id="c1", first_step=5, last_step=7, is_over=True)
+    with living_collector() as collector:
+        collector.sends_first = [encode(order), encode(over), encode(wanted)]
+        rank.sender.open(collector.endpoint)
+        rank.exchange_until(lambda: len(collector.of_captures) >= 2)
+        assert collector.of_captures[:2] == [
+            messages.CaptureState(id="c1", state="accepted"),
+            messages.CapturePart(id="c1", offset=3, data=b"x" * messages.CAPTURE_PART_BYTES_MAX),
+        ]
+        rank.push(2)
+        rank.exchange_until(rank.is_done)
+        assert collector.log == [1, 2]
+
+
+def test_state_of_a_capture_without_a_connection_is_dropped(rank: Rank) -> None:
+    rank.sender.send(messages.CaptureState(id="c1", state="written"))
+    with living_collector() as collector:
+        rank.sender.open(collector.endpoint)
+        rank.push(1)
+        rank.exchange_until(rank.is_done)
+        assert collector.of_captures == []
+
+
 def test_what_is_no_answer_of_a_collector_is_ignored_and_counted(rank: Rank) -> None:
     with living_collector() as collector:
         collector.sends_first = [b"", b"noise", encode(messages.Goodbye(sequence=1, reason="finished"))]
@@ -401,6 +445,16 @@ def test_clock_pings_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank)
         answered_max = PINGS_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
         assert len(collector.pongs) <= answered_max
         assert rank.sender.demands_ignored >= 500 - answered_max
+
+
+def test_orders_of_captures_beyond_so_many_a_second_are_ignored_and_counted(rank: Rank) -> None:
+    with living_collector() as collector:
+        began_ns = rank.clock.monotonic_ns()
+        flood(collector, rank, messages.CaptureOrder(id="c1", first_step=5, last_step=7), 1000)
+        # A second Hello, where this machine is slow, brings 1,000 more.
+        answered_max = CAPTURE_MESSAGES_A_SECOND_MAX * (2 + (rank.clock.monotonic_ns() - began_ns) // NS_PER_S)
+        assert len(collector.of_captures) <= answered_max
+        assert rank.sender.frames_ignored >= 1000 - answered_max
 
 
 def test_frames_beyond_so_many_a_second_wait_with_the_collector(rank: Rank) -> None:

@@ -99,7 +99,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not over after {deadline_s} s; stderr: {self._read(self._stderr)}") from None
         _, left = psutil.wait_procs(self.find_members(), LEAVING_S)
-        described = tuple(f"{member.pid} {member.status()} {' '.join(member.cmdline())}" for member in left)
+        described = tuple(text for text in map(_describe, left) if text)
         stderr = self._read(self._stderr) if self._stderr_is_kept else ""
         return Ended(exit_code, self._read(self._stdout), stderr, described)
 
@@ -169,6 +169,13 @@ def run(
         return job.wait(deadline_s)
 
 
+def name_job() -> str:
+    """A name for the runs of one file of tests: those of one name on a machine share a sidecar, which stays until the
+    last of them has ended, also where two files are tested at the same time.
+    """
+    return f"job-{secrets.token_hex(4)}"
+
+
 def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[str]:
     """`torchrun` on this machine, on a port that is free; two jobs do not meet."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
@@ -186,6 +193,14 @@ def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
     own_name = {"RANKSCOPE_RUN": f"alone-{mark}"} if given.get("MASTER_PORT") == ALONE["MASTER_PORT"] else {}
     marks = f"{os.environ.get(MARK, '')} {mark}".strip()
     return {**os.environ, "OMP_NUM_THREADS": "1", MARK: marks, **own_name, **given}
+
+
+def _describe(member: psutil.Process) -> str:
+    """Describe a process that is left; empty for one that has ended meanwhile, read by its parent or not."""
+    try:
+        return f"{member.pid} {member.status()} {' '.join(member.cmdline())}"
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _find_children(pid: int) -> list[psutil.Process]:

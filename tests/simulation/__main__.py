@@ -8,8 +8,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.simulation.claims import find_wrongs
 from tests.simulation.clocks import CLOCKS
 from tests.simulation.collector_end import Opened
+from tests.simulation.cost_truth import compare_costs
 from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.scenarios import BEGIN, BUILDERS, SCENARIOS, STEPS, build_layout, parse_fault
@@ -106,7 +108,7 @@ def describe(outcome: Outcome) -> list[str]:
     elif not scenario.faults:
         lines.append("  nothing is wrong")
     lines.append(f"  false findings: {judged.false_findings}")
-    return [*lines, *(f"  violation: {violation}" for violation in outcome.violations)]
+    return [*lines, *(f"  {wrong.kind}: {wrong.text}" for wrong in find_wrongs(outcome, compare_costs(outcome)))]
 
 
 def _describe_finding(opened: Opened) -> str:

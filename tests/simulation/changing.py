@@ -1,4 +1,4 @@
-"""Worlds in which faults change: they move, grow, meet, last long, or begin while reports are lost.
+"""Worlds in which faults change: they move, grow, meet, last long, begin while reports are lost, or come now and then.
 
 `python -m tests.simulation.changing` judges the runs with even seeds, which the rules may be tuned on;
 `--held-out` those with odd seeds. A run's seed is its index, so any one can be repeated alone with `--only`.
@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
 from tests.simulation.checkers import check_loss_identity
+from tests.simulation.claims import find_wrongs
+from tests.simulation.cost_truth import compare_costs
 from tests.simulation.faults import Fault
-from tests.simulation.noise import NOISES
+from tests.simulation.noise import NOISES, Noise
+from tests.simulation.ranks import Windows
 from tests.simulation.scenarios import LAYOUTS, Layout, build_layout
 from tests.simulation.scoring import Judged, judge, summarise
 from tests.simulation.world import Scenario, Stall, World
+from tests.simulation.wrongs import Wrong
 from tests.validated_run import RunValidatedByPass
 
 FIRST_SEED = 10_000
@@ -36,16 +40,16 @@ class Changing(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A judged run, and its violations."""
+    """A judged run, and what was wrong in it beside names and misses."""
 
     trial: Changing
     ours: Judged
-    violations: tuple[str, ...]
+    wrongs: tuple[Wrong, ...]
 
 
 def trials() -> Iterator[Changing]:
     """Yield every run; the seeds of each row of a family alternate between even and odd."""
-    families = (_sizes, _moving, _seconds, _together, _ramps, _drifts, _long, _noisy, _lost)
+    families = (_sizes, _moving, _seconds, _together, _ramps, _drifts, _long, _noisy, _lost, _stalls, _stalls_of_all)
     seed = itertools.count(FIRST_SEED)
     for family in families:
         for scenario in family():
@@ -129,12 +133,36 @@ def _lost() -> Iterator[Scenario]:
         yield _run(fsdp, _fault(5, 1.3, 70), stalls=stalls, ring_steps=8)
 
 
+DUTY_CYCLES = ((2, 1.5), (3, 3.7), (5, 1.5), (10, 7.8), (20, 3.0))
+"""Every so many steps one takes so many times as long: 120 ms of 44 in each third is 3.7, 300 ms in each tenth 7.8."""
+WINDOWS = (Windows(), Windows(length=4, distance=32))
+
+
+def _stalls() -> Iterator[Scenario]:
+    """Yield a rank that stalls every so many steps, of few ranks and of many; where windows are rare, for longer."""
+    for ranks, (every, ratio) in itertools.product((3, 4, 8, 64), DUTY_CYCLES):
+        if (ranks, every) != (3, 20):  # in 256 steps that are fewer stalls than prove it
+            fault = _fault(1, ratio, 60, every=every, cause="unseen_wait")
+            yield _run(build_layout("dp", ranks), fault, steps=320)
+    for ranks, (every, ratio) in itertools.product((3, 4, 8), DUTY_CYCLES[:3]):
+        fault = _fault(1, ratio, 60, every=every, cause="unseen_wait")
+        yield _run(build_layout("dp", ranks), fault, steps=800, windows=WINDOWS[1], on_cpus=True)
+
+
+def _stalls_of_all() -> Iterator[Scenario]:
+    """Yield healthy runs in which every rank stalls now and then, for longer or shorter."""
+    for ranks, probability, windows in itertools.product((2, 3, 4, 8, 64), (0.02, 0.1), WINDOWS):
+        noise = Noise(burst_probability=probability)
+        steps = 320 if windows == WINDOWS[0] else 800
+        yield _run(build_layout("dp", ranks), steps=steps, windows=windows, on_cpus=True, noise=noise)
+
+
 def carry_out(trial: Changing) -> Result:
     """Simulate and judge one run; AssertionError if a step was lost and not counted."""
     world = World(trial.scenario, CollectorConfig(), RunValidatedByPass)
     outcome = world.run()
     check_loss_identity(world)
-    return Result(trial, judge(outcome), outcome.violations)
+    return Result(trial, judge(outcome), find_wrongs(outcome, compare_costs(outcome)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -156,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def describe(results: Sequence[Result]) -> list[str]:
     """Return a table by family, and every run that was not right."""
-    lines = ["| family | runs | faults | recall | precision | right rank | cause | pattern | since | violations |"]
+    lines = ["| family | runs | faults | recall | precision | right rank | cause | pattern | since | wrong |"]
     lines.append("|---|" + "---:|" * 9)
     families: Mapping[str, list[Result]] = {one.trial.family: [] for one in results}
     for one in results:
@@ -165,15 +193,15 @@ def describe(results: Sequence[Result]) -> list[str]:
         row = summarise([one.ours for one in there])
         shares = (row.recall, row.precision, row.right_rank, row.right_cause, row.right_pattern, row.since_error_steps)
         cells = ["" if share is None else f"{share:.2f}" for share in shares]
-        violations = sum(len(one.violations) for one in there)
-        lines.append(f"| {family} | {row.runs} | {row.faults} | {' | '.join(cells)} | {violations} |")
+        wrongs = sum(len(one.wrongs) for one in there)
+        lines.append(f"| {family} | {row.runs} | {row.faults} | {' | '.join(cells)} | {wrongs} |")
     for one in results:
         missed = [
             str(fault.ranks[:3])
             for fault, verdict in zip(one.trial.scenario.faults, one.ours.faults, strict=True)
             if not verdict.found
         ]
-        notes = [*(f"missed {ranks}" for ranks in missed), *one.violations]
+        notes = [*(f"missed {ranks}" for ranks in missed), *(f"{wrong.kind}: {wrong.text}" for wrong in one.wrongs)]
         notes += [f"{one.ours.false_findings} false"] * bool(one.ours.false_findings)
         lines += [f"{one.trial.family} {one.trial.scenario.seed}: {note}" for note in notes]
     return lines

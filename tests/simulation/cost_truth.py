@@ -3,30 +3,123 @@
 python -m tests.simulation.cost_truth    prints both for some layouts
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER, Finding
-from tests.simulation.faults import Fault
+from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
+from tests.simulation.collector_end import Opened
+from tests.simulation.engine import Floats
+from tests.simulation.faults import TRANSFER, Fault
 from tests.simulation.scenarios import LAYOUTS, slow_rank
 from tests.simulation.schedule_matrix import SCHEDULED
-from tests.simulation.world import Scenario, World, run
+from tests.simulation.scoring import is_about
+from tests.simulation.world import Outcome, Scenario, World, run
+from tests.simulation.wrongs import COST, Wrong
 
 TOLERANCE: Final = 0.1
 """Of the step: a stated cost that is further off is wrong."""
+ALSO_OF: Final = re.compile(r"without this and the slowness of ranks? ([\d, -]+);")
+"""The end of what a cost compares with, where it is that of other ranks' slowness, too."""
+
+
+class CostTold(NamedTuple):
+    """The cost that a finding states and the true one, as the step without the slowness over the step."""
+
+    finding: Finding
+    stated: float
+    true: float
+
+    @property
+    def error(self) -> float:
+        """Return by how much it is off, as a share of the step; positive where too little is stated."""
+        return self.stated - self.true
+
+
+def compare_costs(outcome: Outcome) -> list[CostTold]:
+    """Return every stated cost of findings about a fault with the true one, over the same steps."""
+    scenario, real_ns = outcome.scenario, outcome.step_ns.max(axis=1)
+    known: dict[tuple[Fault, ...], Floats] = {}
+    found = []
+    for opened in outcome.opened:
+        without = find_removed(opened, scenario)
+        if opened.finding.run_slowdown_ratio is None or not without:
+            continue
+        if without not in known:
+            known[without] = steps_without(scenario, without)
+        true = _share(opened, known[without], real_ns)
+        if true is not None:
+            found.append(CostTold(opened.finding, stated_step_share(opened.finding), true))
+    return found
+
+
+def find_wrong_costs(told: Iterable[CostTold]) -> list[Wrong]:
+    """Return the costs that are off by more than TOLERANCE."""
+    return [
+        Wrong(
+            COST,
+            f"finding {one.finding.number} ({one.finding.kind}, {one.finding.subject}) states a step without it of "
+            f"{one.stated:.3f} of the step, true is {one.true:.3f}",
+        )
+        for one in told
+        if abs(one.error) > TOLERANCE
+    ]
+
+
+def find_removed(opened: Opened, scenario: Scenario) -> tuple[Fault, ...]:
+    """Return the faults without which the step would be the one that a finding compares with: those that it is about,
+    and those of the ranks whose slowness it adds; of a straggler not those of links.
+    """
+    ranks = find_added_ranks(opened.finding)
+    whenever = opened._replace(opened_step=scenario.steps)  # a fault of the same ranks may begin later
+    return tuple(
+        fault
+        for fault in scenario.faults
+        if (is_about(whenever, fault, scenario.topology) or not ranks.isdisjoint(fault.ranks))
+        and (opened.finding.kind != STRAGGLER or fault.effect.kind != TRANSFER)
+    )
+
+
+def find_added_ranks(finding: Finding) -> set[int]:
+    """Return the ranks whose slowness is in the cost of a finding beside its own."""
+    also = ALSO_OF.search(finding.sentence)
+    return _read_ranks(also.group(1)) if also else set()
+
+
+def _read_ranks(text: str) -> set[int]:
+    """Return the ranks of a text such as `0-2, 5`."""
+    ends = [part.split("-") for part in text.split(", ")]
+    return {rank for end in ends for rank in range(int(end[0]), int(end[-1]) + 1)}
+
+
+def _share(opened: Opened, ideal_ns: Floats, real_ns: Floats) -> float | None:
+    """Return the ideal step over the step since the present size of a finding, medians of the steps, means of an
+    intermittent one. None where the last of them is before the first.
+    """
+    finding = opened.finding
+    begin = round(finding.evidence.get(LEVEL_FROM, finding.since_step or 0))
+    end = len(real_ns) if finding.until_step is None else finding.until_step + 1
+    if end <= begin:
+        return None
+    typical: Callable[[Floats], object] = np.mean if finding.pattern == "intermittent" else np.median
+    return float(typical(ideal_ns[begin:end])) / float(typical(real_ns[begin:end]))  # type: ignore[arg-type]
+
+
+def steps_without(scenario: Scenario, without: Sequence[Fault]) -> Floats:
+    """Return the steps of the same run without these faults, shape (steps,) in ns."""
+    others = tuple(fault for fault in scenario.faults if fault not in without)
+    return World(replace(scenario, faults=others), CollectorConfig()).run_unreported()
 
 
 def step_share_without(scenario: Scenario, without: Sequence[Fault]) -> float:
     """Return the median step without these faults over that with all, since the first of them began."""
     begin = min(fault.begin for fault in without)
-    others = tuple(fault for fault in scenario.faults if fault not in without)
-    ideal_ns, real_ns = (
-        World(one, CollectorConfig()).run_unreported()[begin:] for one in (replace(scenario, faults=others), scenario)
-    )
+    ideal_ns, real_ns = (steps_without(scenario, removed)[begin:] for removed in (without, ()))
     return float(np.median(ideal_ns) / np.median(real_ns))
 
 

@@ -1,61 +1,100 @@
-"""Watch the open findings of a simulated run from pass to pass, for what no end state shows.
+"""Watch the open findings of a simulated run from pass to pass, for what no end state shows (`wrongs.py`)."""
 
-A *violation* is a `since_step` that moves forward, a verdict that says "no single rank is to blame" while a rank is
-open as a straggler or while no fault of all its ranks is active, or a finding that has passed while a fault that it is
-about lasts.
-"""
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from collections.abc import Sequence
-
-from rankscope.collector.detect.finding import STRAGGLER, Finding
-from rankscope.collector.detect.run_rules.regressions import NO_RANK
+from rankscope.collector.detect.finding import RUN_SLOWDOWN, SLOW_LINK, STRAGGLER, Finding
+from rankscope.collector.detect.run_rules.regressions import NO_OTHER_RANK, NO_RANK
+from rankscope.collector.detect.stragglers.persistent import CLOSE_STEPS_MAX, steps_to_close
+from rankscope.collector.runs.findings import NOT_NOW
 from tests.simulation.faults import TRANSFER, Fault
 from tests.simulation.topology import Topology
+from tests.simulation.wrongs import CLOSED, CONTRADICTION, MOVED, UNTRUE, Wrong
+
+PASSES_STEPS: Final = 16
+"""Steps of two detection passes: between a recovery and the first step that shows it, and until it is read."""
 
 
 class FindingWatch:
-    """Collects the violations of one run."""
+    """Collects what is wrong in one run."""
 
     def __init__(self, faults: Sequence[Fault], topology: Topology) -> None:
         self._faults = tuple(faults)
         self._topology = topology
         self._since: dict[int, int] = {}
-        self._found: dict[str, None] = {}
+        self._found: dict[Wrong, None] = {}
 
     @property
-    def violations(self) -> tuple[str, ...]:
-        """Return every violation once, in the order seen."""
+    def violations(self) -> tuple[Wrong, ...]:
+        """Return everything that is wrong once, in the order seen."""
         return tuple(self._found)
 
     def observe(self, findings: Sequence[Finding], step: int) -> None:
         """Check the findings that are open after `step` steps."""
+        self._check_named_once(findings)
+        if {SLOW_LINK, RUN_SLOWDOWN} <= {one.kind for one in findings}:
+            self._check_link_told_once(findings)
         for finding in findings:
             self._check_since(finding)
-            if NO_RANK in finding.sentence:
+            if finding.kind == STRAGGLER:
+                self._check_present(finding, step)
+            if NO_RANK in finding.sentence or NO_OTHER_RANK in finding.sentence:
                 self._check_denial(finding, findings, step)
 
     def observe_passed(self, finding: Finding, step: int) -> None:
         """Check a finding that has passed after `step` steps."""
-        lasting = [fault for fault in self._faults if self._is_about(finding, fault) and fault.lasts_at(step)]
+        lasting = [fault for fault in self._about(finding) if fault.lasts_at(step)]
         if lasting:
-            self._found[f"finding {finding.number} ({finding.subject}) passed while {lasting[0].cause} lasts"] = None
+            self._add(CLOSED, f"finding {finding.number} ({finding.subject}) passed while {lasting[0].cause} lasts")
+
+    def _add(self, kind: str, text: str) -> None:
+        self._found[Wrong(kind, text)] = None
+
+    def _check_named_once(self, findings: Iterable[Finding]) -> None:
+        named = Counter(rank for one in findings if one.kind == STRAGGLER for rank in one.ranks)
+        for rank, count in named.items():
+            if count > 1:
+                self._add(CONTRADICTION, f"{count} findings say that rank {rank} is slow")
+
+    def _check_link_told_once(self, findings: Iterable[Finding]) -> None:
+        if any(one.kind == RUN_SLOWDOWN and one.cause == SLOW_LINK for one in findings):
+            self._add(CONTRADICTION, "the run is said to be slower, beside the link that slows it, by a link")
 
     def _check_since(self, finding: Finding) -> None:
         if finding.since_step is None:
             return
         before = self._since.setdefault(finding.number, finding.since_step)
         if finding.since_step > before:
-            self._found[f"the begin of finding {finding.number} ({finding.subject}) moved forward"] = None
+            self._add(MOVED, f"the begin of finding {finding.number} ({finding.subject}) moved forward")
         self._since[finding.number] = finding.since_step
+
+    def _check_present(self, finding: Finding, step: int) -> None:
+        """Check that a straggler is said to be slow while it is so, and for no longer than it takes to see the end; and
+        that it is not said to be healthy for longer than it takes to find it again.
+        """
+        mine, subject = self._about(finding), f"finding {finding.number} ({finding.subject})"
+        limit = (steps_to_close(finding) or CLOSE_STEPS_MAX) + PASSES_STEPS
+        lasting = [fault for fault in mine if fault.lasts_at(step)]
+        if NOT_NOW in finding.sentence:
+            if any(fault.lasts_at(step - limit) for fault in lasting):
+                self._add(UNTRUE, f"{subject} says that it is not slow, and it is")
+            return
+        ends = [fault.end for fault in mine if fault.end is not None]
+        if not lasting and ends and step - max(ends) > limit:
+            self._add(UNTRUE, f"{subject} says that it is slow, and it was until step {max(ends)}")
 
     def _check_denial(self, denial: Finding, findings: Sequence[Finding], step: int) -> None:
         ranks = set(denial.ranks or range(self._topology.world_size))
         accused = {rank for one in findings if one.kind == STRAGGLER for rank in one.ranks}
-        if ranks & accused:
-            self._found[f"{denial.kind} denies that rank {min(ranks & accused)} is to blame"] = None
+        if NO_RANK in denial.sentence and ranks & accused:
+            self._add(CONTRADICTION, f"{denial.kind} denies that rank {min(ranks & accused)} is to blame")
         shared = [one for one in self._faults if ranks <= set(one.ranks) or one.effect.kind == TRANSFER]
         if not any(fault.begin < step for fault in shared):
-            self._found[f"{denial.kind} blames no rank where one is to blame"] = None
+            self._add(UNTRUE, f"{denial.kind} blames no rank where one is to blame")
 
-    def _is_about(self, finding: Finding, fault: Fault) -> bool:
-        return finding.kind == STRAGGLER and not set(finding.ranks).isdisjoint(fault.ranks)
+    def _about(self, finding: Finding) -> list[Fault]:
+        """Return the faults that a straggler is about."""
+        if finding.kind != STRAGGLER:
+            return []
+        return [fault for fault in self._faults if not set(finding.ranks).isdisjoint(fault.ranks)]

@@ -42,6 +42,11 @@ class Trial(NamedTuple):
     scenario: Scenario
 
     @property
+    def name(self) -> str:
+        """Return what tells it from others."""
+        return f"{self.about}; {self.what}; {self.where}"
+
+    @property
     def ratio(self) -> float | None:
         """The size of its largest fault; None without one."""
         return max((fault.ratio for fault in self.scenario.faults), default=None)

@@ -10,8 +10,10 @@ be run in parts, on one machine after the other or on several, and joined:
 import argparse
 import itertools
 import multiprocessing
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,16 +24,21 @@ from rankscope.collector.config import CollectorConfig
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation import matrix
 from tests.simulation.checkers import check_loss_identity
+from tests.simulation.claims import find_wrongs
+from tests.simulation.cost_truth import TOLERANCE, compare_costs
 from tests.simulation.matrix import SURELY_SEEN, Trial
 from tests.simulation.rivals import RIVALS, judge_rivals
 from tests.simulation.scenarios import BEGIN
 from tests.simulation.scoring import Judged, Row, bound_count, judge, summarise
 from tests.simulation.world import World
+from tests.simulation.wrongs import KINDS, Wrong
 from tests.validated_run import RunValidatedByPass
 
 RANKS, STEP_S, DAY_S = 1024, 1, 86_400
 PROGRESS_EVERY = 50
 """Runs between two lines of progress."""
+NAMED_MAX = 100
+"""Wrongs named with their run."""
 HEADS = (
     "runs", "faults", "recall", "precision", "right rank", "right cause", "right pattern", "since, steps off",
     "delay, steps", "findings a fault", "false findings", "false per 1e6",
@@ -39,11 +46,15 @@ HEADS = (
 
 
 class Scored(NamedTuple):
-    """Judgement of one run: ours, and other tools' rules by rule and input."""
+    """Judgement of one run: ours, and other tools' rules by rule and input; what of ours was wrong beside names, and by
+    how much each stated cost was off, as a share of the step.
+    """
 
     trial: Trial
     ours: Judged
     rivals: Mapping[tuple[str, str], Judged]
+    wrongs: tuple[Wrong, ...] = ()
+    cost_errors: tuple[float, ...] = ()
 
 
 class Judgement(NamedTuple):
@@ -52,6 +63,8 @@ class Judgement(NamedTuple):
     seed: int
     ours: Judged
     rivals: list[tuple[str, str, Judged]]
+    wrongs: tuple[Wrong, ...] = ()
+    cost_errors: tuple[float, ...] = ()
 
 
 class Part(NamedTuple):
@@ -66,7 +79,9 @@ def carry_out(trial: Trial) -> Scored:
     world = World(trial.scenario, CollectorConfig(), RunValidatedByPass)
     outcome = world.run()
     check_loss_identity(world)
-    return Scored(trial, judge(outcome), judge_rivals(outcome))
+    costs = compare_costs(outcome)
+    errors = tuple(one.error for one in costs)
+    return Scored(trial, judge(outcome), judge_rivals(outcome), find_wrongs(outcome, costs), errors)
 
 
 def main() -> None:
@@ -131,14 +146,27 @@ def join(paths: Sequence[Path]) -> tuple[list[Scored], float]:
     saved = [one for part in parts for one in part.judgements]
     if sorted(one.seed for one in saved) != sorted(trials):
         raise ValueError(f"{len(saved)} runs in these files are not the matrix")
-    scored = [Scored(trials[one.seed], one.ours, {(rule, seen): by for rule, seen, by in one.rivals}) for one in saved]
+    scored = [
+        Scored(
+            trials[one.seed],
+            one.ours,
+            {(rule, seen): by for rule, seen, by in one.rivals},
+            one.wrongs,
+            one.cost_errors,
+        )
+        for one in saved
+    ]
     return scored, sum(part.took_s for part in parts)
 
 
 def save(scored: Scored) -> "Judgement":
     """Return what a file keeps of one run: its trial is found again by its seed."""
     return Judgement(
-        scored.trial.scenario.seed, scored.ours, [(rule, seen, by) for (rule, seen), by in scored.rivals.items()]
+        scored.trial.scenario.seed,
+        scored.ours,
+        [(rule, seen, by) for (rule, seen), by in scored.rivals.items()],
+        scored.wrongs,
+        scored.cost_errors,
     )
 
 
@@ -160,6 +188,7 @@ def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
         intro,
         _bound_false(scored),
         *_tables(scored),
+        *_wrong_tables(scored),
         *_rival_tables(scored),
     ]
     return "\n\n".join(parts) + "\n"
@@ -258,6 +287,34 @@ def _write_row(name: str, row: Row) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def _wrong_tables(scored: Sequence[Scored]) -> list[str]:
+    """Count what was wrong beside names and misses, by part of the matrix, and name the runs."""
+    explanation = (
+        "What was wrong beside names and misses; tests/simulation/wrongs.py says what counts. *cost, off* is by how "
+        "much the step without the slowness that a finding states differs from that of the same run simulated without "
+        f"the fault, as a share of the step; more than {TOLERANCE:g} is wrong."
+    )
+    heads = ("runs", *KINDS, "costs stated", "cost, off: median", "cost, off: most")
+    lines = [f"| wrong, by part | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    parts = [(about, _about(scored, about)) for about in dict.fromkeys(one.trial.about for one in scored)]
+    lines += [_count_wrongs(name, some) for name, some in [*parts, ("**all**", scored)]]
+    named = [
+        f"- run {one.trial.scenario.seed} ({one.trial.name}): {wrong.kind}: {wrong.text}"
+        for one in sorted(scored, key=lambda one: one.trial.scenario.seed)
+        for wrong in one.wrongs
+    ]
+    more = [f"- {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
+    return ["## What else was wrong", explanation, "\n".join(lines), "\n".join([*named[:NAMED_MAX], *more])]
+
+
+def _count_wrongs(name: str, scored: Sequence[Scored]) -> str:
+    counts = Counter(wrong.kind for one in scored for wrong in one.wrongs)
+    off = [abs(error) for one in scored for error in one.cost_errors]
+    median, most = (statistics.median(off), max(off)) if off else (None, None)
+    cells = [name, str(len(scored)), *(str(counts[kind]) for kind in KINDS), str(len(off))]
+    return f"| {' | '.join([*cells, _number(median, 3), _number(most, 3)])} |"
 
 
 def _rival_tables(scored: Sequence[Scored]) -> list[str]:

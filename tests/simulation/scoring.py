@@ -69,7 +69,7 @@ def judge(outcome: Outcome) -> Judged:
     faulty = {rank for fault in faults for rank in fault.ranks}
     is_false = [_is_false(opened, scenario, faulty) for opened in outcome.opened]
     is_right = [
-        not false and any(_is_about(opened, fault, topology) for fault in faults)
+        not false and any(is_about(opened, fault, topology) for fault in faults)
         for opened, false in zip(outcome.opened, is_false, strict=True)
     ]
     return Judged(
@@ -81,7 +81,7 @@ def judge(outcome: Outcome) -> Judged:
 
 
 def _judge_fault(fault: Fault, opened: Sequence[Opened], topology: Topology) -> FaultJudged:
-    mine = [one for one in opened if _is_about(one, fault, topology)]
+    mine = [one for one in opened if is_about(one, fault, topology)]
     if not mine:
         return FaultJudged(found=False)
     first = min(mine, key=lambda one: one.opened_step)
@@ -105,7 +105,7 @@ def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
     return frozenset((*finding.ranks, *on_nodes))
 
 
-def _is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
+def is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     finding = opened.finding
     if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK, BUSY):
         return False
@@ -138,7 +138,7 @@ def _is_false(opened: Opened, scenario: Scenario, faulty: set[int]) -> bool:
         return True
     if scenario.death is not None and opened.finding.kind == HANG:
         return not named <= {scenario.death.rank}
-    about = [fault for fault in faults if _is_about(opened, fault, topology)]
+    about = [fault for fault in faults if is_about(opened, fault, topology)]
     if about:
         return not named <= faulty and not any(_is_of_its_link(opened.finding, fault, topology) for fault in about)
     if opened.finding.kind == RUN and any(fault.begin < opened.opened_step for fault in faults):

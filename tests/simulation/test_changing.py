@@ -1,18 +1,18 @@
-"""Worlds in which faults change: what was seen, kept as cases; and the watch that counts violations."""
+"""Worlds in which faults change: what was seen, kept as cases."""
+
+from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.run_rules.regressions import NO_RANK
+from rankscope.collector.config import CollectorConfig
 from tests.simulation.changing import FIRST_SEED, carry_out, describe, trials
+from tests.simulation.cost_truth import TOLERANCE, stated_step_share
 from tests.simulation.faults import Fault
-from tests.simulation.finding_watch import FindingWatch
+from tests.simulation.noise import Noise
+from tests.simulation.ranks import Windows
 from tests.simulation.scenarios import build_layout, parse_fault
-from tests.simulation.topology import Topology
-from tests.simulation.world import Outcome, run
-
-TOPOLOGY = Topology.mesh(dp=4)
-FAULT = Fault(cause="host_cpu", ranks=(1,), ratio=1.3, begin=60, end=120)
+from tests.simulation.world import Outcome, World, run
+from tests.simulation.wrongs import MOVED, Wrong
 
 
 def story(kind: str, ranks: int, *faults: str, steps: int, seed: int) -> Outcome:
@@ -76,7 +76,32 @@ def test_begin_is_dated_while_reports_are_lost() -> None:
     assert (named(outcome), outcome.violations) == ([("straggler", (5,), 70, "steady")], ())
 
 
-# -- the worlds and the watch -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("ranks", "every", "ratio"), [(3, 3, 3.7), (3, 10, 7.8), (4, 20, 3.0)])
+def test_rank_that_stalls_now_and_then_is_named_among_few(ranks: int, every: int, ratio: float) -> None:
+    fault = Fault(cause="unseen_wait", ranks=(1,), ratio=ratio, begin=60, every=every)
+    scenario = build_layout("dp", ranks).scenario(fault, steps=300, seed=every)
+    outcome = run(scenario)
+    assert (named(outcome), outcome.violations) == ([("straggler", (1,), 60, "intermittent")], ())
+    without_ns = World(replace(scenario, faults=()), CollectorConfig()).run_unreported()
+    share = without_ns[60:].mean() / outcome.step_ns[60:, 0].mean()  # of the time, without the stalls
+    assert stated_step_share(outcome.opened[0].finding) == pytest.approx(share, abs=TOLERANCE)
+
+
+def test_rank_that_stalls_now_and_then_is_named_where_windows_are_rare() -> None:
+    fault = Fault(cause="unseen_wait", ranks=(1,), ratio=3.7, begin=60, every=3)
+    scenario = build_layout("dp", 3).scenario(fault, steps=480, seed=3)
+    outcome = run(replace(scenario, windows=Windows(length=4, distance=32), on_cpus=True))
+    ((kind, ranks, _, pattern),) = named(outcome)
+    assert (kind, ranks, pattern, outcome.violations) == ("straggler", (1,), "intermittent", ())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_that_stall_alike_are_not_named(ranks: int) -> None:
+    scenario = build_layout("dp", ranks).scenario(steps=300, seed=ranks)
+    assert named(run(replace(scenario, noise=Noise(burst_probability=0.1)))) == []
+
+
+# -- the worlds -------------------------------------------------------------------------------------------------------
 
 
 def test_every_run_has_a_seed_of_its_own() -> None:
@@ -86,41 +111,6 @@ def test_every_run_has_a_seed_of_its_own() -> None:
 
 def test_table_has_a_row_a_family_and_a_line_a_wrong_run() -> None:
     result = carry_out(next(iter(trials())))
-    lines = describe([result._replace(violations=("a since moved",))])
+    lines = describe([result._replace(wrongs=(Wrong(MOVED, "by 3 steps"),))])
     assert lines[2].startswith("| sizes | 1 | 2 |")
-    assert lines[-1] == f"sizes {FIRST_SEED}: a since moved"
-
-
-def watch(*findings: Finding, faults: tuple[Fault, ...] = (FAULT,)) -> tuple[str, ...]:
-    seen = FindingWatch(faults, TOPOLOGY)
-    for step, finding in enumerate(findings, 70):
-        seen.observe([finding], step)
-    return seen.violations
-
-
-def finding(since_step: int | None, kind: str = "straggler", sentence: str = "", *ranks: int) -> Finding:
-    return Finding(kind=kind, number=1, ranks=ranks, since_step=since_step, cause="host_cpu", sentence=sentence)
-
-
-def test_begin_may_move_back_and_not_forward() -> None:
-    assert watch(finding(60), finding(58), finding(None)) == ()
-    assert watch(finding(60), finding(61)) == ("the begin of finding 1 (the run) moved forward",)
-
-
-def test_denial_is_wrong_while_a_rank_is_open_or_to_blame() -> None:
-    denial = finding(60, "run_slowdown", NO_RANK)
-    assert watch(denial) == ("run_slowdown blames no rank where one is to blame",)
-    everybody = Fault(cause="host_cpu", ranks=(0, 1, 2, 3), ratio=1.3, begin=60)
-    assert watch(denial, faults=(everybody,)) == ()
-    seen = FindingWatch((everybody,), TOPOLOGY)
-    seen.observe([denial, finding(60, "straggler", "", 2)], 70)
-    assert seen.violations == ("run_slowdown denies that rank 2 is to blame",)
-
-
-@pytest.mark.parametrize(("step", "count"), [(60, 0), (61, 1), (120, 1), (121, 0)])
-def test_finding_must_not_pass_while_its_fault_lasts(step: int, count: int) -> None:
-    seen = FindingWatch((FAULT,), TOPOLOGY)
-    seen.observe_passed(finding(60, "straggler", "", 1), step)
-    seen.observe_passed(finding(60, "straggler", "", 2), step)
-    seen.observe_passed(finding(60, "run_slowdown"), step)
-    assert len(seen.violations) == count
+    assert lines[-1] == f"sizes {FIRST_SEED}: since moved forward: by 3 steps"

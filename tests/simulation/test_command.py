@@ -15,6 +15,7 @@ from tests.simulation.rivals import RIVALS
 from tests.simulation.scenarios import PATTERNS, SCENARIOS
 from tests.simulation.score import Part, Scored, carry_out, choose, join, save, write_report
 from tests.simulation.scoring import Judged
+from tests.simulation.wrongs import CONTRADICTION, UNTRUE, Wrong
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -94,6 +95,16 @@ def test_report_has_a_row_for_each_job_and_each_rule_of_others() -> None:
     assert "| data_loading, 1.03 x | 1 | 1 | 0.000 |" in text
     assert "| **rankscope** | reports |" in text
     assert "| relative score < 0.75 | kernel time |" in text
+
+
+def test_report_counts_what_was_wrong_and_names_the_run() -> None:
+    trial = next(trials())
+    judged = {name: Judged((), 0, 0, 1) for name in RIVALS}
+    wrongs = (Wrong(UNTRUE, "says so"), Wrong(CONTRADICTION, "says the reverse"), Wrong(UNTRUE, "again"))
+    text = write_report([Scored(trial, Judged((), 0, 0, 1), judged, wrongs, (0.02, -0.12))], "", 1.0)
+    # One contradiction, two untrue sentences; two costs, the middle of 0.02 and 0.12 is 0.07.
+    assert "| one rank | 1 | 1 | 2 | 0 | 0 | 0 | 0 | 2 | 0.070 | 0.120 |" in text
+    assert f"- run {trial.scenario.seed} (one rank; data_loading; dp 8): untrue sentence: says so" in text
 
 
 def test_parts_of_the_matrix_are_joined_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

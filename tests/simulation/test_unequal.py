@@ -1,5 +1,7 @@
 """Check runs whose ranks are not equal though nothing is wrong, or not equal and one of them slow."""
 
+from dataclasses import replace
+
 import pytest
 
 from rankscope.collector.config import CollectorConfig
@@ -106,3 +108,16 @@ def test_ranks_without_peers_are_counted() -> None:
     not_judged = world.snapshot().not_judged
     assert not_judged["imbalance"] == "no two groups of two ranks or more that do different work are known"
     assert not_judged["stage_slowdown"] == ("no two ranks are known to do the same work: there is no stage to compare")
+
+
+def test_rank_without_peers_that_is_slow_from_its_first_step_waits_least_and_is_no_verdict() -> None:
+    scenario = Scenario(topology=Topology.mesh(pp=4), kind="pp", steps=80)
+    slow = replace(scenario, faults=(Fault(cause="gpu_compute", ranks=(2,), ratio=1.6, begin=0),))
+    found = {}
+    for name, one in (("healthy", scenario), ("slow", slow)):
+        world = World(one, CollectorConfig())
+        assert world.run().opened == []
+        found[name] = world.snapshot().least_waiting
+    assert found["healthy"] is None
+    assert found["slow"] is not None
+    assert (found["slow"].rank, found["slow"].share) == (2, 1.0)

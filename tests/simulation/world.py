@@ -26,6 +26,7 @@ from tests.simulation.program import KINDS, PIPELINES, Collective, Program, Scal
 from tests.simulation.ranks import RUN, DeviceTimes, SimulatedRank, Windows
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Duty, Hardware, VaryingSizes, apply_duties, apply_hardware
+from tests.simulation.wrongs import Wrong
 from tests.validated_run import ValidatedRun
 
 REPORT_STEPS = 8
@@ -104,7 +105,7 @@ class Outcome:
     worked_ns: Mapping[str, Floats] = field(default_factory=dict)
     phases_ns: Mapping[str, Floats] = field(default_factory=dict)
     called_ns: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    violations: tuple[str, ...] = ()
+    violations: tuple[Wrong, ...] = ()
     """What was not true, or contradicted itself, in the course of the run (`finding_watch.py`)."""
 
 

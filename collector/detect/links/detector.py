@@ -36,6 +36,8 @@ from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration, ns_to_s
 
+ROUNDING: Final = 1e-9
+"""Relative difference of two sums of times that rounding alone makes."""
 PAST: Final = "past_transfer_ns"
 """Evidence key, followed by `/` and the group: the past transfer in ns that the group is compared with."""
 NODES_NAMED_MAX: Final = 4
@@ -112,6 +114,13 @@ def _usual_step_ns(series: StepSeries) -> float:
     return float(np.median(np.nanmax(known, axis=1))) if len(known) else 0.0
 
 
+def _find_leader(slow: Sequence[SlowLink]) -> SlowLink:
+    """Return the link with the largest excess; of those equal but for rounding the one that is slower by more."""
+    excesses_ns = [link.slow.self_ns - link.slow.peers_self_ns for link in slow]
+    first = [link for link, ns in zip(slow, excesses_ns, strict=True) if ns >= max(excesses_ns) * (1 - ROUNDING)]
+    return max(first, key=lambda link: link.slow.slowdown_ratio)
+
+
 def _describe(
     view: RunView,
     links: Links,
@@ -120,7 +129,7 @@ def _describe(
     known: Sequence[Finding],
 ) -> tuple[Finding, Floats]:
     """Build the finding about one link, some of whose groups are slow now, and what each step lost to it."""
-    leader = max(slow, key=lambda link: link.slow.self_ns - link.slow.peers_self_ns)
+    leader = _find_leader(slow)
     before = next((finding for finding in known if not set(finding.groups).isdisjoint(location.groups)), None)
     since_step = min(_since_step(link, before) for link in slow)
     lost_ns = _lost_to(view, slow, since_step)

@@ -28,7 +28,13 @@ from rankscope.collector.detect.links.link_counters import LinkCounters
 from rankscope.collector.detect.statistics.change_points import find_change
 from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import measure_noise
-from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
+from rankscope.collector.detect.stragglers.persistent import (
+    SlowRank,
+    Thresholds,
+    find_stragglers,
+    has_recovered,
+    measure_excess,
+)
 from rankscope.collector.detect.view import RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import PEERS_MIN, Comparison
 from rankscope.collector.steps.step_series import Floats
@@ -160,7 +166,7 @@ def find_past(transfer_ns: Floats, steps_min: int) -> Past:
 
 def _exceeds_its_past(link: SlowLink, past: Past, thresholds: Thresholds) -> bool:
     """Return whether the excess is certain also with the error of the past, which `find_stragglers` takes as exact."""
-    excess = link.slow.slowdown_ratio - 1
+    excess = measure_excess(math.log(link.slow.slowdown_ratio))
     return excess >= thresholds.robust_z_min * math.hypot(excess / link.slow.robust_z, past.error)
 
 

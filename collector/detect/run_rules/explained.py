@@ -37,6 +37,16 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
     return found
 
 
+def find_unsure_ns(view: RunView, findings: Sequence[Finding], since_step: int) -> float:
+    """Return by how much more these findings may explain of the steps since a step, in ns: the median of the largest
+    excess of healthy peers, which is taken off that of a slow rank. Where ranks wait for each other several times a
+    step (FSDP) the step was longer by less than that.
+    """
+    healthiest, since = _Healthiest(view, find_slow_ranks(findings)), view.series.steps >= since_step
+    ranks = {one.ranks[0] for one in findings if one.kind == STRAGGLER and one.ranks and view.series.has(one.ranks[0])}
+    return max((float(np.median(healthiest.of(rank)[since])) for rank in ranks), default=0.0)
+
+
 def find_slow_ranks(findings: Sequence[Finding]) -> frozenset[int]:
     """Return the ranks of all findings about slow ranks."""
     return frozenset(rank for one in findings if one.kind == STRAGGLER for rank in one.ranks)
@@ -56,17 +66,20 @@ def name_explaining(findings: Sequence[Finding]) -> str:
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
-def find_suspects(view: RunView, since_step: int, added_ns: float, known: frozenset[int]) -> tuple[int, ...]:
-    """Return the ranks, but the `known`, whose mean excess since a step has grown by EXPLAINED_SHARE of the added time.
+def find_suspects(
+    view: RunView, since_step: int, level_from_step: int, added_ns: float, known: frozenset[int]
+) -> tuple[int, ...]:
+    """Return the ranks, but the `known`, whose mean excess has grown by EXPLAINED_SHARE of the added time, from the
+    steps before `since_step` to those of the present level, from `level_from_step` on.
 
     The mean counts what a median does not: a stall in every third step.
     """
-    since = view.series.steps >= since_step
-    if not (since & view.is_known).any():
+    now, before = view.series.steps >= level_from_step, view.series.steps < since_step
+    if not (now & view.is_known).any():
         return ()
-    grown_ns = _means(view.excess_ns[since])
-    if (~since & view.is_known).any():
-        grown_ns -= _means(view.excess_ns[~since])
+    grown_ns = _means(view.excess_ns[now])
+    if (before & view.is_known).any():
+        grown_ns -= _means(view.excess_ns[before])
     suspects = np.flatnonzero(grown_ns >= EXPLAINED_SHARE * added_ns).tolist()
     return tuple(rank for rank in (view.series.ranks[column] for column in suspects) if rank not in known)
 

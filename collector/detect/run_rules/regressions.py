@@ -7,7 +7,8 @@
 Both are changes of level in log(time) against its own past, judged like a straggler's: large enough
 (`slowdown_ratio_min`), clear of the noise (`robust_z_min` standard errors of the medians before and after), and in most
 steps (`persistence_ratio` of them above half of the rise). Slow growth is a ramp instead of a change of level, from the
-level before its begin to that of the last `steps_min` steps. They have passed once the steps are back within
+level before its begin to that of the last `steps_min` steps. Growth over more steps than are kept is found in the
+levels of the whole run (`slow_growth.py`). They have passed once the steps are back within
 `slowdown_close_ratio` of the level before, for as many steps as had shown the rise.
 
 What is judged is what remains of a step without what other findings explain (`explained.py`). While a rank that is
@@ -21,7 +22,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import (
+    DRIFTING,
+    RUN_SLOWDOWN,
+    SLOW_LINK,
+    STRAGGLER,
+    Abstain,
+    Finding,
+    format_ranks,
+)
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
 from rankscope.collector.detect.run_rules.explained import (
@@ -31,12 +40,15 @@ from rankscope.collector.detect.run_rules.explained import (
     find_slow_ranks,
     find_suspects,
     find_unseen_share,
+    find_unsure_ns,
     name_explaining,
 )
+from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers.cost import price
 from rankscope.collector.detect.stragglers.persistent import (
+    CLOSE_STEPS_MAX,
     STEPS_TO_CLOSE,
     Thresholds,
     has_recovered,
@@ -62,8 +74,14 @@ UNSEEN: Final = (
 )
 OF_UNSEEN: Final = "and which rank is to blame is not known, as what they wait for is not measured"
 FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
+NOT_KEPT: Final = "the steps before were no longer kept when it was found"
+EARLIEST: Final = "since_earliest_step"
+LATEST: Final = "since_latest_step"
+"""Evidence keys: the earliest and the latest begin of a growth that is older than the steps kept."""
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
+STEP_BEFORE: Final = "step_before_ns"
+"""Evidence key: the step before the change, in ns. Without the slowness no step would be shorter."""
 EXPLAINED_RATIO_MIN: Final = 0.01
 """Least share of the present step that findings explain for the sentence to name them."""
 PATIENCE: Final = 8
@@ -79,6 +97,7 @@ known yet."""
 class _Change(NamedTuple):
     """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
     show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
+    `since_range`: the earliest and the latest step that may be the first, where that is not sure.
     """
 
     since_step: int
@@ -88,6 +107,7 @@ class _Change(NamedTuple):
     steps: int
     level_from_step: int
     is_gradual: bool = False
+    since_range: tuple[int, int] | None = None
 
     @property
     def added_ns(self) -> float:
@@ -128,7 +148,7 @@ class StageSlowdowns:
         )
         if change is None or _is_more_work(view, ranks, change, self._thresholds):
             return None
-        suspects = chosen.intersection(find_suspects(view, change.since_step, change.added_ns, slow))
+        suspects = chosen.intersection(_find_suspects(view, change, slow))
         if suspects and not _is_patience_used_up(view, change, self._thresholds.steps_min):
             return None
         nodes = {view.nodes[rank] for rank in ranks}
@@ -166,10 +186,17 @@ class RunSlowdown:
         change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN) or _hold(
             view, steps_ns, known, self._thresholds
         )
-        if change is None or _is_more_work(view, view.series.ranks, change, self._thresholds):
+        if change is not None and _is_more_work(view, view.series.ranks, change, self._thresholds):
+            return []
+        if change is None and known is None:
+            change = _find_slow_growth(view, steps_ns, self._thresholds)
+        if change is None:
+            return []
+        unsure_ns = find_unsure_ns(view, others, change.since_step) if known is None else 0.0
+        if change.added_ns - unsure_ns < (self._thresholds.slowdown_ratio_min - 1) * change.before_ns:
             return []
         are_compared = _are_compared(view, change, self._thresholds.steps_min)
-        suspects = find_suspects(view, change.since_step, change.added_ns, find_slow_ranks(others))
+        suspects = _find_suspects(view, change, find_slow_ranks(others))
         may_be_said = are_compared and not suspects
         if not may_be_said and not _is_patience_used_up(view, change, self._thresholds.steps_min):
             return []
@@ -185,7 +212,9 @@ class RunSlowdown:
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
-        return [_describe(view, change, known, steps_ns, kind=RUN, who=who, blame=blame)]
+        candidate = _describe(view, change, known, steps_ns, kind=RUN, who=who, blame=blame)
+        is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
+        return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the steps, without what other findings explain now, are as short as before."""
@@ -195,11 +224,21 @@ class RunSlowdown:
 
 def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
     """Return the longest time of each step without what these findings explain, shape (n,) in ns. What is long past
-    does not count: over it slow growth would look like a change.
+    does not count: over it slow growth would look like a change. Nor do steps of which it is not known whether a rank
+    that is slow in some of them was.
     """
     steps_ns = np.maximum(view.longest_ns - find_explained_ns(view, others), 1.0)
     steps_ns[: view.series.earlier_count] = np.nan
+    begins = [one.since_step for one in others if one.kind == STRAGGLER and one.pattern == "intermittent"]
+    since_step = min((step for step in begins if step is not None), default=None)
+    if since_step is not None:
+        steps_ns[(view.series.steps >= since_step) & ~view.is_known] = np.nan
     return np.asarray(steps_ns)
+
+
+def _find_suspects(view: RunView, change: _Change, slow: frozenset[int]) -> tuple[int, ...]:
+    """Return the ranks that are not found to be slow and may explain half of the change."""
+    return find_suspects(view, change.since_step, change.level_from_step, change.added_ns, slow)
 
 
 def _find_explaining(view: RunView, others: Sequence[Finding], change: _Change) -> list[Finding]:
@@ -293,6 +332,23 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     )
 
 
+def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> _Change | None:
+    """Return how the run has grown slower over more steps than are kept; None where it has not."""
+    growth = find_slow_growth(view, times_ns, thresholds)
+    if growth is None:
+        return None
+    return _Change(
+        since_step=growth.since_step,
+        before_ns=growth.before_ns,
+        after_ns=growth.after_ns,
+        robust_z=growth.robust_z,
+        steps=CLOSE_STEPS_MAX,
+        level_from_step=growth.level_from_step,
+        is_gradual=True,
+        since_range=(growth.earliest_step, growth.latest_step),
+    )
+
+
 class _Rise(NamedTuple):
     """A rise of a series: the first value of it, the first of the present level, its size, and that in standard
     errors.
@@ -368,10 +424,26 @@ def _have_grown_apart(view: RunView, change: _Change) -> bool:
     return bool(most_ns >= EXPLAINED_SHARE * change.added_ns and 2 * typical_ns < most_ns)
 
 
+def _find_step_before(view: RunView, since_step: int, known: Finding | None) -> float | None:
+    """Return the median step before a change in ns, of an open finding as it was found; None where it is not known."""
+    if known is not None:
+        return known.evidence.get(STEP_BEFORE)
+    before_ns = view.longest_ns[view.series.steps < since_step]
+    before_ns = before_ns[~np.isnan(before_ns)]
+    return float(np.median(before_ns)) if len(before_ns) else None
+
+
 def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
     """Return whether the level is that of before again, for as many known steps as had shown the rise."""
     logs = np.log(np.maximum(times_ns, 1.0) / finding.evidence[BEFORE])
-    return has_recovered(logs, thresholds, steps_to_close(finding))
+    steps = min(steps_to_close(finding), int(np.count_nonzero(~np.isnan(logs))))
+    return has_recovered(logs, thresholds, steps)
+
+
+def _read_range(known: Finding) -> tuple[int, int] | None:
+    """Return the range of the begin of an open finding, if it has one."""
+    evidence = known.evidence
+    return (round(evidence[EARLIEST]), round(evidence[LATEST])) if EARLIEST in evidence else None
 
 
 def _describe(
@@ -390,21 +462,29 @@ def _describe(
     since, before_ns = change.since_step, change.before_ns
     if known is not None and known.since_step is not None:
         since, before_ns = known.since_step, known.evidence[BEFORE]
-    pattern = "drifting" if change.is_gradual or (known is not None and known.pattern == "drifting") else "steady"
+    pattern = DRIFTING if change.is_gradual or (known is not None and known.pattern == DRIFTING) else "steady"
     # The parts of a step are compared by their medians since the begin: of a ramp that is its middle.
     median_ns = float(np.nanmedian(times_ns[view.series.steps >= since])) if change.is_gradual else change.after_ns
     cause = find_cause_of_change(view, ranks or view.series.ranks, since, median_ns - before_ns)
     is_past_kept = bool((view.series.steps < since).any())
     if cause.name == UNATTRIBUTED and known is not None and known.cause != UNATTRIBUTED and not is_past_kept:
         cause = Cause(known.cause, FOUND_EARLIER, {})
+    since_range = change.since_range if known is None else _read_range(known)
+    if cause.name == UNATTRIBUTED and since_range is not None and not is_past_kept:
+        cause = Cause(UNATTRIBUTED, NOT_KEPT, {})
     if cause.name == UNSEEN_WAIT and blame in (NO_RANK, NO_OTHER_RANK):
         blame = OF_UNSEEN  # it may be a rank that is late where no report shows it
+    step_before_ns = _find_step_before(view, since, known)
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
+    if step_before_ns is not None:  # a stage that is slow hides bubbles of the pipeline
+        lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
     cost = price(lost_ns, view, max(since, change.level_from_step))
     ratio = change.after_ns / before_ns
     where = f" (node {nodes[0]})" if nodes else ""
-    where += ", growing slower gradually" if pattern == "drifting" else ""
-    slower = f"{ratio:.2f} times as slow as before step {since}{where}"
+    where += ", growing slower gradually" if pattern == DRIFTING else ""
+    where += "" if since_range is None else f" since a step between {since_range[0]} and {since_range[1]}"
+    about = "about " if pattern == DRIFTING and since_range is None else ""
+    slower = f"{ratio:.2f} times as slow as before {about}step {since}{where}"
     numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
     finding = Finding(
         kind=kind,
@@ -426,8 +506,10 @@ def _describe(
         evidence={
             **cause.evidence,
             BEFORE: before_ns,
+            **({} if step_before_ns is None else {STEP_BEFORE: step_before_ns}),
             "after_ns": change.after_ns,
             "robust_z": change.robust_z,
+            **({} if since_range is None else {EARLIEST: float(since_range[0]), LATEST: float(since_range[1])}),
             STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
         },
     )

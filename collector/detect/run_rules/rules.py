@@ -272,7 +272,11 @@ ANY_CAUSE: Final = None
 RULES: Final[Mapping[str, Rule]] = {
     "data_bound": Rule(judge_data, frozenset({"data_loading"})),
     "host_bound": Rule(
-        judge_host, frozenset({"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait"})
+        judge_host,
+        # Of a slower run the share of the data is known later than the idle time of its GPUs.
+        frozenset(
+            {"host_cpu", "garbage_collection", "host_device_sync", "cpu_pressure", "unseen_wait", "data_loading"}
+        ),
     ),
     "low_gpu_utilisation": Rule(judge_utilisation, ANY_CAUSE, frozenset({"data_bound", "host_bound"})),
     "cpu_pressure": Rule(judge_core_wait, frozenset({"cpu_pressure"}), kinds=frozenset({RUN_SLOWDOWN})),

@@ -1,10 +1,11 @@
 """Compute the cost of a slowness: the step against the step without it (docs/definitions.md section 4).
 
-Without it the rank would wait in the pipeline as its peers do. A stage that is slow hides the bubbles of the pipeline
-behind its own work: they come back once it is as fast as its peers, so they are no part of the cost.
+Without it the step would last for the slowest rank that is healthy: ranks vary, and the largest of many is longer than
+their median. In a pipeline the rank would wait as its peers do: a stage that is slow hides the bubbles behind its own
+work, and they come back once it is as fast as its peers. So there the time in point-to-point operations counts as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,14 +27,48 @@ class Cost(NamedTuple):
     lost_rank_hours_per_hour: float
 
 
-def lost_to(slow: SlowRank, view: RunView, *, is_charged_once: bool = True) -> Floats:
+class Healthy:
+    """What a step would at least last for without the slow ranks: the longest time of any other rank with equal work,
+    found once for all of them. `slow` are the ranks that are known to be slow.
+    """
+
+    def __init__(self, view: RunView, slow: Collection[int] = ()) -> None:
+        self._view = view
+        self._slow = frozenset(slow)
+        self._longest_ns: dict[tuple[int, ...], Floats] = {}
+
+    def longest_beside(self, slow: SlowRank) -> Floats:
+        """Return the longest self time of a healthy rank with the same work in each step, on whatever GPU, shape (n,)
+        in ns. It is at least the median self time of the peers, or what is usual for the straggler without peers; NaN
+        where its excess is not known.
+        """
+        column = self._view.series.column_of(slow.rank)
+        median_ns = self._view.series.self_ns[:, column] - self._view.excess_ns[:, column]
+        work = next((ranks for ranks in self._view.peer_groups.works if slow.rank in ranks), ())
+        if work not in self._longest_ns:
+            columns = self._view.series.columns_of([rank for rank in work if rank not in self._slow])
+            of_work_ns = np.fmax.reduce(self._view.series.self_ns[:, columns], axis=1, initial=0.0)
+            self._longest_ns[work] = of_work_ns
+        return np.maximum(median_ns, self._longest_ns[work])
+
+    def usual_rest_ns(self, slow: SlowRank, before_step: int) -> float:
+        """Return by how much a step was longer than that before a step: what others move without computing. 0 where
+        fewer than `steps_min` such steps are known.
+        """
+        rest_ns = self._view.longest_ns - self.longest_beside(slow)
+        rest_ns = rest_ns[self._view.series.steps < before_step]
+        rest_ns = rest_ns[~np.isnan(rest_ns)]
+        return float(np.median(rest_ns)) if len(rest_ns) >= self._view.steps_min else 0.0
+
+
+def lost_to(slow: SlowRank, view: RunView, healthy: Healthy, *, is_charged_once: bool = True) -> Floats:
     """Return what each step has lost to one straggler since it became slow, shape (n,) in ns; 0 before, NaN where not
     known.
 
-    lost = self time of the straggler - median self time of its peers - the time that these spend longer in
-    point-to-point operations, at most the step less the median self time. With
-    `is_charged_once` a step is charged only to the rank with the largest excess, so that two stragglers are not both
-    charged for it. For an intermittent slowness only the slow steps are charged.
+    lost = self time of the straggler - the longest of a healthy rank (`Healthy`) - the time that the median peer is
+    longer in point-to-point operations, at most the step less the longest of a healthy rank. With `is_charged_once` a
+    step is charged only to the rank with the largest excess, so that two stragglers are not both charged for it. For an
+    intermittent slowness only the slow steps are charged.
     """
     series, column = view.series, view.series.column_of(slow.rank)
     known = ~np.isnan(view.excess[:, column]) & ~np.isnan(view.longest_ns)
@@ -43,9 +78,9 @@ def lost_to(slow: SlowRank, view: RunView, *, is_charged_once: bool = True) -> F
         charged = known & (series.steps >= slow.since_step)
     if is_charged_once:
         charged &= view.worst == column
-    excess_ns = view.excess_ns[:, column]
-    saved_ns = excess_ns - _bubbles_hidden_ns(slow, view)
-    at_most_ns = np.maximum(view.longest_ns - (series.self_ns[:, column] - excess_ns), 0.0)
+    healthy_ns = healthy.longest_beside(slow)
+    at_most_ns = np.maximum(view.longest_ns - healthy_ns, 0.0)
+    saved_ns = series.self_ns[:, column] - healthy_ns - _bubbles_hidden_ns(slow, view)
     lost_ns = np.where(charged, np.clip(saved_ns, 0.0, at_most_ns), 0.0)
     return np.where(known, lost_ns, np.nan)
 
@@ -64,30 +99,26 @@ def _bubbles_hidden_ns(slow: SlowRank, view: RunView) -> Floats:
     return hidden_ns
 
 
-def lost_together(slow_ranks: Sequence[SlowRank], view: RunView) -> Floats:
+def lost_together(slow_ranks: Sequence[SlowRank], view: RunView, healthy: Healthy, before_step: int) -> Floats:
     """Return what each step has lost to several stragglers, the slowest first; shape (n,) in ns, NaN where not known.
 
     Those that are slow at different places of a step add up, others hide each other. So it is the sum of what is lost
-    to each, at most what the step is longer than the median self time of their peers, less the same before any of them
-    was slow, as far as that is known: what others move without computing.
+    to each, at most what the step is longer than the longest self time of a healthy rank, less the same before any was
+    slow, in `before_step`.
     """
-    slowest = slow_ranks[0]
-    lost_ns = np.sum([lost_to(one, view, is_charged_once=False) for one in slow_ranks], axis=0)
-    column = view.series.column_of(slowest.rank)
-    peers_ns = view.series.self_ns[:, column] - view.excess_ns[:, column]
-    longer_ns = view.longest_ns - peers_ns
-    before_ns = longer_ns[view.series.steps < min(one.since_step for one in slow_ranks)]
-    before_ns = before_ns[~np.isnan(before_ns)]
-    usual_ns = float(np.median(before_ns)) if len(before_ns) >= view.steps_min else 0.0
-    return np.asarray(np.clip(lost_ns, 0.0, np.maximum(longer_ns - usual_ns, 0.0)))
+    lost_ns = np.sum([lost_to(one, view, healthy, is_charged_once=False) for one in slow_ranks], axis=0)
+    rest_ns = view.longest_ns - healthy.longest_beside(slow_ranks[0])
+    at_most_ns = np.maximum(rest_ns - healthy.usual_rest_ns(slow_ranks[0], before_step), 0.0)
+    return np.asarray(np.clip(lost_ns, 0.0, at_most_ns))
 
 
-def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int]) -> Floats:
+def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_ns: float = 0.0) -> Floats:
     """Return by how much each step would be shorter without a slowness alone, shape (n,) in ns: what it lost, at most
-    the step less the longest self time of the `others` that are slow. NaN where not known.
+    the step, less what it is usually longer than a self time, less the longest self time of the `others` that are slow.
+    NaN where not known.
     """
     self_ns = view.series.self_ns[:, view.series.columns_of(others)]
-    longest_ns = np.fmax.reduce(self_ns, axis=1, initial=0.0)
+    longest_ns = np.fmax.reduce(self_ns, axis=1, initial=0.0) + usual_rest_ns
     return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
 
 

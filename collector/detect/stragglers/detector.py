@@ -13,7 +13,7 @@ from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
 from rankscope.collector.detect.stragglers.begin import date_begin
-from rankscope.collector.detect.stragglers.cost import Cost, lost_to, lost_together, price, spared_by
+from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
 from rankscope.collector.detect.stragglers.persistent import (
@@ -178,19 +178,25 @@ class _Together:
         self._view = view
         self._known = known
         self.found = found
-        self.lost_ns = [np.sum([lost_to(one, view) for one in slow], axis=0) for _, slow in found]
+        self._slow = known.keys() | {one.rank for _, slow in found for one in slow}
+        self._healthy = Healthy(view, self._slow)
+        begins = [one.since_step for _, slow in found for one in slow]
+        begins += [one.since_step for one in known.values() if one.since_step is not None]
+        self._before_step = min(begins, default=0)
+        self.lost_ns = [np.sum([lost_to(one, view, self._healthy) for one in slow], axis=0) for _, slow in found]
 
     def price(self, number: int, since_step: int) -> Cost:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
         by_mean = any(one.pattern == "intermittent" for place in priced for one in self.found[place][1])
         lost_ns = self.lost_ns[number]
-        if number:
-            everybody = self._known.keys() | {one.rank for _, slow in self.found for one in slow}
-            others = sorted(rank for rank in everybody - self._ranks_of(number) if self._view.series.has(rank))
-            lost_ns = spared_by(lost_ns, self._view, others)
-        elif len(self.found) > 1:
-            lost_ns = lost_together([one for _, slow in self.found for one in slow], self._view)
+        if len(self.found) > 1:
+            slow_ranks = [one for place in priced for one in self.found[place][1]]
+            lost_ns = lost_together(slow_ranks, self._view, self._healthy, self._before_step)
+        others = sorted(rank for rank in self._slow - self._ranks_of(number) if self._view.series.has(rank))
+        if number and others:
+            rest_ns = self._healthy.usual_rest_ns(self.found[number][1][0], self._before_step)
+            lost_ns = spared_by(lost_ns, self._view, others, rest_ns)
         return price(lost_ns, self._view, since_step, by_mean=by_mean)
 
     def _ranks_of(self, number: int) -> set[int]:
@@ -232,7 +238,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
             evidence[f"{USUAL}/{one.rank}"] = float(view.usual[view.series.column_of(one.rank)])
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
-        evidence[KNOWN_GAP] = float(intermittent.count_known_between(view, slow.slow_steps))
+        evidence[KNOWN_GAP] = intermittent.count_known_between(view, slow.slow_steps)
     finding = Finding(
         kind=STRAGGLER,
         ranks=tuple(sorted(one.rank for one in slow_ranks)),

@@ -7,6 +7,9 @@
                         they hold
 
 Both are counted by process, so they are means over the steps between two samples.
+
+On busy cores a thread that computes longer waits longer. As much wait for each second of CPU time as the peers have
+belongs to what it computes longer; only the rest is a longer wait.
 """
 
 import math
@@ -21,6 +24,8 @@ from rankscope.measure.units import format_duration
 
 CPU_EXCESS: Final = "cpu_excess_ns"
 """Evidence key: by how much the CPU time of the training thread in a step exceeds its peers'."""
+PEERS_CPU: Final = "peers_cpu_ns"
+"""Evidence key: the CPU time of the peers' training threads in a step."""
 CORE_WAIT: Final = "core_wait_ns_per_step"
 """Evidence key: for how long the training thread waits for a CPU core in a step."""
 PEERS_CORE_WAIT: Final = "peers_core_wait_ns_per_step"
@@ -67,16 +72,45 @@ def share_of_slow_steps(slow: SlowRank) -> float:
     return slow.persistence if slow.pattern == "intermittent" else 1.0
 
 
+def find_longer_work(
+    slow: SlowRank, explained_ns_min: float, evidence: dict[str, float], samples: Samples
+) -> str | None:
+    """Describe that its training thread computes longer than its peers', by `explained_ns_min` of a slow step or more
+    with the waits for a CPU core that come with it; None where it does not, or the CPU times are not known.
+    """
+    longer_ns = evidence.get(CPU_EXCESS)
+    if longer_ns is None:
+        return None
+    if longer_ns >= explained_ns_min:
+        return "its training thread computes longer"
+    waits = compare_times(slow, samples.core_waits)
+    if waits is None or (held_ns := longer_ns + _waits_with_work(waits, evidence)) < explained_ns_min:
+        return None
+    return (
+        f"its training thread computes {format_duration(longer_ns)} a step longer, which takes "
+        f"{format_duration(held_ns)} on CPU cores as busy as its peers'"
+    )
+
+
+def _waits_with_work(waits: PerStep, evidence: Mapping[str, float]) -> float:
+    """Return how long a thread waits for a CPU core for what it computes longer than its peers, if it waits as long as
+    they do for each second of CPU time, in ns a step; 0 where it computes no longer, or that is not known.
+    """
+    longer_ns, peers_ns = evidence.get(CPU_EXCESS, 0.0), evidence.get(PEERS_CPU, 0.0)
+    return max(0.0, longer_ns) * waits.peers_ns / peers_ns if peers_ns > 0 else 0.0
+
+
 def find_core_wait(slow: SlowRank, explained_ns_min: float, evidence: dict[str, float], samples: Samples) -> str | None:
     """Describe that its training thread waits longer for a CPU core than its peers', by `explained_ns_min` of a slow
-    step or more, and add the numbers to `evidence`; None where it does not, or it is not known.
+    step or more beyond what comes with longer work, and add the numbers to `evidence`; None where it does not, or it is
+    not known.
     """
     waits = compare_times(slow, samples.core_waits)
     if waits is None:
         return None
     evidence[CORE_WAIT], evidence[PEERS_CORE_WAIT] = waits.mine_ns, waits.peers_ns
     evidence[CORE_WAIT_EXCESS] = excess_ns = (waits.mine_ns - waits.peers_ns) / share_of_slow_steps(slow)
-    if excess_ns < explained_ns_min:
+    if excess_ns - _waits_with_work(waits, evidence) < explained_ns_min:
         return None
     return (
         f"its training thread waits {format_duration(excess_ns)} a step longer for a CPU core "

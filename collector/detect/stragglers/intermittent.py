@@ -5,9 +5,12 @@ fast as the peers', and yet all others wait. Every rank stalls sometimes, so the
 
     slow step     excess above what the smallest effect and SLOW_DEVIATIONS of the peers' noise allow
     slow period   consecutive slow steps: a single long stall is one period
-    by chance     the probability of at least that many slow periods at the peers' rate (binomial), and of few ranks
-                  that of so large a share of all slow periods; at most CHANCE_MAX
+    by count      the probability of at least that many slow periods at the peers' rate (binomial) is at most
+                  CHANCE_MAX; only of more than FEW_RANKS_MAX ranks, of fewer the rate is hardly known
+    by sum        or the probability that so much of the time of all slow periods of its peers and itself is its own,
+                  where each period might as well be another's, is at most CHANCE_OF_SUM_MAX over the number of ranks
     effect        all steps together lose at least COST_RATIO_MIN to it
+    now           it has had a slow step within STALE_GAPS usual gaps
 """
 
 import math
@@ -17,6 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
+from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds
 from rankscope.collector.detect.view import RunView
@@ -24,8 +28,23 @@ from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX
 from rankscope.collector.steps.step_series import Flags, Floats, Ints
 
 SLOW_DEVIATIONS: Final = 4.0
+MEDIAN_HOLDS_MIN: Final = 3
+"""Above so many ranks the median of the others does not move when one stalls."""
+THIRD_TO_SIGMA: Final = 1.161
+"""A normal distribution's standard deviation over the length of its middle third, 2 x 0.4307 deviations."""
+FEW_VALUES: Final = 19
+"""The closest third of n values is short by chance: by 1 + 19 / n in normal noise of 24 to 250 values, as drawn."""
 CHANCE_MAX: Final = 1e-9
 """A thousand ranks judged once a second are 10^8 chances a day."""
+CHANCE_OF_SUM_MAX: Final = 1e-6
+"""The same for all ranks of a run together. Of 3 ranks it takes 14 slow periods that are all one rank's, of 4 ranks 11,
+of 8 ranks 8: 3^-14 is 2.1e-7, and the limit of each of 3 ranks 3.3e-7."""
+SUMS_JUDGED_MAX: Final = 16
+"""Ranks with the longest slow periods that are judged by their sum in a pass."""
+WEIGHT_RATIO_MAX: Final = 4.0
+"""A period longer than this many usual ones counts as so many: one stall of a minute hides nothing."""
+TILTS: Final = np.geomspace(0.05, 64.0, 48)
+"""Tilts of the exponential bound (Chernoff) that are tried, over the longest period; any of them is valid."""
 COST_RATIO_MIN: Final = 0.01
 """1 % of all steps: less is not worth acting on."""
 PERIODS_MIN: Final = 3
@@ -40,6 +59,9 @@ FEW_RANKS_MAX: Final = 4
 """Of so few ranks the usual rate leaves out one, and is that of at most three: too few to take it as known."""
 QUIET_GAPS: Final = 4
 """It has passed after this many usual gaps without a slow step, counted in known steps."""
+STALE_GAPS: Final = 8
+"""After this many it is not found either, although its slow steps are still known. Gaps at random are twice as long
+as their median in one of four cases, and eight times in one of 250."""
 PERIODIC_RATIO: Final = 0.8
 """Share of the gaps that must be equal for the pattern to be called every k-th step."""
 
@@ -59,9 +81,11 @@ def find_intermittent(view: RunView, thresholds: Thresholds, known: Collection[i
     periods = find_slow_periods(view, thresholds)
     if len(periods.rows) < 2 * thresholds.steps_min:
         return ()
+    sums = find_period_sums(view, periods)
+    candidates = {*_find_candidates(periods).tolist(), *sums.longest().tolist()}
     found = [
-        _judge(view, column, periods)
-        for column in _find_candidates(periods).tolist()
+        _judge(view, column, periods, sums, thresholds)
+        for column in sorted(candidates)
         if view.series.ranks[column] not in known
     ]
     return tuple(sorted((slow for slow in found if slow is not None), key=_cost, reverse=True))
@@ -76,8 +100,7 @@ def find_slow_periods(view: RunView, thresholds: Thresholds) -> SlowPeriods:
         for comparison in view.peer_groups.comparisons:
             columns = view.series.columns_of(comparison.members)
             sampled = np.nan_to_num(excess[:, columns[:: -(-len(columns) // PEERS_SAMPLED_MAX)]], nan=0.0)
-            deviations = MAD_TO_SIGMA * np.median(np.abs(sampled - np.median(sampled, axis=0)), axis=0)
-            usual = max(float(np.median(deviations)), SIGMA_FLOOR)
+            usual = max(float(np.median(find_deviations(sampled))), SIGMA_FLOOR)
             slow_from = max(math.log(thresholds.slowdown_ratio_min), SLOW_DEVIATIONS * usual)
             if len(columns) == excess.shape[1]:
                 np.greater(excess, slow_from, out=slow)  # what is not known is not slow
@@ -85,6 +108,20 @@ def find_slow_periods(view: RunView, thresholds: Thresholds) -> SlowPeriods:
                 slow[:, columns] = excess[:, columns] > slow_from
     begins = slow & ~np.vstack([np.zeros_like(slow[:1]), slow[:-1]])
     return SlowPeriods(rows, slow, np.count_nonzero(begins, axis=0))
+
+
+def find_deviations(excess: Floats) -> Floats:
+    """Return the usual deviation of each column, shape (n, ranks) to (ranks,).
+
+    Beside one or two others a stall of one rank shows in the excess of all. So that of three ranks and fewer is read
+    from the third of the values that is closest together, which a stall in every other step leaves as it is.
+    """
+    count, ranks = excess.shape
+    if ranks > MEDIAN_HOLDS_MIN:
+        return np.asarray(MAD_TO_SIGMA * np.median(np.abs(excess - np.median(excess, axis=0)), axis=0))
+    ordered, third = np.sort(excess, axis=0), -(-count // 3)
+    shortest = np.min(ordered[third - 1 :] - ordered[: count - third + 1], axis=0)
+    return np.asarray(THIRD_TO_SIGMA * (1 + FEW_VALUES / count) * shortest)
 
 
 def has_passed(view: RunView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
@@ -108,17 +145,20 @@ def usual_rate(periods: SlowPeriods) -> float:
     return (float(kept.sum()) + 0.5) / max(1, len(kept) * len(periods.rows))
 
 
-def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
+def _judge(
+    view: RunView, column: int, periods: SlowPeriods, sums: "PeriodSums", thresholds: Thresholds
+) -> SlowRank | None:
     steps = view.series.steps[periods.rows]
     slow = np.flatnonzero(periods.slow[:, column])
     began = _find_begin(periods.slow[:, column])
     slow = slow[slow >= began]
-    chance = _chance_of(periods, column)
-    by_chance = chance > CHANCE_MAX and not _has_long_periods(periods, column)
+    by_count, by_sum = _chance_of_count(periods, column), sums.chance_of(column)
+    is_by_chance = by_count > CHANCE_MAX and by_sum > CHANCE_OF_SUM_MAX / len(periods.counts)
+    is_by_chance &= not _has_long_periods(periods, column)
     excess = view.excess[periods.rows[slow], column]
     level = float(np.median(excess))
     share = len(slow) / (len(steps) - began)
-    if by_chance or share * math.expm1(level) < COST_RATIO_MIN:
+    if is_by_chance or _is_stale(slow, len(steps), thresholds) or share * math.expm1(level) < COST_RATIO_MIN:
         return None
     rank = view.series.ranks[column]
     self_ns = view.series.self_ns[periods.rows[slow], column]
@@ -128,7 +168,7 @@ def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
         level_from_step=int(steps[began]),
         before_step=int(steps[began - 1]) if began > 0 else None,
         slowdown_ratio=math.exp(level),
-        robust_z=-math.log10(max(chance, 1e-300)),
+        robust_z=-math.log10(max(min(by_count, by_sum), 1e-300)),
         persistence=share,
         self_ns=float(np.median(self_ns)),
         peers_self_ns=float(np.median(self_ns / np.exp(excess))),
@@ -139,15 +179,88 @@ def _judge(view: RunView, column: int, periods: SlowPeriods) -> SlowRank | None:
     )
 
 
-def _chance_of(periods: SlowPeriods, column: int) -> float:
-    """Return the probability that a healthy rank has so many slow periods: at the usual rate, and of few ranks, whose
-    rate is hardly known, also that so many of all slow periods are one rank's.
+def _is_stale(slow: Ints, count: int, thresholds: Thresholds) -> bool:
+    """Return whether the last of these slow ones of `count` known steps is long past."""
+    quiet = STALE_GAPS * _mean_gap(slow)
+    return quiet > 0 and count - 1 - int(slow[-1]) > max(2 * thresholds.steps_min, quiet)
+
+
+def _chance_of_count(periods: SlowPeriods, column: int) -> float:
+    """Return the probability that a healthy rank has so many slow periods at the usual rate; 1 for few ranks, whose
+    rate is hardly known.
     """
-    count, ranks = int(periods.counts[column]), len(periods.counts)
-    chance = probability_of(count, len(periods.rows), usual_rate(periods))
-    if ranks > FEW_RANKS_MAX:
-        return chance
-    return max(chance, probability_of(count, int(periods.counts.sum()), 1 / ranks))
+    if len(periods.counts) <= FEW_RANKS_MAX:
+        return 1.0
+    return probability_of(int(periods.counts[column]), len(periods.rows), usual_rate(periods))
+
+
+class PeriodSums(NamedTuple):
+    """How long the slow periods of ranks with equal work are. Of each period `column` is the rank's, `weight` its
+    excess in all steps, in ns, and `place` the comparison that the rank is in, which has `sizes[place]` ranks; shape
+    (periods,) each.
+    """
+
+    column: Ints
+    weight: Floats
+    place: Ints
+    sizes: tuple[int, ...]
+
+    def longest(self) -> Ints:
+        """Return the columns with the longest slow periods in sum, of PERIODS_MIN periods or more."""
+        columns, which, counts = np.unique(self.column, return_inverse=True, return_counts=True)
+        sums = np.bincount(which, self.weight, minlength=len(columns))
+        sums[counts < PERIODS_MIN] = 0.0
+        order = np.argsort(sums)[-SUMS_JUDGED_MAX:]
+        return columns[order[sums[order] > 0]]
+
+    def chance_of(self, column: int) -> float:
+        """Return the probability that so much of all slow periods of its comparison is this rank's by chance; 1 for a
+        rank without peers of equal work.
+        """
+        mine = self.column == column
+        if not mine.any():
+            return 1.0
+        place = int(self.place[mine][0])
+        there = self.place == place
+        return chance_of_sum(self.weight[there], mine[there], self.sizes[place])
+
+
+def find_period_sums(view: RunView, periods: SlowPeriods) -> PeriodSums:
+    """Return the length of every slow period of the ranks that have peers of equal work."""
+    place = np.full(periods.slow.shape[1], -1, dtype=np.int64)
+    for number, one in enumerate(view.peer_groups.comparisons):
+        if one.do_same_work and len(one.members) > 1:
+            place[view.series.columns_of(one.members)] = number
+    row, column = np.nonzero(periods.slow)
+    order = np.argsort(column, kind="stable")  # by rank, and in the order of steps
+    order = order[place[column[order]] >= 0]
+    row, column = row[order], column[order]
+    begins = np.ones(len(row), dtype=bool)
+    begins[1:] = (column[1:] != column[:-1]) | (row[1:] != row[:-1] + 1)
+    period = np.cumsum(begins) - 1
+    cells = periods.rows[row], column
+    weight: Floats = np.bincount(period, find_excess_ns(view.excess[cells], view.series.self_ns[cells])).astype(float)
+    owner = column[begins]
+    sizes = tuple(len(one.members) for one in view.peer_groups.comparisons)
+    return PeriodSums(owner, weight, place[owner], sizes)
+
+
+def chance_of_sum(weights: Floats, mine: Flags, ranks: int) -> float:
+    """Return a bound of the probability that periods of these weights, shape (n,), each of which may be any of `ranks`
+    ranks' alike, give one rank at least the sum of those that are `mine`.
+
+    That is Chernoff's bound for a sum of independent weights, conditional on them: no distribution of them is assumed.
+    `weights` are above 0 and count up to WEIGHT_RATIO_MAX times the median.
+
+    >>> mine = np.arange(14) < 14
+    >>> bool(chance_of_sum(np.ones(14), mine, 3) < 1.01 * 3**-14), chance_of_sum(np.ones(14), np.arange(14) < 4, 3)
+    (True, 1.0)
+    """
+    bounded = np.minimum(weights, WEIGHT_RATIO_MAX * np.median(weights))
+    scaled = bounded / bounded.max()
+    total = float(scaled[mine].sum())
+    logs = [float(np.log1p(np.expm1(tilt * scaled) / ranks).sum()) - tilt * total for tilt in TILTS.tolist()]
+    return math.exp(min(0.0, *logs))
 
 
 def _has_long_periods(periods: SlowPeriods, column: int) -> bool:
@@ -200,9 +313,16 @@ def probability_of(periods: int, steps: int, rate: float) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs))
 
 
-def count_known_between(view: RunView, slow_steps: Ints) -> int:
-    """Return the usual gap between slow periods, counted in known steps."""
-    return find_period(np.searchsorted(view.series.steps[view.is_known], slow_steps))[0]
+def count_known_between(view: RunView, slow_steps: Ints) -> float:
+    """Return the usual gap between slow periods, counted in known steps: the median one, or their mean if that is
+    larger. Where windows are short the known gaps of a regular slowness differ.
+    """
+    return _mean_gap(np.searchsorted(view.series.steps[view.is_known], slow_steps))
+
+
+def _mean_gap(slow: Ints) -> float:
+    begins = slow[np.diff(slow, prepend=slow[0] - 2) > 1]
+    return max(float(find_period(slow)[0]), float(np.diff(begins).mean())) if len(begins) > 1 else 0.0
 
 
 def find_period(slow_steps: Ints) -> tuple[int, bool]:

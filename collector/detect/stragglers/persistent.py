@@ -8,14 +8,16 @@ compared by their *self time*: the step less the waits that others caused (`wait
 A rank is slow when, over the steps since the last change of level in x,
 
     exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
-    (exp(median x) - 1) / sigma  >= robust_z_min          it exceeds the noise, where sigma is the largest of
+    excess(median x) / sigma >= robust_z_min              it exceeds the noise, where sigma is the largest of
                                                             - the spread between the peers: 1.4826 MAD of their medians
                                                             - the error of the rank's own median over time
                                                             - the same error by the peers' noise
                                                             - SIGMA_FLOOR
     share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
-and has not recovered. The noise is measured about all clear levels of the rank, since its slowness may change. A rank
+and has not recovered. excess(x) is x itself where that is small, as the noise of healthy ranks is, and exp(x) - 1 from
+LARGE_RATIO on: by its logarithm a rank of four times would stand out of noise little more than one of two.
+The noise is measured about all clear levels of the rank, since its slowness may change. A rank
 that is found stays found, with its present numbers, until it has recovered: once the median of as many known steps as
 had proven it slow (`steps_min` to CLOSE_STEPS_MAX), and that since the last change of level, are below
 `slowdown_close_ratio` (hysteresis).
@@ -28,10 +30,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.finding import DRIFTING, Abstain, Finding
 from rankscope.collector.detect.statistics.change_points import (
     SIDE_MIN,
     SIGMA_FLOOR,
+    find_clear_change,
     find_last_change,
     find_levels,
     fit_ramp,
@@ -50,6 +53,8 @@ from rankscope.collector.steps.step_series import Flags, Floats, Ints, in_blocks
 WORTH_JUDGING_Z: Final = 1.5
 """A rank is judged only if some period up to now exceeds this many errors, far below any `robust_z_min` in use: so
 few healthy ranks are judged one by one."""
+LARGE_RATIO: Final = 1.5
+"""Ratio to the peers that the noise of healthy ranks does not reach."""
 STEPS_TO_CLOSE: Final = "steps_to_close"
 """Evidence key: known steps without slowness that close the finding, as many as had opened it."""
 CLOSE_STEPS_MAX: Final = 64
@@ -223,7 +228,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
     return SlowRank(
         rank=rank,
         since_step=int(view.series.steps[known[began]]),
-        level_from_step=int(view.series.steps[rows[0]]),
+        level_from_step=int(view.series.steps[known[since or began]]),
         before_step=int(view.series.steps[known[began - 1]]) if began > 0 else None,
         slowdown_ratio=math.exp(level),
         robust_z=robust_z,
@@ -232,7 +237,7 @@ def _judge(view: RunView, rank: int, thresholds: Thresholds, *, is_found: bool) 
         peers_self_ns=float(np.median(self_ns / np.exp(recent))),
         steps_judged=len(rows),
         peers=view.compared.of(rank).peers_of(rank),
-        pattern="drifting" if ramp is not None and ramp.is_gradual else "steady",
+        pattern=DRIFTING if ramp is not None and ramp.is_gradual else "steady",
         slow_steps=view.series.steps[rows],
         level_is_seen=since > 0,
     )
@@ -247,10 +252,17 @@ def _test(
     sigma = _sigma(view, noise, known, since, peers)
     if not peers.do_same_work and since:  # what is usual is known no better than what is now
         sigma = math.hypot(sigma, noise.median_error(since))
-    # The time that it takes longer: by its logarithm a rank of four times stands out of noise little more than one of
-    # two.
-    robust_z, persistence = math.expm1(level) / sigma, _persistence(recent, level, noise, thresholds)
+    robust_z, persistence = measure_excess(level) / sigma, _persistence(recent, level, noise, thresholds)
     return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= thresholds.persistence_ratio
+
+
+def measure_excess(level: float) -> float:
+    """Return the excess of a rank over its peers, to compare with noise, from the logarithm of its ratio to them.
+
+    >>> round(measure_excess(math.log(1.1)), 3), round(measure_excess(math.log(4)), 3)
+    (0.095, 3.0)
+    """
+    return level if level < math.log(LARGE_RATIO) else math.expm1(level)
 
 
 def _has_grown(excess: Floats, thresholds: Thresholds) -> bool:
@@ -263,8 +275,10 @@ def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> in
     """Return the index of the first slow value: go back from change to change while the rank was already slow before.
 
     The period before a change may be short, as long as it is no mere outlier: a rank that becomes slower twice within
-    `steps_min` steps is slow since the first time.
+    `steps_min` steps is slow since the first time. So may the one after it, of a rank that is slow in most of its first
+    `steps_min` values, but not in the first of them.
     """
+    since = since or find_clear_change(excess, SIDE_MIN)
     while since > 0:
         before = excess[:since]
         earlier = find_last_change(before, SIDE_MIN)

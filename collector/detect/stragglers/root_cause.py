@@ -7,6 +7,7 @@ by itself, then the host: it computes longer, waits for a CPU core, for other th
 not seen. `unattributed` when no rule holds.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -19,8 +20,10 @@ from rankscope.collector.detect.past import OF_IT
 from rankscope.collector.detect.stragglers.cpu_pressure import find_cpu_pressure
 from rankscope.collector.detect.stragglers.host_times import (
     CPU_EXCESS,
+    PEERS_CPU,
     compare_times,
     find_core_wait,
+    find_longer_work,
     find_other_threads,
     share_of_slow_steps,
 )
@@ -173,14 +176,16 @@ def find_cause(
 
 
 def phase_excess(slow: SlowRank, series: StepSeries) -> dict[str, float]:
-    """Return by how much each phase of the rank, and its CPU time, is longer than its peers', as `NAME_excess_ns`. All
-    steps of the present level count, for an intermittent slowness the slow ones.
+    """Return by how much each phase of the rank, and its CPU time, is longer than its peers', as `NAME_excess_ns`, and
+    the CPU time of the peers. All steps of the present level count, for an intermittent slowness the slow ones.
     """
     rows = _judged_rows(slow, series)
-    found = {
-        f"{name}_excess_ns": _excess(values, rows, slow, series) for name, values in sorted(series.phases_ns.items())
-    }
-    found[CPU_EXCESS] = _excess(series.cpu_ns, rows, slow, series)
+    found: dict[str, float] = {}
+    for name, values in sorted(series.phases_ns.items()):
+        mine_ns, peers_ns = _medians(values, rows, slow, series)
+        found[f"{name}_excess_ns"] = mine_ns - peers_ns
+    mine_ns, found[PEERS_CPU] = _medians(series.cpu_ns, rows, slow, series)
+    found[CPU_EXCESS] = mine_ns - found[PEERS_CPU]
     return {name: value for name, value in found.items() if not np.isnan(value)}
 
 
@@ -190,16 +195,16 @@ def _judged_rows(slow: SlowRank, series: StepSeries) -> Ints:
     return np.flatnonzero(series.steps >= slow.level_from_step)
 
 
-def _excess(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> float:
-    """Return the rank's median less that of its peers' medians, over the steps known of the rank and of a peer (CPU
-    time is measured on some steps only); NaN without such a step.
+def _medians(values: Cells, rows: Ints, slow: SlowRank, series: StepSeries) -> tuple[float, float]:
+    """Return the rank's median and that of its peers' medians, over the steps known of the rank and of a peer (CPU time
+    is measured on some steps only); NaN without such a step.
     """
     mine = values[rows, series.column_of(slow.rank)]
     peers = values[np.ix_(rows, series.columns_of(slow.peers.ranks))]
     known = ~np.isnan(mine) & ~np.isnan(peers).all(axis=1)
     if not known.any():
-        return float("nan")
-    return float(np.median(mine[known]) - np.median(np.nanmedian(peers[known], axis=1)))
+        return math.nan, math.nan
+    return float(np.median(mine[known])), float(np.median(np.nanmedian(peers[known], axis=1)))
 
 
 Verdict = tuple[str, str] | None
@@ -411,7 +416,8 @@ def _idle_device(
     evidence["off_cpu_ns"] = off_cpu_ns = float(
         np.nanmedian(series.step_ns[rows, column] - series.cpu_ns[rows, column])
     )
-    if evidence[CPU_EXCESS] >= EXPLAINS * excess_ns or off_cpu_ns < EXPLAINS * excess_ns:
+    is_at_work = find_longer_work(slow, EXPLAINS * excess_ns, evidence, samples) is not None
+    if is_at_work or off_cpu_ns < EXPLAINS * excess_ns:
         return HOST_CPU, f"{idle}, waiting for its host{_where(evidence, excess_ns)}"
     return _waiting(slow, excess_ns, evidence, samples, idle=idle)
 
@@ -425,8 +431,9 @@ def _host(
     """
     where = _where(evidence, excess_ns)
     if not has_device and CPU_EXCESS in evidence:
-        if evidence[CPU_EXCESS] >= EXPLAINS * excess_ns:
-            return HOST_CPU, f"its training thread computes longer{where}"
+        because = find_longer_work(slow, EXPLAINS * excess_ns, evidence, samples)
+        if because is not None:
+            return HOST_CPU, f"{because}{where}"
         return _waiting(slow, excess_ns, evidence, samples)
     is_device_busy = IDLE_EXCESS in evidence  # it is known, and no longer than the peers'
     for_core = None if is_device_busy else find_core_wait(slow, EXPLAINS * excess_ns, evidence, samples)

@@ -3,12 +3,12 @@
     ?run=RUN    with that run in full; null until the run is known
     ?count=N    end after N events
 
-An event is a LiveSnapshot in JSON; its `id` counts the snapshots, so that a reader sees from a gap what was skipped.
+An event is a LiveSnapshot in JSON; its `id` counts them, so that a reader sees from a gap what was skipped.
 
-While anybody follows, one thread checks every CHECK_S whether there is a new snapshot. Each reader has a thread and no
-queue: once its last event is sent it gets the newest snapshot, and those in between are skipped and counted. A reader
-that does not accept an event within the time limit for a write is disconnected, and counted. So a reader costs a thread
-and one event, however slow it is, and there are at most `streams_max` of them.
+While anybody follows, one thread checks every CHECK_S whether there is a new snapshot, or a capture has changed. Each
+reader has a thread and no queue: once its last event is sent it gets the newest state, and those in between are skipped
+and counted. A reader that does not accept an event within the time limit for a write is disconnected, and counted. So a
+reader costs a thread and one event, however slow it is, and there are at most `streams_max` of them.
 """
 
 import threading
@@ -20,8 +20,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.captures.capture import Capture
+from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.process_tuning import name_this_thread
+from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
@@ -52,7 +54,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
     states how it ended and which rank failed first. `window_effect` says what full windows of GPUs have done to the
     steps; None: nothing was measured. `without_peers_said` says which ranks are judged by their own past only; None:
-    none. The other fields are as in RunSnapshot and RunSummary; None: not known.
+    none. `captures` are the newest ones of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the
+    `captures_kept`. The other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -68,7 +71,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     abstained: str | None
     run_slowdown_ratio: float | None
     goodput_ratio: float | None
-    open_findings: tuple[Finding, ...]
+    open_findings: tuple[FindingView, ...]
     findings_past: int
     end: RunEnd | None = None
     end_in_words: str = ""
@@ -76,28 +79,36 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     window_ratios_said: str = ""
     window_effect: str | None = None
     without_peers_said: str | None = None
+    captures: tuple[LiveCapture, ...] = ()
+    captures_kept: int = 0
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs at one moment, and the one that was asked for."""
+    """All runs at one moment, and the one that was asked for. `takes_orders`: a capture can be ordered with the control
+    token; False: this collector has none, and refuses every order.
+    """
 
     wall_s: float
     version: str
     runs: tuple[RunSummary, ...]
     run: LiveRun | None
+    takes_orders: bool = False
 
 
 class _Numbered(NamedTuple):
-    """A snapshot with its revision, and its events by run, each made on demand."""
+    """A snapshot and the captures with their revision, and the events by run, each made on demand."""
 
     revision: int
     snapshot: Snapshot
+    captures: tuple[Capture, ...]
     events: dict[str | None, bytes]
 
 
 class LiveFeed:
-    """The snapshots of a collector, for those who follow them. `read_snapshot` returns the latest one. `count` is
-    called with the reason for what readers did not get, `contain` while an error of the collector is handled.
+    """The snapshots of a collector, for those who follow them. `read_snapshot` returns the latest one, `read_captures`
+    those that are kept, newest first; both return the same object while nothing has changed. `count` is called with the
+    reason for what readers did not get, `contain` while an error of the collector is handled. `links` finds the
+    captures about findings.
     """
 
     def __init__(
@@ -107,14 +118,20 @@ class LiveFeed:
         streams_max: int,
         count: Callable[[str], None],
         contain: Callable[[str], None],
+        links: CaptureLinks = NO_LINKS,
+        read_captures: Callable[[], tuple[Capture, ...]] = tuple,
+        takes_orders: bool = False,
     ) -> None:
         self._read_snapshot = read_snapshot
+        self._links = links
         self._streams_max = streams_max
         self._count = count
         self._contain = contain
+        self._read_captures = read_captures
+        self._takes_orders = takes_orders
         self._changed = threading.Condition()
         self._rendering = threading.Lock()
-        self._newest = _Numbered(0, Snapshot(wall_s=0.0, version=""), {})
+        self._newest = _Numbered(0, Snapshot(wall_s=0.0, version=""), (), {})
         self._streams = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rankscope-live", daemon=True)
@@ -163,10 +180,10 @@ class LiveFeed:
                 self._contain("the live feed")
 
     def _refresh(self) -> None:
-        snapshot = self._read_snapshot()
+        snapshot, captures = self._read_snapshot(), self._read_captures()
         with self._changed:
-            if snapshot is not self._newest.snapshot:
-                self._newest = _Numbered(self._newest.revision + 1, snapshot, {})
+            if snapshot is not self._newest.snapshot or captures is not self._newest.captures:
+                self._newest = _Numbered(self._newest.revision + 1, snapshot, captures, {})
                 self._changed.notify_all()
 
     def _leave(self) -> None:
@@ -198,7 +215,9 @@ class LiveFeed:
         with self._rendering:
             event = newest.events.get(run)
             if event is None:
-                live = build_live_snapshot(newest.snapshot, run)
+                live = build_live_snapshot(
+                    newest.snapshot, run, newest.captures, self._links, takes_orders=self._takes_orders
+                )
                 body = msgspec.json.encode(live).decode()
                 event = newest.events[run] = f"id: {newest.revision}\nevent: snapshot\ndata: {body}\n\n".encode()
             return event
@@ -223,19 +242,45 @@ class EventStream:
         self._on_end()
 
 
-def build_live_snapshot(snapshot: Snapshot, run: str | None) -> LiveSnapshot:
-    """Return all runs, and one of them in full; None for an unknown one."""
+def build_live_snapshot(
+    snapshot: Snapshot,
+    run: str | None,
+    captures: tuple[Capture, ...] = (),
+    links: CaptureLinks = NO_LINKS,
+    *,
+    takes_orders: bool = False,
+) -> LiveSnapshot:
+    """Return all runs, and one of them in full; None for an unknown one. `captures` are those of all runs."""
     summaries = tuple(summarise_run(one) for one in snapshot.runs)
     asked = None if run is None else snapshot.find_run(run)
     found = (
-        _build_run(one, summary, snapshot.steps.get(one.run_id), snapshot.compute_once(one, read_windows))
+        _build_run(
+            one,
+            summary,
+            snapshot.steps.get(one.run_id),
+            snapshot.compute_once(one, read_windows),
+            captures=captures,
+            links=links,
+        )
         for one, summary in zip(snapshot.runs, summaries, strict=True)
         if one is asked
     )
-    return LiveSnapshot(wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None))
+    return LiveSnapshot(
+        wall_s=snapshot.wall_s, version=snapshot.version, runs=summaries, run=next(found, None),
+        takes_orders=takes_orders,
+    )  # fmt: skip
 
 
-def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None, windows: RunWindows) -> LiveRun:
+def _build_run(
+    run: RunSnapshot,
+    summary: RunSummary,
+    steps: HeatMapSteps | None,
+    windows: RunWindows,
+    *,
+    captures: tuple[Capture, ...],
+    links: CaptureLinks,
+) -> LiveRun:
+    newest, captures_kept = build_live_captures(captures, run.run_id)
     return LiveRun(
         run=run.run,
         run_id=run.run_id,
@@ -250,7 +295,7 @@ def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None
         abstained=run.abstained,
         run_slowdown_ratio=run.run_slowdown_ratio,
         goodput_ratio=run.goodput.goodput_ratio,
-        open_findings=run.open_findings,
+        open_findings=links.of_findings(run.run_id, run.open_findings),
         findings_past=len(run.findings) - len(run.open_findings),
         end=run.end,
         end_in_words="" if run.end is None else write_end(run.end),
@@ -258,4 +303,6 @@ def _build_run(run: RunSnapshot, summary: RunSummary, steps: HeatMapSteps | None
         window_ratios_said=describe_run_ratios(windows.ratios),
         window_effect=windows.effect,
         without_peers_said=describe_ranks_without_peers(run),
+        captures=newest,
+        captures_kept=captures_kept,
     )

@@ -7,6 +7,8 @@
     GET /api/v1/runs/RUN/findings            what was found: open, and past
     GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
+    GET /api/v1/nodes                        nodes by how often they have held up a run, from the store
+    GET /api/v1/nodes/NODE                   one of them; one that no stored run used has zeros
     GET /api/v1/openapi.json                 all of it, described for programs
 
 RUN is percent-encoded: the id of a run, or a name, for the latest run of that name. The rest of the API is in routes.py
@@ -23,7 +25,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
@@ -36,6 +38,7 @@ from rankscope.collector.runs.window_effect import read_windows
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.measure.errors import UnavailableError
 
+NODES_PATH: Final = "/api/v1/nodes"
 OPENAPI_PATH: Final = "/api/v1/openapi.json"
 OPENAPI_FILE: Final = "openapi.json"
 BYTES: Final = "application/octet-stream"
@@ -51,6 +54,7 @@ POINTS_MAX: Final = 5_000
 INTERVALS_SHOWN_MAX: Final = 480
 """Eight hours at an interval of a minute; of 16,384 ranks 8 MB of cells."""
 NUMBER_MAX: Final = 2**31 - 1
+NO_STORE: Final = "this collector keeps no history; set `store` to a file to keep it"
 
 
 class FindingList(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +62,8 @@ class FindingList(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     run_id: str
-    open: tuple[Finding, ...]
-    past: tuple[Finding, ...]
+    open: tuple[FindingView, ...]
+    past: tuple[FindingView, ...]
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +126,8 @@ class _RenderedHeatMap(NamedTuple):
 
 class Api:
     """Answers from the latest snapshot; no socket, any thread. `read_time_slices` returns where the time of a run went,
-    `store` is the collector's file, None without one.
+    `store` is the collector's file, None without one; then `read_nodes` is, which returns the nodes in it. `links`
+    finds the captures about findings.
     """
 
     def __init__(
@@ -130,11 +135,15 @@ class Api:
         read_snapshot: Callable[[], Snapshot],
         read_time_slices: Callable[[str], tuple[TimeSlice, ...]],
         store: Path | None = None,
+        read_nodes: Callable[[str | None], msgspec.Struct] | None = None,
+        links: CaptureLinks = NO_LINKS,
     ) -> None:
         self._read_snapshot = read_snapshot
         self._read_time_slices = read_time_slices
         self._store = store
         self._rendered: _RenderedHeatMap | None = None
+        self._read_nodes = read_nodes
+        self._links = links
         self._of_run: Mapping[str, Callable[[str, str], Response]] = {
             "status": self._show_status,
             "ranks": self._list_ranks,
@@ -148,12 +157,24 @@ class Api:
         path, _, query = target.partition("?")
         if path == OPENAPI_PATH:
             return Response(HTTPStatus.OK, JSON, read_openapi())
-        if not path.startswith(f"{RUNS_PATH}/"):
+        if path != NODES_PATH and not path.startswith((f"{NODES_PATH}/", f"{RUNS_PATH}/")):
             return None
         try:
+            if not path.startswith(f"{RUNS_PATH}/"):
+                return self._show_nodes(path.removeprefix(NODES_PATH), query)
             return self._answer_about_a_run(path.removeprefix(f"{RUNS_PATH}/").split("/"), query)
         except _RefusedError as refused:
             return refused.response
+
+    def _show_nodes(self, node: str, text: str) -> Response:
+        """Return all nodes; the one whose name follows the slash, where there is one."""
+        _Query.parse(text)
+        if self._read_nodes is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, NO_STORE)
+        try:
+            return _as_json(self._read_nodes(unquote(node[1:]) if node else None))
+        except UnavailableError as error:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, str(error)) from error
 
     def _answer_about_a_run(self, parts: Sequence[str], query: str) -> Response | None:
         match [unquote(part) for part in parts]:
@@ -202,8 +223,13 @@ class Api:
         _Query.parse(text)
         run = self._find(name)
         is_open = {finding.number for finding in run.open_findings}
-        past = tuple(finding for finding in reversed(run.findings) if finding.number not in is_open)
-        return _as_json(FindingList(run=run.run, run_id=run.run_id, open=run.open_findings, past=past))
+        past = [finding for finding in reversed(run.findings) if finding.number not in is_open]
+        found = FindingList(
+            run=run.run, run_id=run.run_id,
+            open=self._links.of_findings(run.run_id, run.open_findings),
+            past=self._links.of_findings(run.run_id, past),
+        )  # fmt: skip
+        return _as_json(found)
 
     def _show_history(self, name: str, text: str) -> Response:
         points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
@@ -243,8 +269,7 @@ class Api:
 
     def _render_intervals(self, name: str) -> bytes:
         if self._store is None:
-            error = "this collector keeps no history; set `store` to a file to keep it"
-            raise _RefusedError(HTTPStatus.NOT_FOUND, error)
+            raise _RefusedError(HTTPStatus.NOT_FOUND, NO_STORE)
         try:
             with opening_run(self._store, name) as history:
                 world_size = history.kept.run.world_size

@@ -1,10 +1,11 @@
 // Client of the collector's API, with a token where it requires one. Paths are relative, for proxies.
 
 const TOKEN_KEY = "rankscope-token";
+const CONTROL_KEY = "rankscope-control-token";
 const RETRY_MS = 2000;
 const BUSY_RETRY_MS = 5000;
 
-/** A response other than 200: its `status` and the error text. */
+/** A response that is an error: its `status` and the error text. */
 export class Refused extends Error {
   constructor(status, text) {
     super(text);
@@ -22,17 +23,21 @@ export const token = () => sessionStorage.getItem(TOKEN_KEY);
 export const keepToken = (text) => sessionStorage.setItem(TOKEN_KEY, text);
 export const forgetToken = () => sessionStorage.removeItem(TOKEN_KEY);
 
+/** The token for orders of this tab, null without one. It is sent with an order only. */
+export const controlToken = () => sessionStorage.getItem(CONTROL_KEY);
+export const keepControlToken = (text) => sessionStorage.setItem(CONTROL_KEY, text);
+export const forgetControlToken = () => sessionStorage.removeItem(CONTROL_KEY);
+
 /** The path of a run, or of what is below it. */
 export const ofRun = (run, ...parts) => ["runs", ...[run, ...parts].map((one) => encodeURIComponent(one))].join("/");
 
-const ask = async (path, signal) => {
-  const held = token();
+const send = async (path, held, { headers = {}, ...request }) => {
   const asked = fetch(`api/v1/${path}`, {
     // Without the browser's credentials: it would open a dialogue, and the page has a field for the token.
     credentials: "omit",
     cache: "no-store",
-    headers: held === null ? {} : { Authorization: `Bearer ${held}` },
-    signal,
+    headers: held === null ? headers : { Authorization: `Bearer ${held}`, ...headers },
+    ...request,
   });
   const answer = await reach(asked);
   if (!answer.ok) {
@@ -42,6 +47,14 @@ const ask = async (path, signal) => {
   return answer;
 };
 
+const ask = (path, signal) => send(path, token(), { signal });
+
+/** Order a capture of a run with this token, and return it. */
+export const order = async (run, wanted, held) => {
+  const headers = { "Content-Type": "application/json" };
+  const body = JSON.stringify(wanted);
+  return reach((await send(ofRun(run, "captures"), held, { method: "POST", headers, body })).json());
+};
 export const readJson = async (path, signal) => reach((await ask(path, signal)).json());
 export const readBytes = async (path, signal) => reach((await ask(path, signal)).arrayBuffer());
 

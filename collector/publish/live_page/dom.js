@@ -23,6 +23,9 @@ export const percent = (share) => (isKnown(share) ? `${number(100 * share, 1)} %
 /** Format seconds since 1970 as the local time of day. */
 export const clock = (wallS) => new Date(wallS * 1000).toLocaleTimeString("en-GB");
 
+/** Format seconds since 1970 as the local date and time of day, as 2026-03-14 09:26:53. */
+export const dateAndClock = (wallS) => new Date(wallS * 1000).toLocaleString("sv-SE");
+
 /** Create an element; attributes whose value is null are omitted, children are elements or text. */
 export const element = (tag, attributes = {}, ...children) => {
   const made = document.createElement(tag);

@@ -3,6 +3,7 @@
 import { at, element, ms, number, say } from "./dom.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
+const CAPTURES_MAX = 5; // captures that a finding names, the newest
 
 /** Format a number of the evidence; its name ends in its unit. */
 const withUnit = (name, value) => {
@@ -21,18 +22,37 @@ const evidenceOf = (finding) => {
   return rows.length ? [table, ...words] : words;
 };
 
-const build = (finding) => {
+/** Return a button that captures the first rank of a finding. A run that hangs reaches no further step. */
+const captureButton = (onCapture) => {
+  const button = element("button", { type: "button" });
+  let rank = null;
+  button.addEventListener("click", () => onCapture(rank));
+  const update = ({ kind, ranks }) => {
+    button.hidden = kind === "hang" || !ranks.length;
+    rank = ranks[0] ?? null;
+    say(button, `Capture rank ${rank} and two beside it`);
+  };
+  return { button, update };
+};
+
+const build = (finding, onCapture) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, sentence, suggestion] = [element("p", { class: "severity" }), element("p"), element("p")];
-  const node = element("li", {}, head, sentence, suggestion, evidence);
+  const [head, sentence, suggestion, captured] = [1, 2, 3, 4].map(() => element("p"));
+  head.className = "severity";
+  const node = element("li", {}, head, sentence, suggestion, captured, evidence);
+  const capture = onCapture === null ? null : captureButton(onCapture);
+  if (capture !== null) node.insertBefore(capture.button, evidence);
   const update = (now) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
     say(sentence, now.sentence);
     say(suggestion, now.suggestion);
     suggestion.hidden = !now.suggestion;
+    say(captured, now.captures.length ? `Captures about it: ${now.captures.slice(0, CAPTURES_MAX).join(", ")}` : "");
+    captured.hidden = !now.captures.length;
+    capture?.update(now);
     const made = evidenceOf(now);
     evidence.hidden = !made.length;
     body.replaceChildren(...made);
@@ -41,10 +61,12 @@ const build = (finding) => {
   return { node, update, said: JSON.stringify(finding) };
 };
 
-/** A list of findings; `show` updates it and returns the new ones. */
+/** A list of findings; `show` updates it and returns the new ones. `onCapture(rank)`: a capture is wanted; null: those
+ * of this list cannot be captured any more. */
 export class FindingList {
-  constructor(list) {
+  constructor(list, onCapture = null) {
     this.list = list;
+    this.onCapture = onCapture;
     this.shown = new Map();
   }
 
@@ -57,7 +79,7 @@ export class FindingList {
       const said = JSON.stringify(finding);
       let entry = this.shown.get(finding.number);
       if (entry === undefined) {
-        entry = build(finding);
+        entry = build(finding, this.onCapture);
         this.shown.set(finding.number, entry);
         fresh.push(finding);
       } else if (entry.said !== said) {

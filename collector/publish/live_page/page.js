@@ -1,10 +1,12 @@
 // The live page: follow the event stream, refresh the views, show them.
 
+import { CaptureList } from "./captures.js";
 import { deviceShares, drawShares, drawPeers, phaseShares } from "./charts.js";
 import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes, readJson, token } from "./client.js";
 import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
+import { openOrder } from "./order_dialog.js";
 import { Refresher } from "./refresher.js";
 import { addressOf, showFigures, showRank, showRuns, showShares, showSlowest } from "./views.js";
 
@@ -27,8 +29,10 @@ const shown = {
   pastKnown: -1,
   following: null,
 };
-const open = new FindingList(at("open-findings"));
+const capture = (rank) => openOrder(shown.snapshot.run, rank, shown.snapshot.takes_orders);
+const open = new FindingList(at("open-findings"), capture);
 const past = new FindingList(at("past-findings"));
+const captures = new CaptureList(at("capture-list"));
 
 // -- requests -------------------------------------------------------------------------------------------------------
 
@@ -132,6 +136,8 @@ const showSnapshot = (snapshot) => {
   }
   showFigures(snapshot.run);
   showFindings(snapshot.run, isFirst);
+  captures.show(snapshot.run, snapshot.takes_orders, isFirst);
+  at("capture-rank").hidden = snapshot.run.end !== null;
   refreshers.history.ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
@@ -194,6 +200,7 @@ const readAddress = () => {
   say(at("run-name"), run ?? "");
   open.show([]);
   past.show([]);
+  captures.clear();
   heat.show(null);
   at("announcement").textContent = "";
   for (const one of Object.values(refreshers)) one.readyAt = 0; // do not delay a new run because of the previous one
@@ -230,6 +237,7 @@ at("pick-rank").addEventListener("submit", (event) => {
   event.preventDefault();
   goTo(shown.run, Number(at("rank").value));
 });
+at("capture-rank").addEventListener("click", () => capture(shown.rank));
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address holds the run
   at("run").focus();

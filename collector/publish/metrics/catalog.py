@@ -17,7 +17,7 @@ from rankscope.collector.publish.metrics.collector_metrics import COLLECTOR
 from rankscope.collector.publish.metrics.device_metrics import DEVICES
 from rankscope.collector.publish.metrics.fabric_metrics import FABRIC
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, Measure, OfPage
-from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
+from rankscope.collector.publish.metrics.node_metrics import OVERVIEW, STORED_NODES
 from rankscope.collector.publish.metrics.rank_metrics import RANKS
 from rankscope.collector.publish.metrics.run_metrics import RUNS
 
@@ -28,6 +28,7 @@ CATALOG: Final[tuple[Measure, ...]] = (
     *RANKS,
     *RUNS,
     *OVERVIEW,
+    *STORED_NODES,
     *DEVICES,
     *FABRIC,
     *AGENT,

@@ -1,11 +1,11 @@
 """Metrics of the collector itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, ONE, RATIO, Measure, OfSnapshot
 from rankscope.collector.publish.metrics.rank_columns import Number
-from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.runs.snapshot import ChannelCounts, Snapshot
 
 _COLLECTOR: Final = "collector: own counters (CollectorCounts)"
 
@@ -16,6 +16,18 @@ def _of_count(read: Callable[[Snapshot], Number]) -> OfSnapshot:
 
 def _of_counts_by_label(read: Callable[[Snapshot], Mapping[str, int]]) -> OfSnapshot:
     return OfSnapshot(lambda snapshot: (((key,), value) for key, value in read(snapshot).items()))
+
+
+def _of_channels(read: Callable[[ChannelCounts], Number]) -> OfSnapshot:
+    return OfSnapshot(
+        lambda snapshot: (((name,), read(counts)) for name, counts in snapshot.counts.notifications.items())
+    )
+
+
+def _count_notifications(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Number]]:
+    for name, counts in snapshot.counts.notifications.items():
+        for outcome, count in counts.outcomes.items():
+            yield (name, outcome), count
 
 
 COLLECTOR: Final[tuple[Measure, ...]] = (
@@ -100,6 +112,24 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         _of_counts_by_label(lambda snapshot: snapshot.counts.contained_errors),
     ),
     Measure(
+        "rankscope_captures_total", "counter", "", ("state",),
+        "Captures that have ended, complete or failed, and orders that were refused; those without the control token "
+        "are in rankscope_http_refused_total.",
+        "count by state", _COLLECTOR, NOT_NEGATIVE,
+        _of_counts_by_label(lambda snapshot: snapshot.counts.captures),
+    ),
+    Measure(
+        "rankscope_capture_pause_seconds_total", "counter", "seconds", (),
+        "Time for which captures have stopped training.",
+        "sum over captures of the longest pause of their ranks", _COLLECTOR, NOT_NEGATIVE,
+        _of_count(lambda snapshot: snapshot.counts.capture_pause_s),
+    ),
+    Measure(
+        "rankscope_capture_bytes_total", "counter", "bytes", (),
+        "Size of the trace files that ranks have delivered, compressed.", "sum over files", _COLLECTOR, NOT_NEGATIVE,
+        _of_count(lambda snapshot: snapshot.counts.capture_bytes),
+    ),
+    Measure(
         "rankscope_store_writable", "gauge", "", (),
         "1 while the store is writable, 0 while it is not.", "0 or 1", _COLLECTOR, RATIO,
         _of_count(lambda snapshot: snapshot.counts.store_writable),
@@ -119,5 +149,23 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "rankscope_history_rows_dropped_total", "counter", "", (),
         "History rows dropped while the store was not writable.", "count", _COLLECTOR, NOT_NEGATIVE,
         _of_count(lambda snapshot: snapshot.counts.history_dropped),
+    ),
+    Measure(
+        "rankscope_notifications_total", "counter", "", ("channel", "outcome"),
+        "Tries to notify a receiver of an incident: delivered; retried, a failed try that is repeated; failed, an "
+        "event that is given up; dropped, one whose incident was forgotten before.",
+        "count by outcome", _COLLECTOR, NOT_NEGATIVE,
+        OfSnapshot(_count_notifications),
+    ),
+    Measure(
+        "rankscope_notifications_waiting", "gauge", "", ("channel",),
+        "Events about incidents that are due and that a receiver has not got yet.", "count", _COLLECTOR, NOT_NEGATIVE,
+        _of_channels(lambda counts: counts.waiting),
+    ),
+    Measure(
+        "rankscope_notification_success_timestamp_seconds", "gauge", "seconds", ("channel",),
+        "When the last event was delivered to a receiver, since 1970; absent before the first one.",
+        "collector's wall clock", _COLLECTOR, NOT_NEGATIVE,
+        _of_channels(lambda counts: counts.success_wall_s),
     ),
 )  # fmt: skip

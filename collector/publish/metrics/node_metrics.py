@@ -1,4 +1,4 @@
-"""Metrics of a run's ranks together, of its nodes and of its worst ranks.
+"""Metrics of a run's ranks together, of its nodes and of its worst ranks, and of the nodes in the store.
 
 The number of series grows with the nodes of a run, not with its ranks; docs/metrics.md has the bounds.
 """
@@ -17,12 +17,13 @@ from rankscope.collector.publish.metrics.measures import (
     WORST_RANKS,
     Measure,
     OfOverview,
+    OfSnapshot,
     Value,
 )
 from rankscope.collector.publish.metrics.overview import NodeOverview, Overview, RunOverview
 from rankscope.collector.publish.metrics.rank_columns import Number, to_seconds
 from rankscope.collector.runs import ratios
-from rankscope.collector.runs.snapshot import RankSnapshot
+from rankscope.collector.runs.snapshot import HeldUpNode, RankSnapshot
 from rankscope.measure.records import DeviceSample, NodeSample, WindowBreakdown
 from rankscope.measure.units import ns_to_s
 
@@ -30,6 +31,7 @@ _RANKS: Final = "collector: the run's ranks (RunSnapshot)"
 _WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown) of all live ranks"
 _GPUS: Final = "agent: NVML, on AMD amdsmi (DeviceSample); each GPU once"
 _MACHINE: Final = "agent: /proc (NodeSample), in one rank a node"
+_STORE: Final = "collector: incidents and runs in its store (incidents/nodes.py)"
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
 
 
@@ -71,6 +73,11 @@ def _of_gpus(combine: Callable[[list[float]], float], value: Callable[[DeviceSam
         return combine(known) if known else None
 
     return _per_node(read)
+
+
+def _held_up(read: Callable[[HeldUpNode], float]) -> OfSnapshot:
+    """Return the reader of a metric of the first nodes that have held up a run of the store."""
+    return OfSnapshot(lambda snapshot: (((node.node,), read(node)) for node in snapshot.counts.nodes_held_up))
 
 
 def _worst(read: Callable[[RankSnapshot], Number]) -> OfOverview:
@@ -267,5 +274,34 @@ OVERVIEW: Final[tuple[Measure, ...]] = (
         f"Waiting of all ranks in a step caused by each of the {WORST_RANKS} live ranks that caused the most.",
         f"the {WORST_RANKS} largest of rankscope_rank_caused_wait_seconds", _DETECTION, NOT_NEGATIVE,
         _worst(_wait_caused_s),
+    ),
+)  # fmt: skip
+
+STORED_NODES: Final[tuple[Measure, ...]] = (
+    Measure(
+        "rankscope_node_runs_held_up", "gauge", "", ("node",),
+        "Runs in the store that the node has held up, as `rankscope nodes` has it; of the first 64 nodes of that list, "
+        "read once a minute while /metrics is scraped. Also nodes of runs that have ended.",
+        "runs with an incident that blames the node", _STORE, NOT_NEGATIVE,
+        _held_up(lambda node: node.runs_held_up),
+    ),
+    Measure(
+        "rankscope_node_runs", "gauge", "", ("node",),
+        "Runs in the store that the node was part of, of the nodes with rankscope_node_runs_held_up.",
+        "runs with a rank on the node", _STORE, NOT_NEGATIVE,
+        _held_up(lambda node: node.runs),
+    ),
+    Measure(
+        "rankscope_node_held_up_low_ratio", "gauge", "ratio", ("node",),
+        "Share of its runs in the store that the node has held up, the lower end of the 95 % interval: 9 of 12 (0.47) "
+        "is above 1 of 1 (0.21). Of the same nodes.",
+        "Wilson interval of runs_held_up / runs", _STORE, RATIO,
+        _held_up(lambda node: node.ratio_low),
+    ),
+    Measure(
+        "rankscope_nodes_held_up", "gauge", "", (),
+        "Nodes that have held up any run in the store, also those beyond the 64 with metrics of their own.",
+        "count", _STORE, NOT_NEGATIVE,
+        OfSnapshot(lambda snapshot: [((), snapshot.counts.nodes_held_up_count)]),
     ),
 )  # fmt: skip

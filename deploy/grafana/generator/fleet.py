@@ -9,6 +9,7 @@ from deploy.grafana.generator.expressions import NODE_OF_RANK, rate, recorded
 from deploy.grafana.generator.frame import FLEET, NODE, RANK, RUN, Placed, dashboard, lay_out, link_to
 from deploy.grafana.generator.panels import (
     BYTES,
+    BYTES_PER_S,
     GPU_HOURS,
     GPUS,
     HALF,
@@ -31,6 +32,7 @@ from deploy.grafana.generator.panels import (
 RUNS_SHOWN: Final = 20
 OFFENDERS_SHOWN: Final = 20
 NODES_SHOWN: Final = 10
+STORED_NODES_SHOWN: Final = 20
 VERSIONS_SHOWN: Final = 10
 """Lines that fit a panel: a collector may know 64 runs with 16,384 ranks on 2,048 nodes."""
 
@@ -187,6 +189,26 @@ def _offenders() -> list[Placed]:
             first="lost",
             width=HALF,
         ),
+        listing(
+            "Nodes over all runs in the store",
+            f"The {STORED_NODES_SHOWN} nodes with the largest share of their runs held up, ended runs included, as "
+            "`rankscope nodes` lists them. At least: the share of its runs that is certain, so that 1 of 1 is not "
+            "before 9 of 12. A recommendation to look at, and to exclude.",
+            {
+                "node": Column("Node"),
+                "least": Column(
+                    "At least",
+                    f"topk({STORED_NODES_SHOWN}, max by (node) (rankscope_node_held_up_low_ratio))",
+                    RATIO,
+                    too_high(red=thresholds.NODE_HELD_UP),
+                    decimals=0,
+                ),
+                "held_up": Column("Runs held up", "sum by (node) (rankscope_node_runs_held_up)"),
+                "runs": Column("Runs", "sum by (node) (rankscope_node_runs)"),
+            },
+            keys=["node"],
+            first="least",
+        ),
     ]
 
 
@@ -237,6 +259,28 @@ def _health() -> list[Placed]:
             NUMBER,
             "sum(increase(rankscope_history_rows_dropped_total[$__range]))",
             colours=too_high(red=1),
+            decimals=0,
+        ),
+        number(
+            "Notifications lost",
+            "Events about incidents that a webhook, a command or a hook has not got, in the selected time range.",
+            NUMBER,
+            'sum(increase(rankscope_notifications_total{outcome=~"failed|dropped"}[$__range]))',
+            colours=too_high(red=1),
+            decimals=0,
+        ),
+        number(
+            "Notifications waiting",
+            "Events about incidents that are still to be delivered.",
+            NUMBER,
+            "sum(rankscope_notifications_waiting)",
+            decimals=0,
+        ),
+        number(
+            "Since the last notification",
+            "Time since an event about an incident was delivered to any receiver.",
+            SECONDS,
+            "time() - max(rankscope_notification_success_timestamp_seconds)",
             decimals=0,
         ),
     ]
@@ -329,6 +373,27 @@ def _collectors() -> list[Placed]:
             "Ended runs removed from memory to make room for others.",
             PER_S,
             Query(f"sum({rate('runs_evicted_total')})", "runs"),
+            width=THIRD,
+        ),
+        lines(
+            "Captures",
+            "Captures that have ended, and orders of captures that were refused.",
+            PER_S,
+            Query(f"sum by (state) ({rate('captures_total')})", "{{state}}"),
+            width=THIRD,
+        ),
+        lines(
+            "Training stopped by captures",
+            "Share of the time for which captures have stopped training, all runs together.",
+            RATIO,
+            Query(f"sum({rate('capture_pause_seconds_total')})", "stopped"),
+            width=THIRD,
+        ),
+        lines(
+            "Captured",
+            "Size of the trace files that ranks have delivered to the collectors.",
+            BYTES_PER_S,
+            Query(f"sum({rate('capture_bytes_total')})", "trace files"),
             width=THIRD,
         ),
     ]

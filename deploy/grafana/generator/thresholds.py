@@ -8,6 +8,7 @@ from typing import Final
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.run_rules import thresholds
+from rankscope.collector.incidents.nodes import RATIO_MIN
 
 SLOWDOWN: Final = CollectorConfig().slowdown_ratio_min
 """Smallest slowdown that detection reports."""
@@ -17,6 +18,8 @@ DATA: Final = thresholds.DATA_RATIO_MIN
 EXPOSED: Final = thresholds.EXPOSED_RATIO_MIN
 IDLE: Final = thresholds.IDLE_RATIO_MIN
 OVERLAP: Final = thresholds.OVERLAP_RATIO_MAX
+NODE_HELD_UP: Final = RATIO_MIN
+"""Of `rankscope nodes --exclude-file`."""
 
 GOODPUT_LOW: Final = 0.7
 GOODPUT_GOOD: Final = 0.9

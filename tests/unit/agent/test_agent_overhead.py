@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from rankscope.agent.agent_overhead import DEVICE_TIMES, NCCL_TIMING, WINDOW_CHILDREN, AgentOverhead
+from rankscope.agent.agent_overhead import CAPTURES, DEVICE_TIMES, NCCL_TIMING, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.governor import (
     AGENT_THREAD,
     COLLECTIVE_TIMES,
@@ -44,6 +44,7 @@ class Agent:
             thread_ns=0, outside_ns=0, timing_ns=None, is_used=False, is_held=False, allow=lambda _share, _left_ns: None
         )
     )
+    captures: Any = None
     effect: WindowEffect | None = None
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
@@ -66,6 +67,7 @@ class Agent:
             timers=self.timers,
             reduction=self.reduction,
             timed=self.timed,
+            captures=self.captures,
             started_ns=0,
             find_effect=lambda: self.effect,
         )
@@ -186,3 +188,20 @@ def test_costly_agent_drops_all_optional_parts() -> None:
     assert not agent.samples.due(RARER_TIMES * NS_PER_S)
     assert agent.samples.due((RARER_TIMES + 1) * NS_PER_S)
     assert agent.cost.reports_less_often
+
+
+def test_captures_are_a_part_that_no_budget_limits() -> None:
+    agent = Agent()
+    agent.captures = SimpleNamespace(training_ns=500 * NS_PER_S, written_ns=0, upload_ns=0)
+    agent.__post_init__()
+    cost = agent.cost.govern(1000 * NS_PER_S)
+    assert cost.part_ns[CAPTURES] == 500 * NS_PER_S
+    assert agent.cost.overhead_ratio(cost, 1000 * NS_PER_S) < 0.5, "half of the time went into what the user asked for"
+    assert cost.dropped == Agent().cost.govern(1000 * NS_PER_S).dropped
+
+
+def test_writing_a_capture_is_no_time_of_the_agent_thread() -> None:
+    agent = Agent()
+    agent.captures = SimpleNamespace(training_ns=0, written_ns=3600 * NS_PER_S, upload_ns=0)
+    agent.__post_init__()
+    assert agent.cost.govern(NS_PER_S).part_ns[AGENT_THREAD] == 0

@@ -62,6 +62,19 @@ def test_the_collector_is_an_address_or_empty() -> None:
         AgentConfig(collector="head:18490")
 
 
+def test_pattern_of_kernels_is_a_regular_expression_or_empty() -> None:
+    assert AgentConfig(communication_kernels="^my_ring|^my_tree").communication_kernels == "^my_ring|^my_tree"
+    with pytest.raises(SettingError, match="it must be a regular expression: missing"):
+        AgentConfig(communication_kernels="(")
+
+
+def test_mistake_in_a_pattern_is_told_and_training_is_measured() -> None:
+    launch = read_launch_config({"RANKSCOPE_COMMUNICATION_KERNELS": "("}, {})
+    assert (launch.is_usable, launch.config.communication_kernels) == (True, "")
+    (told,) = launch.mistakes
+    assert told.startswith("communication_kernels is '(' (from RANKSCOPE_COMMUNICATION_KERNELS); it must be")
+
+
 def test_a_run_may_be_as_long_as_a_label() -> None:
     assert len(AgentConfig(run="r" * LABEL_LENGTH_MAX).run) == LABEL_LENGTH_MAX
     with pytest.raises(SettingError, match="it has 129 characters, the most allowed is 128"):

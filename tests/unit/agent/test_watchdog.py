@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.agent.capture.flight_recorder import FlightRecorder
+from rankscope.agent.captures.flight_recorder import FlightRecorder
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from rankscope.measure.kineto import NONE, Category, find_uncounted
-from tests.unit.measure.written_traces import allocation, event, kernel, launch, read, read_events
+from rankscope.measure.kineto import NONE, Category, StreamWait, find_uncounted
+from rankscope.measure.kineto_columns import TraceColumns, read_trace
+from rankscope.measure.kineto_json import TraceBlocks
+from tests.unit.measure.written_traces import Event, allocation, event, kernel, launch, read, read_events, to_json
 
 DAY_US = 24 * 3600 * 1_000_000
 EPOCH_US = 1_718_000_000_000_000
@@ -337,3 +339,106 @@ def test_allocation_without_time_or_size_is_counted_not_used(broken: dict[str, A
 
 def test_moments_that_are_no_allocations_are_not_memory() -> None:
     assert len(read_events({**allocation(5, 8), "name": "Iteration Start"}).memory.time_ns) == 0
+
+
+# -- waits of streams -------------------------------------------------------------------------------------------------
+
+
+def stream_wait(**changes: Any) -> Event:
+    recorded = {"stream": 7, "wait_on_stream": 9, "wait_on_cuda_event_record_corr_id": 41, **changes}
+    return event("cuda_sync", "Stream Wait Event", 5, 1, correlation=42, **recorded)
+
+
+def test_waits_of_streams_are_read_when_asked_for() -> None:
+    text = to_json(event("cpu_op", "aten::mm", 0, 1), stream_wait())
+    assert read_trace([text], every_wait=True).stream_waits == {1: StreamWait(7, 9, 41)}
+    assert read_trace([text]).stream_waits == {}
+
+
+@pytest.mark.parametrize("field", ["stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id"])
+def test_wait_of_a_stream_without_a_number_is_not_used(field: str) -> None:
+    assert read_trace([to_json(stream_wait(**{field: "x"}))], every_wait=True).stream_waits == {}
+
+
+def test_absorbed_waits_of_streams_keep_their_rows() -> None:
+    columns, later = TraceColumns(every_wait=True), TraceColumns(every_wait=True)
+    columns.read(TraceBlocks(), [to_json(event("cpu_op", "aten::mm", 9, 1))])
+    later.read(TraceBlocks(), [to_json(stream_wait())])
+    columns.absorb(later)
+    assert columns.build({}).stream_waits == {0: StreamWait(7, 9, 41)}
+
+
+# -- arguments of operators -------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_operators_are_read_when_asked_for() -> None:
+    recorded = {"Concrete Inputs": ["", "[1]"]}
+    found = [event("cpu_op", name, start_us, 1, **recorded) for start_us, name in enumerate(("conv", "mm"))]
+    assert read_trace([to_json(*found)], values_of={"conv"}).addresses == {0: b'["", "[1]"]'}
+    assert read_trace([to_json(*found)]).addresses == {}
+
+
+def test_splits_of_collectives_are_read_when_asked_for() -> None:
+    kinds = ("all_to_allv", "allreduce")
+    found = [kernel("x", n, 1, **{"Collective name": kind, "In split size": "[1, 2]"}) for n, kind in enumerate(kinds)]
+    asked = read_trace([to_json(*found)], values_of={"all_to_allv"}).collectives
+    assert [asked[row].in_split for row in (0, 1)] == ["[1, 2]", None]
+    assert read_trace([to_json(*found)]).collectives[0].in_split is None
+
+
+# -- autograd ---------------------------------------------------------------------------------------------------------
+
+
+def autograd_of(text: bytes) -> tuple[list[int], list[int], list[int]]:
+    found = read_trace([text], autograd=True).autograd
+    assert found is not None
+    return found.row.tolist(), found.sequence.tolist(), found.forward_thread.tolist()
+
+
+FORWARD = event("cpu_op", "aten::mm", 1, 5, **{"Sequence number": 7, "Fwd thread id": 0})
+BACKWARD = event("cpu_op", "MmBackward0", 10, 5, **{"Sequence number": 7, "Fwd thread id": 1})
+PLAIN = event("cpu_op", "aten::empty", 2, 1)
+
+
+def test_operators_with_a_number_of_autograd_are_listed() -> None:
+    assert autograd_of(to_json(BACKWARD, PLAIN, FORWARD)) == ([0, 2], [7, 7], [0, 1])
+
+
+def test_numbers_of_autograd_are_read_beside_broken_events() -> None:
+    damaged = to_json(FORWARD, {**PLAIN, "cat": 3}, BACKWARD, {**PLAIN, "ts": "?"})
+    assert autograd_of(damaged) == ([0, 1], [7, 7], [0, 1])
+
+
+def test_numbers_of_an_event_that_is_left_out_are_too() -> None:
+    two_days_us = 2 * 86_400_000_000
+    late = [{**one, "ts": one["ts"] + two_days_us} for one in (FORWARD, PLAIN, PLAIN)]
+    assert autograd_of(to_json(BACKWARD, *late)) == ([0], [7], [0])
+
+
+def test_trace_without_numbers_of_autograd_has_an_empty_list() -> None:
+    assert autograd_of(to_json(PLAIN)) == ([], [], [])
+
+
+def test_numbers_of_autograd_are_not_read_unless_asked_for() -> None:
+    assert read_events(FORWARD, BACKWARD).autograd is None
+
+
+# -- hardware counters ------------------------------------------------------------------------------------------------
+
+RANGE = event("cuda_profiler_range", "gemm", 5, 5, **{"inst.sum": 7, "sm.avg": 0.5, "why": "text", "on": True})
+
+
+def test_counters_of_a_range_are_its_numbers() -> None:
+    assert dict(read_events(PLAIN, RANGE).counters) == {1: {"inst.sum": 7.0, "sm.avg": 0.5}}
+
+
+@pytest.mark.parametrize("args", [{}, None])
+def test_range_without_counters_has_none(args: dict[str, Any] | None) -> None:
+    assert read_events({**RANGE, "args": args}).counters == {}
+    assert read_events({key: value for key, value in RANGE.items() if key != "args"}).counters == {}
+
+
+def test_counters_are_read_beside_broken_events() -> None:
+    assert dict(read_events({**PLAIN, "cat": 3}, RANGE, {**PLAIN, "ts": "?"}).counters) == {
+        0: {"inst.sum": 7.0, "sm.avg": 0.5}
+    }

@@ -4,6 +4,7 @@ import pytest
 
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.records import (
+    CAPTURED,
     DEVICE_TAIL,
     CollectiveRecord,
     StepRecord,
@@ -140,3 +141,10 @@ def test_collectives_name_their_group_and_operation_by_an_index() -> None:
     columns = {name: column.tolist() for name, column in collectives.table.columns().items()}
     assert (columns["group"], columns["op"]) == ([1, 0], [1, 0])
     assert (columns["sequence"], columns["bytes"]) == ([MISSING, 1], [MISSING, 0])
+
+
+def test_steps_that_were_captured_have_a_column_where_there_is_any() -> None:
+    plain = StepRecord(step=1, start_host_ns=0, duration_ns=5, phases_ns={})
+    captured = StepRecord(step=2, start_host_ns=5, duration_ns=9, phases_ns={}, captured=True)
+    assert steps_to_table([plain, captured]).column(CAPTURED).tolist() == [0, 1]
+    assert CAPTURED not in steps_to_table([plain]).names

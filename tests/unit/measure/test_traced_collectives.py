@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.traced_collectives import complete_groups, find_collectives
+from rankscope.measure.traced_collectives import Collective, complete_groups, find_collectives, share_by_split
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events
 
 
@@ -75,3 +75,36 @@ def test_group_keeps_its_description_where_no_other_has_it() -> None:
         find_collectives(RankView(read_events(described(0, "3"), described(2, "3"), described(4, "5", "mesh_dp"))))
     )
     assert [one.group for one in found] == ["mesh_tp", "mesh_tp", "mesh_dp"]
+
+
+# -- all-to-all -------------------------------------------------------------------------------------------------------
+
+
+def all_to_all(**changes: object) -> Collective:
+    told = {"Collective name": "all_to_allv", "dtype": "Half", "In msg nelems": 6, "Out msg nelems": 9, **changes}
+    (found,) = find_collectives(RankView(read_events(kernel("ncclDevKernel_SendRecv", 5, 5, **told))))
+    return found
+
+
+def test_all_to_all_says_what_was_sent_and_received() -> None:
+    found = all_to_all()
+    assert (found.op, found.sent_bytes, found.received_bytes, found.sent_to_bytes) == ("all_to_all", 12, 18, None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dtype": "Quarter"}, {"dtype": None}, {"In msg nelems": None, "Out msg nelems": 9}]
+)
+def test_all_to_all_of_unknown_size_says_nothing_sent(changes: dict[str, object]) -> None:
+    assert all_to_all(**changes).sent_bytes is None
+
+
+def test_other_collectives_send_to_nobody_in_particular() -> None:
+    assert all_to_all(**{"Collective name": "allreduce"}).sent_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("total", "split"),
+    [(None, "[1, 2]"), (12, "[0, 0]"), (12, "[-1, 2]"), (13, "[1, 2]"), (12, "[1, ...]"), (12, None)],
+)
+def test_split_that_does_not_fit_the_whole_is_not_used(total: int | None, split: str | None) -> None:
+    assert share_by_split(total, split) is None

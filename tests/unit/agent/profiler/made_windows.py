@@ -28,6 +28,7 @@ def reduce(
     *,
     on_device: bool = True,
     lines: LineSamples | None = None,
+    communication_kernels: str = "",
 ) -> WindowAnswer:
     """Steps number 10 and up, whose bounds are on the host clock; the activities are on the wall clock."""
     steps = [StepBounds(10 + i, begin * 1000, end * 1000) for i, (begin, end) in enumerate(pairwise(bounds_us))]
@@ -38,6 +39,7 @@ def reduce(
             wall_minus_host_ns=WALL_AHEAD_NS,
             on_device=on_device,
             lines=lines or LineSamples(),
+            communication_kernels=communication_kernels,
         )
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.agent.capture.stacks import OUR_FILES
+from rankscope.agent.captures.stacks import OUR_FILES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import (
     FRAMES_MAX,

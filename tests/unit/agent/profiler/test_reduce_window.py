@@ -152,6 +152,16 @@ def test_collective_has_torchs_metadata_and_its_kernels_time() -> None:
     assert (first.communication_ns, first.overlap_ns, first.exposed_communication_ns) == (50_000, 10_000, 40_000)
 
 
+def test_kernel_of_the_users_own_is_communication_and_no_collective() -> None:
+    # Step 10 lasts from 60 to 230; my_ring runs from 130 to 180, compute until 140 and copies from 150 to 190.
+    events = [*QUEUE, *ran(40, 130, 50, "my_ring<float>"), *ran(41, 120, 5, NCCL, metadata=metadata_of(9))]
+    usual, own = reduce(events, BOUNDS_US), reduce(events, BOUNDS_US, communication_kernels="^my_ring")
+    assert (usual.breakdowns[0].compute_ns, own.breakdowns[0].compute_ns) == ((30 + 80) * 1000, (30 + 40) * 1000)
+    assert own.breakdowns[0].communication_ns == (5 + 50) * 1000
+    assert own.breakdowns[0].exposed_communication_ns == (180 - 140) * 1000
+    assert [found.op for found in own.collectives] == ["all_reduce"]
+
+
 def test_collective_belongs_to_the_step_that_launched_it() -> None:
     answer = reduce([*QUEUE, *ran(90, 240, 50, NCCL, metadata=metadata_of(9))], BOUNDS_US)
     assert [found.step for found in answer.collectives] == [10]

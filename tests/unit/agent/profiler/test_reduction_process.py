@@ -21,12 +21,10 @@ from rankscope.agent.profiler.reduce_window import (
 )
 from rankscope.agent.profiler.reduction_process import (
     WAITING_MAX,
-    Child,
-    Ended,
     ReductionProcesses,
-    SpawnedChild,
     spawn,
 )
+from rankscope.agent.spawned_child import Child, Ended, SpawnedChild
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
 
@@ -94,6 +92,28 @@ def test_small_windows_are_reduced_in_place() -> None:
     reducing.submit(request(3))
     # The small one behind it waits its turn: answers come in the windows' order.
     assert (steps_of(reducing.collect()), len(nursery.children)) == ([], 1)
+
+
+def test_pattern_of_the_user_runs_in_a_child_first() -> None:
+    nursery = Nursery()
+    reducing = ReductionProcesses(nursery.spawn, lambda: 0, communication_kernels="^mine")
+    reducing.submit(request(4))
+    assert steps_of(reducing.collect()) == [4], "on a CPU there are no kernels to match: in place"
+    for step in (5, 6):
+        reducing.submit(msgspec.structs.replace(request(step), on_device=True))
+    assert [child.request.communication_kernels for child in nursery.children] == ["^mine"]
+    reducing.finish()
+    assert reducing.failed == {"reduction_untried": 2}
+
+
+def test_pattern_that_a_child_got_through_is_used_at_the_end() -> None:
+    nursery = Nursery()
+    reducing = ReductionProcesses(nursery.spawn, lambda: 0, communication_kernels="^mine")
+    for step in (5, 6):
+        reducing.submit(msgspec.structs.replace(request(step), on_device=True))
+    nursery.children[0].end()
+    assert [answer.first_step for answer in reducing.collect()] == [5]
+    assert ([answer.first_step for answer in reducing.finish()], reducing.failed) == ([6], {})
 
 
 def test_an_answer_is_given_once_when_the_child_has_ended() -> None:
@@ -273,6 +293,6 @@ def test_child_imports_neither_torch_nor_the_agent() -> None:
     ended = wait_for(SpawnedChild(command, b"", {**os.environ, **ENVIRONMENT}))
     modules = msgspec.json.decode(ended.output, type=list[str])
     ours = {name for name in modules if name.startswith("rankscope.agent")}
-    parts = ("", ".profiler", ".profiler.reduce_window", ".profiler.synchronisations")
+    parts = ("", ".profiler", ".profiler.reduce_window", ".profiler.synchronisations", ".scopes")
     assert ours == {f"rankscope.agent{part}" for part in parts}
     assert "torch" not in modules

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rankscope.agent.capture.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.profiler.nccl_timing import COST_NS
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.timed_collectives import (

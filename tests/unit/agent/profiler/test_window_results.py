@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from rankscope.agent.capture.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.config import read_config
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from rankscope.agent.profiler.window_results import RECORDED_EVENT_NS, WindowResults
-from rankscope.agent.profiler.window_scheduler import PART, RawWindow
+from rankscope.agent.profiler.window_scheduler import PART, RawWindow, WindowScheduler
 from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import SystemClock
@@ -117,6 +117,7 @@ def test_a_full_window_costs_what_its_operators_take_to_record() -> None:
     (cost_ns,) = rank.full_costs_ns
     assert_costs(cost_ns, rank.results.full_reduced_ns, events=100)
     assert rank.results.full_recording_ns == 100 * RECORDED_EVENT_NS
+    assert rank.results.full_ns_an_event == TRAINING_COST_NS / 100
     assert rank.results.light_recording_ns == 0
     assert [one.first_step for result in found for one in result.breakdowns] == [5, 6]
 
@@ -149,6 +150,30 @@ def test_windows_beyond_those_that_may_wait_are_refused() -> None:
     kept = [rank.windows._keep(light()) for _ in range(RAW_WINDOWS_MAX + 1)]
     assert kept == [True] * RAW_WINDOWS_MAX + [False]
     assert len(rank.collect()) == RAW_WINDOWS_MAX
+
+
+def test_windows_are_not_reduced_while_a_profiler_of_the_user_records_the_calls_of_all_threads() -> None:
+    rank = Rank()
+    no_profiler: Any = None
+    rank.windows.scheduler = scheduler = WindowScheduler(
+        no_profiler,
+        rank.windows.plan,
+        rank.guard,
+        on_window=rank.windows._keep,
+        read_enqueued=dict,
+        light=False,
+        full=False,
+    )
+    rank.finish(light())
+    scheduler.on_user_profiler(begins=True)
+    assert rank.collect() == rank.collect() == []
+    assert rank.light_costs == []
+    scheduler.on_user_profiler(begins=False)
+    assert [len(one.collectives) for one in rank.collect()] == [2]
+
+    rank.finish(light())
+    scheduler.on_user_profiler(begins=True)
+    assert [len(one.collectives) for one in rank.results.collect([], last=True)] == [2]
 
 
 @pytest.mark.parametrize("full", [False, True])

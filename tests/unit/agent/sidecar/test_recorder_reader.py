@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.capture.timed_entries import Reading
+from rankscope.agent.captures.timed_entries import Reading
 from rankscope.agent.sidecar.recorder_files import reduce_dump
 from rankscope.agent.sidecar.recorder_reader import (
     ASK_S,

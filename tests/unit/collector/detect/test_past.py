@@ -41,6 +41,12 @@ def test_past_slowness_states_its_period(
     assert (closed.until_step, closed.lasted_s) == (until, lasted_s)
 
 
+def test_begin_of_a_past_drift_is_stated_as_an_estimate() -> None:
+    drifting = msgspec.structs.replace(straggler(40), pattern="drifting")
+    assert " from about step 40 to step 60 (" in close_finding(drifting, until_step=60, lasted_s=4.0).sentence
+    assert " from about step 40 on" in close_finding(drifting).sentence
+
+
 @pytest.mark.parametrize(
     ("outcome", "told"),
     [

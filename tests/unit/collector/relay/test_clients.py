@@ -5,7 +5,12 @@ import pytest
 from rankscope.collector.relay.clients import RelayClients, comes_from_rank, is_urgent
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import (
+    CAPTURE_PART_BYTES_MAX,
     Ack,
+    CaptureOrder,
+    CapturePart,
+    CapturePartWanted,
+    CaptureState,
     ClockPing,
     ClockPong,
     Goodbye,
@@ -35,6 +40,8 @@ SILENT = RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=0, since_host_n
 ASKED = RasAnswered(sequence=1, identity=IDENTITY, host_ns=0, stalled_since_host_ns=0)
 REPORT = Report(sequence=1, host_ns=0)
 PONG = ClockPong(collector_ns=0, host_ns=0)
+STATE = CaptureState(id="c1", state="accepted")
+PART = CapturePart(id="c1", offset=0, data=bytes(CAPTURE_PART_BYTES_MAX))
 GOODBYE = Goodbye(sequence=2, reason="finished")
 
 
@@ -49,12 +56,14 @@ def hello_of(run: str) -> Hello:
 def test_messages_of_a_rank_go_to_the_collector_of_its_run(endpoint: str) -> None:
     clients = RelayClients(ENDPOINTS)
     assert clients.find_endpoint(b"rank", hello_of(RUNS[endpoint])) == endpoint
-    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [endpoint] * 3
+    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, STATE, PART, GOODBYE)] == [
+        endpoint
+    ] * 5
 
 
 def test_rank_without_a_hello_has_no_collector() -> None:
     clients = RelayClients(ENDPOINTS)
-    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, GOODBYE)] == [None] * 3
+    assert [clients.find_endpoint(b"rank", message) for message in (REPORT, PONG, STATE, PART, GOODBYE)] == [None] * 5
 
 
 def test_notice_goes_to_the_collector_of_its_run_without_hello() -> None:
@@ -84,7 +93,7 @@ def test_ranks_of_one_collector_are_listed() -> None:
     assert clients.of("tcp://a:1") == [b"three"]
 
 
-@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, ENDED, SILENT, ASKED])
+@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, STATE, PART, ENDED, SILENT, ASKED])
 def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     assert comes_from_rank(message)
 
@@ -94,12 +103,13 @@ def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     [
         Ack(through=1), Welcome(admitted_through=1), HelloWanted(), Refused(reason="full", detail=""),
         ClockPing(collector_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
+        CaptureOrder(id="c1", first_step=5, last_step=7), CapturePartWanted(id="c1", offset=0, length=1),
     ],
 )  # fmt: skip
 def test_messages_of_collectors_and_relays_are_not_forwarded(message: Message) -> None:
     assert not comes_from_rank(message)
 
 
-def test_starts_and_ends_are_urgent_and_reports_are_not() -> None:
-    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT, ASKED)] == [True] * 5
+def test_starts_ends_and_captures_are_urgent_and_reports_are_not() -> None:
+    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT, ASKED, STATE, PART)] == [True] * 7
     assert [is_urgent(message) for message in (REPORT, PONG)] == [False] * 2

@@ -7,6 +7,7 @@ from rankscope.collector.reports.rank_table import HEAD, render_rank
 from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.records import Totals, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
 
@@ -100,6 +101,17 @@ def test_ranks_without_peers_are_told() -> None:
     assert lines[2] == "  1 of 2 ranks has no peers with equal work: judged by its own past only"
     ended = render_run(run_of(ranks_without_peers=2, end=RunEnd(reason="finished", ranks={"finished": 2}))).splitlines()
     assert "  2 of 2 ranks had no peers with equal work: judged by their own past only" in ended
+
+
+def test_rank_that_waited_least_is_told_unless_a_finding_names_it() -> None:
+    least = LeastWaiting(rank=1, steps=40, share=0.95, margin_ns=8e6)
+    said = (
+        "Rank 1 waited for others least in 95 % of 40 steps, the next one 8.0 ms longer: it is slower, or has more work"
+    )
+    assert said in render_run(run_of(ranks_without_peers=1, least_waiting=least))
+    named = run_of(ranks_without_peers=1, least_waiting=least, findings=(SLOW,), open_findings=(SLOW,))
+    assert said not in render_run(named)
+    assert said not in render_run(run_of(least_waiting=least)), "all ranks have peers"
 
 
 def test_finding_stays_visible_without_a_new_verdict() -> None:

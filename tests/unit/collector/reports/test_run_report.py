@@ -168,7 +168,7 @@ def test_run_named_script_stays_a_name(hostile_page: str) -> None:
     tags = Tags(hostile_page)
     assert "script" not in tags.names
     assert not [name for name in tags.attributes if name.startswith("on")]
-    assert hostile_page.count(html.escape("<script>alert('1')</script>")) >= 6
+    assert hostile_page.replace("<wbr>", "").count(html.escape("<script>alert('1')</script>")) >= 6
     assert "\x1b" not in hostile_page
     assert "default-src 'none'" in html.unescape(hostile_page)
 

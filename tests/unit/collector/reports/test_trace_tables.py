@@ -19,6 +19,7 @@ from rankscope.collector.traces.report import (
     Finding,
     KernelRow,
     OperatorRow,
+    RangeRow,
     RankReport,
     StepReport,
     TraceReport,
@@ -124,7 +125,7 @@ def test_missing_ranks_make_the_waiting_a_lower_bound() -> None:
     assert "more waiting than is shown" in said
 
 
-def test_verdict_has_findings_then_advice_then_abstentions() -> None:
+def test_verdict_has_findings_then_advice_then_file_errors() -> None:
     advice = Advice(
         key="k", severity="warning", ranks=[0, 1], sentence="S.", action="A.", evidence={"x": 0.25, "n": None}
     )
@@ -132,15 +133,24 @@ def test_verdict_has_findings_then_advice_then_abstentions() -> None:
         rank_of(0),
         cross_rank=across(findings=[SLOW]),
         advice=[advice],
-        abstained=[Abstention(key="memory", reason="no memory events")],
         errors=[FileError(file="b.json", reason="cut off")],
     )
     assert shown(section("verdict", report)) == [
         ["finding", "host_cpu", "7", "Rank 7 is slow.", MISSING, "slowdown 2"],
         ["warning", "k", "0-1", "S.", "A.", "x 0.25, n -"],
-        ["abstained", "memory", MISSING, "no memory events", MISSING, MISSING],
         ["file error", "b.json", MISSING, "cut off", MISSING, MISSING],
     ]
+
+
+def test_rules_that_abstained_follow_the_verdict_and_are_counted() -> None:
+    abstained = [Abstention(key="memory", reason="no memory events"), Abstention(key="k", reason="no steps")]
+    report = report_of(rank_of(0), abstained=abstained)
+    assert [one.key for one in build_sections(report, top=5)][:2] == ["verdict", "not_judged"]
+    found = section("not_judged", report, top=1)
+    assert found.folded_as == "2 rules could not judge, and why"
+    assert (shown(found), found.left_out) == (
+        [["abstained", "memory", MISSING, "no memory events", MISSING, MISSING]], 1
+    )  # fmt: skip
 
 
 def advice_of(sentence: str) -> Advice:
@@ -168,6 +178,20 @@ def test_kernels_are_summed_over_ranks_with_the_largest_named() -> None:
 def test_report_of_one_rank_has_no_comparing_columns() -> None:
     heads = [column.head for column in section("kernels", report_of(rank_of(0, kernels=[kernel("a", 1)]))).columns]
     assert "on rank" not in heads
+
+
+def test_ranges_have_their_host_time_for_each_step_where_steps_are_known() -> None:
+    # Rank 0 has the range for 6 + 2 ms in 2 steps, rank 1 for 1 ms in 1 step: 9 ms in 3 steps.
+    def ranges(*host_ms: int) -> list[RangeRow]:
+        return [RangeRow(name="attend", count=2, host_total_ns=one * MS, device_total_ns=None) for one in host_ms]
+
+    ranks = [rank_of(0, user_ranges=ranges(6, 2), steps=[STEP, STEP]), rank_of(1, user_ranges=ranges(1), steps=[STEP])]
+    known = section("user_ranges", report_of(*ranks))
+    assert (
+        dict(zip([column.head for column in known.columns], shown(known)[0], strict=True))["host ms a step"] == "3.000"
+    )
+    without = section("user_ranges", report_of(ranks[0], rank_of(1, user_ranges=ranges(1))))
+    assert "host ms a step" not in [column.head for column in without.columns]
 
 
 def test_rows_beyond_the_top_are_counted() -> None:
@@ -216,6 +240,24 @@ def test_transfer_and_bandwidth_need_every_rank(
 def test_same_warning_of_many_ranks_is_one_line() -> None:
     ranks = [rank_of(rank, warnings=["no steps"]) for rank in (0, 1, 2, 5)]
     assert shown(section("warnings", report_of(*ranks))) == [["no steps", "4", "0-2, 5"]]
+
+
+def test_long_warning_is_wrapped_and_not_cut() -> None:
+    text = render_text(report_of(rank_of(0, warnings=[" ".join(["word"] * 60)]), rank_of(1)), 20)
+    assert text.count("word") == 60
+    assert text.endswith("word (files 1, ranks 0)")
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        (None, "One rank's trace: waiting shows only where all ranks are compared."),
+        (across(refused="no numbers"), "Waiting could not be separated from transfer: no numbers"),
+        (across(), "No rank waited for another one."),
+    ],
+)
+def test_table_without_waits_says_why(known: CrossRank | None, reason: str) -> None:
+    assert section("waits", report_of(rank_of(0), cross_rank=known)).reason == reason
 
 
 def test_section_without_rows_has_a_reason() -> None:

@@ -42,6 +42,10 @@ class Story:
         self.sequence = dict.fromkeys(range(ranks), 0)
         self.totals = dict.fromkeys(range(ranks), Totals())
         self.effects: list[RunEffect] = []
+        self.nodes: dict[int, str] = {}
+        """By rank; of others it is node-a."""
+        self.begun_wall_ns = 0
+        """When rank processes begin, by the clocks of their nodes."""
 
     def join(self, *ranks: int) -> "Story":
         for rank in ranks or range(self.ranks):
@@ -58,14 +62,14 @@ class Story:
                     rank=rank,
                     local_rank=rank,
                     world_size=self.ranks,
-                    node="node-a",
+                    node=self.nodes.get(rank, "node-a"),
                     restart_count=self.restart_count,
                     boot_id=boot_of(rank, self.life),
                     pid=1_000 + rank,
                 ),
                 first_sequence=self.sequence[rank] + 1,
                 host_ns=0,
-                wall_ns=0,
+                wall_ns=self.begun_wall_ns,
                 report_interval_ns=S,
             )
             self.run.apply(RankJoined(hello, self.now_ns))

@@ -529,3 +529,15 @@ def test_cells_are_read_like_an_array() -> None:
     ):  # fmt: skip
         np.testing.assert_array_equal(cells[key], whole[key])
         assert cells[key].dtype == np.float64
+
+
+def test_steps_that_recording_has_made_longer_are_not_compared() -> None:
+    window = window_of(ranks=2, steps=2)
+    captured = StepRecord(step=3, start_host_ns=0, duration_ns=9 * STEP_NS, phases_ns={}, captured=True)
+    assert add(window, 0, step_of(2), captured, step_of(4)) == 0, "it has not come too late"
+    add(window, 1, *map(step_of, range(2, 5)))
+    series = window.series((0, 1), skip_steps=0)
+    assert series.steps.tolist() == [0, 1, 2, 3, 4]
+    found = series.step_ns[:, 0]
+    assert found[[0, 1, 2, 4]].tolist() == [STEP_NS] * 4
+    assert np.isnan(found[3])

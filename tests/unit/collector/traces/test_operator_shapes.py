@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.commands.main import main
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.rank_analysis import OPERATOR_SHAPES_MAX
+from rankscope.collector.traces.asked_rows import OPERATOR_SHAPES_MAX
 from rankscope.collector.traces.report import OperatorShapeRow, RankReport
 from rankscope.collector.traces.tables import SHAPES_TEXT_MAX, describe_shapes
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json

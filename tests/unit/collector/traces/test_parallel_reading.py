@@ -70,6 +70,28 @@ def test_processes_read_every_shape_when_asked() -> None:
     assert len(found.shapes) > len(read_trace(read_chunks(path)).shapes)
 
 
+def test_processes_read_arguments_when_asked() -> None:
+    path, wanted = str(TRACES / "mi300x_resnet18.json.gz"), {"aten::convolution"}
+    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, every_wait=True, values_of=wanted)
+    assert same(found, read_trace(read_chunks(path), every_wait=True, values_of=wanted))
+    assert len(found.addresses) == 100
+
+
+def test_processes_read_the_numbers_of_autograd_when_asked() -> None:
+    path = str(TRACES / "mi300x_resnet18.json.gz")
+    found = read_in_parallel(read_chunks(path), 2, piece_bytes=1_000_000, autograd=True)
+    assert same(found, read_trace(read_chunks(path), autograd=True))
+    assert found.autograd is not None
+    assert len(found.autograd.row) == 1_500
+
+
+def test_processes_read_hardware_counters() -> None:
+    path = str(TRACES / "cupti" / "a100_alexnet_counters.json.gz")
+    found = read_in_parallel(read_chunks(path), 2, piece_bytes=200_000)
+    assert same(found, read_trace(read_chunks(path)))
+    assert len(found.counters) == 77
+
+
 def test_wrong_cut_is_an_error() -> None:
     document = json.dumps({"traceEvents": [EVENT, MISLEADING, EVENT]}).encode()
     assert read_trace([document]).event_count == 3

@@ -277,6 +277,15 @@ def test_shapes_on_one_side_only_are_not_matched_by(tmp_path: Path) -> None:
     assert found.notes == ["only these traces have shapes: operators are matched without"]
 
 
+@pytest.mark.parametrize("asked", ["shapes", "roofline"])
+def test_shapes_that_are_asked_for_are_read_on_both_sides(asked: str) -> None:
+    path = str(Path(__file__).parents[3] / "traces" / "v100_dlrm_8ranks_r0.json.gz")
+    options: dict[str, Any] = {asked: True}
+    comparison = analyze(path, against=path, **options).comparison
+    assert comparison is not None
+    assert [row.difference_ns for table in comparison.tables for row in table.rows if row.difference_ns] == []
+
+
 def test_broken_shapes_are_none(tmp_path: Path) -> None:
     broken = {"Input Dims": "many", "Input type": ["float"]}
     events = [step_of(0), event("cpu_op", "aten::mm", 0, 5, **broken), launch(1, 1), kernel("k", 50, 10, correlation=1)]

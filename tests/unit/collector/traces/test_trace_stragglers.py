@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from rankscope.collector.traces.report import MatchedCollective, RankStanding
-from rankscope.collector.traces.stragglers import describe_leader, find_standings
+from rankscope.collector.traces.stragglers import describe_leader, describe_noise, find_standings
 
 MS = 1_000_000
 
@@ -49,6 +49,29 @@ def test_steadily_slower_rank_is_named_below_the_ratio_of_noise() -> None:
 def test_difference_within_its_noise_is_not_named() -> None:
     # 300, 0 and 0 ms more: 100 give or take 6.96 * 173.2 / sqrt(3) = 696 ms.
     assert slow_of(standings([1000, 701, 700], [700, 700, 700], last=[0] * 21)) == []
+
+
+def test_much_slower_rank_within_its_noise_is_doubted_and_not_named() -> None:
+    # 600, 1 and 1 ms more than 700, 700 and 699: 200.7 ms, 1.287 times.
+    # The standard error is 345.8 / sqrt(3) = 199.7 ms: 6.96 times that is 1389.7 ms (98 %), 2.92 times 583 ms (90 %).
+    found = standings([1300, 701, 700], [700, 700, 699], last=[0] * 21)
+    assert (slow_of(found), [one.is_within_noise for one in found]) == ([], [True, False])
+    said = "Without waits its steps took 1.29 times as long as its peers', but the steps differ by as much "
+    said += "(+200.7 ms in a step, give or take 1,389.7 ms): record more of them."
+    assert describe_leader(found).endswith(said)
+    assert describe_noise(found) == f"rank 0: w{said[1:]}"
+
+
+def test_much_slower_rank_is_named_beyond_a_smaller_interval() -> None:
+    # 100, 200 and 300 ms more: 200, of standard error 57.7 ms: within 6.96 x that (401.8 ms), not 2.92 x (168.6 ms).
+    found = standings([800, 900, 1000], [700, 700, 700], last=[0] * 21)
+    assert (slow_of(found), found[0].is_within_noise, found[0].noise_ns) == ([0], False, 401_835_787)
+
+
+def test_much_slower_rank_beyond_its_noise_is_named() -> None:
+    # 300, 310 and 320 ms more: 310 give or take 6.96 * 10 / sqrt(3) = 40.2 ms; it need not always come last.
+    found = standings([1000, 1010, 1020], [700, 700, 700], last=[0] * 11 + [1] * 10)
+    assert (slow_of(found), describe_noise(found)) == ([0], None)
 
 
 def test_two_steps_show_no_noise_and_name_nobody_by_little() -> None:

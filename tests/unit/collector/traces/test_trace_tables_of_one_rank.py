@@ -322,7 +322,7 @@ def test_ascend_trace_is_broken_down_by_its_devices_work() -> None:
     assert [(one.op, one.group) for one in report.collectives] == [("all_reduce", "unknown")]
 
 
-@pytest.mark.parametrize("category", ["hpu_op", "privateuse1_kernel", "cuda_profiler_range", "of_tomorrow"])
+@pytest.mark.parametrize("category", ["hpu_op", "privateuse1_kernel", "of_tomorrow"])
 def test_unknown_device_is_never_called_cpu(category: str) -> None:
     events = [annotation("ProfilerStep#3", 0, 20), operator("aten::mm", 0, 20), event(category, "k", 2, 6)]
     report = reduce_trace(read_events(*events), "a.json").report

@@ -13,11 +13,12 @@ import pytest
 
 from rankscope.collector.traces.clock_offsets import find_offset_bounds, place_clocks
 from rankscope.collector.traces.cross_rank import Matched
-from rankscope.collector.traces.timeline import merge
+from rankscope.collector.traces.timeline import MergeReport, merge
 from rankscope.collector.traces.timeline_arrows import find_flow_points
 from rankscope.collector.traces.timeline_events import EventArray, TimelineFile, format_us, make_distinct, parse_ns
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.traced_collectives import Collective
+from tests.unit.measure.written_traces import event, kernel
 
 EPOCH_US = 1694128201427784
 Event = dict[str, Any]
@@ -51,7 +52,7 @@ def write_trace(
     if host is not None:
         head["host_name"] = host
     path = folder / f"trace_of_{rank}.json"
-    for number, one in enumerate(event for event in events if "Collective name" in event.get("args", {})):
+    for number, one in enumerate(made for made in events if "Collective name" in made.get("args", {})):
         one["args"]["Seq"] = number
     named = [*name_process(7000 + (rank or 0), "CPU"), *name_process(0, "GPU 0")]
     path.write_text(json.dumps({**head, "traceEvents": [*named, *events]}))
@@ -167,6 +168,11 @@ def test_damaged_trace_is_merged_with_what_was_mended(tmp_path: Path) -> None:
     assert [warning.partition(": ")[2][:10] for warning in report.warnings[:2]] == ["the file i", "2 x mended"]
 
 
+def warnings_of(report: MergeReport, file: Path) -> list[str]:
+    """Return what is said of this file, without its name."""
+    return [warning.removeprefix(f"{file}: ") for warning in report.warnings if warning.startswith(str(file))]
+
+
 def test_impossible_times_are_left_out_of_the_timeline(tmp_path: Path) -> None:
     day_us = 24 * 3600 * 1_000_000
     now_us = 1_718_000_000_000_000
@@ -177,9 +183,33 @@ def test_impossible_times_are_left_out_of_the_timeline(tmp_path: Path) -> None:
     report = merge([str(file)], tmp_path / "merged.json")
     found = [one for one in read_merged(tmp_path / "merged.json")["traceEvents"] if one["ph"] == "X"]
     assert [(one["ts"], one["dur"]) for one in found] == [(0, 2), (9, 1)]
-    assert report.warnings[-1].endswith(
-        ": 2 events left out: they begin a day or more from the middle of the trace, or last a day or more"
-    )
+    said = "2 events left out: they begin a day or more from the middle of the trace, or last a day or more"
+    assert warnings_of(report, file) == [said], "once"
+
+
+def test_late_device_work_is_kept_and_called_so(tmp_path: Path) -> None:
+    # The host ends at 2 us; the kernel ends 60 s and 1 us after that.
+    events = [event("cpu_op", "a", 1, 1), kernel("k", 60_000_002, 1)]
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"traceEvents": events}))
+    report = merge([str(file)], tmp_path / "merged.json")
+    assert [one["name"] for one in read_merged(tmp_path / "merged.json")["traceEvents"] if one["ph"] == "X"] == [
+        "a",
+        "k",
+    ]
+    late = "device work that ends a minute or more after everything on the host"
+    assert warnings_of(report, file) == [f"1 events kept in the timeline, but not used to match collectives: {late}"]
+
+
+def test_what_is_copied_is_not_called_unused(tmp_path: Path) -> None:
+    # `analyze` counts the repeated event once, the negative duration as 0, and uses no begin and end events.
+    repeated = event("cpu_op", "a", 1, 1)
+    begin = {"ph": "B", "name": "b", "cat": "cpu_op", "ts": 3, "pid": 1, "tid": 1}
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"traceEvents": [repeated, repeated, begin, event("cpu_op", "c", 5, -1)]}))
+    report = merge([str(file)], tmp_path / "merged.json")
+    copied = [one["name"] for one in read_merged(tmp_path / "merged.json")["traceEvents"] if one["ph"] != "M"]
+    assert (copied, warnings_of(report, file)) == (["a", "a", "b", "c"], [])
 
 
 def test_event_without_usable_time_is_copied_with_a_warning(tmp_path: Path) -> None:
@@ -192,6 +222,20 @@ def test_value_that_is_no_event_is_left_out_with_a_warning(tmp_path: Path) -> No
     path = write_trace(tmp_path, 0, [on_host(1), {}])
     report = merge([path], tmp_path / "merged.json")
     assert f"{path}: 1 values among its events are no events: left out" in report.warnings
+
+
+def test_kernels_of_ones_own_are_matched_as_collectives(tmp_path: Path) -> None:
+    # Two collectives of a library that rankscope does not know, at the same steps of both ranks on one host.
+    names = ("my_all_reduce_kernel", "my_all_gather_kernel")
+    paths = []
+    for rank in range(2):
+        steps = [event("user_annotation", f"ProfilerStep#{number}", number * 100, 90) for number in (1, 2)]
+        kernels = [
+            {**kernel(name, 100 * (place + 1) + 20 + rank, 50 - rank), "pid": 0} for place, name in enumerate(names)
+        ]
+        paths.append(write_trace(tmp_path, rank, [*steps, *kernels], host="a"))
+    assert merge(paths, tmp_path / "merged.json").arrow_count == 0
+    assert merge(paths, tmp_path / "merged.json", communication_kernels="^my_").arrow_count == 2
 
 
 # -- the processes ----------------------------------------------------------------------------------------------------

@@ -3,15 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.run_rules.regressions import STEP_BEFORE, RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_series import Floats
-from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
+from rankscope.collector.steps.group_transfers import GroupTransfers
+from rankscope.collector.steps.step_series import Floats, StepSeries
+from tests.unit.collector.steps.step_series import MS, UNKNOWN, series_of, view_of
 
 STAGES = {rank: rank // 4 for rank in range(12)}
 STAGE, RUN = StageSlowdowns(Thresholds()), RunSlowdown(Thresholds())
@@ -45,6 +47,34 @@ def test_stage_that_becomes_slower_is_named_with_its_node() -> None:
     assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.03)
     assert finding.sentence.startswith("Ranks 4-7, which do the same work, are 1.3")
     assert "(node node1)" in finding.sentence
+
+
+def test_stage_costs_no_more_than_the_steps_have_grown() -> None:
+    # Its ranks take 50 ms longer, and the steps 20: the rest was waiting for other stages before.
+    self_ms = np.full((120, 12), 100.0)
+    self_ms[60:, 4:8] = 150.0
+    step_ms = np.where(np.arange(120) < 60, 160.0, 180.0)[:, np.newaxis].repeat(12, axis=1)
+    look = view_of(series_of(self_ms.tolist(), step_ms=step_ms.tolist()), signatures=STAGES)
+    (finding,) = find(STAGE, look)
+    assert finding.run_slowdown_ratio == pytest.approx(180 / 160)
+    (later,) = find(STAGE, dataclasses.replace(look, series=_last_steps(look, 80)), [finding])
+    assert later.run_slowdown_ratio == pytest.approx(180 / 160)
+    # Where the steps before are not known, the growth of its ranks is the cost.
+    before = {name: value for name, value in finding.evidence.items() if name != STEP_BEFORE}
+    (unbound,) = find(STAGE, look, [msgspec.structs.replace(finding, evidence=before)])
+    assert unbound.run_slowdown_ratio == pytest.approx(180 / 130)
+
+
+def _last_steps(look: RunView, first: int) -> StepSeries:
+    """Without the steps before one, which have left the table."""
+    series = look.series
+    return dataclasses.replace(
+        series,
+        steps=series.steps[first:],
+        step_ns=series.step_ns[first:],
+        self_ns=series.self_ns[first:],
+        cpu_ns=series.cpu_ns[first:],
+    )
 
 
 def test_node_that_others_are_on_too_is_not_named() -> None:
@@ -196,12 +226,39 @@ def test_run_is_judged_by_what_a_slow_rank_does_not_explain(all_ratio: float, is
         assert "and for this no other rank was to blame" in found[0].past
 
 
+@pytest.mark.parametrize(("step_ms", "is_told"), [(170.0, False), (180.0, True)])
+def test_run_is_not_slower_by_what_a_slow_rank_may_explain(step_ms: float, is_told: bool) -> None:
+    # Rank 1 takes 50 ms longer than the median, 40 longer than rank 2. Of steps of 120 ms that may be 40 to 50 ms, so
+    # that 0 to 10 ms of 170, and 10 to 20 of 180, are something else: 5 % of 120 are 6.
+    self_ms = np.full((120, 12), 100.0)
+    self_ms[:, 2], self_ms[60:, 1] = 110.0, 150.0
+    steps_ms = np.where(np.arange(120) < 60, 120.0, step_ms)[:, np.newaxis].repeat(12, axis=1)
+    look = view_of(series_of(self_ms.tolist(), step_ms=steps_ms.tolist()))
+    assert bool(find(RUN, look, [straggler(1.3)])) is is_told
+
+
 def test_run_slowed_by_a_link_as_found_is_not_found_twice() -> None:
     self_ms = times()
     self_ms[60:] *= 1.2
     link = Finding(kind="slow_link", group="dp", since_step=60, cause="slow_link", sentence="", run_slowdown_ratio=1.2)
     assert find(RUN, everybody(self_ms), [link]) == []
     assert find(RUN, everybody(self_ms), [link, straggler(None)]) == []
+
+
+def test_what_a_link_costs_beyond_its_transfers_is_no_slower_run() -> None:
+    # The steps are 60 ms longer, of which the link's transfers explain 20 of 160: the rest is its cause as well.
+    step_ms = np.where(np.arange(120) < 60, 100.0, 160.0)
+    transfer_ns = {"dp": np.where(np.arange(120) < 60, 5.0, 45.0) * MS}
+    transfers = GroupTransfers(transfer_ns, {"dp": np.ones(120)})
+    series = series_of(np.full((120, 4), 100.0).tolist(), step_ms=step_ms[:, np.newaxis].repeat(4, axis=1).tolist())
+    look = view_of(series, groups={"dp": (0, 1, 2, 3)}, transfers=transfers)
+    link = Finding(
+        kind="slow_link", group="dp", since_step=60, cause="slow_link", sentence="", run_slowdown_ratio=160 / 140
+    )
+    (alone,) = find(RUN, look)
+    assert alone.cause == "slow_link"
+    assert find(RUN, look, [link]) == []
+    assert [finding.kind for finding in find(RUN, look, [link, alone])] == ["run_slowdown"]
 
 
 def test_open_finding_about_the_run_passes_when_others_explain_it() -> None:
@@ -227,6 +284,20 @@ def test_rank_that_may_be_to_blame_is_waited_for_and_then_not_ruled_out() -> Non
     assert "and whether one rank was to blame was not known yet" in found[-1][0].past
 
 
+def test_steps_in_which_a_rank_may_have_stalled_are_no_slower_run() -> None:
+    # Rank 1 takes 150 of 100 ms in three of four steps; of 8 steps in 16 the self times are known. Of all steps since
+    # step 60 three eighths would remain 1.5 times as long, and of the others none.
+    self_ms = times(steps=240)
+    self_ms[60:, 1] *= np.where(np.arange(60, 240) % 4, 1.5, 1.0)
+    measured = np.where((np.arange(240) % 16 < 8)[:, np.newaxis], self_ms, UNKNOWN)
+    step_ms = np.repeat(self_ms.max(axis=1, keepdims=True), 12, axis=1)
+    look = view_of(series_of(measured.tolist(), step_ms=step_ms.tolist()))
+    (finding,) = find(RUN, look)
+    rank = msgspec.structs.replace(straggler(1.2), pattern="intermittent")
+    assert find(RUN, look, [rank]) == []
+    assert RUN.has_passed(look, finding, [rank])
+
+
 def test_open_finding_about_the_run_says_its_present_size() -> None:
     self_ms = times(steps=240)
     self_ms[60:] *= 1.2
@@ -248,6 +319,7 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     (finding,) = find(RUN, everybody(self_ms))
     assert abs((finding.since_step or 0) - 60) <= off_max
     assert finding.pattern == "drifting"
+    assert f"as slow as before about step {finding.since_step}, growing slower gradually" in finding.sentence
     # The median of the last twelve steps is that of the last but six of the ramp.
     assert finding.slowdown_ratio == pytest.approx(2.0 - 6 / ramp_steps, rel=0.04)
     assert "growing slower gradually" in finding.sentence

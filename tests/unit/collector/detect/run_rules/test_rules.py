@@ -295,6 +295,10 @@ def test_host_bound_is_silent_beside_a_straggler_whose_host_is_slow(cause: str) 
     assert kinds_in(run_with("host_bound"), finding_of(STRAGGLER, cause)) == []
 
 
+def test_host_bound_is_silent_beside_a_run_whose_data_loaders_are_slower() -> None:
+    assert kinds_in(run_with("host_bound"), finding_of("run_slowdown", "data_loading")) == []
+
+
 @pytest.mark.parametrize("kind", ["communication_bound", "serialised_communication"])
 def test_rule_explained_by_a_slow_link_is_silent(kind: str) -> None:
     assert kinds_in(run_with(kind), finding_of("slow_link")) == []

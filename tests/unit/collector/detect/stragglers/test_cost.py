@@ -4,26 +4,56 @@ import dataclasses
 
 import pytest
 
-from rankscope.collector.detect.stragglers.cost import Cost, lost_to, price, spared_by
+from rankscope.collector.detect.stragglers.cost import (
+    Cost,
+    Healthy,
+    lost_to,
+    lost_together,
+    price,
+    spared_by,
+)
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, Rows, series_of, slow_of, to_ns, view_of
 
 NO_COST = Cost(1.0, 0.0, 0.0)
 
 
-def cost(self_ms: Rows, rank: int, *, step_ms: Rows | None = None, from_step: int = 0, since_step: int = 0) -> Cost:
-    """Of a rank whose peers are all the others."""
+def cost(
+    self_ms: Rows,
+    rank: int,
+    *,
+    step_ms: Rows | None = None,
+    from_step: int = 0,
+    since_step: int = 0,
+    also_slow: tuple[int, ...] = (),
+) -> Cost:
+    """Of a rank whose peers are all the others, of which some are slow as well."""
     peers = tuple(other for other in range(len(self_ms[0])) if other != rank)
     slow = slow_of(rank, peers, self_ms=150.0, peers_ms=100.0, since_step=since_step)
     view = view_of(series_of(self_ms, step_ms=step_ms))
-    return price(lost_to(slow, view), view, max(from_step, since_step))
+    return price(lost_to(slow, view, Healthy(view, {rank, *also_slow})), view, max(from_step, since_step))
 
 
-def test_step_loses_the_excess_of_the_straggler() -> None:
-    # Self time 150 against a median of 100, in steps of 160: the ideal step takes 110. Ten steps lose 50 ms on 4 ranks.
+def test_step_loses_what_the_straggler_is_longer_than_the_slowest_healthy_rank() -> None:
+    # Self time 150 against at most 110, in steps of 160: the ideal step takes 120. Ten steps lose 40 ms on 4 ranks.
     found = cost([[90.0, 100.0, 110.0, 150.0]] * 10, 3, step_ms=[[160.0] * 4] * 10)
-    assert found.run_slowdown_ratio == pytest.approx(160 / 110)
-    assert found.lost_rank_seconds == pytest.approx(10 * 0.050 * 4)
-    assert found.lost_rank_hours_per_hour == pytest.approx(50 / 160 * 4)
+    assert found.run_slowdown_ratio == pytest.approx(160 / 120)
+    assert found.lost_rank_seconds == pytest.approx(10 * 0.040 * 4)
+    assert found.lost_rank_hours_per_hour == pytest.approx(40 / 160 * 4)
+
+
+def test_rank_of_other_work_does_not_bound_what_is_lost() -> None:
+    # Rank 2 is a stage by itself: that it takes 130 ms may be waiting for the slow rank where no report shows it.
+    slow = slow_of(3, (0, 1), self_ms=150.0, peers_ms=100.0)
+    view = view_of(series_of([[100.0, 100.0, 130.0, 150.0]]), signatures={0: "a", 1: "a", 2: "b", 3: "a"})
+    assert lost_to(slow, view, Healthy(view, {3})) / MS == pytest.approx(50)
+
+
+def test_healthy_rank_on_a_slower_gpu_bounds_what_is_lost() -> None:
+    # Its peers are on the same model, and the step would last for those with the same work on the other.
+    slow = slow_of(3, (0, 1), self_ms=150.0, peers_ms=100.0)
+    models = {0: "new", 1: "new", 2: "old", 3: "new", 4: "old"}
+    view = view_of(series_of([[100.0, 100.0, 107.0, 150.0, 110.0]]), models=models)
+    assert lost_to(slow, view, Healthy(view, {3})) / MS == pytest.approx(150 - 110)
 
 
 def test_only_slow_steps_from_the_given_step_are_charged() -> None:
@@ -36,14 +66,14 @@ def test_only_slow_steps_from_the_given_step_are_charged() -> None:
 def test_two_stragglers_do_not_pay_for_the_same_step_twice() -> None:
     self_ms = [[100.0, 100.0, 100.0, 150.0, 130.0]] * 6 + [[100.0, 100.0, 100.0, 120.0, 130.0]] * 4
     # Rank 3 is the longest in six steps and rank 4 in four; the median of the others is 100 for both.
-    assert cost(self_ms, 3).lost_rank_seconds == pytest.approx(6 * 0.050 * 5)
-    assert cost(self_ms, 4).lost_rank_seconds == pytest.approx(4 * 0.030 * 5)
+    assert cost(self_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(6 * 0.050 * 5)
+    assert cost(self_ms, 4, also_slow=(3,)).lost_rank_seconds == pytest.approx(4 * 0.030 * 5)
 
 
 def test_of_two_equally_slow_stragglers_one_pays() -> None:
     self_ms = [[100.0, 100.0, 100.0, 150.0, 150.0]] * 10
-    assert cost(self_ms, 3).lost_rank_seconds == pytest.approx(10 * 0.050 * 5)
-    assert cost(self_ms, 4).lost_rank_seconds == 0.0
+    assert cost(self_ms, 3, also_slow=(4,)).lost_rank_seconds == pytest.approx(10 * 0.050 * 5)
+    assert cost(self_ms, 4, also_slow=(3,)).lost_rank_seconds == 0.0
 
 
 def test_fast_step_of_a_straggler_costs_and_gains_nothing() -> None:
@@ -77,12 +107,14 @@ def test_nothing_known_costs_nothing() -> None:
     assert cost([[0.0] * 3] * 10, 2) == NO_COST
 
 
-def lost_in_a_pipeline(handover_ms: list[float], *, do_same_work: bool = True) -> list[float]:
+def lost_in_a_pipeline(
+    handover_ms: list[float], *, do_same_work: bool = True, peers_ms: tuple[float, float, float] = (100.0, 100.0, 100.0)
+) -> list[float]:
     """What one step of 160 ms loses to rank 3, of 150 ms against 100, with these times in point-to-point operations."""
-    series = series_of([[100.0, 100.0, 100.0, 150.0]], step_ms=[[160.0] * 4])
+    series = series_of([[*peers_ms, 150.0]], step_ms=[[160.0] * 4])
     view = view_of(dataclasses.replace(series, handover_ns=to_ns([handover_ms])))
     slow = slow_of(3, (0, 1, 2), self_ms=150.0, peers_ms=100.0, do_same_work=do_same_work)
-    found: list[float] = (lost_to(slow, view) / MS).tolist()
+    found: list[float] = (lost_to(slow, view, Healthy(view, {3})) / MS).tolist()
     return found
 
 
@@ -104,6 +136,30 @@ def test_waits_of_other_stages_say_nothing_about_bubbles() -> None:
     assert lost_in_a_pipeline([20.0, 20.0, 20.0, 5.0], do_same_work=False) == pytest.approx([50.0])
 
 
+def test_longest_peer_in_the_pipeline_bounds_what_is_lost() -> None:
+    assert lost_in_a_pipeline([20.0, 20.0, 20.0, 5.0], peers_ms=(90.0, 100.0, 120.0)) == pytest.approx([30.0 - 15.0])
+
+
+def together(first_ms: float, second_ms: float, step_ms: float) -> float:
+    """What a step loses to ranks 2 and 3 since step 12, before which steps of 110 ms had self times of 100 ms."""
+    self_ms = [[100.0] * 4] * 12 + [[100.0, 100.0, first_ms, second_ms]] * 4
+    view = view_of(series_of(self_ms, step_ms=[[110.0] * 4] * 12 + [[step_ms] * 4] * 4))
+    slow = [
+        slow_of(rank, (0, 1, 5 - rank), self_ms=ms, peers_ms=100.0, since_step=12)
+        for rank, ms in ((2, first_ms), (3, second_ms))
+    ]
+    return float(lost_together(slow, view, Healthy(view, {2, 3}), 12)[-1] / MS)
+
+
+def test_ranks_that_are_slow_at_different_places_of_a_step_add_up() -> None:
+    assert together(150.0, 130.0, step_ms=190.0) == pytest.approx(50 + 30)
+
+
+def test_ranks_that_are_slow_at_once_hide_each_other() -> None:
+    # The step is 50 ms longer than it was: 160 - 100 less the 10 ms by which it was longer than a self time before.
+    assert together(150.0, 130.0, step_ms=160.0) == pytest.approx(50)
+
+
 def spared(lost_ms: float, self_ms: list[float], others: list[int]) -> float:
     """How much shorter a step of 160 ms would be without a slowness alone."""
     view = view_of(series_of([self_ms], step_ms=[[160.0] * len(self_ms)]))
@@ -115,6 +171,11 @@ def test_step_is_no_shorter_than_the_self_time_of_another_slow_rank() -> None:
     assert spared(50.0, self_ms, [3]) == pytest.approx(160 - 130)
     assert spared(30.0, self_ms, [2]) == pytest.approx(160 - 150)
     assert spared(50.0, self_ms, []) == pytest.approx(50.0)
+
+
+def test_what_a_step_is_usually_longer_than_its_ranks_is_not_spared() -> None:
+    view = view_of(series_of([[100.0, 100.0, 150.0, 130.0]], step_ms=[[160.0] * 4]))
+    assert spared_by(to_ns([[50.0]])[0], view, [3], to_ns([[10.0]])[0, 0])[0] / MS == pytest.approx(160 - 130 - 10)
 
 
 def test_nothing_is_spared_where_another_rank_is_longer_than_the_step() -> None:

@@ -91,6 +91,36 @@ def test_thread_that_computes_longer_is_no_wait_for_a_core() -> None:
     assert (cause.name, cause.because) == ("host_cpu", "its training thread computes longer")
 
 
+@pytest.mark.parametrize(
+    ("cpu_ms", "name"),
+    [
+        (80.0, "host_cpu"),  # with waits like the peers' the 20 ms more take 35
+        (75.0, "host_cpu"),  # 15 take 26.25
+        (74.0, "unseen_wait"),  # 14 take 24.5; of the 30 that it waits longer 19.5 are left
+        (65.0, "cpu_pressure"),  # 5 take 8.75; 26.25 are left
+    ],
+)
+def test_as_much_wait_as_the_peers_have_belongs_to_longer_work(cpu_ms: float, name: str) -> None:
+    # The peers compute 60 ms a step and wait 45 for a core; it waits 75.
+    assert cause_of((cpu_ms, 60.0), core_waits=counts_of(75.0, 45.0)).name == name
+
+
+def test_longer_work_on_busy_cores_is_told_with_its_numbers() -> None:
+    cause = cause_of((80.0, 60.0), core_waits=counts_of(75.0, 45.0))
+    assert cause.because == (
+        "its training thread computes 20.0 ms a step longer, which takes 35.0 ms on CPU cores as busy as its peers'"
+    )
+    assert put_in_past(cause.because) == (
+        "its training thread computed 20.0 ms a step longer, which took 35.0 ms on CPU cores as busy as its peers'"
+    )
+
+
+@pytest.mark.parametrize(("cpu_ms", "name"), [((80.0, 60.0), "host_cpu"), ((70.0, 60.0), "cpu_pressure")])
+def test_idle_gpu_waits_for_what_its_host_computes_longer_on_busy_cores(cpu_ms: tuple[float, float], name: str) -> None:
+    cause = cause_of(cpu_ms, core_waits=counts_of(80.0, 45.0), idle_ms=40.0)
+    assert cause.name == name
+
+
 def test_wait_for_a_core_counts_without_cpu_times_of_steps() -> None:
     assert cause_of(None, core_waits=counts_of(45.0, 10.0)).name == "cpu_pressure"
     assert cause_of(None, core_waits=counts_of(11.0, 10.0)).name == "unattributed"
@@ -99,7 +129,11 @@ def test_wait_for_a_core_counts_without_cpu_times_of_steps() -> None:
 @pytest.mark.parametrize("waits", [{}, {SLOW: counts(45.0)}, {0: counts(10.0)}, {SLOW: (), 0: counts(10.0)}])
 def test_waits_for_a_core_that_cannot_be_compared_are_no_evidence(waits: Counts) -> None:
     cause = cause_of(core_waits=waits)
-    assert (cause.name, cause.because, cause.evidence) == ("unseen_wait", BLOCKED, {"cpu_excess_ns": 0.0})
+    assert (cause.name, cause.because, cause.evidence) == (
+        "unseen_wait",
+        BLOCKED,
+        {"cpu_excess_ns": 0.0, "peers_cpu_ns": 90.0 * MS},
+    )
 
 
 def test_intermittent_wait_for_a_core_falls_on_the_slow_steps() -> None:

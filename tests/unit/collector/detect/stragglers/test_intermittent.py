@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.stragglers.intermittent import (
+    chance_of_sum,
+    count_known_between,
+    find_deviations,
     find_intermittent,
     find_period,
     has_passed,
@@ -147,12 +150,60 @@ def test_six_slow_periods_beside_healthy_ranks_are_not_chance() -> None:
     assert found(self_ms[:140]) == ()
 
 
-@pytest.mark.parametrize(("stalls", "named"), [(18, []), (19, [1])])
-def test_of_three_ranks_nineteen_stalls_of_one_are_not_chance(stalls: int, named: list[int]) -> None:
-    # Each stall is this rank's with a probability of 1/3: 3^-18 is 2.6e-9, 3^-19 is 8.6e-10.
-    self_ms = times(steps=120, ranks=3)
+@pytest.mark.parametrize(("ranks", "stalls", "named"), [(3, 13, []), (3, 14, [1]), (4, 10, []), (4, 11, [1])])
+def test_of_few_ranks_so_many_stalls_of_one_are_not_chance(ranks: int, stalls: int, named: list[int]) -> None:
+    # Each stall is this rank's with a probability of 1/3: 3^-13 is 6.3e-7, 3^-14 is 2.1e-7, and 1e-6 / 3 is 3.3e-7. Of
+    # four ranks 4^-10 is 9.5e-7, 4^-11 is 2.4e-7, and 1e-6 / 4 is 2.5e-7.
+    self_ms = times(steps=50, ranks=ranks)
     self_ms[3 : 3 + 3 * stalls : 3, 1] += 200.0
     assert [slow.rank for slow in found(self_ms)] == named
+
+
+def test_of_few_ranks_a_stall_in_every_other_step_leaves_the_noise_as_it_is() -> None:
+    self_ms = times(steps=60, ranks=3)
+    self_ms[::2, 1] *= 1.5
+    assert [slow.rank for slow in found(self_ms)] == [1]
+
+
+def test_long_stalls_of_one_among_short_ones_of_all_are_its_own() -> None:
+    # Each rank stalls for 20 ms in one step of ten, which hides from a count that one stalls for 200 in 15 others. Of
+    # the time of all, 8 x 20 x 20 + 15 x 80 (four times the usual) = 4,400, it has 400 + 1,200: a third, not an eighth.
+    self_ms = np.full((200, 8), 100.0)
+    for rank in range(8):
+        self_ms[rank::10, rank] = 120.0
+    assert found(self_ms) == ()
+    self_ms[8:158:10, SLOW] = 300.0
+    assert [slow.rank for slow in found(self_ms)] == [SLOW]
+
+
+def test_one_very_long_stall_counts_as_four_usual_ones() -> None:
+    usual, mine = np.ones(16), np.arange(16) < 4
+    longer = np.array([1e9, *usual[1:]])
+    assert chance_of_sum(longer, mine, 4) == pytest.approx(chance_of_sum(np.array([4.0, *usual[1:]]), mine, 4))
+    assert chance_of_sum(usual, mine, 4) == 1.0  # a quarter of all is its share
+
+
+def test_rank_without_peers_is_judged_by_the_number_of_its_stalls() -> None:
+    self_ms = times()
+    self_ms[80::5, SLOW] *= 1.5
+    kinds = {rank: f"work {rank}" for rank in range(8)}
+    judged = view_of(series_of(self_ms.tolist()), signatures=kinds)
+    assert [slow.rank for slow in find_intermittent(judged, THRESHOLDS, ())] == [SLOW]
+
+
+@pytest.mark.parametrize(("until", "named"), [(171, [SLOW]), (172, [])])
+def test_stalls_that_are_long_past_are_no_present_slowness(until: int, named: list[int]) -> None:
+    self_ms = times()
+    self_ms[20:100:10, SLOW] *= 2  # the last one is step 90, and eight gaps of ten later is step 170
+    assert [slow.rank for slow in found(self_ms[:until])] == named
+
+
+def test_usual_gap_is_the_mean_where_windows_make_gaps_unequal() -> None:
+    self_ms = times(steps=120)
+    judged = view(self_ms)
+    assert count_known_between(judged, np.array([0, 2, 4, 30])) == 10.0  # gaps of 2, 2 and 26
+    assert count_known_between(judged, np.array([0, 10, 20, 30])) == 10.0
+    assert count_known_between(judged, np.array([7])) == 0.0
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -161,3 +212,10 @@ def test_few_ranks_that_stall_alike_name_no_rank(ranks: int) -> None:
     self_ms = times(ranks=ranks)
     self_ms += np.where(random.random(self_ms.shape) < 0.05, 50 * (1 + random.pareto(2.5, self_ms.shape)), 0.0)
     assert found(self_ms) == ()
+
+
+@pytest.mark.parametrize("count", [24, 60, 250])
+def test_usual_deviation_of_few_ranks_is_that_of_their_noise(count: int) -> None:
+    drawn = np.random.default_rng(count).normal(0.0, 0.02, (count, 300))
+    triples = [find_deviations(drawn[:, first : first + 3]) for first in range(0, 300, 3)]
+    assert np.median(triples) == pytest.approx(0.02, rel=0.1)

@@ -59,6 +59,14 @@ def test_rank_that_becomes_slow_is_named_with_step_and_ratio() -> None:
     assert slow.peers_self_ns == pytest.approx(STEP_NS, rel=0.05)
 
 
+def test_rank_slow_in_all_but_the_first_of_few_known_steps_is_not_slow_since_the_first() -> None:
+    self_ns = noise(63, 4, spread=0.01)
+    self_ns[50:, 2] *= 1.5
+    self_ns[3:54] = np.nan  # no profiler window: three steps without slowness are known, and nine with it
+    (slow,) = found(self_ns)
+    assert (slow.rank, slow.since_step, slow.before_step, slow.level_from_step) == (2, 54, 2, 54)
+
+
 def test_rank_always_slow_is_slow_since_the_first_known_step() -> None:
     self_ns = noise(64, 8)
     self_ns[:, 5] *= 1.3

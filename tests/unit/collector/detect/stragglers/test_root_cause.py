@@ -84,7 +84,9 @@ def test_phase_that_no_step_knows_of_all_ranks_is_no_evidence() -> None:
     assert cause_of(phases_ms={"data": alike(UNKNOWN)}).evidence == {}
 
 
-@pytest.mark.parametrize(("pattern", "expected"), [("steady", {"cpu_excess_ns": 50 * MS}), ("intermittent", {})])
+@pytest.mark.parametrize(
+    ("pattern", "expected"), [("steady", {"cpu_excess_ns": 50 * MS, "peers_cpu_ns": 90 * MS}), ("intermittent", {})]
+)
 def test_steps_without_known_waits_count_for_steady_slowness(pattern: str, expected: dict[str, int]) -> None:
     unknown = [UNKNOWN] * 4
     series = series_of(alike(150.0, 100.0), cpu_ms=[unknown] * 7 + [[90.0] * 3 + [140.0]] + [unknown] * 2)
@@ -460,7 +462,7 @@ def test_cpu_time_is_compared_on_commonly_measured_steps() -> None:
     slow, peers = [140.0, UNKNOWN], ([90.0, *[UNKNOWN] * 3], [UNKNOWN], [UNKNOWN, 10.0])
     columns = [*(peer * (12 // len(peer)) for peer in peers), slow * 6]
     cause = cause_of(cpu_ms=[list(row) for row in zip(*columns, strict=True)][:10])
-    assert (cause.name, cause.evidence) == ("host_cpu", {"cpu_excess_ns": 50 * MS})
+    assert (cause.name, cause.evidence) == ("host_cpu", {"cpu_excess_ns": 50 * MS, "peers_cpu_ns": 90 * MS})
 
 
 def test_phase_with_less_than_half_the_excess_is_not_named() -> None:

@@ -116,7 +116,7 @@ def test_sentence_states_how_often_a_rank_is_slow(slow_steps: list[int], words: 
 
 
 def test_sentence_states_a_drift() -> None:
-    assert "its 3 peer ranks, and ever slower, since step 1040: " in say(SLOW._replace(pattern="drifting"))
+    assert "its 3 peer ranks, and ever slower, since about step 1040: " in say(SLOW._replace(pattern="drifting"))
 
 
 def test_sentence_states_since_when_a_rank_is_as_slow_as_now() -> None:

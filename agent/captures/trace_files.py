@@ -1,0 +1,162 @@
+"""Write captures to files, on the agent thread: `FOLDER/RUN/steps-FIRST-LAST/rank-R.pt.trace.json.gz`, after elastic
+restarts `FOLDER/RUN/restart-N/...`, since steps begin with 0 again.
+
+torch writes the trace, and holds the GIL meanwhile: 5 to 30 us an event, which is part of what a capture costs. It is
+compressed afterwards, without the GIL. Until the file is whole its name begins with a dot.
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rankscope.agent.capture_settings import CaptureSteps
+from rankscope.agent.captures.trace_recording import RawCapture
+from rankscope.agent.guard import describe
+from rankscope.agent.private_folder import choose_private, make_private
+
+LAST_BYTES: Final = 64
+"""A whole trace has its closing brace among so many last bytes. On a full disk torch writes a part, in silence."""
+TOO_LARGE: Final = "the captures of this rank would exceed the agent's capture_bytes_max"
+CHUNK_BYTES: Final = 1 << 18
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a private folder in it
+FREE_BYTES_MIN: Final = 1 << 30
+"""Free bytes from which /dev/shm has room: of a container it has 64 MiB, and a trace is 10 to 20 times as large before
+it is compressed."""
+LEVEL: Final = 1
+"""Traces are 10 to 20 times smaller at any level of compression."""
+
+
+class Written(NamedTuple):
+    """A capture that has been written, or could not be. `pause_ns`: for how long it has stopped training, the writing
+    by torch included. `problem`: why there is no file; empty if there is.
+    """
+
+    steps: CaptureSteps
+    path: str
+    size_bytes: int
+    pause_ns: int
+    problem: str = ""
+
+
+def make_shared(folder: str) -> None:
+    """Make a folder and its missing parents, for whoever the umask allows. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+
+
+class TraceFiles:
+    """The files of one rank, of at most `bytes_max` together; without a folder, each by itself in a temporary one, from
+    which the caller removes it.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        run: str,
+        rank: int,
+        *,
+        bytes_max: int,
+        restart_count: int = 0,
+        make_folder: Callable[[str], None] = make_shared,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        again = (f"restart-{restart_count}",) if restart_count else ()
+        self._folder = folder
+        self._parts = (make_name(run), *again)
+        self.is_temporary = not folder
+        self._rank = rank
+        self._bytes_max = bytes_max
+        self._make_folder = make_folder
+        self._monotonic_ns = monotonic_ns
+        self.written_bytes = 0
+        """The size of all files so far."""
+        self.is_full = False
+        """Whether a file would have exceeded the largest size, so that there are no more."""
+
+    def write(self, capture: RawCapture, bytes_max: int = 0) -> Written:
+        """Write one, of at most `bytes_max` bytes (0: no other limit than that of all). Never raises."""
+        steps = capture.steps
+        begin_ns, size_bytes, problem = self._monotonic_ns(), 0, ""
+        end_ns = begin_ns
+        path = plain = packed = ""
+        try:
+            folder = os.path.join(
+                self._folder or make_temporary(), *self._parts, f"steps-{steps.first_step}-{steps.last_step}"
+            )
+            path = os.path.join(folder, f"rank-{self._rank}.pt.trace.json.gz")
+            plain, packed = (os.path.join(folder, f".rank-{self._rank}.{part}") for part in ("json", "gz"))
+            self._make_folder(folder)
+            capture.profile.export_chrome_trace(plain)
+            end_ns = self._monotonic_ns()
+            check_whole(plain)
+            size_bytes = compress(plain, packed, self._bytes_max - self.written_bytes, bytes_max)
+            os.replace(packed, path)
+            if not self.is_temporary:
+                self.written_bytes += size_bytes
+        except Exception as error:  # noqa: BLE001 - torch's and the disk's: the capture is lost, training goes on
+            problem = str(error) if isinstance(error, TraceLostError) else describe(error)
+            self.is_full |= problem == TOO_LARGE and not self.is_temporary
+        finally:
+            for left in (plain, packed):
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+        pause_ns = capture.pause_ns + max(0, end_ns - begin_ns)
+        return Written(steps, path, size_bytes, pause_ns, problem)
+
+
+def make_temporary() -> str:
+    """Make the folder for captures that stay until the collector has them, private to this user, and return it: in
+    memory where there is room, else in TMPDIR. Raises OSError and UnavailableError.
+    """
+    place = tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        shared = os.statvfs(SHARED_MEMORY)
+        if shared.f_bavail * shared.f_frsize >= FREE_BYTES_MIN:
+            place = SHARED_MEMORY
+    folder = choose_private(place)
+    make_private(folder, "set TMPDIR or capture_folder to another place")
+    return os.path.join(folder, "captures")
+
+
+class TraceLostError(Exception):
+    """A capture that is not kept; its text is the reason."""
+
+
+def make_name(run: str) -> str:
+    """Return the name of a run as that of a folder.
+
+    >>> make_name("team/llama 7b"), make_name("..")
+    ('team_llama_7b', '_.')
+    """
+    return re.sub(r"[^\w.-]|^\.", "_", run) or "run"
+
+
+def check_whole(path: str) -> None:
+    """Raise TraceLostError unless the file ends as a trace does."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LAST_BYTES))
+        if not file.read().rstrip().endswith(b"}"):
+            raise TraceLostError(f"its file was cut after {size:,} bytes; the disk may be full")
+
+
+def compress(source: str, target: str, room_bytes: int, bytes_max: int = 0) -> int:
+    """Compress a file and return the new one's size in bytes. Raises TraceLostError above `room_bytes`, what is left
+    for all captures, and above `bytes_max` unless that is 0; and OSError.
+    """
+    limit = min(room_bytes, bytes_max or room_bytes)
+    with open(source, "rb") as plain, open(target, "wb") as raw:
+        with gzip.GzipFile("", "wb", LEVEL, raw, 0) as packed:
+            while (chunk := plain.read(CHUNK_BYTES)) and raw.tell() <= limit:
+                packed.write(chunk)
+        if raw.tell() > limit:
+            raise TraceLostError(
+                TOO_LARGE
+                if limit == room_bytes
+                else f"its file exceeds the {bytes_max:,} bytes of the order: order fewer steps or ranks"
+            )
+        return raw.tell()

@@ -1,0 +1,128 @@
+"""`rankscope nodes`: list the nodes by how often they have held up a run, and write those to exclude to a file."""
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.client import add_url, fetch, find_collector
+from rankscope.collector.incidents.kept_nodes import read_nodes
+from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
+from rankscope.collector.reports.incident_table import format_utc
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.measure.errors import UnavailableError
+
+HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+"""Names come from the ranks: one with a space or a line break would be more than one host, or an option."""
+HEADS: Final = ("node", "held up", "runs", "at least", "incidents", "rank-hours", "last (UTC)", "causes")
+NODE_LENGTH_MAX: Final = 40
+
+
+class Nodes:
+    """Print the nodes that have held up most first. With a file, write the names of those to exclude."""
+
+    name = "nodes"
+    summary = "list nodes, those with the highest share of runs held up first"
+    example = """\
+rankscope nodes                                      those of a running collector with a store
+rankscope nodes --store runs.db --exclude-file exclude.txt"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the address or the store, and the limits."""
+        add_url(parser)
+        parser.add_argument("--store", type=Path, default=None, metavar="FILE", help="read this store instead")
+        parser.add_argument("--json", action="store_true", help="print them as JSON, with GPU UUIDs")
+        parser.add_argument(
+            "--exclude-file",
+            type=Path,
+            default=None,
+            metavar="FILE",
+            help="write hosts to exclude to it, one a line",
+        )
+        parser.add_argument(
+            "--runs-min", type=int, default=RUNS_MIN, metavar="N",
+            help=f"exclude nodes that have held up at least so many runs [{RUNS_MIN}]",
+        )  # fmt: skip
+        parser.add_argument(
+            "--ratio-min", type=float, default=RATIO_MIN, metavar="RATIO",
+            help=f"and at least this share of their runs, by the lower end of its interval [{RATIO_MIN}]",
+        )  # fmt: skip
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the nodes and return 0. Raises UnavailableError without a collector or a store."""
+        if options.store is None:
+            url, credentials = find_collector(options)
+            found = fetch(f"{url}/api/v1/nodes", NodeList, credentials)
+        else:
+            found = read_nodes(options.store)
+        print(json.dumps(msgspec.to_builtins(found), indent=2) if options.json else render_nodes(found))
+        if options.exclude_file is not None:
+            names = choose_excluded(found, options.runs_min, options.ratio_min)
+            _write(options.exclude_file, names)
+            limits = f"held up at least {options.runs_min} runs, ratio at least {options.ratio_min:g}"
+            print(f"{len(names)} node{'s' * (len(names) != 1)} ({limits}) in {options.exclude_file}", file=sys.stderr)
+        return 0
+
+
+def choose_excluded(found: NodeList, runs_min: int, ratio_min: float) -> list[str]:
+    """Return the names of the nodes at or above both limits. What is no host name is left out, and said on stderr."""
+    names = []
+    for record in found.nodes:
+        if record.runs_held_up < max(1, runs_min) or record.ratio_low < ratio_min:
+            continue
+        if HOST_NAME.fullmatch(record.node):
+            names.append(record.node)
+        else:
+            print(f"rankscope: left out {record.node!a}, which is no host name", file=sys.stderr)
+    return names
+
+
+def render_nodes(found: NodeList) -> str:
+    """Return the table of the nodes that have held up a run, and how many others there are."""
+    rows = [HEADS, *(_build_cells(record) for record in found.nodes if record.incidents)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    others = sum(not record.incidents for record in found.nodes)
+    notes = [f"{others} other node{'s' * (others != 1)} held up none of {found.runs} run{'s' * (found.runs != 1)}"]
+    if found.incidents_unplaced:
+        notes.append(f"{found.incidents_unplaced} incidents about ranks of attempts that are no longer kept")
+    if found.runs_left_out:
+        notes.append(f"{found.runs_left_out} earlier runs were not read: too many ranks")
+    return "\n".join([*(lines if len(rows) > 1 else []), *notes])
+
+
+def _build_cells(record: NodeRecord) -> tuple[str, ...]:
+    node = printable(record.node)
+    return (
+        node if len(node) <= NODE_LENGTH_MAX else f"{node[: NODE_LENGTH_MAX - 3]}...",
+        str(record.runs_held_up),
+        str(record.runs),
+        f"{record.ratio_low:.2f}",
+        str(record.incidents),
+        "-" if record.lost_rank_hours is None else f"{record.lost_rank_hours:.2f}",
+        "-" if record.last_wall_s is None else format_utc(record.last_wall_s),
+        printable(", ".join(f"{cause} {count}" for cause, count in record.causes.items())),
+    )
+
+
+def _write(path: Path, names: Sequence[str]) -> None:
+    """Replace the file as a whole: a job that starts meanwhile reads the old or the new list."""
+    partial = None
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            partial = Path(file.name)
+            file.write("".join(f"{name}\n" for name in names))
+        partial.chmod(0o644)
+        partial.replace(path)
+    except OSError as error:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}. Name another file.") from error

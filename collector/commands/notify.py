@@ -1,0 +1,73 @@
+"""`rankscope notify`: send a test event to the receivers of a collector's settings."""
+
+import argparse
+import logging
+import os
+import threading
+import time
+from typing import Final
+
+from rankscope.collector.commands.command import add_settings, read_overrides
+from rankscope.collector.commands.serve import SERVE_GROUPS
+from rankscope.collector.config import CollectorConfig, read_config
+from rankscope.collector.incidents.incident import OPENED, Change, Incident
+from rankscope.collector.log_lines import start_logging
+from rankscope.collector.notifications.channel import DELIVERED, Deliver, Delivery
+from rankscope.collector.notifications.event import TEST, IncidentEvent, Nodes, build_event
+from rankscope.collector.notifications.notifier import read_receivers
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.errors import SettingError
+
+TEST_RUN: Final = "rankscope-test"
+SENTENCE: Final = "This is a test of the notifications, and no incident."
+
+
+class Notify:
+    """Send an event of the kind `test` to each receiver, once, and print what became of it."""
+
+    name = "notify"
+    summary = "send a test event to the webhook, command and hooks of a collector's settings"
+    example = """\
+rankscope notify --config /etc/rankscope/collector.toml      with the settings of `rankscope serve`
+rankscope notify --notify-command /usr/local/bin/page"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of `serve`."""
+        parser.usage = "rankscope notify [--config FILE] [--OPTION VALUE ...]"
+        parser.add_argument("--config", default="", metavar="FILE", help="TOML file, see configs/collector.toml")
+        add_settings(parser, CollectorConfig, SERVE_GROUPS)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Return 0 if every receiver has got it. Raises SettingError for settings that `serve` would refuse."""
+        start_logging(logging.WARNING, options.verbose)
+        overrides = read_overrides(options, CollectorConfig)
+        config = read_config(os.environ, file_name=options.config, overrides=overrides)
+        receivers = read_receivers(config, SystemClock())
+        if not receivers:
+            raise SettingError(
+                "no receiver of notifications is set: give notify_webhook_url, notify_command or notify_hooks, for "
+                "example in the file that --config names."
+            )
+        event = build_test_event(time.time())
+        deliveries = {name: _deliver(receiver, event) for name, receiver in receivers.items()}
+        for name, delivery in deliveries.items():
+            print(f"{name}: {delivery.problem or DELIVERED}")
+        return 0 if all(delivery.outcome == DELIVERED for delivery in deliveries.values()) else 1
+
+
+def build_test_event(wall_s: float) -> IncidentEvent:
+    """Return an event about an incident that there is not.
+
+    >>> build_test_event(0.0).text
+    'This is a test of the notifications, and no incident.'
+    """
+    incident = Incident(
+        id=0, run=TEST_RUN, severity="info", severity_found="info", kind=TEST, subject="the run", cause=TEST,
+        sentence=SENTENCE, opened_wall_s=wall_s, updated_wall_s=wall_s, changes=(Change(wall_s, OPENED, SENTENCE),),
+    )  # fmt: skip
+    return build_event(incident, TEST, 1, wall_s, Nodes())
+
+
+def _deliver(receiver: Deliver, event: IncidentEvent) -> Delivery:
+    receiver.prepare()
+    return receiver(event, threading.Event())

@@ -1,0 +1,351 @@
+"""Find the critical path of each step: the chain of work, of one rank or more, that makes the step as long as it is.
+
+    rank 0 host    [op launch ][op]                  [ .item() ]  op
+    device                  `->[ kernel ][ kernel ][ all_reduce ]^
+    rank 1 host    [ data loader, slow ][launch]          |
+    device                                  `->[ kernel ]'   rank 1 entered last
+
+The path is walked backwards from the end of the step, at each place to what ended last of all that had to be there:
+
+- work on a device had to wait for the work in front of it on its stream, for the call that launched it, and for work of
+  another stream, where a wait for it is recorded; else where a wait was enqueued and the order of the work allows it;
+- the host follows its operators back to the last call that returned when work on the device ended;
+- a collective that was matched across ranks leads to the rank that entered it last, when that did, and a receive to the
+  send of its message (on devices also a send to its receive), if that began later.
+
+Each stretch of the path ends where the one before it in the walk began, so that they sum to the step exactly.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rankscope.collector.traces.cross_rank import LATENESS_NS_MIN, Matching
+from rankscope.collector.traces.path_record import KINDS, Bounds, PathRecord
+from rankscope.collector.traces.pipeline import Pair
+from rankscope.collector.traces.report import CriticalPart, CriticalPath, CriticalStep
+from rankscope.measure.kineto import NONE
+from rankscope.measure.records import SYNCHRONISING_OPS
+from rankscope.measure.traced_collectives import Collective
+from rankscope.measure.traced_messages import Message
+
+HOST, LAUNCH, UNEXPLAINED = "host", "launch", "unexplained"
+ALL_KINDS = (HOST, LAUNCH, *KINDS, UNEXPLAINED)
+NO_OPERATOR = "no operator"
+PARTS_MAX = 1_000
+"""Rows of parts: about 200 kB of JSON."""
+
+
+class Stretch(NamedTuple):
+    """A part of a path, by the clock of its first rank. `key` is the place of the rank among those given."""
+
+    key: int
+    kind: str
+    name: str
+    start_ns: int
+    end_ns: int
+    is_inferred: bool = False
+
+
+class _At(NamedTuple):
+    """Work on a device of one rank."""
+
+    key: int
+    place: int
+
+
+class _Rank:
+    """The record of one rank by the common clock, as lists: single values of an array are slow to read."""
+
+    def __init__(self, record: PathRecord, offset_ns: int) -> None:
+        self.record = record
+        self.names = record.names
+        self.start_ns = (record.start_ns - offset_ns).tolist()
+        self.end_ns = (record.end_ns - offset_ns).tolist()
+        self.kind = record.kind.tolist()
+        self.name = record.name.tolist()
+        self.call_ns: list[int | None] = [ns - offset_ns if ns != NONE else None for ns in record.call_ns.tolist()]
+        self.before, self.other = record.before.tolist(), record.other.tolist()
+        self.is_inferred = record.is_inferred.tolist()
+        self.return_ns = (record.waits.return_ns - offset_ns).tolist()
+        self.released_by = record.waits.place.tolist()
+        self.host_start_ns = (record.host.start_ns - offset_ns).tolist()
+        self.host_end_ns = (record.host.end_ns - offset_ns).tolist()
+        self.host_name = record.host.name.tolist()
+        self.steps = {
+            step.number: Bounds(step.number, step.start_ns - offset_ns, step.end_ns - offset_ns)
+            for step in record.steps
+        }
+
+    def find_first(self, at_ns: int) -> tuple[int, bool]:
+        """Return the work with which a walk from this time begins, NONE for the host, and whether it starts then."""
+        place = bisect_left(self.start_ns, at_ns)
+        if place < len(self.start_ns) and self.start_ns[place] == at_ns:
+            return place, True
+        ending = [one for one in range(place) if self.end_ns[one] == at_ns]
+        return (ending[-1], False) if ending else (NONE, False)
+
+    def find_cause(self, place: int, at_ns: int) -> tuple[int, int | None, bool]:
+        """Return what work that starts at this time waited for: its place (NONE: the host), when that was there (None:
+        not known), and whether it is inferred.
+        """
+        found: tuple[int, int | None, bool] = (NONE, None, False)
+        call_ns = self.call_ns[place]
+        if call_ns is not None:
+            found = (NONE, min(call_ns, at_ns), False)
+        for cause, is_inferred in ((self.other[place], self.is_inferred[place]), (self.before[place], False)):
+            if cause != NONE:
+                end_ns = min(self.end_ns[cause], at_ns)
+                if found[1] is None or end_ns >= found[1]:
+                    found = (cause, end_ns, is_inferred)
+        return found
+
+    def find_wait(self, at_ns: int) -> int:
+        """Return the work that released the last call to have returned by then, NONE when there was none."""
+        last = bisect_right(self.return_ns, at_ns) - 1
+        return self.released_by[last] if last >= 0 else NONE
+
+    def split_host(self, start_ns: int, end_ns: int) -> Iterator[tuple[str, int, int]]:
+        """Yield what the host was in, from the end to the start, without gaps: name, start and end of each stretch."""
+        place = bisect_left(self.host_start_ns, end_ns) - 1
+        at_ns = end_ns
+        while place >= 0 and self.host_end_ns[place] > start_ns:
+            until_ns, since_ns = min(self.host_end_ns[place], at_ns), max(self.host_start_ns[place], start_ns)
+            if until_ns < at_ns:
+                yield NO_OPERATOR, until_ns, at_ns
+            if since_ns < until_ns:
+                yield self.names[self.host_name[place]], since_ns, until_ns
+            at_ns = since_ns
+            place -= 1
+        if start_ns < at_ns:
+            yield NO_OPERATOR, start_ns, at_ns
+
+
+class Walk:
+    """Walks of paths over the records of ranks, with their clocks' offsets; `late` leads from collectives to the same
+    one on the rank that entered it last, and from messages to their other end.
+    """
+
+    def __init__(self, records: Sequence[PathRecord], offsets_ns: Sequence[int], late: Mapping[_At, _At]) -> None:
+        """Convert the records."""
+        self._ranks = [_Rank(*one) for one in zip(records, offsets_ns, strict=True)]
+        self._late = late
+
+    def steps_of(self, key: int) -> Mapping[int | None, Bounds]:
+        """Return the steps of one rank by the common clock."""
+        return self._ranks[key].steps
+
+    def follow(self, key: int, bounds: Bounds) -> list[Stretch]:
+        """Return the path that ends on this rank at the end of its step, from the end to the start of the step."""
+        found: list[Stretch] = []
+        place, is_start = self._ranks[key].find_first(bounds.end_ns)
+        at_ns, seen = bounds.end_ns, set[_At]()
+        while at_ns > bounds.start_ns:
+            rank = self._ranks[key]
+            if place == NONE:
+                place, at_ns = self._walk_host(found, key, at_ns, bounds.start_ns)
+                is_start = False
+                continue
+            if _At(key, place) in seen:
+                break
+            seen.add(_At(key, place))
+            if not is_start:
+                late = self._late.get(_At(key, place))
+                entered_ns = self._ranks[late.key].start_ns[late.place] if late is not None else at_ns
+                if late is not None and rank.start_ns[place] < min(entered_ns, at_ns):
+                    at_ns = self._add_work(found, key, place, min(entered_ns, at_ns), at_ns)
+                    key, place, is_start = late.key, late.place, True
+                    continue
+                at_ns = self._add_work(found, key, place, min(rank.start_ns[place], at_ns), at_ns)
+            waiting, (place, cause_ns, is_inferred) = place, rank.find_cause(place, at_ns)
+            if cause_ns is None:
+                break
+            kind = LAUNCH if place == NONE else UNEXPLAINED
+            found.append(Stretch(key, kind, rank.names[rank.name[waiting]], cause_ns, at_ns, is_inferred))
+            at_ns, is_start = cause_ns, False
+        if at_ns > bounds.start_ns:
+            found.append(Stretch(key, UNEXPLAINED, "before all that is known", bounds.start_ns, at_ns))
+        return [clipped for one in found if (clipped := _clip(one, bounds.start_ns)) is not None]
+
+    def _add_work(self, found: list[Stretch], key: int, place: int, start_ns: int, end_ns: int) -> int:
+        rank = self._ranks[key]
+        found.append(Stretch(key, KINDS[rank.kind[place]], rank.names[rank.name[place]], start_ns, end_ns))
+        return start_ns
+
+    def _walk_host(self, found: list[Stretch], key: int, at_ns: int, start_ns: int) -> tuple[int, int]:
+        """Add the host's time back to the last call that waited for work; return that work, and when it ended."""
+        rank = self._ranks[key]
+        place = rank.find_wait(at_ns)
+        since_ns = max(min(rank.end_ns[place], at_ns), start_ns) if place != NONE else start_ns
+        found += [Stretch(key, HOST, *one) for one in rank.split_host(since_ns, at_ns)]
+        return place, since_ns
+
+
+def _clip(one: Stretch, start_ns: int) -> Stretch | None:
+    """Return the part of a stretch after this time, None without any; a move of no length is kept if it is inferred."""
+    if one.end_ns <= start_ns or (one.start_ns == one.end_ns and not one.is_inferred):
+        return None
+    return one._replace(start_ns=max(one.start_ns, start_ns))
+
+
+# -- all ranks --------------------------------------------------------------------------------------------------------
+
+
+class PathInput(NamedTuple):
+    """What the path needs of one rank: its record, None where nothing is known, its collectives, and the messages by
+    their place among them.
+    """
+
+    rank: int | None
+    record: PathRecord | None
+    collectives: Sequence[Collective]
+    messages: Mapping[int, Message]
+    on_device: bool
+
+
+def find_critical_path(
+    ranks: Sequence[PathInput], matching: Matching | None, pairs: Sequence[Pair] = ()
+) -> CriticalPath:
+    """Return the paths of all steps, across ranks where a matching is given and believed, else within each rank.
+    `pairs` are the sends with their receives.
+    """
+    known = [one for one in ranks if one.record is not None]
+    records = [one.record for one in known if one.record is not None]
+    offsets = matching.offsets_ns if matching is not None and matching.refused is None else {}
+    late = {}
+    if offsets and matching is not None:
+        late = {**_find_late(known, matching), **_find_late_messages(known, offsets, pairs)}
+    walk = Walk(records, [offsets.get(one.rank, 0) if one.rank is not None else 0 for one in known], late)
+    related = [set(one) for one in matching.related] if offsets and matching is not None else []
+    paths = []
+    for keys in _group(known, related):
+        for key, bounds in _find_last(walk, keys):
+            paths.append((known[key].rank, bounds, walk.follow(key, bounds)))
+    paths.sort(key=lambda path: (path[1].number is None, path[1].number or 0, path[0] or 0))
+    parts, left_out_ns = _sum_parts(known, [path for _, _, path in paths])
+    steps = [_sum_step(known, *path) for path in paths]
+    inferred = sum(step.inferred_count for step in steps)
+    return CriticalPath(
+        steps=steps,
+        parts=parts,
+        left_out_ns=left_out_ns,
+        notes=[*_find_notes(len(ranks) - len(known), len(ranks), matching), *_describe_inferred(inferred)],
+    )
+
+
+def _find_late(known: Sequence[PathInput], matching: Matching) -> dict[_At, _At]:
+    """Return for each collective of a rank that waited in it the same one on the rank that entered last."""
+    places = {
+        id(one.collectives[collective]): _At(key, place)
+        for key, one in enumerate(known)
+        if one.record is not None
+        for place, collective in enumerate(one.record.collective.tolist())
+        if collective != NONE
+    }
+    found = {}
+    for one in matching.matched:
+        if one.op in SYNCHRONISING_OPS:
+            last = min(one.by_rank.values(), key=lambda call: call.duration_ns)
+            waited = [call for call in one.by_rank.values() if call.duration_ns - last.duration_ns >= LATENESS_NS_MIN]
+            found.update({places[id(call)]: places[id(last)] for call in waited if id(call) in places})
+    return found
+
+
+def _find_late_messages(
+    known: Sequence[PathInput], offsets_ns: Mapping[int, int], pairs: Sequence[Pair]
+) -> dict[_At, _At]:
+    """Return for each receive the send that began later; on devices, where sends wait, also for a send its receive."""
+    places = {
+        id(message): _At(key, place)
+        for key, one in enumerate(known)
+        if one.record is not None
+        for place, collective in enumerate(one.record.collective.tolist())
+        if (message := one.messages.get(collective)) is not None
+    }
+    found = {}
+    for pair in pairs:
+        send, recv = places.get(id(pair.send)), places.get(id(pair.recv))
+        if send is None or recv is None or not {pair.source, pair.destination} <= offsets_ns.keys():
+            continue
+        sent_ns = pair.send.start_ns - offsets_ns[pair.source]
+        later_ns = sent_ns - (pair.recv.start_ns - offsets_ns[pair.destination])
+        if later_ns >= LATENESS_NS_MIN:
+            found[recv] = send
+        elif -later_ns >= LATENESS_NS_MIN and known[send.key].on_device:
+            found[send] = recv
+    return found
+
+
+def _group(known: Sequence[PathInput], related: Sequence[set[int]]) -> list[list[int]]:
+    """Return the ranks whose steps have one path together."""
+    groups = [[key for key, one in enumerate(known) if one.rank in ranks] for ranks in related]
+    grouped = {key for keys in groups for key in keys}
+    return [keys for keys in groups if keys] + [[key] for key in range(len(known)) if key not in grouped]
+
+
+def _find_last(walk: Walk, keys: Sequence[int]) -> list[tuple[int, Bounds]]:
+    """Return for each step the rank that ends it last, with its bounds of the step."""
+    last: dict[int | None, tuple[int, Bounds]] = {}
+    for key in keys:
+        for number, bounds in walk.steps_of(key).items():
+            if number not in last or bounds.end_ns > last[number][1].end_ns:
+                last[number] = (key, bounds)
+    return list(last.values())
+
+
+def _sum_step(known: Sequence[PathInput], rank: int | None, bounds: Bounds, path: Sequence[Stretch]) -> CriticalStep:
+    by_kind: dict[str, int] = dict.fromkeys(ALL_KINDS, 0)
+    by_rank: dict[int, int] = defaultdict(int)
+    for one in path:
+        by_kind[one.kind] += one.end_ns - one.start_ns
+        by_rank[one.key] += one.end_ns - one.start_ns
+    return CriticalStep(
+        step=bounds.number,
+        rank=rank,
+        window_ns=bounds.end_ns - bounds.start_ns,
+        **{f"{kind}_ns": total_ns for kind, total_ns in by_kind.items()},
+        rank_ns={str(known[key].rank): by_rank[key] for key in sorted(by_rank) if known[key].rank is not None},
+        rank_change_count=sum(one.key != other.key for one, other in pairwise(path)),
+        inferred_count=sum(one.is_inferred for one in path),
+    )
+
+
+def _sum_parts(known: Sequence[PathInput], paths: Sequence[Sequence[Stretch]]) -> tuple[list[CriticalPart], int]:
+    """Return the parts of all paths together, at most PARTS_MAX, and the time of the others."""
+    sums: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    for one in (one for path in paths for one in path if one.end_ns > one.start_ns):
+        sums[one.kind, one.name, one.key].append(one.end_ns - one.start_ns)
+    whole_ns = sum(map(sum, sums.values()))
+    rows = [
+        CriticalPart(
+            kind=kind, name=name, rank=known[key].rank, count=len(lengths_ns), total_ns=sum(lengths_ns),
+            ratio=sum(lengths_ns) / whole_ns,
+        )
+        for (kind, name, key), lengths_ns in sums.items()
+    ]  # fmt: skip
+    rows.sort(key=lambda row: (-row.total_ns, row.kind, row.name, row.rank or 0))
+    return rows[:PARTS_MAX], sum(row.total_ns for row in rows[PARTS_MAX:])
+
+
+def _find_notes(left_out: int, rank_count: int, matching: Matching | None) -> list[str]:
+    notes = []
+    if left_out:
+        traces = "1 trace has" if left_out == 1 else f"{left_out} traces have"
+        notes.append(f"{traces} no work that is recognised and {'is' if left_out == 1 else 'are'} left out.")
+    if rank_count > 1 and matching is not None and matching.refused is not None:
+        notes.append(f"Paths stay within each rank: {matching.refused}.")
+    elif rank_count > 1 and matching is not None and matching.missing_ranks:
+        notes.append(
+            "Traces of some ranks are missing: where such a rank entered a collective last, the waiting of the others "
+            "counts as communication."
+        )
+    return notes
+
+
+def _describe_inferred(count: int) -> list[str]:
+    if not count:
+        return []
+    moves = "1 move between streams is" if count == 1 else f"{count:,} moves between streams are"
+    return [f"{moves} inferred from the order of work; record with enable_cuda_sync_events=True to know them."]

@@ -1,0 +1,109 @@
+"""Sum the device work by groups of one's own: patterns for the names of kernels, the first that is found decides."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.collector.traces.report import KernelGroupRow
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.rank_view import RankView
+
+Patterns = Mapping[str, str | Sequence[str]]
+"""Regular expressions by the name of their group, in the order in which they are tried."""
+
+
+class KernelGroup(NamedTuple):
+    """A group, and the patterns of which one must be found in a kernel's name."""
+
+    name: str
+    patterns: tuple[re.Pattern[str], ...]
+
+
+def compile_groups(groups: Patterns, source: str = "kernel_groups") -> tuple[KernelGroup, ...]:
+    """Return the groups in their order. Raises SettingError, naming the `source`, for what is no pattern.
+
+    >>> [group.name for group in compile_groups({"gemm": ["gemm", "cutlass"], "attention": "flash_"})]
+    ['gemm', 'attention']
+    """
+    return tuple(
+        KernelGroup(name, tuple(_compile(name, pattern, source) for pattern in _as_list(name, given, source)))
+        for name, given in groups.items()
+    )
+
+
+def _as_list(name: str, given: object, source: str) -> list[str]:
+    patterns = [given] if isinstance(given, str) else given
+    if isinstance(patterns, list | tuple) and patterns and all(isinstance(one, str) for one in patterns):
+        return list(patterns)
+    raise SettingError(f"{source}: {name} is {given!r}; it must be a regular expression, or a list of them")
+
+
+def _compile(name: str, pattern: str, source: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise SettingError(
+            f"{source}: {name} is {pattern!r}, which is not a valid regular expression: {error}"
+        ) from None
+
+
+def read_groups(path: Path) -> Patterns:
+    """Return the groups of a TOML file, `name = "pattern"` or `name = ["pattern", "pattern"]` on its lines. Raises
+    SettingError and UnavailableError.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415 - only who has such a file pays for the parser
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnavailableError(f"{path} (from --kernel-groups) cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingError(
+            f"{path} (from --kernel-groups) is not a TOML file: {error}. One group stands on a line: "
+            "gemm = ['gemm', 'cutlass']"
+        ) from error
+
+
+def parse_group(text: str) -> tuple[str, str]:
+    """Return name and pattern of `NAME=REGEX`. Raises SettingError.
+
+    >>> parse_group("gemm=gemm|cutlass")
+    ('gemm', 'gemm|cutlass')
+    """
+    name, equals, pattern = text.partition("=")
+    if not (name and equals and pattern):
+        raise SettingError(f"--kernel-group is {text!r}; it is NAME=REGEX, such as gemm='gemm|cutlass'")
+    return name, pattern
+
+
+def sum_groups(view: RankView, groups: Sequence[KernelGroup]) -> list[KernelGroupRow]:
+    """Return the device work by group in their order, and last what is in none: their times sum to all device work.
+    Empty without a device.
+    """
+    if not view.has_device:
+        return []
+    codes, of_work = np.unique(view.work.name, return_inverse=True)
+    group_of = np.array([_find_group(view.trace.names[code], groups) for code in codes.tolist()], dtype=np.int64)
+    place = group_of[of_work]
+    counts = np.bincount(place, minlength=len(groups) + 1).tolist()
+    names = np.bincount(group_of, minlength=len(groups) + 1).tolist()
+    total_ns = np.zeros(len(groups) + 1, dtype=np.int64)
+    np.add.at(total_ns, place, view.work.end_ns - view.work.start_ns)
+    return [
+        KernelGroupRow(group=name, count=count, name_count=of_names, total_ns=ns)
+        for name, count, of_names, ns in zip(
+            [*(group.name for group in groups), None], counts, names, total_ns.tolist(), strict=True
+        )
+    ]
+
+
+def _find_group(name: str, groups: Sequence[KernelGroup]) -> int:
+    """Return the place of the first group with a pattern that is found in the name, else the place behind all."""
+    found = (place for place, group in enumerate(groups) if any(pattern.search(name) for pattern in group.patterns))
+    return next(found, len(groups))
