@@ -63,7 +63,8 @@ WINDOW_EFFECT_HOWS = ("eager", "busy", "graph")
 LIMIT_S = 460
 """A run on a lent GPU is over in 8 minutes."""
 TESTS_S_MAX = 100
-PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-q", "-rf")
+PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "-q", "-rf")
+"""pytest-benchmark, where PYTHON has it, warns beside xdist, and warnings are errors here."""
 JOBS = ("tests/gpu/test_nccl.py", "tests/gpu/test_windows.py")
 """Tests of whole jobs, which take 10 to 30 s each, and are right also where several of them share the GPU."""
 ON_AN_IDLE_GPU = (*PYTEST, "tests/gpu", *(f"--ignore={path}" for path in JOBS))
