@@ -6,9 +6,10 @@ Everything is measured in one run, and each number is a median: steps per second
 first window, and between windows (`tests/gpu/agent_effect.py`); what torch's timing of NCCL's collectives costs each of
 them; the agent's reading of a window beside torch's trace file of the same session (what export_chrome_trace writes),
 and beside CUDA events around it; what a window costs to begin, to end, to read and to save; what device events, memory
-statistics and a sample of NVML cost; NVML compared with nvidia-smi; whether NCCL lets two ranks share the GPU; and how
-long steps take before the first window, between windows and after CUPTI was detached, without the rest of the agent
-(`tests/gpu/window_effect.py`): the median, and in brackets the tenth and the ninth tenth of the blocks.
+statistics and a sample of NVML cost; NVML compared with nvidia-smi; whether NCCL lets two ranks share the GPU; for how
+long captures stopped training, and were expected to (`tests/gpu/captures.py`); and how long steps take before the first
+window, between windows and after CUPTI was detached, without the rest of the agent (`tests/gpu/window_effect.py`): the
+median, and in brackets the tenth and the ninth tenth of the blocks.
 
 The file is written after each part, so that what was measured stays if a part hangs or crashes the machine. A part that
 does not fit into LIMIT_S any more is left out, and says so; a process of a part is killed when no time is left, with
@@ -42,6 +43,7 @@ from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
 from tests.benchmarks.machine import RESULTS, ROOT, describe_run
 from tests.gpu import agent_effect
+from tests.gpu.captures import OPTIONS, SECONDS, measure_captures
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
 from tests.gpu.training_device import observe_device
 from tests.gpu.window_effect import run_all
@@ -60,12 +62,12 @@ NCCL_TURNS = 2
 WINDOW_EFFECT_HOWS = ("eager", "busy", "graph")
 """The others of tests/gpu/window_effect.py take their time and have crashed; they are run by hand."""
 
-LIMIT_S = 460
+LIMIT_S = 480
 """A run on a lent GPU is over in 8 minutes."""
 TESTS_S_MAX = 100
 PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "-q", "-rf")
 """pytest-benchmark, where PYTHON has it, warns beside xdist, and warnings are errors here."""
-JOBS = ("tests/gpu/test_nccl.py", "tests/gpu/test_windows.py")
+JOBS = ("tests/gpu/test_nccl.py", "tests/gpu/test_windows.py", "tests/gpu/test_captures.py")
 """Tests of whole jobs, which take 10 to 30 s each, and are right also where several of them share the GPU."""
 ON_AN_IDLE_GPU = (*PYTEST, "tests/gpu", *(f"--ignore={path}" for path in JOBS))
 SIDE_BY_SIDE = ("-n", "4", "--dist", "loadgroup") if importlib.util.find_spec("xdist") else ()
@@ -73,6 +75,7 @@ TESTS = {"pytest, on an idle GPU": ON_AN_IDLE_GPU, "pytest, whole jobs": (*PYTES
 TAIL_CHARACTERS = 4_000
 """How much is printed of tests that are not over in time."""
 ARMS_S, NCCL_S, FEW_S, IN_PROCESS_S, WINDOW_EFFECT_S = 65.0, 45.0, 12.0, 6.0, 26.0
+CAPTURES_S = len(OPTIONS) * (SECONDS + 7.0)
 """What parts take about, in s, on an H100 with slow processors."""
 
 Row = tuple[str, str]
@@ -402,6 +405,7 @@ def main() -> int:
     report.add("NCCL, two ranks", NCCL_S / 4, lambda: try_nccl(find_left_s()))
     for ranks in (1, NCCL_RANKS):
         report.add(f"NCCL timing, {ranks} ranks", NCCL_S, partial(compare_nccl_timing, ranks, find_left_s))
+    report.add("captures", CAPTURES_S, lambda: measure_captures(find_left_s))
     for how in WINDOW_EFFECT_HOWS:
         name = f"us a step: {how}"
         report.add(name, WINDOW_EFFECT_S, partial(describe_effects, name, how, find_left_s))
