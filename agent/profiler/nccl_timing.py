@@ -4,7 +4,7 @@ torch reads the variable in the constructor of a process group of NCCL (ProcessG
 init_process_group; later it has no effect. It is set in this process, so children that the script starts inherit it.
 
 torch then records one more CUDA event before each collective and makes both events timed: 2.5 to 3.7 us a collective on
-an H200 (`tests/benchmarks/results/gpu-nvidia-h200.md`). Its flight recorder has the duration of each.
+an H200 (`tests/benchmarks/results/gpu-nvidia-h200-first-run.md`). Its flight recorder has the duration of each.
 """
 
 from collections.abc import Mapping, MutableMapping
