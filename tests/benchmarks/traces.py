@@ -122,6 +122,20 @@ RunGenerator("worker0", "1", profile).generate_run_profile()
 """,
 }
 WAYS = (*_OURS, *_OTHERS)
+_ELSEWHERE = {
+    "TraceLens": """
+import logging
+logging.disable(logging.CRITICAL)
+from TraceLens.TreePerf import TreePerfAnalyzer
+begin = time.perf_counter()
+found = TreePerfAnalyzer.from_file(path)
+found.get_df_gpu_timeline()
+launchers = found.get_df_kernel_launchers()
+found.get_df_kernel_launchers_summary(launchers)
+found.get_df_kernel_launchers_unique_args(launchers)
+""",
+}
+"""Read by other benchmarks, in environments of their own."""
 
 
 class Cost(NamedTuple):
@@ -180,7 +194,7 @@ def read_once(way: str, path: Path, others: Path | None) -> Cost | None:
     python = Path(sys.executable) if way in _OURS else others
     if python is None:
         return None
-    work = {**_OURS, **_OTHERS}[way].replace("begin = ", "cpu_before_s = find_cpu_s()\nbegin = ")
+    work = {**_OURS, **_OTHERS, **_ELSEWHERE}[way].replace("begin = ", "cpu_before_s = find_cpu_s()\nbegin = ")
     script = _PROLOGUE + work + _EPILOGUE
     try:
         ended = subprocess.run(
