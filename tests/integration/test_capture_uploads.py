@@ -12,7 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.integration.test_captures import find_losses
-from tests.integration.torchrun import AGENT, OFTEN, Ended, name_job, python, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, name_job, python, run
 
 SCHEDULE = "skip_first=10, wait=10, warmup=1, active=3"
 SCRIPT = ("small_ddp.py", "--epochs", "1", "--steps", "40")
@@ -30,7 +30,7 @@ def credentials(endpoint: str) -> dict[str, str]:
 def capture(endpoint: str, temporary: Path, drain_s: float) -> Ended:
     temporary.mkdir()
     ended = run(
-        torchrun(2, *AGENT, *SCRIPT),
+        forked_ranks(2, *AGENT, *SCRIPT),
         {
             **OFTEN, **credentials(endpoint), "TMPDIR": str(temporary), "RANKSCOPE_DRAIN_S": str(drain_s),
             "RANKSCOPE_RUN": JOB, "RANKSCOPE_CAPTURE_FOLDER": "s3://runs/captures",
@@ -44,7 +44,7 @@ def capture(endpoint: str, temporary: Path, drain_s: float) -> Ended:
 
 @pytest.fixture(scope="module")
 def plain_losses() -> str:
-    return find_losses(run(torchrun(2, *SCRIPT)))
+    return find_losses(run(forked_ranks(2, *SCRIPT)))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.traces.analysis import analyze
 from tests.integration.listening_collector import Life, listening
 from tests.integration.small_disk import why_not_with_full, with_full
-from tests.integration.torchrun import AGENT, OFTEN, Ended, name_job, python, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, name_job, python, run
 
 JOB = name_job()
 RANKS = 4
@@ -30,7 +30,7 @@ def capture(
 ) -> tuple[Ended, list[Life]]:
     with listening() as collector:
         environment = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **settings(folder, **more)}
-        ended = run([*begin, *torchrun(ranks, *AGENT, *script)], environment)
+        ended = run([*begin, *forked_ranks(ranks, *AGENT, *script)], environment)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     return ended, collector.lives
 
@@ -57,7 +57,7 @@ def find_losses(ended: Ended) -> str:
 
 def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     script = ("small_ddp.py", "--epochs", "2", "--steps", "40")
-    plain = run(torchrun(RANKS, *script))
+    plain = run(forked_ranks(RANKS, *script))
     ended, lives = capture(tmp_path, *script)
     assert find_losses(ended) == find_losses(plain)
     for steps in STEPS:
@@ -95,7 +95,7 @@ def test_analyze_reads_a_capture_of_all_ranks(tmp_path: Path) -> None:
 def test_modules_are_marked_and_training_is_the_same_to_the_last_bit(
     tmp_path: Path, script: tuple[str, ...], root: str, calls: list[int]
 ) -> None:
-    plain = run(torchrun(2, *script))
+    plain = run(forked_ranks(2, *script))
     ended, lives = capture(tmp_path, *script, ranks=2, capture_options="modules")
     losses = [{line for line in one.stdout.splitlines() if line.startswith("losses ")} for one in (plain, ended)]
     assert losses[0] == losses[1] != set()
@@ -110,7 +110,7 @@ def test_modules_are_marked_and_training_is_the_same_to_the_last_bit(
 
 def test_profiler_of_the_script_has_its_whole_traces(tmp_path: Path) -> None:
     """The script profiles steps 0 to 2, then in two cycles 9 to 14 and 21 to 26, then on another thread."""
-    plain = run(torchrun(2, "profiled.py"))
+    plain = run(forked_ranks(2, "profiled.py"))
     schedule = "wait=1, warmup=0, active=6, repeat=0"
     ended, lives = capture(tmp_path, "profiled.py", ranks=2, capture_schedule=schedule)
     traces = [[line for line in one.stdout.splitlines() if line.startswith("rank ")] for one in (plain, ended)]

@@ -12,7 +12,7 @@ from rankscope.agent.report.spill_format import REPORT, decode_records
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
 from tests.integration.serving import find_rank, have_ended, serving, wait_for
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run, started
 
 RUN = "accounted"
 
@@ -27,7 +27,7 @@ def test_the_page_accounts_for_every_step_of_a_training_during_it_and_after_it(t
     stop = tmp_path / "stop"
     with serving() as served:
         settings = {**OFTEN, "RANKSCOPE_RUN": RUN, "RANKSCOPE_COLLECTOR": served.endpoint}
-        with started(torchrun(2, *AGENT, "paced.py", "--stop", str(stop)), settings) as job:
+        with started(forked_ranks(2, *AGENT, "paced.py", "--stop", str(stop)), settings) as job:
             for steps in (1, 20, 40):
                 wait_for_accounts(served, RUN, {0: steps, 1: steps})
             stop.touch()

@@ -22,7 +22,7 @@ from rankscope.measure.errors import UnavailableError
 from tests.integration.killed_writer import kill_writer
 from tests.integration.serving import Api, Served, find_fixed_port, have_ended, serving, wait_for, wait_for_readiness
 from tests.integration.small_disk import fill, mounted
-from tests.integration.torchrun import Ended, python, run, started, torchrun
+from tests.integration.torchrun import Ended, forked_ranks, python, run, started
 from tests.integration.wire_ranks import telling
 from tests.unit.collector.runs.run_stories import Story
 
@@ -207,7 +207,7 @@ def test_no_counter_of_a_real_training_goes_backwards_over_a_kill(tmp_path: Path
     """Two real agents, which are not told of anything, and whose reports are on the way when the collector dies."""
     stop, port = tmp_path / "stop", find_fixed_port()
     listen, store = f"tcp://127.0.0.1:{port}", ("--store", str(tmp_path / "store.db"))
-    command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", "1")
+    command = forked_ranks(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", "1")
     with contextlib.ExitStack() as ends:
         first = ends.enter_context(serving(*store, listen=listen))
         job = ends.enter_context(started(command, {**TRAINING, "RANKSCOPE_COLLECTOR": listen}))

@@ -25,7 +25,7 @@ from tests.integration.serving import (
     serving,
     wait_for,
 )
-from tests.integration.torchrun import started, torchrun
+from tests.integration.torchrun import forked_ranks, started
 from tests.programs import find_program
 
 RUN = "live/metrics 1"
@@ -128,7 +128,7 @@ def prometheus(served: Served, folder: Path) -> Iterator[Prometheus]:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
     """Two ranks, one of them slow, looked at by a Prometheus and by this test."""
     folder, seen = tmp_path_factory.mktemp("live"), Live()
-    command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(folder / "stop"), "--slow-rank", "1")
+    command = forked_ranks(2, "-m", "rankscope.agent", "paced.py", "--stop", str(folder / "stop"), "--slow-rank", "1")
     with (
         serving("--store", str(folder / "store.db"), "--notify-command", find_program("true")) as served,
         started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": served.endpoint}) as job,

@@ -17,7 +17,7 @@ from rankscope.agent.profiler.window_plan import FULL_COST_ASSUMED_NS
 from rankscope.measure.messages import Report
 from rankscope.measure.units import ns_to_s
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, python, run, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, forked_ranks, python, run
 
 SCARCE = 0.002
 """40 ms of head start: less than a full window is taken for before one was paid, enough for light ones."""
@@ -27,7 +27,7 @@ def watch(**environment: str) -> list[Life]:
     """The lives of a job of two ranks, with a report every 0.1 s."""
     with listening() as collector:
         settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment}
-        ended = run(torchrun(2, *AGENT, "small_ddp.py"), settings)
+        ended = run(forked_ranks(2, *AGENT, "small_ddp.py"), settings)
         assert (ended.exit_code, ended.left) == (0, ())
         return collector.lives
 

@@ -9,7 +9,7 @@ import pytest
 from rankscope.collector.detect.finding import STRAGGLER, Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import SCRIPTS, Job, started, torchrun
+from tests.integration.torchrun import SCRIPTS, Job, forked_ranks, started
 
 SCRIPT = "pipeline.py"
 
@@ -31,7 +31,7 @@ def training(served: Served, run: str, *options: str) -> Iterator[Job]:
         "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
         "RANKSCOPE_STALL_S": "1.0",
     }
-    with started(torchrun(4, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
+    with started(forked_ranks(4, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
         yield job
 
 

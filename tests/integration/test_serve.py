@@ -17,7 +17,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import MAGIC, PROTOCOL, decode, encode
 from rankscope.measure.messages import Ack, Refused
 from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import Ended, python, run, started, torchrun
+from tests.integration.torchrun import Ended, forked_ranks, python, run, started
 
 RUNS = ("serve-a", "serve/b")
 GARBAGE = {"bad_magic": 3, "protocol_too_new": 2, "unknown_kind": 1, "too_short": 1, "bad_body": 1}
@@ -121,7 +121,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
             settings = {
                 "RANKSCOPE_RUN": name, "RANKSCOPE_COLLECTOR": served.endpoint, "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
             }  # fmt: skip
-            command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop))
+            command = forked_ranks(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop))
             jobs[name] = ends.enter_context(started(command, settings))
         before = {name: served.wait_for_steps(name, 5).ranks[0].totals.steps for name in RUNS}
         refusals = talk_garbage(served)

@@ -11,7 +11,7 @@ import pytest
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.serving import Served, have_ended, read_url, serving
-from tests.integration.torchrun import SCRIPTS, Job, started, torchrun
+from tests.integration.torchrun import SCRIPTS, Job, forked_ranks, started
 
 STALL_S = "1.0"
 LIMIT_NS = 1_000_000_000
@@ -47,7 +47,7 @@ def training(
         "SITUATION_GOES_ON": str(go_on),
     }
     options = ("--what", *what, "--at", str(at), "--pause-s", str(pause_s))
-    with started(torchrun(3, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
+    with started(forked_ranks(3, "-m", "rankscope.agent", SCRIPT, *options), environment) as job:
         yield job
 
 

@@ -9,7 +9,7 @@ from rankscope.agent.agent_overhead import NCCL_TIMING
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run
 
 ONE_OF_TWO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
@@ -20,7 +20,7 @@ ONE_OF_TWO = {
 def test_sidecar_reads_what_the_recorder_has() -> None:
     with listening() as collector:
         settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint}
-        ended = run(torchrun(2, *AGENT, "recorder_dump.py"), settings)
+        ended = run(forked_ranks(2, *AGENT, "recorder_dump.py"), settings)
     assert (ended.exit_code, ended.left, ended.heard_of_agent) == (0, (), [])
     told = [json.loads(line) for line in ended.stdout.splitlines()]
     assert sorted(line["rank"] for line in told) == [0, 1]

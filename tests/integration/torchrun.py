@@ -16,7 +16,7 @@ from typing import IO
 import psutil
 
 import rankscope.agent
-from tests.integration.serving import wait_for
+from tests.integration.serving import find_fixed_port, wait_for
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(rankscope.agent.__file__).parent)
@@ -88,7 +88,7 @@ class Job:
             stdout=self._stdout,
             stderr=self._stderr,
             cwd=folder,
-            env=_environment(environment, self._mark),
+            env=environment_of(environment, self._mark),
             start_new_session=True,
         )
 
@@ -99,7 +99,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not over after {deadline_s} s; stderr: {self._read(self._stderr)}") from None
         _, left = psutil.wait_procs(self.find_members(), LEAVING_S)
-        described = tuple(text for text in map(_describe, left) if text)
+        described = tuple(text for text in map(describe, left) if text)
         stderr = self._read(self._stderr) if self._stderr_is_kept else ""
         return Ended(exit_code, self._read(self._stdout), stderr, described)
 
@@ -120,10 +120,7 @@ class Job:
     def find_members(self) -> list[psutil.Process]:
         """Every living process of the job."""
         members = {child.pid: child for child in _find_children(self.launcher.pid)}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if self._mark in process.environ().get(MARK, "").split():
-                    members[process.pid] = process
+        members |= {process.pid: process for process in find_marked(self._mark)}
         return list(members.values())
 
     def end(self) -> None:
@@ -182,12 +179,31 @@ def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[s
     return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, *arguments]
 
 
+def forked_ranks(count: int, *arguments: str) -> list[str]:
+    """So many ranks on this machine that share one import of torch (scripts/forked_ranks.py), for tests of what ranks
+    do. Tests of launching, of endings and of restarts have `torchrun`.
+    """
+    told = ("env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={find_fixed_port()}")
+    return [*told, *python(str(SCRIPTS / "forked_ranks.py"), str(count), *arguments)]
+
+
 def python(*arguments: str) -> list[str]:
     """This very interpreter, and no launcher."""
     return [sys.executable, *arguments]
 
 
-def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
+def find_marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes that have inherited the mark of a job."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if mark in process.environ().get(MARK, "").split():
+                found.append(process)
+    return found
+
+
+def environment_of(given: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return the environment of a job with that mark."""
     # A launcher's port gives a run its name where nobody else does. Runs of one name share a sidecar, which is there
     # until the last of them has ended.
     own_name = {"RANKSCOPE_RUN": f"alone-{mark}"} if given.get("MASTER_PORT") == ALONE["MASTER_PORT"] else {}
@@ -195,7 +211,7 @@ def _environment(given: Mapping[str, str], mark: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", MARK: marks, **own_name, **given}
 
 
-def _describe(member: psutil.Process) -> str:
+def describe(member: psutil.Process) -> str:
     """Describe a process that is left; empty for one that has ended meanwhile, read by its parent or not."""
     try:
         return f"{member.pid} {member.status()} {' '.join(member.cmdline())}"

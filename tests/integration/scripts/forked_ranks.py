@@ -1,0 +1,61 @@
+"""Ranks on this machine that share one import of torch: python forked_ranks.py COUNT [-m MODULE | SCRIPT] ARGUMENTS...
+
+Each rank is a fork of this process, made when torch is imported and what every optimizer of torch imports in its first
+step: over two seconds of a core, which torchrun and each of its ranks take for themselves. A rank is told what torchrun
+tells it, and when one fails the others are terminated; none is started again. `import torch` in a rank comes after
+torch's autoload, so the agent is told that there is none and starts at once.
+"""
+
+import contextlib
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import torch._dynamo
+
+
+def run_as_rank(rank: int, count: int, words: list[str]) -> None:
+    """Run the script or module as `__main__`; what it raises goes on to the interpreter, as without us."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
+    sys.path[0] = str(Path.cwd())
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def wait_for(ranks: set[int]) -> int:
+    """Wait for all of them and return how the first of them failed: its exit code or signal; 0 if none did."""
+    failed = 0
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status and not failed:
+            failed = abs(os.waitstatus_to_exitcode(status))
+            for other in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(other, signal.SIGTERM)
+    return failed
+
+
+def main() -> None:
+    """Fork, and wait."""
+    count, ranks = int(sys.argv[1]), set[int]()
+    assert os.environ.get("RANKSCOPE", "") in ("", "0"), "the autoload of torch is over: launch with -m rankscope.agent"
+    assert torch.__version__
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            run_as_rank(rank, count, sys.argv[2:])
+            return
+        ranks.add(pid)
+    sys.exit(wait_for(ranks))
+
+
+if __name__ == "__main__":
+    main()
