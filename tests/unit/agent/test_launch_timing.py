@@ -1,6 +1,7 @@
 """Launch: when torch's timing of NCCL's collectives is switched on."""
 
 import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -44,7 +45,8 @@ def test_variable_is_set_before_the_first_group(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
 def test_after_a_group_of_nccl_it_is_said_to_be_too_late(capsys: pytest.CaptureFixture[str], backend: str) -> None:
     call_backend(backend)
-    launch._enable_timing(ON, {"TORCHELASTIC_RUN_ID": backend, "WORLD_SIZE": "2"})  # lines are logged once in a run
+    # A line is logged once in a run on a machine: also by another process that runs this test at the same time.
+    launch._enable_timing(ON, {"TORCHELASTIC_RUN_ID": secrets.token_hex(8), "WORLD_SIZE": "2"})
     assert TIMING_VARIABLE not in os.environ
     assert capsys.readouterr().err.startswith(
         "rankscope: NCCL's collectives are not timed: the agent was started after"
