@@ -190,7 +190,7 @@ def ranks_of(processes: list[RankProcess]) -> Iterator[list[RankProcess]]:
 class BadNetwork:
     """A TCP proxy in front of a collector: every piece of data takes `delay_s`, and with `loss_ratio` its connection
     breaks instead, with all that is on the way. (TCP itself repairs lost packets; what reaches a program is delay, and
-    connections that end.) Seeded: the same connections break at the same pieces.
+    connections that end.) Seeded: the same connections break at the same pieces. After `mend` none breaks any more.
     """
 
     def __init__(self, port: int, *, delay_s: float, loss_ratio: float, seed: int) -> None:
@@ -202,10 +202,15 @@ class BadNetwork:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(0.1)
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_mended = threading.Event()
         self.broken = 0
         """Connections that were broken."""
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    def mend(self) -> None:
+        """Break no more connections; what is delayed stays so."""
+        self._is_mended.set()
 
     def close(self) -> None:
         """Break what is left."""
@@ -236,7 +241,7 @@ class BadNetwork:
                     piece = source.recv(65_536)
                     if not piece:
                         return
-                    if chance.random() < self._loss_ratio:
+                    if chance.random() < self._loss_ratio and not self._is_mended.is_set():
                         self.broken += 1
                         return
                     on_the_way.append((time.monotonic() + self._delay_s, piece))
