@@ -146,7 +146,7 @@ def is_nccl(backend: str) -> bool:
 
 class ProcessGroups:
     """The process groups of this rank. Each is described once, since sorting and naming 16,384 members takes 1 to 2 ms.
-    May be used from any thread.
+    May be used from any thread: a group that the training thread is just creating or destroying is left out.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -185,7 +185,10 @@ class ProcessGroups:
         for group in list(world.pg_map):
             described = self._described.get(id(group))
             if described is None or described[0]() is not group:
-                described = weakref.ref(group), _distinguish(self._describe(group, c10d, world), labels)
+                try:
+                    described = weakref.ref(group), _distinguish(self._describe(group, c10d, world), labels)
+                except KeyError:  # torch adds its members after the group itself, and may have removed it meanwhile
+                    continue
             known[id(group)] = described
             labels.add(described[1].label)
             found.append((group, described[1]))

@@ -5,7 +5,7 @@ import json
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,6 +273,44 @@ def test_groups_of_the_same_members_are_distinguished() -> None:
     dist.destroy_process_group(kept[0])
     kept.append(dist.new_group([0, 1]))
     assert [group.label for group in groups.read().values()][1:] == [labels[2], labels[3], labels[1]]
+
+
+def test_groups_can_be_read_before_each_line_that_creates_or_destroys_one() -> None:
+    """As the agent's thread may: the training thread can lose the interpreter's lock before any line of torch's."""
+    seen: set[tuple[str, ...]] = set()
+
+    def read_groups(frame: FrameType, event: str, argument: object) -> Any:
+        del event, argument
+        if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
+            return None
+        sys.settrace(None)  # reading is not what is interrupted
+        seen.add(tuple(group.label for group in ProcessGroups(4).read().values()))
+        sys.settrace(read_groups)
+        return read_groups
+
+    before = sys.gettrace()
+    sys.settrace(read_groups)
+    try:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        dist.destroy_process_group(dist.new_group([0, 1], group_desc="pair"))
+        dist.destroy_process_group()
+    finally:
+        sys.settrace(before)
+    assert seen == {(), ("default_pg",), ("default_pg", "pair/0-1")}
+
+
+@pytest.mark.usefixtures("world_of_four")
+def test_group_that_is_destroyed_while_it_is_described_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, read_ranks = dist.new_group([0, 1], group_desc="pair"), dist.get_process_group_ranks
+
+    def read_ranks_and_destroy(group: Any) -> list[int]:
+        ranks = read_ranks(group)
+        if group is pair:
+            dist.destroy_process_group(pair)
+        return ranks
+
+    monkeypatch.setattr(dist.distributed_c10d, "get_process_group_ranks", read_ranks_and_destroy)
+    assert [group.label for group in ProcessGroups(4).read().values()] == ["default_pg"]
 
 
 @pytest.mark.usefixtures("world_of_four")
