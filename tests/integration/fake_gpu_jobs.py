@@ -5,9 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tests.fake_gpu import compile_device
-from tests.integration.torchrun import OFTEN
-
-ROOT = Path(__file__).parents[2]
+from tests.integration.torchrun import CHECKOUT, OFTEN
 
 
 @functools.cache
@@ -19,7 +17,7 @@ def find_library() -> str:
 def settings(endpoint: str, **more: str) -> dict[str, str]:
     """Return the environment of a job: reports to `endpoint`, windows often and without regard to their effect."""
     given = {
-        **OFTEN, "RANKSCOPE_COLLECTOR": endpoint, "PYTHONPATH": str(ROOT), "RANKSCOPE_GPU": "false",
+        **OFTEN, "RANKSCOPE_COLLECTOR": endpoint, "PYTHONPATH": CHECKOUT, "RANKSCOPE_GPU": "false",
         "RANKSCOPE_DEVICE_WINDOWS": "always",
     }  # fmt: skip
     return {**given, **{f"RANKSCOPE_{name.upper()}": value for name, value in more.items()}}

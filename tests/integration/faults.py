@@ -21,6 +21,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.serving import DEADLINE_S, Api, wait_for
+from tests.integration.torchrun import CHECKOUT
 
 IS_SOAK: Final = os.environ.get("SOAK") == "1"
 ROOT: Final = Path(__file__).parents[2]
@@ -118,7 +119,7 @@ class RankProcess:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": CHECKOUT},
         )
         self.pid = self._child.pid
         self._lines: queue.Queue[str] = queue.Queue()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fake_gpu_jobs import ROOT, find_library, settings
+from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
 from tests.integration.listening_collector import Life, listening
 from tests.integration.serving import have_ended, serving
-from tests.integration.torchrun import ALONE, Ended, python, run, started
+from tests.integration.torchrun import ALONE, CHECKOUT, Ended, python, run, started
 
 KERNEL_NS, TRANSFER_NS = 20_000, 100_000
 STEPS = 60
@@ -122,7 +122,7 @@ def test_a_window_of_a_million_activities_is_left_out_and_counted(tmp_path: Path
 
 def test_hundreds_of_windows_do_not_grow_the_process() -> None:
     windows = sized(300, 1_000)
-    ended = run(python("fake_gpu_windows.py", find_library(), "--windows", str(windows)), {"PYTHONPATH": str(ROOT)})
+    ended = run(python("fake_gpu_windows.py", find_library(), "--windows", str(windows)), {"PYTHONPATH": CHECKOUT})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     lines = [line.split() for line in ended.stdout.splitlines()]
     assert [line[:2] for line in lines] == [["2", "True"]] * windows

@@ -11,8 +11,8 @@ from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.modules import BACKWARD_ELSEWHERE, OUTSIDE_MODULES
 from rankscope.collector.traces.report import ModuleRow, RankReport
 from tests.fake_gpu import Work, read_work
-from tests.integration.fake_gpu_jobs import ROOT, find_library
-from tests.integration.torchrun import ALONE, python, run
+from tests.integration.fake_gpu_jobs import find_library
+from tests.integration.torchrun import ALONE, CHECKOUT, python, run
 
 STEPS = 3
 PATHS = {
@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("modules")
-    ended = run(python("module_times.py", find_library(), str(folder)), {**ALONE, "PYTHONPATH": str(ROOT)})
+    ended = run(python("module_times.py", find_library(), str(folder)), {**ALONE, "PYTHONPATH": CHECKOUT})
     assert ended.exit_code == 0, ended.stderr
     (rank,) = analyze(str(folder / "trace.json"), modules=True).ranks
     return Recorded(rank, json.loads(ended.stdout.splitlines()[-1]), read_work(folder / "work"))

@@ -10,6 +10,7 @@ import pytest
 import rankscope.collector.demo
 from rankscope.agent.captures.marked_ranges import COMPILED
 from rankscope.collector.captures.capture import Capture, CaptureRequest
+from tests.integration.faults import sized
 from tests.integration.ordering_collectors import running, wait_for_end, wait_for_order
 from tests.integration.relaying import relaying
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, name_job, python, run, started, torchrun
@@ -44,7 +45,9 @@ def check_same_steps(folder: Path, done: Capture) -> None:
     assert steps == [list(range(done.first_step, done.first_step + 5))] * 2
 
 
-def test_ranks_of_a_job_capture_the_ordered_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("time", range(sized(1, 20)))
+def test_ranks_of_a_job_capture_the_ordered_steps(tmp_path: Path, time: int) -> None:
+    del time
     with running(tmp_path) as service, started(torchrun(4, *AGENT, *TRAINING), environment_of(service.endpoint)):
         wait_for_order(service, REQUEST)
         done = wait_for_end(service)

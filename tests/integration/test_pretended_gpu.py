@@ -1,13 +1,10 @@
 """A whole job whose torch has a GPU that is pretended: what its reports say of the device, and that all goes on."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, OFTEN, python, run
+from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, python, run
 
-ROOT = Path(__file__).parents[2]
 BACKWARD_NS = 6_000_000
 WARMUP_STEPS = 4
 
@@ -17,7 +14,7 @@ def life() -> Life:
     """What the rank has said, after its end."""
     with listening() as collector:
         given = {
-            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": str(ROOT),
+            **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT,
             "RANKSCOPE_GPU": "false", "RANKSCOPE_WARMUP_STEPS": str(WARMUP_STEPS), "RANKSCOPE_SAMPLE_INTERVAL_S": "0.5",
         }  # fmt: skip
         ended = run(python("pretended_gpu.py"), given)

@@ -1,7 +1,6 @@
 """Collectives between windows: the flight recorder of a real job, read by worker server and sidecar."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,11 @@ from rankscope.agent.agent_overhead import NCCL_TIMING
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run
+from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, OFTEN, forked_ranks, python, run
 
 ONE_OF_TWO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-    "RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0", "PYTHONPATH": str(Path(__file__).parents[2]),
+    "RANKSCOPE_COLLECTIVE_WINDOWS": "0", "RANKSCOPE_FULL_WINDOWS": "0", "PYTHONPATH": CHECKOUT,
 }  # fmt: skip
 
 

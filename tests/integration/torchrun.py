@@ -18,6 +18,9 @@ import psutil
 import rankscope.agent
 from tests.integration.serving import find_fixed_port, wait_for
 
+ROOT = Path(__file__).parents[2]
+CHECKOUT = f"{ROOT / '.typing'}{os.pathsep}{ROOT}"
+"""PYTHONPATH of jobs that import `tests`: this checkout's package and tests, whatever the environment has installed."""
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(rankscope.agent.__file__).parent)
 DEADLINE_S = 120.0
