@@ -256,6 +256,8 @@ class AgentThread:
         traces.window_ns_an_event = self._window_results.full_ns_an_event
         try:
             traces.write()
+            self._window_results.captured.add(traces.plain_traces)
+            traces.plain_traces = []
             for state in [] if self._orders is None else self._orders.collect():
                 self._outbox.send_state(state)
             return traces.mark(steps)

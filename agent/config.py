@@ -26,6 +26,7 @@ AUTO: Final = "auto"
 ON: Final = "on"
 GOVERNED: Final = "governed"
 ALWAYS: Final = "always"
+ON_DEMAND: Final = "on_demand"
 OFF: Final = "off"
 
 NEEDED: Final = frozenset({"enabled", "collector", "key_file", "collector_key_file"})
@@ -203,9 +204,10 @@ class AgentConfig(Settings):
         Setting(
             "Full windows while a GPU is in use. On NVIDIA the first one loads the profiling library CUPTI into the "
             "process, which can make every later step longer. governed: compare the steps between windows with those "
-            "before, and end the windows if steps have become longer (docs/cost.md); always: do not compare; off: "
-            "never begin one, so that there are no compute, communication and idle ratios of a GPU.",
-            choices=(GOVERNED, ALWAYS, OFF),
+            "before, and end the windows if steps have become longer (docs/cost.md); always: do not compare; "
+            "on_demand: begin none; compute, communication and idle ratios of a GPU come from captures without "
+            "options, as these are ordered or scheduled; off: begin none, so that there are no such ratios.",
+            choices=(GOVERNED, ALWAYS, ON_DEMAND, OFF),
         ),
     )
     nccl_timing: str = setting(

@@ -46,6 +46,7 @@ def inspect() -> Inspection:
         nvml_problem=nvml_problem,
         gpus=gpus,
         device_windows=config.device_windows if config.full_windows else OFF,
+        takes_captures=config.capture_orders or bool(config.capture_folder),
         ras=_inspect_ras(config),
     )
 

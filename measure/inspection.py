@@ -48,7 +48,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an inspection.
 
     `settings_problem` is the agent's error about its settings and keys; `nvml_problem` is why NVML cannot be used at
-    all. `collector` is the configured endpoint; empty: rank 0 starts one. `ras` is None where that was not inspected.
+    all. `collector` is the configured endpoint; empty: rank 0 starts one. `takes_captures`: whether captures may be
+    ordered or have a folder. `ras` is None where that was not inspected.
     """
 
     python: str
@@ -64,4 +65,5 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     nvml_problem: str = ""
     gpus: tuple[GpuFound, ...] = ()
     device_windows: str = "governed"
+    takes_captures: bool = True
     ras: RasFound | None = None

@@ -19,11 +19,12 @@ from rankscope.agent.capture_settings import (
     parse_options,
     parse_schedule,
 )
+from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
 from rankscope.agent.captures.trace_files import TraceFiles, Written, make_shared
 from rankscope.agent.captures.trace_recording import ANOTHER, PART, Profile, RawCapture, TraceRecording
 from rankscope.agent.captures.trace_uploads import TraceUploads, Uploaded
-from rankscope.agent.config import AgentConfig
+from rankscope.agent.config import ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.private_folder import make_parents
@@ -109,8 +110,12 @@ class TraceCaptures:
         self._finished: Ring[RawCapture] = Ring(WAITING_MAX)
         self._refused: Ring[Refused] = Ring(REFUSED_KEPT)
         self._pauses_a_step_ns: dict[CaptureOptions, float] = {}
+        self._keeps_traces = config.full_windows and config.device_windows == ON_DEMAND
         self.outcomes: list[Outcome] = []
         """Outcomes of ordered captures that nobody has fetched yet. Of the agent thread."""
+        self.plain_traces: list[CapturedTrace] = []
+        """Traces of plain captures that nobody has fetched yet, where the ratios of a device come from these. As above.
+        """
         self.events_a_step: float | None = None
         """Events of a step in the last full window; None before the first. Set by the agent thread."""
         self.window_ns_an_event: float | None = None
@@ -212,6 +217,10 @@ class TraceCaptures:
         order = self._orders.get(steps.order_id)
         options, bytes_max = (self._options, 0) if order is None else (order.options, order.bytes_max)
         written = self._files.write(capture, bytes_max)
+        if self._keeps_traces and options == CaptureOptions() and not written.problem:
+            self.plain_traces.append(
+                read_trace(written, capture.wall_minus_host_ns)
+            )  # before it is uploaded, and deleted
         if self._uploads is not None and not written.problem:
             self._uploads.submit(written, capture.cut)
         if not written.problem:
@@ -331,6 +340,15 @@ def _describe_size(size_bytes: int) -> str:
     ('2.3 MB', '32 kB')
     """
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= MB else f"{size_bytes / 1e3:.0f} kB"
+
+
+def read_trace(written: Written, wall_minus_host_ns: int) -> CapturedTrace:
+    """Return the trace of a capture that has been written, empty if it is too large. Raises OSError."""
+    data = b""
+    if written.size_bytes <= TRACE_BYTES_MAX:
+        with open(written.path, "rb") as file:
+            data = file.read()
+    return CapturedTrace(written.steps, data, wall_minus_host_ns)
 
 
 def make_profile(steps: CaptureSteps, options: CaptureOptions) -> Any:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.capture_settings import ACTIVE_MAX, CaptureSchedule, CaptureSteps
 from rankscope.agent.guard import Guard
+from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.units import NS_PER_S
 
 PART: Final = "captures"
@@ -59,13 +60,15 @@ class Profile(Protocol):
 
 class RawCapture(NamedTuple):
     """A capture that has ended, for the agent thread: its session, its steps, and for how long its begin and end have
-    stopped the training thread, in ns. `cut`: why steps are missing at its end; empty if none is.
+    stopped the training thread, in ns. `cut`: why steps are missing at its end; empty if none is. `wall_minus_host_ns`
+    converts the times in its trace to the host clock.
     """
 
     profile: Profile
     steps: CaptureSteps
     pause_ns: int
     cut: str = ""
+    wall_minus_host_ns: int = 0
 
 
 class TraceRecording:
@@ -283,7 +286,8 @@ class TraceRecording:
         if last_step < steps.first_step:
             self._on_refused(steps, cut)
         else:
-            self._on_finished(RawCapture(profile, steps._replace(last_step=last_step), pause_ns, cut))
+            steps = steps._replace(last_step=last_step)
+            self._on_finished(RawCapture(profile, steps, pause_ns, cut, read_wall_minus_host_ns()))
 
     def _give_up(self) -> None:
         """End a session whose begin or step has failed, without a result."""

@@ -18,6 +18,7 @@ before, so windows of a GPU have one step more than is reported. A step with a k
 within the window (still in the queue, captured into a graph, or lost by the profiler) is cut: not reported.
 """
 
+import gzip
 import os
 import re
 import signal
@@ -49,6 +50,8 @@ LATEST_END_NS = 60 * NS_PER_S
 """Work of a window cannot end so long after its last step: the wait for the device before the window's end is at most
 half as long."""
 
+GZIP_BEGIN = b"\x1f\x8b"
+"""The first bytes of a file that gzip has compressed (RFC 1952, section 2.3.1)."""
 _GRAPH_LAUNCH = "GraphLaunch"
 _LAUNCHES_A_KERNEL = re.compile(rf"Launch\w*Kernel|KernelLaunch|{_GRAPH_LAUNCH}")
 """Calls that run a kernel. Copies and sets are not among them: those of zero bytes run none."""
@@ -63,9 +66,9 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A full window of at least one step: its events in columns, or in the trace file that torch `saved`. Their times
-    are `wall_minus_host_ns` ahead of the host clock. Kernels in whose names the pattern `communication_kernels` is
-    found communicate too; empty: none.
+    """A full window of at least one step: its events in columns, or in the trace file that torch `saved`, which may be
+    compressed by gzip. Their times are `wall_minus_host_ns` ahead of the host clock. Kernels in whose names the pattern
+    `communication_kernels` is found communicate too; empty: none.
     """
 
     columns: WindowColumns
@@ -149,7 +152,8 @@ def read_events(request: WindowRequest) -> KinetoTrace:
     """Return the window's events by the host clock. Raises TraceError if the saved file is no trace."""
     if not request.saved:
         return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
-    trace = read_trace([request.saved])
+    is_packed = request.saved.startswith(GZIP_BEGIN)
+    trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved])
     start_ns = trace.events.start_ns  # counted from a base of the file's own
     start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
     return trace

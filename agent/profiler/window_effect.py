@@ -15,6 +15,7 @@ agent's own clock cannot see that.
     KEPT        windows go on: they do not slow training measurably, or detaching CUPTI did not help in any stretch (the
                 ranks of a run, which share their step time, need not detach it at the same step)
     ENDED       no more windows in this run
+    ON_DEMAND   no window begins by itself: the device is recorded in captures only
 
 A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its time the median of the blocks' means. A
 mean, because a loop that waits for its device only every few steps has short steps and long ones; a median, because a
@@ -59,6 +60,7 @@ class EffectState(enum.Enum):
     DETACHED = "detached"
     KEPT = "kept"
     ENDED = "ended"
+    ON_DEMAND = "on_demand"
 
 
 class Stretch:
@@ -170,7 +172,7 @@ class WindowEffect:
     @property
     def is_open(self) -> bool:
         """Whether steps are still compared, so that each boundary matters."""
-        return self.state not in {EffectState.KEPT, EffectState.ENDED}
+        return self.state not in {EffectState.KEPT, EffectState.ENDED, EffectState.ON_DEMAND}
 
     def on_step(self, step: int, duration_ns: int, *, in_window: bool) -> None:
         """Add a finished step."""

@@ -161,6 +161,13 @@ class WindowReduction:
             return False
         return True
 
+    def submit_captured(self, trace: bytes, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> None:
+        """Submit steps of a capture on a device, with its compressed trace file, for their breakdown. The last step
+        only bounds the one before, as in a window.
+        """
+        if steps:
+            self._children.submit(make_captured_request(trace, steps, wall_minus_host_ns))
+
     def collect(self) -> list[ReducedWindow]:
         """Return the results of full windows since the last call. Never waits."""
         return [self._to_reduced_window(answer) for answer in self._children.collect()]
@@ -324,11 +331,26 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
     return WindowRequest(
         columns=WindowColumns() if is_in_file else columns,
         saved=read_saved(window.result) if is_in_file else b"",
-        steps=tuple(StepBounds(s.step, s.start_host_ns, s.end_host_ns) for s in window.steps),
+        steps=_bound(window.steps),
         wall_minus_host_ns=window.wall_minus_host_ns,
         on_device=window.on_device,
         lines=LineSamples() if window.lines is None else _pack_lines(window.lines),
     )
+
+
+def make_captured_request(trace: bytes, steps: Sequence[StepRecord], wall_minus_host_ns: int) -> WindowRequest:
+    """Return the input of the child for steps of a capture with this trace file."""
+    return WindowRequest(
+        columns=WindowColumns(),
+        saved=trace,
+        steps=_bound(steps),
+        wall_minus_host_ns=wall_minus_host_ns,
+        on_device=True,
+    )
+
+
+def _bound(steps: Sequence[StepRecord]) -> tuple[StepBounds, ...]:
+    return tuple(StepBounds(one.step, one.start_host_ns, one.end_host_ns) for one in steps)
 
 
 def _pack_lines(found: WindowLines) -> LineSamples:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rankscope.agent.captures.captured_steps import CapturedSteps
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
@@ -57,6 +58,8 @@ class WindowResults:
             timing_is_ours=windows.timing_is_ours,
         )
         """The collectives between windows: a part of its own, whose errors cost no window."""
+        self.captured = CapturedSteps()
+        """Traces of captures from which the ratios of a device may come."""
         self._heap_relief = MallocTrim(find_malloc_trim())
         self._waiting: list[RawWindow] = []  # at most RAW_WINDOWS_MAX: none ends while a profiler of the user is on
         self._reduction: WindowReduction | None = None
@@ -82,6 +85,7 @@ class WindowResults:
         if self._reduction is not None:
             skipped.update(self._reduction.skipped)
         skipped.update(self.timed.skipped)
+        skipped.update(self.captured.skipped)
         return skipped
 
     @property
@@ -102,12 +106,21 @@ class WindowResults:
             self.timed.leave_to_window(window.steps)
         self._waiting += finished
         results = [] if self._windows.user_profiler_is_on and not last else self._reduce_all(self._waiting)
+        results += self._guarded(lambda: self._submit_captured(steps))
         if self._reduction is not None:
             results += self._guarded(self._reduction.finish if last else self._reduction.collect)
             self._windows.graphs_seen = self._reduction.launches_graphs
         if not self._guard.is_off(COLLECTIVE_TIMES):
             results += self._guarded(lambda: self._add_steps(steps, window_from_step, last=last), part=COLLECTIVE_TIMES)
         return results
+
+    def _submit_captured(self, steps: Sequence[StepRecord]) -> list[ReducedWindow]:
+        """Submit the captured steps of a device for their breakdown; their result comes as that of a window does."""
+        for trace, captured in self.captured.join(steps):
+            if self._windows.reduces_captures:
+                self._reduction = self._reduction or self._begin_reduction()
+                self._reduction.submit_captured(trace.data, captured, trace.wall_minus_host_ns)
+        return []
 
     def _add_steps(
         self, steps: Sequence[StepRecord], window_from_step: int | None, *, last: bool

@@ -1,8 +1,9 @@
 """The profiler windows of one rank on its training thread: their plan, their scheduler, and those that are finished."""
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from rankscope.agent.config import ALWAYS, OFF, AgentConfig
+from rankscope.agent.config import ALWAYS, GOVERNED, OFF, ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.line_sampler import LineSampler
@@ -30,11 +31,16 @@ RAW_WINDOWS_MAX = 4
 """Largest number of windows waiting for the agent thread; one of 50 steps holds up to about 1 MB."""
 
 
+_FIRST_STATES: Final = {
+    GOVERNED: EffectState.REFERENCE, ON_DEMAND: EffectState.ON_DEMAND, OFF: EffectState.ENDED
+}  # fmt: skip
+
+
 def make_effect(config: AgentConfig) -> WindowEffect | None:
     """Return what governs the windows of a device by the setting `device_windows`; None: nothing does."""
     if config.device_windows == ALWAYS:
         return None
-    state = EffectState.ENDED if config.device_windows == OFF else EffectState.REFERENCE
+    state = _FIRST_STATES[config.device_windows]
     slowdown_min = max(SLOWDOWN_MIN, config.overhead_ratio_max)
     return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=slowdown_min, state=state)
 
@@ -58,7 +64,8 @@ def describe_effect(effect: WindowEffect) -> str:
         since = f"Since CUPTI was detached they have been {_describe_ratio(effect.detached_ratio)}"
     return (
         f"this rank takes no more full profiler windows: {slower}. {since}. Compute, communication and idle ratios are "
-        "absent from now on. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, off never begins one (docs/cost.md)"
+        "absent from now on. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, on_demand has ratios of captured steps "
+        "only, off never begins a window (docs/cost.md)"
     )
 
 
@@ -147,6 +154,12 @@ class ProfilerWindows:
         """
         has_device = self._profiler is not None and self._profiler.sees_device
         return self.effect if has_device else None
+
+    @property
+    def reduces_captures(self) -> bool:
+        """Whether the ratios of the device in use come from captures."""
+        effect = self.find_effect()
+        return effect is not None and effect.state is EffectState.ON_DEMAND
 
     def log_effect(self) -> None:
         """Log once on each node that the windows of a GPU have ended, if steps were longer. For the agent thread."""

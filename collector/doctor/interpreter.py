@@ -111,6 +111,11 @@ def _check_device_windows(found: Inspection) -> Check:
     if found.device_windows == "off":
         costs = "no compute, communication, overlap and idle ratios of GPUs"
         return note(name, "off", costs, "Set device_windows = governed, and full_windows = true.")
+    if found.device_windows == "on_demand":
+        said = "on_demand: none begins by itself; the ratios of a GPU come from captures"
+        if found.takes_captures:
+            return ok(name, said)
+        return note(name, f"{said}, of which there are none", "no ratios of GPUs", "Set capture_orders = true.")
     if torch.hip:
         return ok(name, f"{found.device_windows}; on AMD nothing is detached after them")
     detached = "can" if torch.can_detach else "cannot"

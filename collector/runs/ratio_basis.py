@@ -30,6 +30,11 @@ CHANGE_MAX: Final = 1000.0
 FULL_WINDOWS: Final = "full_windows"
 ENDED: Final = "ended"
 """Part and state of an agent, in AgentCost, once windows of its GPU are over."""
+ON_DEMAND: Final = "on_demand"
+"""State of an agent, in AgentCost, whose GPU is recorded in captures only."""
+CAPTURE_AGE_NS_MAX: Final = 600 * NS_PER_S
+"""Age beyond which captured steps are old: when the next capture comes is not known, as with windows."""
+ORDER: Final = "rankscope capture orders one"
 PAUSED: Final = "full windows were paused by the agent, usually because they cost too much"
 
 
@@ -91,7 +96,8 @@ class RatioBasis(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the ratios of the last full windows stand on. `steps` were in these windows, of the `of_steps` from the
     first of them to the rank's last step; `share` is the former over the latter. `age_steps` and `age_s` lie between
     the newest window and the rank's last report, by its own clock. `absent` says why there are no ratios, None where
-    there are. None elsewhere: there was no window.
+    there are. None elsewhere: there was no window. With `on_demand` the steps are those of the last capture that was
+    ordered or scheduled, in place of windows.
     """
 
     steps: int = 0
@@ -100,6 +106,7 @@ class RatioBasis(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     age_steps: int | None = None
     age_s: float | None = None
     absent: str | None = "this collector has seen no full window"
+    on_demand: bool = False
 
 
 NO_WINDOW: Final = RatioBasis()
@@ -131,6 +138,7 @@ def find_basis(
         age_steps=age_steps,
         age_s=age_ns / NS_PER_S,
         absent=absent,
+        on_demand=cost.window_effect == ON_DEMAND,
     )
 
 
@@ -141,6 +149,8 @@ def find_absence(times: WindowTimes, cost: AgentCost, last_step: int | None, hos
     if cost.window_effect == ENDED:
         return f"full windows ended after step {times.last_step} because {_explain_end(cost)}"
     age_steps, age_ns = _find_age(times, last_step, host_ns)
+    if cost.window_effect == ON_DEMAND:
+        return _explain_old_capture(age_steps, age_ns)
     is_old = age_steps > INTERVALS_MAX * times.interval_steps and age_ns > INTERVALS_MAX * times.interval_ns
     if not is_old or age_ns <= times.age_ns_min:
         return None
@@ -155,7 +165,17 @@ def _find_age(times: WindowTimes, last_step: int | None, host_ns: int) -> tuple[
     return to_count((last_step or 0) - times.last_step), to_count(host_ns - times.host_ns)
 
 
+def _explain_old_capture(age_steps: int, age_ns: int) -> str | None:
+    """Return that the captured steps are none of the present; None where they are."""
+    if age_ns <= CAPTURE_AGE_NS_MAX:
+        return None
+    age, limit = (format_length(ns / NS_PER_S) for ns in (age_ns, CAPTURE_AGE_NS_MAX))
+    return f"at the last report the last capture was {age} and {age_steps:,} steps old, more than {limit}: {ORDER}"
+
+
 def _explain_none(cost: AgentCost) -> str | None:
+    if cost.window_effect == ON_DEMAND:
+        return f"device_windows = on_demand, and no plain capture has arrived: {ORDER}"
     if cost.window_effect == ENDED:
         why = _explain_end(cost)
         return why if cost.attached_ratio is None else f"they ended because {why}"

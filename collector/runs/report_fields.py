@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.collector.runs.ratio_basis import ON_DEMAND
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
@@ -54,6 +55,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
 
     Derived fields: `step_totals`: its counts of steps. `step_ns`: all steps of the rank process so far, in ns.
     `gc_pause_ns`, `host_times`: from its host sample. `has_host`, `has_devices`: whether it has such samples.
+    `on_demand`: whether its breakdowns, if any, are of captures (`ratio_basis.py`).
     """
 
     sequence: int
@@ -77,6 +79,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     host_times: HostTimes | None
     has_host: bool
     has_devices: bool
+    on_demand: bool
     frame: bytes
 
     @classmethod
@@ -111,6 +114,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             None if host is None else HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns),
             host is not None,
             bool(report.devices),
+            report.cost.window_effect == ON_DEMAND,
             frame or encode(report),
         )
 

@@ -17,7 +17,8 @@ class RunRatios(msgspec.Struct, frozen=True, kw_only=True):
     """The ratios of the last full windows of all ranks that are up, together, by name; of all ranks once none is up.
     `ranks` of these `of_ranks` ranks have ratios; `steps`, `of_steps` and `share` are as in RatioBasis, summed over
     them; `age_steps` and `age_s` are those of the rank whose newest window was the oldest at its last report. `absent`
-    says why ranks have no ratios, None where all have.
+    says why ranks have no ratios, None where all have. With `on_demand` the steps of some of them were captured on
+    demand.
     """
 
     ratios: Mapping[str, float] = {}
@@ -29,6 +30,7 @@ class RunRatios(msgspec.Struct, frozen=True, kw_only=True):
     age_steps: int | None = None
     age_s: float | None = None
     absent: str | None = NO_WINDOW.absent
+    on_demand: bool = False
 
 
 class Windowed(Protocol):
@@ -66,6 +68,7 @@ def find_run_ratios(ranks: Sequence[RankSnapshot]) -> RunRatios:
         age_steps=max((one.age_steps for one in bases if one.age_steps is not None), default=None),
         age_s=max((one.age_s for one in bases if one.age_s is not None), default=None),
         absent=absent if counted else NO_WINDOW.absent,
+        on_demand=any(one.on_demand for one in bases),
     )
 
 
@@ -94,14 +97,20 @@ def describe_basis(basis: RunRatios | RatioBasis) -> str:
     'from 64 of 8,192 steps; at the last report the newest window was 12 steps (3 s) old'
     >>> describe_basis(RunRatios(ranks=2, steps=128, of_steps=16_384, age_steps=12, age_s=3.4))
     "from 128 of 16,384 steps; at each rank's last report its newest window was at most 12 steps (3 s) old"
+    >>> describe_basis(RatioBasis(steps=2, of_steps=14, age_steps=12, age_s=3.4, on_demand=True))
+    'from 2 of 14 steps; at the last report they had been captured on demand 12 steps (3 s) before'
     """
     if basis.of_steps is None or basis.age_steps is None or basis.age_s is None:
         return ""
-    at = "at the last report the newest window was"
-    if isinstance(basis, RunRatios) and basis.ranks > 1:
-        at = "at each rank's last report its newest window was at most"
-    age = f"{basis.age_steps:,} steps ({format_length(basis.age_s)}) old"
-    return f"from {basis.steps:,} of {basis.of_steps:,} steps; {at} {age}"
+    is_of_many = isinstance(basis, RunRatios) and basis.ranks > 1
+    at = "at each rank's last report" if is_of_many else "at the last report"
+    most = " at most" if is_of_many else ""
+    age = f"{basis.age_steps:,} steps ({format_length(basis.age_s)})"
+    if basis.on_demand:
+        said = f"{at} they had been captured on demand{most} {age} before"
+    else:
+        said = f"{at} {'its' if is_of_many else 'the'} newest window was{most} {age} old"
+    return f"from {basis.steps:,} of {basis.of_steps:,} steps; {said}"
 
 
 def describe_run_ratios(found: RunRatios) -> str:

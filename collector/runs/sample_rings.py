@@ -199,7 +199,7 @@ class RankSamples:
     """The last samples of one rank process that a detection pass reads several of. Written by Attempt only."""
 
     def __init__(self) -> None:
-        #: At most BREAKDOWNS_KEPT, oldest first.
+        #: At most BREAKDOWNS_KEPT, oldest first; of captures on demand those of the last one.
         self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
         #: At most SYNCHRONISATIONS_KEPT, oldest first.
         self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
@@ -216,8 +216,12 @@ class RankSamples:
     def record(self, report: ReportFields) -> None:
         """Add the samples of a report, each after the steps reported by then."""
         for window in report.breakdowns:
+            if report.on_demand and not self._follows(window):
+                self.breakdowns = BreakdownRing(BREAKDOWNS_KEPT)
             self.breakdowns.append(window)
         for waits in report.synchronisations:
+            if report.on_demand:
+                self.synchronisations = SynchronisationRing(SYNCHRONISATIONS_KEPT)
             self.synchronisations.append(waits)
         if report.allocator is not None:
             self.allocators.append(AllocatorCounts(report.step_totals.reported, report.allocator))
@@ -227,6 +231,15 @@ class RankSamples:
             self._record_host(report.step_totals.reported, report.host_times)
         if report.node is not None:
             self.machines.append(NodeCounts(report.step_totals.reported, report.node))
+
+    def _follows(self, window: WindowBreakdown) -> bool:
+        """Return whether a breakdown is of the step after the last one. Any time may lie between two captures, of which
+        only the last one counts.
+        """
+        if not len(self.breakdowns):
+            return True
+        last = self.breakdowns[-1]
+        return window.first_step == last.first_step + last.step_count
 
     def _record_host(self, steps: int, times: HostTimes) -> None:
         """Add the times of a host sample, unless an earlier report has had it."""

@@ -126,17 +126,23 @@ class FakeGpu:
             assert self._library.gpu_set(what.encode(), ctypes.c_double(value)), what
 
     def join_torchs_profiler(self) -> None:
-        """Let sessions of torch.profiler record the device, as they do a real one where torch is built for it."""
+        """Let sessions of torch.profiler record the device, and wait for it at their end, as they do with a real one
+        where torch is built for it.
+        """
         from torch.autograd import profiler  # noqa: PLC0415 - only the process of a job needs it
 
         its_profile = _as_any(profiler).profile
-        prepare = its_profile._prepare_trace
+        prepare, end = its_profile._prepare_trace, its_profile.__exit__
 
         def prepare_with_device(session: Any) -> None:
             session.kineto_activities.add(torch.profiler.ProfilerActivity.CUDA)
             prepare(session)
 
-        its_profile._prepare_trace = prepare_with_device
+        def end_with_device(session: Any, *error: Any) -> Any:
+            self.synchronize()
+            return end(session, *error)
+
+        its_profile._prepare_trace, its_profile.__exit__ = prepare_with_device, end_with_device
 
     # -- collectives --------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ What the reports say is compared with the device's own list of kernels.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -30,6 +31,7 @@ SLOWED = ("--host-s", "0.034", "--attached-s", "0.1")
 """32 steps take a second; while the device is attached they take four. Asleep, and by so much, that a busy machine does
 not hide it: a process that sleeps does not compete for cores."""
 BUDGET = "RANKSCOPE_OVERHEAD_RATIO_MAX"
+NO_CAPTURES: Mapping[str, str] = MappingProxyType({})
 ENDED = "this rank takes no more full profiler windows"
 
 
@@ -54,11 +56,18 @@ class Job(NamedTuple):
         return sum(work.length_ns for work in self.work if begin_ns <= work.called_ns < end_ns)
 
 
-def train(folder: Path, device_windows: str, steps: int, *options: str, budget: str = OFTEN[BUDGET]) -> Job:
+def train(
+    folder: Path,
+    device_windows: str,
+    steps: int,
+    *options: str,
+    budget: str = OFTEN[BUDGET],
+    captures: Mapping[str, str] = NO_CAPTURES,
+) -> Job:
     file = folder / "work.txt"
     command = python("fake_gpu.py", find_library(), str(file), "--steps", str(steps), *options)
     with listening() as collector:
-        given = settings(collector.endpoint, device_windows=device_windows)
+        given = settings(collector.endpoint, device_windows=device_windows, **captures)
         ended = run(command, {**ALONE, **given, BUDGET: budget})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
@@ -147,3 +156,34 @@ def test_a_device_whose_windows_are_off_is_never_attached(tmp_path: Path) -> Non
     assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
     expected = "this collector has seen no full window: device_windows = off"
     assert replay(job.life)[-1].ratio_basis == RatioBasis(absent=expected)
+
+
+def captured_with(folder: Path, **more: str) -> Mapping[str, str]:
+    """Return the settings by which the steps 41 to 44 and 86 to 89 are captured."""
+    schedule = "wait=40, warmup=1, active=4, repeat=2"
+    return {"capture_folder": str(folder / "captures"), "capture_schedule": schedule, **more}
+
+
+@pytest.mark.parametrize("how", ["waits", "ahead"])
+def test_on_demand_the_device_is_recorded_in_captures_only_whose_ratios_are_its_own_sums(
+    tmp_path: Path, how: str
+) -> None:
+    options = options_of(how, "--host-s", "0.005", "--is-seen-by-torch")
+    job = train(tmp_path, "on_demand", 120, *options, captures=captured_with(tmp_path))
+    assert job.counts.sessions == 2
+    # The last captured step only bounds the one before.
+    assert [found.first_step for found in job.life.breakdowns] == [41, 42, 43, 86, 87, 88]
+    check_breakdowns(job)
+    assert job.life.losses.windows_skipped == {}
+    last = replay(job.life)[-1]
+    assert last.breakdown is not None
+    assert (last.breakdown.first_step, last.breakdown.step_count) == (86, 3)
+    assert (last.ratio_basis.on_demand, last.ratio_basis.age_steps, last.ratio_basis.absent) == (True, 31, None)
+
+
+def test_captures_that_keep_the_host_busy_give_no_ratios(tmp_path: Path) -> None:
+    captures = captured_with(tmp_path, capture_options="stacks")
+    job = train(tmp_path, "on_demand", 100, *options_of("waits", "--is-seen-by-torch"), captures=captures)
+    assert job.counts.sessions == 2
+    assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
+    assert replay(job.life)[-1].breakdown is None

@@ -29,6 +29,7 @@ parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be d
 parser.add_argument("--faults", type=json.loads, default={}, help="for FakeGpu.set_fault, as JSON")
 parser.add_argument("--kernels-a-launch", type=int, default=1)
 parser.add_argument("--all-reduce", action="store_true", help="each step has one, of this rank alone")
+parser.add_argument("--is-seen-by-torch", action="store_true", help="sessions of torch.profiler record the device")
 parser.add_argument("--stop-amid-session", action="store_true", help="say so, and wait, in the second session")
 parser.add_argument("--call", default="cudaLaunchKernel", help="the name of each launch")
 options = parser.parse_args()
@@ -38,6 +39,8 @@ gpu = FakeGpu(options.library)
 gpu.launch(ALL_OPERATORS, options.kernel_ns, call=options.call, count=options.kernels_a_launch)
 gpu.meet(options.work.with_suffix(".meeting"), rank=0, world_size=1)
 gpu.set_fault(**options.faults)
+if options.is_seen_by_torch:
+    gpu.join_torchs_profiler()
 gpu.give_to_agent(can_detach=not options.has_graph)
 if options.impatient:
     setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns, _gives_up: True)  # noqa: B010 - mypy knows its type

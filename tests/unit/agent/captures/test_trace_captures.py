@@ -1,11 +1,13 @@
 """What a rank says of its captures, when it leaves one out for its price, and which step records it marks."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from rankscope.agent.capture_settings import CaptureOptions, CaptureSteps
-from rankscope.agent.captures.trace_captures import BEHIND, FULL, WAITING_MAX, TraceCaptures, describe
+from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
+from rankscope.agent.captures.trace_captures import BEHIND, FULL, WAITING_MAX, TraceCaptures, describe, read_trace
 from rankscope.agent.captures.trace_files import Written
 from rankscope.agent.captures.trace_recording import PAUSED, Profile
 from rankscope.agent.config import AgentConfig, read_config
@@ -183,3 +185,28 @@ def test_price_follows_the_options(options: CaptureOptions, us_an_event: float) 
     # A window has taken 1.25 us an event, half as long as there; or a time that no machine takes.
     assert options.expect_pause_ns(1000, 1_250) == pytest.approx(1e6 * us_an_event / 2)
     assert options.expect_pause_ns(1000, 1e9) == pytest.approx(1e6 * us_an_event * 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "traces"),
+    [
+        ({"device_windows": "on_demand"}, 1),
+        ({"device_windows": "on_demand", "capture_options": "shapes"}, 0),
+        ({"device_windows": "on_demand", "full_windows": "0"}, 0),
+        ({}, 0),
+    ],
+)
+def test_traces_of_plain_captures_are_kept_where_ratios_come_from_them(
+    tmp_path: Path, settings: dict[str, str], traces: int
+) -> None:
+    captures = make(tmp_path, 0, TEXT, **settings)
+    run(captures, 0, 8)
+    captures.write()
+    found = captures.plain_traces
+    assert [gzip.decompress(trace.data) for trace in found] == [TEXT.encode()] * traces
+    assert [trace.steps for trace in found] == [CaptureSteps(5, 6, 7)] * traces
+
+
+def test_trace_too_large_to_be_read_is_empty(tmp_path: Path) -> None:
+    written = Written(CaptureSteps(5, 6, 7), str(tmp_path / "none"), TRACE_BYTES_MAX + 1, 0)
+    assert read_trace(written, 5) == CapturedTrace(CaptureSteps(5, 6, 7), b"", 5)

@@ -26,7 +26,13 @@ def make_windows(**settings: str) -> ProfilerWindows:
 
 
 @pytest.mark.parametrize(
-    ("setting", "state"), [("governed", EffectState.REFERENCE), ("off", EffectState.ENDED), ("always", None)]
+    ("setting", "state"),
+    [
+        ("governed", EffectState.REFERENCE),
+        ("off", EffectState.ENDED),
+        ("on_demand", EffectState.ON_DEMAND),
+        ("always", None),
+    ],
 )
 def test_each_choice_has_its_effect(setting: str, state: EffectState | None) -> None:
     effect = make_effect(read_config({"RANKSCOPE_DEVICE_WINDOWS": setting}))
@@ -83,6 +89,16 @@ def test_interpreter_without_frames_of_threads_has_no_lines_and_says_why(
 def test_windows_that_are_off_are_not_said_to_have_ended(capfd: pytest.CaptureFixture[str]) -> None:
     make_windows(device_windows="off").log_effect()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("setting", "reduces"), [("on_demand", True), ("off", False), ("always", False)])
+def test_only_a_device_in_use_has_ratios_of_captures(setting: str, reduces: bool) -> None:
+    windows = make_windows(device_windows=setting)
+    profiler: Any = windows._profiler
+    profiler.sees_device = True
+    assert windows.reduces_captures is reduces
+    profiler.sees_device = False
+    assert not windows.reduces_captures
 
 
 def test_effect_is_that_of_a_device_in_use() -> None:

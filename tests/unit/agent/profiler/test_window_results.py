@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from rankscope.agent.capture_settings import CaptureSteps
+from rankscope.agent.captures.captured_steps import CapturedTrace
 from rankscope.agent.captures.timed_entries import Reading, TimedEntry
 from rankscope.agent.config import read_config
 from rankscope.agent.governor import COLLECTIVE_TIMES
@@ -248,3 +250,10 @@ def test_steps_of_a_finished_window_are_not_told_by_the_recorder() -> None:
     steps = [StepRecord(step=step, start_host_ns=1_000 * step, duration_ns=1_000, phases_ns={}) for step in (4, 5, 6)]
     _, timed = rank.collect(*steps)
     assert (timed.timed_steps, [record.step for record in timed.collectives]) == ((4, 4), [4])
+
+
+def test_captures_of_a_process_without_a_device_are_not_broken_down() -> None:
+    rank = Rank(RANKSCOPE_DEVICE_WINDOWS="on_demand")
+    rank.results.captured.add([CapturedTrace(CaptureSteps(4, 5, 5), b"no trace", 0)])
+    assert rank.collect(StepRecord(step=5, start_host_ns=5, duration_ns=1, phases_ns={}, captured=True)) == []
+    assert (rank.results.skipped, rank.guard.errors) == ({}, {})

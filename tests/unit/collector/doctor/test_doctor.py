@@ -43,6 +43,7 @@ def test_machine_without_gpus_lacks_only_gpus() -> None:
         (msgspec.structs.replace(CUDA, can_detach=True), "governed", OK, "CUPTI can be detached with CUDA 13.0"),
         (CUDA, "always", NOTE, "always: what they cost is not measured"),
         (CUDA, "off", NOTE, "off"),
+        (CUDA, "on_demand", OK, "on_demand: none begins by itself; the ratios of a GPU come from captures"),
         (msgspec.structs.replace(CUDA, cuda="", hip="6.2"), "governed", OK, "governed; on AMD nothing is detached"),
     ],
 )
@@ -50,6 +51,19 @@ def test_what_governs_windows_of_a_gpu_is_named(torch: TorchFound, device_window
     found = Inspection(python="3.11.7", release="0.1.0", torch=torch, is_autoloaded=True, device_windows=device_windows)
     (check,) = [check for check in check_interpreter(found, {}) if check.name == "windows of GPUs"]
     assert (check.state, text in check.found) == (state, True), check.found
+
+
+def test_windows_on_demand_without_captures_are_noted() -> None:
+    found = Inspection(
+        python="3.11.7",
+        release="0.1.0",
+        torch=CUDA,
+        is_autoloaded=True,
+        device_windows="on_demand",
+        takes_captures=False,
+    )
+    (check,) = [check for check in check_interpreter(found, {}) if check.name == "windows of GPUs"]
+    assert (check.state, check.cure) == (NOTE, "Set capture_orders = true.")
 
 
 @pytest.mark.parametrize(

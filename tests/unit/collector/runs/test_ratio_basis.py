@@ -148,6 +148,23 @@ def test_windows_of_a_gpu_that_is_not_to_have_any_ended_by_the_setting() -> None
     assert basis_at(STEADY, 302, 30, AgentCost(window_effect="ended")).absent == expected
 
 
+@pytest.mark.parametrize("state", ["", "kept"])
+def test_captures_on_demand_are_said_to_be_some(state: str) -> None:
+    assert basis_at(STEADY, 302, 30, AgentCost(window_effect="on_demand")).on_demand
+    assert not basis_at(STEADY, 302, 30, AgentCost(window_effect=state)).on_demand
+
+
+def test_ratios_of_captures_stay_for_ten_minutes_whatever_lies_between_captures() -> None:
+    cost, times = AgentCost(window_effect="on_demand"), WindowTimes(301, 30 * S, 1, S, 1, S)
+    assert basis_at(times, 9_301, 630, cost).absent is None
+    found = basis_at(times, 9_301, 631, cost)
+    assert (found.age_steps, found.age_s) == (9_000, 601.0)
+    assert found.absent == (
+        "at the last report the last capture was 10.0 min and 9,000 steps old, more than 10.0 min: rankscope capture "
+        "orders one"
+    )
+
+
 @pytest.mark.parametrize("change", [float("nan"), float("inf"), -1.5, 1e9])
 def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
     cost = AgentCost(dropped=DROPPED, attached_ratio=change, window_effect="ended")
@@ -163,6 +180,13 @@ def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
         (
             AgentCost(attached_ratio=0.29, window_effect="ended"),
             f"this collector has seen no full window: they ended because {SLOWER}",
+        ),
+        (
+            AgentCost(window_effect="on_demand"),
+            (
+                "this collector has seen no full window: device_windows = on_demand, and no plain capture has arrived: "
+                "rankscope capture orders one"
+            ),
         ),
         (AgentCost(dropped=DROPPED), f"this collector has seen no full window: {PAUSED}"),
     ],

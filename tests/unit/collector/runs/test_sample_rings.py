@@ -17,7 +17,15 @@ from rankscope.collector.runs.sample_rings import (
     TimeRing,
 )
 from rankscope.measure.messages import Report
-from rankscope.measure.records import AllocatorSample, HostSample, NodeSample, Totals, WindowBreakdown
+from rankscope.measure.records import (
+    AgentCost,
+    AllocatorSample,
+    HostSample,
+    NodeSample,
+    Totals,
+    WindowBreakdown,
+    WindowSynchronisations,
+)
 
 
 def window_of(**changed: int | None) -> WindowBreakdown:
@@ -137,6 +145,20 @@ def test_last_breakdowns_of_a_rank_are_summed() -> None:
     found = samples.breakdowns.sum
     assert found is not None
     assert (found.first_step, found.step_count, found.window_ns) == (5, BREAKDOWNS_KEPT, 100 * BREAKDOWNS_KEPT)
+
+
+def test_breakdowns_of_the_last_capture_on_demand_count_alone() -> None:
+    samples, cost = RankSamples(), AgentCost(window_effect="on_demand")
+    waits = [WindowSynchronisations(first_step=step, step_count=2, idle_ns=step) for step in (5, 90)]
+    record(
+        samples, breakdowns=(window_of(first_step=5), window_of(first_step=6)), synchronisations=waits[:1], cost=cost
+    )
+    record(samples, breakdowns=(window_of(first_step=90),), cost=cost)
+    record(samples, breakdowns=(window_of(first_step=91),), synchronisations=waits[1:], cost=cost)
+    assert [window.first_step for window in samples.breakdowns] == [90, 91]
+    assert samples.breakdowns.sum is not None
+    assert (samples.breakdowns.sum.first_step, samples.breakdowns.sum.step_count) == (90, 2)
+    assert [one.first_step for one in samples.synchronisations] == [90]
 
 
 def test_pauses_are_kept_with_the_steps_reported_by_then() -> None:
