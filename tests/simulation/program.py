@@ -4,12 +4,19 @@ Each builder distributes the time of a step of one rank alone as the kind of tra
 transformer training (forward : backward = 1 : 2, a tenth for the optimizer), not of any one model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tests.simulation.schedules import Unit, before, order_units
+from tests.simulation.schedules import (
+    WEIGHTS,
+    Unit,
+    before,
+    order_stage,
+    order_stage_zero_bubble,
+    order_units,
+)
 from tests.simulation.topology import DATA, EXPERT, PAIRS, TENSOR, Ints, Topology
 
 READ, HOST, KERNEL = "read", "host", "kernel"
@@ -156,27 +163,22 @@ def one_forward_one_backward(
     topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None, chunks: int = 1
 ) -> Program:
     """Return 1F1B, interleaved where a stage holds several chunks of the model (`schedules.py`)."""
-    steps = _Builder(topology, scale, stage_shares)
-    parts = SCHEDULED_BATCHES * chunks
-    tensor = topology.groups[TENSOR].shape[1] > 1
-    messages: dict[Unit, int] = {}
-    steps.begin()
-    for unit in order_units(topology.stages, chunks, SCHEDULED_BATCHES):
-        needed = before(unit, topology.stages, chunks)
-        if needed is not None:
-            steps.hand_over(unit.phase, needed.stage, unit.stage, messages[needed])
-        steps.work(KERNEL, unit.phase, (0.28 if unit.phase == "forward" else 0.56) / parts, unit.stage)
-        if tensor:
-            steps.collect(TENSOR, "all_reduce", unit.phase, 0.25 / parts, stage=unit.stage)
-        messages[unit] = len(messages)
-        steps.send(messages[unit], unit.stage)
-    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
-    return steps.end()
+    stages = range(topology.stages)
+    orders = [order_stage(stage, topology.stages, chunks, SCHEDULED_BATCHES) for stage in stages]
+    return _scheduled(_Builder(topology, scale, stage_shares), orders, {"forward": 0.28, "backward": 0.56}, chunks)
 
 
 def interleaved(topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> Program:
     """Return interleaved 1F1B with two chunks of the model on each stage."""
     return one_forward_one_backward(topology, scale, stage_shares, chunks=2)
+
+
+def zero_bubble(topology: Topology, scale: Scale, stage_shares: Sequence[float] | None = None) -> Program:
+    """Return ZB-H1: the two gradients of a backward take equally long (two matrix products of equal size)."""
+    stages = range(topology.stages)
+    orders = [order_stage_zero_bubble(stage, topology.stages, SCHEDULED_BATCHES) for stage in stages]
+    shares = {"forward": 0.28, "backward": 0.28, WEIGHTS: 0.28}
+    return _scheduled(_Builder(topology, scale, stage_shares), orders, shares, 1)
 
 
 KINDS: dict[str, Callable[[Topology, Scale], Program]] = {
@@ -187,8 +189,9 @@ KINDS: dict[str, Callable[[Topology, Scale], Program]] = {
     "pp": pipeline,
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
 }
-PIPELINES = ("pp", "1f1b", "interleaved")
+PIPELINES = ("pp", "1f1b", "interleaved", "zero_bubble")
 """Kinds whose stages may have shares of the work."""
 
 
@@ -239,3 +242,23 @@ class _Builder:
     def _ranks(self, stage: int | None) -> Ints:
         everybody = np.arange(self._topology.world_size)
         return everybody if stage is None else everybody[self._topology.stage == stage]
+
+
+def _scheduled(steps: _Builder, orders: Sequence[Sequence[Unit]], shares: Mapping[str, float], chunks: int) -> Program:
+    """Return the program of stages that go through their units in these orders; `shares` of the work by phase."""
+    parts = SCHEDULED_BATCHES * chunks
+    messages: dict[Unit, int] = {}
+    steps.begin()
+    for unit in order_units(orders, chunks):
+        phase = "forward" if unit.phase == "forward" else "backward"
+        needed = before(unit, len(orders), chunks)
+        if needed is not None:
+            steps.hand_over(phase, needed.stage, unit.stage, messages[needed])
+        steps.work(KERNEL, phase, shares[unit.phase] / parts, unit.stage)
+        if unit.phase == WEIGHTS:
+            continue
+        steps.collect(TENSOR, "all_reduce", phase, 0.25 / parts, stage=unit.stage)
+        messages[unit] = len(messages)
+        steps.send(messages[unit], unit.stage)
+    steps.collect(DATA, "all_reduce", "backward", 0.5, is_async=True)
+    return steps.end()

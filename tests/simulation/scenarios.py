@@ -65,6 +65,7 @@ BUILDERS: Mapping[str, tuple[int, Callable[[int], Topology]]] = {
     "pp": (2, lambda ranks: Topology.mesh(pp=2, dp=ranks // 2)),
     "1f1b": (4, lambda ranks: Topology.mesh(pp=4, dp=ranks // 4)),
     "interleaved": (4, lambda ranks: Topology.mesh(pp=4, dp=ranks // 4)),
+    "zero_bubble": (4, lambda ranks: Topology.mesh(pp=4, dp=ranks // 4)),
     "tp_pp": (4, lambda ranks: Topology.mesh(tp=2, pp=2, dp=ranks // 4)),
 }
 """Kinds of run on the command line: the divisor of the number of ranks, and the mesh."""

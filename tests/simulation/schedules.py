@@ -1,10 +1,17 @@
-"""Order the micro batches of a pipeline as Megatron-LM does (Narayanan et al., SC 2021): 1F1B, and interleaved 1F1B.
+"""Order the micro batches of a pipeline: 1F1B and interleaved 1F1B as Megatron-LM does (Narayanan et al., SC 2021), and
+ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024).
 
 A stage holds `chunks` parts of the model; chunk c of the last stage is followed by chunk c + 1 of the first. After a
 warm-up of forwards a stage alternates one forward with one backward, then does the backwards that are left:
 
     warm-up = stages - stage - 1                                  one chunk
     warm-up = 2 (stages - stage - 1) + (chunks - 1) stages        several, at most all micro batches of all chunks
+
+ZB-H1 is 1F1B whose backward is split: the gradient of a micro batch's input, which the stage before waits for, and that
+of the weights, which nobody waits for. Stage s is s micro batches late with the weights, so that they fill what 1F1B
+leaves idle at the end, and every stage holds as many micro batches as the first one does in 1F1B. A stage is idle for
+
+    (stages - 1) (forward + input gradient - weight gradient)
 
 What is handed over is sent when it is ready, and received when the stage that needs it comes to it.
 """
@@ -13,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
+WEIGHTS = "weights"
+"""Phase of a unit that computes the gradient of weights; the backward of its micro batch is that of the input only."""
+
 
 class Unit(NamedTuple):
-    """One micro batch in one chunk of one stage, forward or backward."""
+    """One micro batch in one chunk of one stage: forward, backward or weights."""
 
     phase: str
     stage: int
@@ -41,6 +51,23 @@ def order_stage(stage: int, stages: int, chunks: int, micro_batches: int) -> lis
     return [*forwards[:warm], *(unit for unit in chain.from_iterable(pairs) if unit is not None)]
 
 
+def order_stage_zero_bubble(stage: int, stages: int, micro_batches: int) -> list[Unit]:
+    """Return what one stage does in ZB-H1, in its order.
+
+    >>> [f"{unit.phase[0]}{unit.micro_batch}" for unit in order_stage_zero_bubble(1, 2, 3)]
+    ['f0', 'b0', 'f1', 'b1', 'w0', 'f2', 'b2', 'w1', 'w2']
+    """
+    order, late = [], 0
+    for unit in order_stage(stage, stages, 1, micro_batches):
+        order.append(unit)
+        if unit.phase == "backward":
+            late += 1
+            if late > stage:
+                order.append(unit._replace(phase=WEIGHTS, micro_batch=unit.micro_batch - stage))
+    computed = max(0, micro_batches - stage)
+    return [*order, *(Unit(WEIGHTS, stage, 0, micro_batch) for micro_batch in range(computed, micro_batches))]
+
+
 def _place(number: int, stages: int, chunks: int) -> tuple[int, int]:
     """Return chunk and micro batch of a stage's n-th forward: as many micro batches as stages, chunk after chunk."""
     if chunks == 1:
@@ -55,6 +82,8 @@ def before(unit: Unit, stages: int, chunks: int) -> Unit | None:
     >>> before(Unit("forward", 0, 1, 2), 4, 2)
     Unit(phase='forward', stage=3, chunk=0, micro_batch=2)
     """
+    if unit.phase == WEIGHTS:
+        return None
     step = 1 if unit.phase == "forward" else -1
     place = unit.chunk * stages + unit.stage - step
     if not 0 <= place < stages * chunks or stages == 1:
@@ -62,12 +91,12 @@ def before(unit: Unit, stages: int, chunks: int) -> Unit | None:
     return unit._replace(chunk=place // stages, stage=place % stages)
 
 
-def order_units(stages: int, chunks: int, micro_batches: int) -> Iterator[Unit]:
+def order_units(orders: Sequence[Sequence[Unit]], chunks: int) -> Iterator[Unit]:
     """Yield the units of all stages, each stage's in its order and each after what it needs."""
-    waiting: Sequence[list[Unit]] = [order_stage(stage, stages, chunks, micro_batches) for stage in range(stages)]
+    waiting = [list(units) for units in orders]
     done: set[Unit | None] = {None}
     while any(waiting):
-        ready = [units.pop(0) for units in waiting if units and before(units[0], stages, chunks) in done]
+        ready = [units.pop(0) for units in waiting if units and before(units[0], len(orders), chunks) in done]
         assert ready, f"every stage waits: {[units[0] for units in waiting if units]}"
         done.update(ready)
         yield from ready

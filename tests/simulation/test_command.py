@@ -45,7 +45,7 @@ def test_named_scenario_takes_another_seed_noise_and_length(capsys: pytest.Captu
     [
         (["--scenario", "nothing"], "scenario is 'nothing'; --list names those there are"),
         (["--scenario", "healthy", "--ranks", "8"], "--scenario has its own --ranks and --kind"),
-        (["--kind", "magic"], "kind is 'magic'; known are dp, fsdp, tp, ep, pp, 1f1b, interleaved, tp_pp"),
+        (["--kind", "magic"], "kind is 'magic'; known are dp, fsdp, tp, ep, pp, 1f1b, interleaved, zero_bubble, tp_pp"),
         (["--ranks", "7", "--kind", "tp"], "ranks is 7; a run of kind tp has 2 or more, in multiples of 4"),
         (["--ranks", "0"], "ranks is 0; a run of kind fsdp has 2 or more"),
         (["--noise", "loud"], "noise is 'loud'; known are quiet"),
