@@ -1,7 +1,7 @@
 """Define the results of detection: a Finding, or an Abstain with its reason."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -33,17 +33,23 @@ GROUP_SEPARATOR: Final = "; "
 TRANSFER_EXCESS: Final = "transfer_excess_ns"
 """Evidence key, followed by `/` and the group: by how many ns a slow group's transfer is longer."""
 
+SinceRange: TypeAlias = tuple[int, int]
+"""The earliest and the latest step with which a slowness may have begun."""
+SURE_STEPS: Final = 5
+"""A begin is stated without a range where that reaches no further: nobody acts on so few steps."""
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict about some ranks (`rank` is the first), about a process group, or about the whole run (neither).
 
     `kind` is what a detector finds (`straggler`, `hang`, ...), `number` counts the findings of a run from 1 and stays
     when the finding changes, `cause` is the reason, for a straggler one of docs/definitions.md section 5. `since_step`
-    is the first step it is about; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the
-    machines it is about: for a straggler those nearly all of whose ranks are slow, for a link those it joins.
-    `evidence` holds the numbers behind the sentence, with their unit; `details` the texts (a stack, the names of
-    links). `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of
-    them), `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or not applicable.
+    is the first step it is about, an estimate: noise allows for any from `since_step_min` to `since_step_max`, where
+    those are known; `slowdown_ratio` the time over what it is compared with (1 = equal); `nodes` the machines it is
+    about: for a straggler those nearly all of whose ranks are slow, for a link those it joins. `evidence` holds the
+    numbers behind the sentence, with their unit; `details` the texts (a stack, the names of links).
+    `run_slowdown_ratio` is the step over the ideal step (of the slowest of several stragglers: without all of them),
+    `lost_rank_seconds` what it has cost so far, all ranks together. None: not known, or not applicable.
 
     When a finding has closed, `until_step` is the last step in which it held, `lasted_s` its duration, and `sentence`
     is in the past tense. `past` is that form in advance, with `{when}` in place of the period (`past.py`).
@@ -55,6 +61,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     group: str | None = None
     since_step: int | None = None
+    since_step_min: int | None = None
+    since_step_max: int | None = None
     cause: str
     sentence: str
     suggestion: str = ""
@@ -87,6 +95,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks)}"
         return f"group {self.group}" if self.group else "the run"
+
+    @property
+    def since_range(self) -> SinceRange | None:
+        """Return the steps between which its begin lies; None where they are not known."""
+        if self.since_step_min is None or self.since_step_max is None:
+            return None
+        return self.since_step_min, self.since_step_max
 
     @property
     def groups(self) -> tuple[str | None, ...]:
@@ -140,3 +155,17 @@ def format_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def describe_begin(since_step: int, since_range: SinceRange | None, *, is_gradual: bool) -> str:
+    """Return the begin of a slowness as text, to follow "since" or "from"; with its range where it is not sure.
+
+    >>> describe_begin(100, (98, 103), is_gradual=False), describe_begin(112, (96, 121), is_gradual=True)
+    ('step 100', 'about step 112 (between 96 and 121)')
+    """
+    if since_range is None:
+        return f"{'about ' if is_gradual else ''}step {since_step}"
+    earliest, latest = since_range
+    if not is_gradual and max(since_step - earliest, latest - since_step) <= SURE_STEPS:
+        return f"step {since_step}"
+    return f"about step {since_step} (between {earliest} and {latest})"

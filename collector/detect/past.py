@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.detect.finding import DRIFTING, HANG, PAUSES, Finding
+from rankscope.collector.detect.finding import DRIFTING, HANG, PAUSES, Finding, describe_begin
 from rankscope.measure.units import format_length
 
 WHEN: Final = "{when}"
@@ -36,12 +36,11 @@ def describe_when(finding: Finding, outcome: str = "") -> str:
 
 def _describe_period(finding: Finding) -> str:
     since, until = finding.since_step, finding.until_step
-    about = "about " if finding.pattern == DRIFTING else ""
     length = "" if finding.lasted_s is None else format_length(finding.lasted_s)
+    begin = "" if since is None else describe_begin(since, finding.since_range, is_gradual=finding.pattern == DRIFTING)
     if until is None or (since is not None and until < since):
-        begin = "" if since is None else f" from {about}step {since} on"
-        return f"{begin}{f' for {length}' if length else ''}"
-    span = f" until step {until}" if since is None else f" from {about}step {since} to step {until}"
+        return f"{f' from {begin} on' if begin else ''}{f' for {length}' if length else ''}"
+    span = f" from {begin} to step {until}" if begin else f" until step {until}"
     return f"{span}{f' ({length})' if length else ''}"
 
 

@@ -63,10 +63,13 @@ class _Open:
         """Return the present form of it: of one that comes and goes with the begin of the first time."""
         if not self.recurs:
             return finding
-        known = [one.since_step for one in (self.finding, finding) if one.since_step is not None]
+        known = [one for one in (finding, self.finding) if one.since_step is not None]
+        first = min(known, key=lambda one: one.since_step or 0, default=finding)
         return msgspec.structs.replace(
             finding,
-            since_step=min(known, default=None),
+            since_step=first.since_step,
+            since_step_min=first.since_step_min,
+            since_step_max=first.since_step_max,
             sentence=finding.sentence + COMES_AND_GOES,
             past=finding.past and finding.past + CAME_AND_WENT,
         )

@@ -43,7 +43,6 @@ SMALL: Final = {
     "collector/commands/merge.py": ONE_COMMAND,
     "collector/commands/relay.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
-    "collector/detect/stragglers/begin.py": "when a slowness began that no compared step shows",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
     "collector/traces/asked_rows.py": "tables that have to be asked for, apart from those of every report",
     "collector/traces/cycles.py": ONE_TABLE,

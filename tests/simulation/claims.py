@@ -1,6 +1,7 @@
 """Check what findings say against the truth of a run, as they were last known: since when, of whom, of what kind."""
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -16,6 +17,9 @@ from tests.simulation.world import Outcome, Scenario
 from tests.simulation.wrongs import UNCOUNTED, UNTRUE, Wrong
 
 SINCE_TOLERANCE_STEPS: Final = 5
+"""Steps by which a begin that is stated without a range may be off."""
+SINCE_RANGE: Final = re.compile(r"about step (\d+) \(between (\d+) and (\d+)\)")
+"""A begin that is stated with its range: the true one must be in it."""
 JITTER_MIN: Final = 0.05
 """Standard deviation of the log of each rank's work from which the slowest rank changes at a cost."""
 
@@ -84,9 +88,19 @@ def _check_begin(opened: Opened, scenario: Scenario) -> list[tuple[str, str]]:
     if since is None or not begins:
         return []
     begin = min(begins, key=lambda step: abs(since - step))
-    if abs(since - begin) <= SINCE_TOLERANCE_STEPS:
+    stated = SINCE_RANGE.search(opened.finding.sentence)
+    if stated is None and abs(since - begin) <= SINCE_TOLERANCE_STEPS:
         return []
-    return [(UNTRUE, f"says since step {since}, and it is since step {begin}")]
+    if stated is not None and int(stated[2]) <= begin <= int(stated[3]):
+        return []
+    text = f"step {since}" if stated is None else stated[0]
+    return [(UNTRUE, f"says since {text}, and it is since step {begin}")]
+
+
+def find_begin_ranges(outcome: Outcome) -> tuple[int, ...]:
+    """Return how many steps each begin that is stated with a range is uncertain by."""
+    stated = [SINCE_RANGE.search(opened.finding.sentence) for opened in outcome.opened]
+    return tuple(int(one[3]) - int(one[2]) for one in stated if one is not None)
 
 
 def _check_added(finding: Finding, scenario: Scenario) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from rankscope.collector.config import CollectorConfig
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation import matrix
 from tests.simulation.checkers import check_loss_identity
-from tests.simulation.claims import find_wrongs
+from tests.simulation.claims import find_begin_ranges, find_wrongs
 from tests.simulation.cost_truth import TOLERANCE, compare_costs
 from tests.simulation.matrix import SURELY_SEEN, Trial
 from tests.simulation.rivals import RIVALS, judge_rivals
@@ -55,6 +55,7 @@ class Scored(NamedTuple):
     rivals: Mapping[tuple[str, str], Judged]
     wrongs: tuple[Wrong, ...] = ()
     cost_errors: tuple[float, ...] = ()
+    begin_ranges: tuple[int, ...] = ()
 
 
 class Judgement(NamedTuple):
@@ -65,6 +66,7 @@ class Judgement(NamedTuple):
     rivals: list[tuple[str, str, Judged]]
     wrongs: tuple[Wrong, ...] = ()
     cost_errors: tuple[float, ...] = ()
+    begin_ranges: tuple[int, ...] = ()
 
 
 class Part(NamedTuple):
@@ -81,7 +83,8 @@ def carry_out(trial: Trial) -> Scored:
     check_loss_identity(world)
     costs = compare_costs(outcome)
     errors = tuple(one.error for one in costs)
-    return Scored(trial, judge(outcome), judge_rivals(outcome), find_wrongs(outcome, costs), errors)
+    wrongs, ranges = find_wrongs(outcome, costs), find_begin_ranges(outcome)
+    return Scored(trial, judge(outcome), judge_rivals(outcome), wrongs, errors, ranges)
 
 
 def main() -> None:
@@ -153,6 +156,7 @@ def join(paths: Sequence[Path]) -> tuple[list[Scored], float]:
             {(rule, seen): by for rule, seen, by in one.rivals},
             one.wrongs,
             one.cost_errors,
+            one.begin_ranges,
         )
         for one in saved
     ]
@@ -167,6 +171,7 @@ def save(scored: Scored) -> "Judgement":
         [(rule, seen, by) for (rule, seen), by in scored.rivals.items()],
         scored.wrongs,
         scored.cost_errors,
+        scored.begin_ranges,
     )
 
 
@@ -306,7 +311,15 @@ def _wrong_tables(scored: Sequence[Scored]) -> list[str]:
         for wrong in one.wrongs
     ]
     more = [f"- {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
-    return ["## What else was wrong", explanation, "\n".join(lines), "\n".join([*named[:NAMED_MAX], *more])]
+    named = [*named[:NAMED_MAX], *more]
+    return ["## What else was wrong", explanation, _describe_ranges(scored), "\n".join(lines), "\n".join(named)]
+
+
+def _describe_ranges(scored: Sequence[Scored]) -> str:
+    """Return how many begins are stated with a range, and how wide those are."""
+    ranges = [steps for one in scored for steps in one.begin_ranges]
+    wide = f", {statistics.median(ranges):.0f} steps wide at the median and {max(ranges)} at most" if ranges else ""
+    return f"Begins that are stated with a range, within which the true one must be: {len(ranges)}{wide}."
 
 
 def _count_wrongs(name: str, scored: Sequence[Scored]) -> str:

@@ -101,9 +101,10 @@ def test_report_counts_what_was_wrong_and_names_the_run() -> None:
     trial = next(trials())
     judged = {name: Judged((), 0, 0, 1) for name in RIVALS}
     wrongs = (Wrong(UNTRUE, "says so"), Wrong(CONTRADICTION, "says the reverse"), Wrong(UNTRUE, "again"))
-    text = write_report([Scored(trial, Judged((), 0, 0, 1), judged, wrongs, (0.02, -0.12))], "", 1.0)
+    text = write_report([Scored(trial, Judged((), 0, 0, 1), judged, wrongs, (0.02, -0.12), (10, 40, 14))], "", 1.0)
     # One contradiction, two untrue sentences; two costs, the middle of 0.02 and 0.12 is 0.07.
     assert "| one rank | 1 | 1 | 2 | 0 | 0 | 0 | 0 | 2 | 0.070 | 0.120 |" in text
+    assert "must be: 3, 14 steps wide at the median and 40 at most." in text
     assert f"- run {trial.scenario.seed} (one rank; data_loading; dp 8): untrue sentence: says so" in text
 
 

@@ -123,6 +123,15 @@ def test_begin_is_untrue_from_six_steps_off(since_step: int, count: int) -> None
     assert found == [Wrong(UNTRUE, text)] * count
 
 
+@pytest.mark.parametrize(("latest", "count"), [(59, 1), (60, 0)])
+def test_begin_with_a_range_is_true_within_it_only(latest: int, count: int) -> None:
+    words = f"about step 57 (between 50 and {latest})"
+    found = claims(finding(57, "straggler", f"Rank 1 is slow since {words}.", 1))
+    assert (
+        found == [Wrong(UNTRUE, f"finding 1 (straggler, rank 1) says since {words}, and it is since step 60")] * count
+    )
+
+
 def test_begin_is_that_of_the_nearest_fault_of_the_rank() -> None:
     assert claims(finding(180, "straggler", "", 1), replace(SCENARIO, faults=(FAULT, AGAIN), steps=240)) == []
 

@@ -29,6 +29,8 @@ from rankscope.collector.detect.finding import (
     STRAGGLER,
     Abstain,
     Finding,
+    SinceRange,
+    describe_begin,
     format_ranks,
 )
 from rankscope.collector.detect.past import WHEN, put_in_past
@@ -75,9 +77,6 @@ UNSEEN: Final = (
 OF_UNSEEN: Final = "and which rank is to blame is not known, as what they wait for is not measured"
 FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
 NOT_KEPT: Final = "the steps before were no longer kept when it was found"
-EARLIEST: Final = "since_earliest_step"
-LATEST: Final = "since_latest_step"
-"""Evidence keys: the earliest and the latest begin of a growth that is older than the steps kept."""
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
 STEP_BEFORE: Final = "step_before_ns"
@@ -107,7 +106,7 @@ class _Change(NamedTuple):
     steps: int
     level_from_step: int
     is_gradual: bool = False
-    since_range: tuple[int, int] | None = None
+    since_range: SinceRange | None = None
 
     @property
     def added_ns(self) -> float:
@@ -440,12 +439,6 @@ def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool
     return has_recovered(logs, thresholds, steps)
 
 
-def _read_range(known: Finding) -> tuple[int, int] | None:
-    """Return the range of the begin of an open finding, if it has one."""
-    evidence = known.evidence
-    return (round(evidence[EARLIEST]), round(evidence[LATEST])) if EARLIEST in evidence else None
-
-
 def _describe(
     view: RunView,
     change: _Change,
@@ -469,7 +462,7 @@ def _describe(
     is_past_kept = bool((view.series.steps < since).any())
     if cause.name == UNATTRIBUTED and known is not None and known.cause != UNATTRIBUTED and not is_past_kept:
         cause = Cause(known.cause, FOUND_EARLIER, {})
-    since_range = change.since_range if known is None else _read_range(known)
+    since_range = change.since_range if known is None else known.since_range
     if cause.name == UNATTRIBUTED and since_range is not None and not is_past_kept:
         cause = Cause(UNATTRIBUTED, NOT_KEPT, {})
     if cause.name == UNSEEN_WAIT and blame in (NO_RANK, NO_OTHER_RANK):
@@ -482,15 +475,17 @@ def _describe(
     ratio = change.after_ns / before_ns
     where = f" (node {nodes[0]})" if nodes else ""
     where += ", growing slower gradually" if pattern == DRIFTING else ""
-    where += "" if since_range is None else f" since a step between {since_range[0]} and {since_range[1]}"
-    about = "about " if pattern == DRIFTING and since_range is None else ""
-    slower = f"{ratio:.2f} times as slow as before {about}step {since}{where}"
+    is_gradual = pattern == DRIFTING
+    slower = f"{ratio:.2f} times as slow as before {describe_begin(since, since_range, is_gradual=is_gradual)}{where}"
+    was_slower = f"{ratio:.2f} times as slow as before {describe_begin(since, None, is_gradual=is_gradual)}{where}"
     numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
     finding = Finding(
         kind=kind,
         ranks=ranks,
         nodes=nodes,
         since_step=since,
+        since_step_min=None if since_range is None else since_range[0],
+        since_step_max=None if since_range is None else since_range[1],
         slowdown_ratio=ratio,
         cause=cause.name,
         pattern=pattern,
@@ -499,7 +494,7 @@ def _describe(
             f"cause {cause.name}: {cause.because}.{describe_cost(cost)}"
         ),
         past=(
-            f"{who.format(do='did', are='were', cost='cost')} {slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
+            f"{who.format(do='did', are='were', cost='cost')} {was_slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
             f"cause {cause.name}: {put_in_past(cause.because)}.{describe_cost(cost, is_over=True)}"
         ),
         run_slowdown_ratio=cost.run_slowdown_ratio,
@@ -509,7 +504,6 @@ def _describe(
             **({} if step_before_ns is None else {STEP_BEFORE: step_before_ns}),
             "after_ns": change.after_ns,
             "robust_z": change.robust_z,
-            **({} if since_range is None else {EARLIEST: float(since_range[0]), LATEST: float(since_range[1])}),
             STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
         },
     )

@@ -132,7 +132,7 @@ def fit_ramp(series: Floats) -> Ramp:
     begins = np.unique(np.linspace(1, count - 1, min(GRID, count - 1)).astype(np.int64))
     lengths = np.unique(np.linspace(GRADUAL_STEPS_MIN, max(GRADUAL_STEPS_MIN, count), GRID).astype(np.int64))
     best = _best_ramp(bounded, begins, lengths)
-    if _squares_left(bounded, np.array([best[0]]), best[1])[0] >= BETTER_RATIO * _squares_left_by_two_changes(bounded):
+    if squares_left(bounded, np.array([best[0]]), best[1])[0] >= BETTER_RATIO * _squares_left_by_two_changes(bounded):
         return Ramp(*best, is_gradual=False)
     apart = -(-count // GRID)  # between two begins of the grid
     near = np.arange(max(1, best[0] - apart), min(count - 1, best[0] + apart) + 1)
@@ -141,7 +141,7 @@ def fit_ramp(series: Floats) -> Ramp:
 
 def _best_ramp(series: Floats, begins: Ints, lengths: Ints) -> tuple[int, int]:
     """Return the begin and the length that leave the fewest squares."""
-    left = np.array([_squares_left(series, begins, int(length)) for length in lengths])
+    left = np.array([squares_left(series, begins, int(length)) for length in lengths])
     row, column = np.unravel_index(int(np.argmin(left)), left.shape)
     return int(begins[column]), int(lengths[row])
 
@@ -151,12 +151,12 @@ def _squares_left_by_two_changes(series: Floats) -> float:
     residual = series
     for _ in range(2):
         begins = np.arange(1, len(residual))
-        begin = int(begins[int(np.argmin(_squares_left(residual, begins, 1)))])
+        begin = int(begins[int(np.argmin(squares_left(residual, begins, 1)))])
         residual = np.concatenate([part - part.mean() for part in (residual[:begin], residual[begin:])])
     return float(np.sum(residual**2))
 
 
-def _squares_left(series: Floats, begins: Ints, length: int) -> Floats:
+def squares_left(series: Floats, begins: Ints, length: int) -> Floats:
     """Return for each begin the sum of squares left by the best ramp of that length; shape (begins,)."""
     shape = np.clip((np.arange(len(series)) - begins[:, np.newaxis] + 1) / length, 0.0, 1.0)
     shape -= shape.mean(axis=1, keepdims=True)

@@ -1,4 +1,5 @@
-"""Date the begin of a slowness that lies in a gap: between two steps in which the ranks could be compared.
+"""Date the begin of a slowness: the steps between which it lies, and where in a gap, between two steps in which the
+ranks could be compared.
 
 Profiler windows are apart, and reports get lost. Since all ranks wait for a slow one, the begin shows in how long the
 steps took, of which any one rank's report is enough.
@@ -10,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import RUN_SLOWDOWN, Finding
+from rankscope.collector.detect.finding import DRIFTING, RUN_SLOWDOWN, Finding, SinceRange
+from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, find_clear_change
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
@@ -33,6 +35,30 @@ def date_begin(slow: SlowRank, view: RunView, findings: Sequence[Finding]) -> Sl
             return slow._replace(since_step=since_step)
     step = _find_rise(slow, view, slow.before_step)
     return slow if step is None else slow._replace(since_step=step)
+
+
+def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRange | None = None) -> SinceRange | None:
+    """Return the steps between which the begin of a slow rank lies, which is stated as step `begin`; None where it is
+    not known. It is the one `found` before where the steps before the begin are no longer kept.
+    """
+    excess = view.excess_of(slow.rank)
+    known = np.flatnonzero(~np.isnan(excess))
+    steps = view.series.steps[known]
+    at, since, until = np.searchsorted(steps, [begin, slow.since_step, slow.level_from_step]).tolist()
+    if slow.before_step is None or not 0 < at < len(steps):
+        return found
+    if slow.since_range is not None:
+        earliest, latest = slow.since_range
+    else:
+        is_one_rise = slow.pattern == DRIFTING or until <= since
+        first, last = find_begin_range(excess[known], at, len(steps) if is_one_rise else until)
+        earliest, latest = to_since_range(steps, first, last)
+        if begin < steps[at]:  # the steps of the run have dated it, between two known steps
+            earliest = begin if first == at else earliest
+            latest = begin if last == at else latest
+    if found is not None and earliest <= steps[1]:
+        return found
+    return min(earliest, begin), max(latest, begin)
 
 
 def _is_in_gap(slow: SlowRank, step: int) -> bool:

@@ -8,11 +8,18 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import PERIODIC_WORK, SLOW_LINK, STRAGGLER, TRANSFER_EXCESS, Abstain, Finding
+from rankscope.collector.detect.finding import (
+    PERIODIC_WORK,
+    SLOW_LINK,
+    STRAGGLER,
+    TRANSFER_EXCESS,
+    Abstain,
+    Finding,
+)
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import measure_noise
 from rankscope.collector.detect.stragglers import intermittent
-from rankscope.collector.detect.stragglers.begin import date_begin
+from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
 from rankscope.collector.detect.stragglers.cost import Cost, Healthy, lost_to, lost_together, price, spared_by
 from rankscope.collector.detect.stragglers.host_times import is_held_up_alike
 from rankscope.collector.detect.stragglers.periodic_work import OwnWork, describe_own_work, find_own_work
@@ -239,11 +246,14 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
     if slow.pattern == "intermittent":
         evidence[GAP] = float(intermittent.find_period(slow.slow_steps)[0])
         evidence[KNOWN_GAP] = intermittent.count_known_between(view, slow.slow_steps)
+    since_min, since_max = slow.since_range or (None, None)
     finding = Finding(
         kind=STRAGGLER,
         ranks=tuple(sorted(one.rank for one in slow_ranks)),
         nodes=(node,) if node is not None else (),
         since_step=slow.since_step,
+        since_step_min=since_min,
+        since_step_max=since_max,
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
@@ -294,14 +304,16 @@ def _align_begin(view: RunView, slow_ranks: Sequence[SlowRank], known: Mapping[i
     table, and a later one is no begin. An earlier one replaces it if the steps between were slow.
     """
     slow, begin = slow_ranks[0], statistics.median_low(one.since_step for one in slow_ranks)
-    begins = [known[one.rank].since_step for one in slow_ranks if one.rank in known]
-    found = min((step for step in begins if step is not None), default=None)
+    findings = [known[one.rank] for one in slow_ranks if one.rank in known]
+    first = min(findings, key=lambda one: math.inf if one.since_step is None else one.since_step, default=None)
+    found = None if first is None else first.since_step
     if found is not None and (begin > found or not _was_slow(view, slow.rank, begin, found)):
         begin = found
+    since_range = find_since_range(slow, begin, view, None if first is None else first.since_range)
     level_from = known[slow.rank].evidence.get(LEVEL_FROM) if slow.rank in known else None
     if not slow.level_is_seen and level_from is not None:  # that has left the step table, too
         slow = slow._replace(level_from_step=round(level_from), level_is_seen=True)
-    return slow._replace(since_step=begin)
+    return slow._replace(since_step=begin, since_range=since_range)
 
 
 def _was_slow(view: RunView, rank: int, since_step: int, until_step: int) -> bool:

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.finding import SinceRange
+from rankscope.collector.detect.statistics.begin_range import CONFIDENCE, LIKELIHOOD_RATIO, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR
 from rankscope.collector.detect.statistics.excess import find_excess_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
@@ -150,7 +152,7 @@ def _judge(
 ) -> SlowRank | None:
     steps = view.series.steps[periods.rows]
     slow = np.flatnonzero(periods.slow[:, column])
-    began = _find_begin(periods.slow[:, column])
+    began, earliest, latest = find_begin(periods.slow[:, column])
     slow = slow[slow >= began]
     by_count, by_sum = _chance_of_count(periods, column), sums.chance_of(column)
     is_by_chance = by_count > CHANCE_MAX and by_sum > CHANCE_OF_SUM_MAX / len(periods.counts)
@@ -176,6 +178,7 @@ def _judge(
         peers=view.peer_groups.of(rank).peers_of(rank),
         pattern="intermittent",
         slow_steps=steps[slow],
+        since_range=_narrow_range(steps[slow], to_since_range(steps, earliest, latest)) if began > 0 else None,
     )
 
 
@@ -277,17 +280,20 @@ def _cost(slow: SlowRank) -> float:
     return slow.persistence * (slow.slowdown_ratio - 1)
 
 
-def _find_begin(slow: Flags) -> int:
-    """Return the index of the slow step at which the rate of slow steps most likely changed; the first slow step unless
-    a later one is clearly more likely.
+def find_begin(slow: Flags) -> tuple[int, int, int]:
+    """Return the index of the slow step at which the rate of slow steps most likely changed, and the first and the last
+    index at which it may have. It is the first slow step unless a later one is clearly more likely.
     """
     count = len(slow)
     at = np.flatnonzero(slow)
-    before = np.arange(len(at))
-    likelihood = _log_likelihood(before, at) + _log_likelihood(len(at) - before, count - at)
-    best = int(np.argmax(likelihood))
+    places = np.arange(count)
+    before = np.searchsorted(at, places)
+    likelihood = _log_likelihood(before, places) + _log_likelihood(len(at) - before, count - places)
+    best = int(at[np.argmax(likelihood[at])])
     # A begin is one more parameter: half of log(count) in the Bayesian information criterion, twice for safety.
-    return int(at[best if likelihood[best] - likelihood[0] > math.log(count) else 0])
+    began = best if likelihood[best] - likelihood[at[0]] > math.log(count) else int(at[0])
+    likely = np.flatnonzero(likelihood >= min(likelihood[began], likelihood.max() - LIKELIHOOD_RATIO / 2))
+    return began, int(likely[0]), int(likely[-1])
 
 
 def _log_likelihood(slow: Ints, steps: Ints) -> Floats:
@@ -323,6 +329,22 @@ def count_known_between(view: RunView, slow_steps: Ints) -> float:
 def _mean_gap(slow: Ints) -> float:
     begins = slow[np.diff(slow, prepend=slow[0] - 2) > 1]
     return max(float(find_period(slow)[0]), float(np.diff(begins).mean())) if len(begins) > 1 else 0.0
+
+
+def _narrow_range(slow_steps: Ints, since_range: SinceRange) -> SinceRange:
+    """Return the range of the begin of a regular slowness: no later than its first period, and so many periods before
+    that as may all have been missed with a probability of 1 - CONFIDENCE, by the share that was missed since (Laplace's
+    rule). Of any other the range as it is.
+    """
+    period, is_regular = find_period(slow_steps)
+    if not is_regular:
+        return since_range
+    begins = slow_steps[np.diff(slow_steps, prepend=slow_steps[0] - 2) > 1]
+    first = int(begins[np.argmax(np.diff(begins) == period)])
+    expected = (int(begins[-1]) - first) // period + 1
+    missed = max(0, expected - int(np.count_nonzero(begins >= first)))
+    before = int(math.log(1 - CONFIDENCE) / math.log((missed + 1) / (expected + 2)))
+    return max(since_range[0], first - period * (before + 1) + 1), first
 
 
 def find_period(slow_steps: Ints) -> tuple[int, bool]:

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import DRIFTING, Abstain, Finding
+from rankscope.collector.detect.finding import DRIFTING, Abstain, Finding, SinceRange
 from rankscope.collector.detect.statistics.change_points import (
     SIDE_MIN,
     SIGMA_FLOOR,
@@ -80,9 +80,10 @@ class SlowRank(NamedTuple):
     """A rank that passes every test, with its numbers: medians since `level_from_step`, or over the slow steps of an
     intermittent slowness.
 
-    `since_step` is the first slow step, `level_from_step` the first of the present level: they differ when a slow rank
-    has become slower or less slow. `before_step` is the last known step before `since_step`: the slowness began between
-    the two; None where no earlier step is known. `level_is_seen`: a level before the present one is known.
+    `since_step` is the first slow step, `since_range` the steps between which that lies (None: not known),
+    `level_from_step` the first of the present level: they differ when a slow rank has become slower or less slow.
+    `before_step` is the last known step before `since_step`: the slowness began between the two; None where no earlier
+    step is known. `level_is_seen`: a level before the present one is known.
     `persistence` is the share of slow steps since then; `slow_steps`, shape (m,), are the steps that the numbers are
     medians of.
     """
@@ -101,6 +102,7 @@ class SlowRank(NamedTuple):
     pattern: str
     slow_steps: Ints
     level_is_seen: bool = False
+    since_range: SinceRange | None = None
 
     @property
     def change_is_seen(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.collector.detect.finding import DRIFTING, format_ranks
+from rankscope.collector.detect.finding import DRIFTING, describe_begin, format_ranks
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
@@ -33,12 +33,12 @@ def write_sentence(
     is that of the `others`' slowness, too; `waits` are those of the slowest in timed collectives. `is_over`: in the
     past tense, with WHEN in place of the period.
     """
-    about = "about " if slow.pattern == DRIFTING else ""
+    begin = describe_begin(slow.since_step, slow.since_range, is_gradual=slow.pattern == DRIFTING)
     peers, pattern = _name_peers(slow, len(view.series.ranks), is_over=is_over), _describe_pattern(slow)
     text = (
         f"{_name(slow_ranks, view.nodes[slow.rank], is_over=is_over)} {slow.slowdown_ratio:.2f} times as slow as "
         f"{peers}{pattern.removeprefix(',') if peers.endswith(',') else pattern}"
-        f"{WHEN if is_over else f' since {about}step {slow.since_step}'}{_describe_level(slow, is_over=is_over)}: "
+        f"{WHEN if is_over else f' since {begin}'}{_describe_level(slow, is_over=is_over)}: "
         f"{format_duration(slow.self_ns)} a step {describe_self(view.series)}, "
         f"against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."

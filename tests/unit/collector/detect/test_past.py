@@ -45,6 +45,9 @@ def test_begin_of_a_past_drift_is_stated_as_an_estimate() -> None:
     drifting = msgspec.structs.replace(straggler(40), pattern="drifting")
     assert " from about step 40 to step 60 (" in close_finding(drifting, until_step=60, lasted_s=4.0).sentence
     assert " from about step 40 on" in close_finding(drifting).sentence
+    ranged = msgspec.structs.replace(drifting, since_step_min=31, since_step_max=44)
+    closed = close_finding(ranged, until_step=60, lasted_s=4.0)
+    assert " from about step 40 (between 31 and 44) to step 60 (" in closed.sentence
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rankscope.collector.detect.detectors import detect
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.runs.events import CloseFinding, OpenFinding, RunEffect, UpdateFinding
-from rankscope.collector.runs.findings import RunFindings
+from rankscope.collector.runs.findings import RunFindings, _Open
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import NS_PER_S
 from tests.unit.collector.detect.findings import RUN, slow
@@ -191,6 +191,13 @@ def test_paused_straggler_that_is_found_again_is_the_same() -> None:
     assert clock.look(140, is_slow=False) == []
     assert clock.look(439, is_slow=False) == []
     assert len(clock.look(440, is_slow=False)) == 1
+
+
+def test_straggler_that_has_come_back_has_the_range_of_its_first_begin() -> None:
+    found = slow(2, since_step=70)
+    before = msgspec.structs.replace(found, since_step=60, since_step_min=55, since_step_max=61)
+    kept = _Open(before, 59, recurs=True).describe(msgspec.structs.replace(found, since_step_min=66, since_step_max=71))
+    assert (kept.since_step, kept.since_range) == (60, (55, 61))
 
 
 def test_straggler_that_comes_back_late_is_another_one() -> None:

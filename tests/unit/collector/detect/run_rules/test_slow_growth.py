@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.past import close_finding
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown
 from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.stragglers.persistent import Thresholds
@@ -58,15 +59,16 @@ def test_growth_over_thousands_of_steps_is_told_with_the_range_of_its_begin(over
     found = first_found(doubling(over, steps) * noise(steps, deviation))
     assert found is not None
     end, finding = found
-    evidence = finding.evidence
     assert (finding.kind, finding.pattern, finding.ranks) == ("run_slowdown", "drifting", ())
-    assert evidence["since_earliest_step"] <= BEGIN <= evidence["since_latest_step"] < end
-    assert evidence["before_ns"] == pytest.approx(100e6, rel=0.03)
+    assert finding.since_range is not None
+    earliest, latest = finding.since_range
+    assert earliest <= BEGIN <= latest < end
+    assert finding.evidence["before_ns"] == pytest.approx(100e6, rel=0.03)
     # The last 64 steps are 32 back in the middle.
     assert finding.slowdown_ratio == pytest.approx(1 + (end - 32 - BEGIN) / over, rel=0.04)
-    since = f"since a step between {evidence['since_earliest_step']:.0f} and {evidence['since_latest_step']:.0f}"
-    assert f"growing slower gradually {since}" in finding.sentence
-    assert since in finding.past
+    since = f"about step {finding.since_step} (between {earliest} and {latest})"
+    assert f"as slow as before {since}, growing slower gradually" in finding.sentence
+    assert f" from {since} on" in close_finding(finding).sentence
 
 
 def test_found_growth_is_held_with_its_level_before_and_its_range() -> None:
@@ -74,8 +76,8 @@ def test_found_growth_is_held_with_its_level_before_and_its_range() -> None:
     found = first_found(step_ms)
     assert found is not None
     (later,) = RUN.find(view_at(step_ms, 5_500), [found[1]])  # type: ignore[misc]
-    for name in ("before_ns", "since_earliest_step", "since_latest_step"):
-        assert later.finding.evidence[name] == found[1].evidence[name]
+    assert later.finding.evidence["before_ns"] == found[1].evidence["before_ns"]
+    assert later.finding.since_range == found[1].since_range
     assert later.finding.slowdown_ratio == pytest.approx(1.5, rel=0.03)
     assert "the steps before were no longer kept when it was found" in later.finding.sentence
 

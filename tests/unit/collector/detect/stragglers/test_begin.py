@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.stragglers.begin import date_begin
+from rankscope.collector.detect.stragglers.begin import date_begin, find_since_range
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers
 from rankscope.collector.detect.view import RunView
 from tests.unit.collector.steps.step_series import UNKNOWN, series_of, view_of
@@ -53,3 +53,47 @@ def test_begin_that_is_known_stays() -> None:
     assert date_begin(slow, look, ()) == slow
     unseen = dataclasses.replace(look, series=look.series)
     assert date_begin(slow._replace(before_step=None), unseen, ()).since_step == slow.since_step
+
+
+def range_of(slow: SlowRank, look: RunView, found: tuple[int, int] | None = None) -> tuple[int, int] | None:
+    return find_since_range(slow, slow.since_step, look, found)
+
+
+def test_begin_between_two_known_steps_has_no_range_beyond_its_noise() -> None:
+    look = view(60, gap=(0, 0))
+    assert range_of(slow_rank(look), look) == (60, 60)
+
+
+def test_range_of_a_begin_in_a_gap_is_the_gap() -> None:
+    look = view(120)
+    assert range_of(date_begin(slow_rank(look), look, ()), look) == (40, 80)
+
+
+def test_begin_that_the_steps_have_dated_in_a_gap_is_no_wider_than_they_say() -> None:
+    look = view(60)
+    assert range_of(date_begin(slow_rank(look), look, ()), look) == (60, 60)
+
+
+def test_begin_before_the_first_known_step_has_the_range_of_before() -> None:
+    look = view(60)
+    slow = slow_rank(look)._replace(before_step=None)
+    assert range_of(slow, look) is None
+    assert range_of(slow, look, (55, 61)) == (55, 61)
+
+
+def test_range_that_reaches_to_the_first_known_step_is_that_of_before() -> None:
+    look = view(60, gap=(0, 0))
+    slow = slow_rank(look)._replace(since_range=(0, 70))
+    assert range_of(slow, look) == (0, 70)
+    assert range_of(slow, look, (50, 62)) == (50, 62)
+
+
+def test_range_ends_where_a_slow_rank_becomes_slower() -> None:
+    look = view(60, gap=(0, 0))
+    slower = look.series.self_ns.copy()
+    slower[90:, 1] *= 2
+    look = dataclasses.replace(look, series=dataclasses.replace(look.series, self_ns=slower))
+    slow = slow_rank(look)
+    assert slow.since_step == 60 < slow.level_from_step
+    earliest, latest = range_of(slow, look) or (0, 120)
+    assert 40 <= earliest <= 60 <= latest < 90

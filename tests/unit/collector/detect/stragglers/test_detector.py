@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -104,6 +105,28 @@ def test_begin_is_moved_back_and_never_forward(since_step: int, expected: int) -
     found = DETECTOR.find(view_of(series, nodes=NODES), (known(2, since_step=since_step),))
     assert not isinstance(found, Abstain)
     assert [candidate.finding.since_step for candidate in found] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("since_step", "since_range", "expected"),
+    [
+        # It is slow since step 60, and two slow steps do not prove that. The range reaches to the begin that is kept.
+        (50, None, (50, 50, 61)),
+        (62, (61, 63), (62, 60, 62)),
+        (60, (50, 70), (60, 60, 60)),
+        # Steps before the first one that is kept.
+        (-5, (-9, -2), (-5, -9, -2)),
+    ],
+)
+def test_kept_begin_has_the_range_that_is_known_now_or_was_before(
+    since_step: int, since_range: tuple[int, int] | None, expected: tuple[int, int | None, int | None]
+) -> None:
+    self_ms = times()
+    self_ms[60:, 2] *= 1.5
+    earliest, latest = since_range or (None, None)
+    open_one = msgspec.structs.replace(known(2, since_step=since_step), since_step_min=earliest, since_step_max=latest)
+    ((finding, _),) = find(self_ms, open_one)
+    assert (finding.since_step, finding.since_step_min, finding.since_step_max) == expected
 
 
 def test_node_has_passed_when_all_of_its_ranks_have() -> None:

@@ -64,6 +64,27 @@ def test_rank_always_intermittent_begins_at_its_first_slow_step() -> None:
     assert [(slow.rank, slow.since_step) for slow in found(self_ms)] == [(SLOW, 2)]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_begin_of_a_slowness_at_random_lies_in_its_range(seed: int) -> None:
+    # From step 100 on every step is slow with a probability of a fifth: noise dates that to a few dozen steps.
+    self_ms, random = times(seed=seed), np.random.default_rng(seed)
+    self_ms[100:, 3] *= np.where(random.random(100) < 0.2, 1.6, 1.0)
+    (slow,) = found(self_ms)
+    assert slow.since_range is not None
+    earliest, latest = slow.since_range
+    assert earliest <= 100 <= latest
+    assert earliest <= slow.since_step <= latest
+    assert 5 <= latest - earliest <= 90
+
+
+def test_begin_of_a_regular_slowness_is_sure_to_a_period_or_two() -> None:
+    # 24 slow steps, none missed: 1 of 26 may be missed by Laplace's rule, which is more than 1 %; two of 26 are less.
+    self_ms = times()
+    self_ms[80::5, SLOW] *= 1.6
+    (slow,) = found(self_ms)
+    assert (slow.since_step, slow.since_range) == (80, (71, 80))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_stalls_common_to_all_ranks_name_no_rank(seed: int) -> None:
     random = np.random.default_rng(seed)

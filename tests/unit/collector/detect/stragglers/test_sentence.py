@@ -119,6 +119,14 @@ def test_sentence_states_a_drift() -> None:
     assert "its 3 peer ranks, and ever slower, since about step 1040: " in say(SLOW._replace(pattern="drifting"))
 
 
+def test_begin_that_is_not_sure_is_stated_with_its_range() -> None:
+    assert " peer ranks since about step 1040 (between 1020 and 1043): " in say(
+        SLOW._replace(since_range=(1_020, 1_043))
+    )
+    # A range of five steps to either side is no news.
+    assert " peer ranks since step 1040: " in say(SLOW._replace(since_range=(1_035, 1_045)))
+
+
 def test_sentence_states_since_when_a_rank_is_as_slow_as_now() -> None:
     slow = SLOW._replace(level_from_step=1_100, level_is_seen=True)
     assert "since step 1040, by this much since step 1100: 75.0 ms" in say(slow)
