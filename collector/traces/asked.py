@@ -5,8 +5,8 @@ from typing import NamedTuple
 from rankscope.collector.traces.device_peaks import PeakOverride
 from rankscope.collector.traces.kernel_groups import KernelGroup
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
-from rankscope.collector.traces.operator_costs import VALUE_OPERATORS
 from rankscope.measure.errors import SettingError
+from rankscope.measure.flops import VALUE_OPERATORS
 from rankscope.measure.traced_collectives import ALL_TO_ALL_NAMES
 
 

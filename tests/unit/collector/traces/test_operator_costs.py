@@ -10,15 +10,8 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from rankscope.collector.traces.operator_costs import (
-    NO_FORMULA,
-    NO_SHAPES,
-    NO_VALUES,
-    NOT_UNDERSTOOD,
-    VALUE_OPERATORS,
-    Cost,
-    count_cost,
-)
+from rankscope.collector.traces.operator_costs import Cost, count_cost
+from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, NO_VALUES, NOT_UNDERSTOOD, VALUE_OPERATORS
 from rankscope.measure.kineto_columns import read_trace
 
 Shapes = list[list[int]]
