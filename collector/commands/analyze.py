@@ -56,6 +56,7 @@ class Analyze:
         )
         add_communication_kernels(parser)
         _add_more_tables(parser)
+        _add_rates(parser)
         parser.add_argument(
             "--source-url",
             default=None,
@@ -109,6 +110,7 @@ class Analyze:
                     modules=options.modules,
                     kernel_groups=_find_groups(options),
                     sequences=options.sequences,
+                    flops=options.flops,
                     executor=options.executor,
                     progress=progress,
                 )
@@ -171,17 +173,28 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
     )
+
+
+def _add_rates(parser: argparse.ArgumentParser) -> None:
+    """Add the options for tables that compare with the peaks of the device."""
     parser.add_argument(
         "--roofline",
         action="store_true",
         help="also FLOP/s and bytes/s of the operators on the device, against its peaks; needs record_shapes=True",
     )
     parser.add_argument(
+        "--flops",
+        action="store_true",
+        help="also the FLOPs of the model: forward, backward, recomputed, by operator and module, with MFU and HFU; "
+        "needs record_shapes=True, for modules also with_stack=True; takes longer",
+    )
+    parser.add_argument(
         "--peak-tflops",
         type=float,
         default=None,
         metavar="X",
-        help="with --roofline: the device's highest TFLOP/s, for all types [by its data sheet, for each type]",
+        help="with --roofline or --flops: the device's highest TFLOP/s, for all types [by its data sheet, for each "
+        "type]",
     )
     parser.add_argument(
         "--peak-gbps",

@@ -1,5 +1,6 @@
 """Build the table of modules of a trace report: the tree of instances, of all ranks together."""
 
+from collections.abc import Mapping
 from operator import attrgetter
 
 from rankscope.collector.reports.trace_cells import Cells, Section, amount, columns_of, ms, text_cell
@@ -22,7 +23,8 @@ _TIMES = (
 )  # fmt: skip
 INDENT = ". "
 
-_Key = tuple[str | None, str]
+ModuleKey = tuple[str | None, str]
+"""Path of a module and its name; the path is None for what belongs to no module."""
 
 
 def build_modules(report: TraceReport, top: int) -> list[Section]:
@@ -34,13 +36,15 @@ def build_modules(report: TraceReport, top: int) -> list[Section]:
     if all(NO_FRAMES in rank.warnings for rank in report.ranks):
         reason = "The traces have no Python frames: record with with_stack=True, or capture with modules."
         return [_MODULES._replace(reason=reason)]
-    found: dict[_Key, list[ModuleRow]] = {}
+    found: dict[ModuleKey, list[ModuleRow]] = {}
     for rank in report.ranks:
         for row in rank.modules or ():
             found.setdefault((row.path, row.name), []).append(row)
     modules = [key for key in found if key[0] is not None]
     kept = set(sorted(modules, key=lambda key: (-_cost(found[key]), found[key][0].depth))[:top])
-    shown = [key for key in _order(found) if key in kept or key[0] is None]
+    shown = [
+        key for key in order_tree({key: _cost(rows) for key, rows in found.items()}) if key in kept or key[0] is None
+    ]
     left_out = len(found) - len(shown)
     return [_MODULES._replace(rows=tuple(_cells(found[key]) for key in shown), left_out=left_out)]
 
@@ -50,17 +54,21 @@ def _cost(rows: list[ModuleRow]) -> int:
     return on_device or sum((row.host_total_ns or 0) + row.backward_host_total_ns for row in rows)
 
 
-def _order(found: dict[_Key, list[ModuleRow]]) -> list[_Key]:
-    """Return the keys in the order of the tree, siblings by their cost over all ranks, those of no module last."""
-    cost = {key[0]: _cost(rows) for key, rows in found.items()}
+def order_tree(costs: Mapping[ModuleKey, float]) -> list[ModuleKey]:
+    """Return the keys in the order of the tree, siblings by their cost, those of no module last.
 
-    def place(key: _Key) -> list[tuple[int, str]]:
+    >>> order_tree({("A", "A"): 3, ("A/x", "x"): 1, ("B", "B"): 4, ("A/y", "y"): 2, (None, "outside"): 9})
+    [('B', 'B'), ('A', 'A'), ('A/y', 'y'), ('A/x', 'x'), (None, 'outside')]
+    """
+    cost = {path: value for (path, _), value in costs.items()}
+
+    def place(key: ModuleKey) -> list[tuple[float, str]]:
         parts = (key[0] or "").split("/")
         above = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
         return [(-cost.get(path, 0), path) for path in above]
 
-    modules = sorted((key for key in found if key[0] is not None), key=place)
-    return [*modules, *(key for key in found if key[0] is None)]
+    modules = sorted((key for key in costs if key[0] is not None), key=place)
+    return [*modules, *(key for key in costs if key[0] is None)]
 
 
 def _cells(rows: list[ModuleRow]) -> Cells:

@@ -15,6 +15,7 @@ from rankscope.collector.reports.asked_tables import (
 )
 from rankscope.collector.reports.cycle_table import build_cycle_sections
 from rankscope.collector.reports.difference_tables import build_difference_sections
+from rankscope.collector.reports.flops_tables import build_flops_sections
 from rankscope.collector.reports.kernel_tables import build_counters, build_kernel_groups, build_sequences
 from rankscope.collector.reports.module_table import build_modules
 from rankscope.collector.reports.source_links import source_cell
@@ -693,6 +694,7 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         _EVENT_TYPES.build(report, max(top, EVENT_TYPES_MAX)),
         _by_rank(report, _MODEL, _of_model, of_ranks),
         *build_modules(report, top),
+        *build_flops_sections(report.ranks, top, of_ranks),
         *(
             table.build(report, top)
             for table in (

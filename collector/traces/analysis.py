@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.asked import NOTHING_ASKED, Asked, check_length, choose_peaks
+from rankscope.collector.traces.asked import NOTHING_ASKED, Asked, check_length, choose_flops, choose_peaks
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns, compile_groups
@@ -21,6 +21,7 @@ from rankscope.collector.traces.recognised import choose_files, compile_kernels,
 from rankscope.collector.traces.report import FileError, TraceReport
 from rankscope.collector.traces.step_comparison import compare_steps
 from rankscope.measure.errors import NotATraceError, RankscopeError, SettingError, TraceError, UnavailableError
+from rankscope.measure.flops import Count
 
 ALL_CYCLES: Final = "all"
 
@@ -52,6 +53,8 @@ def analyze(
     modules: bool = False,
     kernel_groups: Patterns | None = None,
     sequences: int | None = None,
+    flops: bool = False,
+    flop_formulas: Mapping[str, Count] | None = None,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -70,25 +73,25 @@ def analyze(
     `peak_gbps`, or where these are None against the rates of its data sheet. `modules` adds the tree of nn.Modules,
     where the trace was recorded with stacks; it takes longer. `kernel_groups` adds device time by groups of one's
     own: patterns for the names of kernels, by the group's name; the first that is found decides. `sequences` adds
-    the costliest sequences of kernels that repeat, of up to so many each. `executor` is a `concurrent.futures`
-    executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses the cores of this
-    machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has no file,
-    SettingError for what cannot be asked for.
+    the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point operations of
+    the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data sheet; it takes
+    longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded inputs
+    (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable. `executor`
+    is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses
+    the cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has
+    no file, SettingError for what cannot be asked for.
     """
-    job = _Job(
-        steps,
-        compile_kernels(communication_kernels),
-        divides_steps=against is not None,
-        asked=Asked(
-            shapes,
-            critical_path,
-            all_to_all,
-            choose_peaks(peak_tflops, peak_gbps, roofline=roofline),
-            modules,
-            compile_groups(kernel_groups) if kernel_groups is not None else None,
-            check_length(sequences),
-        ),
+    asked = Asked(
+        shapes,
+        critical_path,
+        all_to_all,
+        choose_peaks(peak_tflops, peak_gbps, roofline=roofline),
+        modules,
+        compile_groups(kernel_groups) if kernel_groups is not None else None,
+        check_length(sequences),
+        choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
     )
+    job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
         if against is not None:
             raise SettingError("--cycle is all, and --against compares one cycle: choose it by its number")
@@ -185,7 +188,7 @@ def _analyse_file(file: TraceFile, job: _Job, workers: int = 1) -> RankAnalysis 
                 every_shape=job.asked.every_shape,
                 every_wait=job.asked.critical_path,
                 values_of=job.asked.values_of,
-                autograd=job.asked.modules,
+                autograd=job.asked.autograd,
             ),
             file.path,
             job.steps,

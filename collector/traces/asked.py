@@ -1,18 +1,26 @@
 """Parts of a report that are made only when they are asked for, and what has to be read of the traces for them."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankscope.collector.traces.device_peaks import PeakOverride
 from rankscope.collector.traces.kernel_groups import KernelGroup
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
 from rankscope.measure.errors import SettingError
-from rankscope.measure.flops import VALUE_OPERATORS
+from rankscope.measure.flops import VALUE_OPERATORS, Count
 from rankscope.measure.traced_collectives import ALL_TO_ALL_NAMES
+
+
+class FlopsAsked(NamedTuple):
+    """How FLOPs are counted: the peaks that the user gives, and formulas for operators of the user's own, by name."""
+
+    peaks: PeakOverride = PeakOverride()
+    formulas: Mapping[str, Count] = {}
 
 
 class Asked(NamedTuple):
     """What is asked for; `roofline` is None, or the peaks that the user gives; `kernel_groups` None, or those of
-    the user; `sequence_length` 0, or the most kernels of a sequence.
+    the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them.
     """
 
     shapes: bool = False
@@ -22,17 +30,24 @@ class Asked(NamedTuple):
     modules: bool = False
     kernel_groups: tuple[KernelGroup, ...] | None = None
     sequence_length: int = 0
+    flops: FlopsAsked | None = None
 
     @property
     def every_shape(self) -> bool:
         """Return whether the shapes of all operators are needed."""
-        return self.shapes or self.roofline is not None
+        return self.shapes or self.roofline is not None or self.flops is not None
+
+    @property
+    def autograd(self) -> bool:
+        """Return whether the links of backward operators to forward ones are needed."""
+        return self.modules or self.flops is not None
 
     @property
     def values_of(self) -> frozenset[str]:
         """Return the operators and collectives whose arguments are needed."""
-        operators = VALUE_OPERATORS if self.roofline is not None else frozenset()
-        return operators | ALL_TO_ALL_NAMES if self.all_to_all else operators
+        wanted = VALUE_OPERATORS if self.roofline is not None or self.flops is not None else frozenset()
+        wanted = wanted.union(self.flops.formulas) if self.flops is not None else wanted
+        return wanted | ALL_TO_ALL_NAMES if self.all_to_all else wanted
 
 
 NOTHING_ASKED = Asked()
@@ -46,10 +61,21 @@ def check_length(sequences: int | None) -> int:
 
 
 def choose_peaks(tflops: float | None, gbps: float | None, *, roofline: bool) -> PeakOverride | None:
-    """Return the peaks that a user gives; None without a roofline. Raises SettingError."""
+    """Return the peaks of a roofline that a user gives; None without a roofline. Raises SettingError."""
+    if gbps is not None and not roofline:
+        raise SettingError("--peak-gbps is given without --roofline; there is nothing to compare with it")
     for option, value in (("--peak-tflops", tflops), ("--peak-gbps", gbps)):
-        if value is not None and not roofline:
-            raise SettingError(f"{option} is given without --roofline; there is nothing to compare with it")
         if value is not None and not 0 < value < float("inf"):
             raise SettingError(f"{option} is {value}; it must be a number above 0")
     return PeakOverride(tflops, gbps) if roofline else None
+
+
+def choose_flops(
+    tflops: float | None, formulas: Mapping[str, Count] | None, *, flops: bool, roofline: bool
+) -> FlopsAsked | None:
+    """Return how to count FLOPs; None where they are not asked for. Raises SettingError for what needs them."""
+    if tflops is not None and not (flops or roofline):
+        raise SettingError("--peak-tflops is given without --roofline or --flops; there is nothing to compare with it")
+    if formulas and not flops:
+        raise SettingError("flop_formulas are given without flops=True; nothing is counted with them")
+    return FlopsAsked(PeakOverride(tflops), dict(formulas or {})) if flops else None

@@ -7,6 +7,7 @@ from rankscope.collector.traces.asked import Asked
 from rankscope.collector.traces.device_peaks import PeakOverride, find_peaks
 from rankscope.collector.traces.kernel_groups import sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
+from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
@@ -37,7 +38,13 @@ def add_asked(report: RankReport, view: RankView, asked: Asked) -> RankReport:
         kernel_groups=sum_groups(view, asked.kernel_groups) if asked.kernel_groups is not None else None,
         kernel_sequences=sum_sequences(view, asked.sequence_length) if asked.sequence_length else None,
         roofline=roofline[:ROOFLINE_ROWS_MAX] if asked.roofline is not None else None,
+        flops=profile_model(view, _name_devices(report), asked.flops) if asked.flops is not None else None,
     )
+
+
+def _name_devices(report: RankReport) -> list[str]:
+    """Return the name of each device that worked; that of a CPU where none did."""
+    return [one.name or "unnamed device" for one in report.devices] or ([report.device] if report.device else [])
 
 
 def _warn_of_rest(left_out: int, what: str, rows_max: int) -> list[str]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-ASKED_OF_RANKS = ("operator_shapes", "roofline", "modules", "kernel_groups", "kernel_sequences")
+ASKED_OF_RANKS = ("operator_shapes", "roofline", "modules", "kernel_groups", "kernel_sequences", "flops")
 """Tables of a rank that are None where they were not asked for."""
 
 
@@ -18,7 +18,8 @@ def build_tables(report: "TraceReport") -> dict[str, Rows]:
     """Return the rows of every table by name. What is a list in the report is a table of its name; those of ranks have
     the rank in each row. `ranks` has the figures of whole traces, `signs` the input of the advice, `warnings` a line
     each; `findings`, `standings`, `waits`, `matched_collectives` and `pipeline_stages` are of the comparison of ranks,
-    `difference_...` of that with other traces; `critical_...` and `all_to_all_...` are there if they were asked for.
+    `difference_...` of that with other traces; `critical_...`, `all_to_all_...` and `flops...` are there if they
+    were asked for.
     """
     tables: dict[str, Rows] = {"ranks": []}
     for rank in report.ranks:
@@ -47,10 +48,19 @@ def _add_rank(tables: dict[str, Rows], rank: "RankReport") -> None:
     key = {"rank": rank.rank}
     for name, rows in _find_tables(fields).items():
         tables.setdefault(name, []).extend({**key, **row} for row in rows)
+    if fields["flops"] is not None:
+        _add_profile(tables, key, fields["flops"])
     tables.setdefault("signs", []).append({**key, **(fields["signs"] or {})})
     tables.setdefault("warnings", []).extend({**key, "warning": warning} for warning in rank.warnings)
     figures = {name: value for name, value in fields.items() if not isinstance(value, list | dict)}
     tables["ranks"].append({name: value for name, value in figures.items() if name not in ASKED_OF_RANKS})
+
+
+def _add_profile(tables: dict[str, Rows], key: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    figures = {name: value for name, value in fields.items() if not isinstance(value, list)}
+    tables.setdefault("flops", []).append({**key, **figures})
+    for name in ("by_dtype", "operators", "modules", "uncounted"):
+        tables.setdefault(f"flops_{name}", []).extend({**key, **row} for row in fields[name])
 
 
 def _find_tables(fields: Mapping[str, Any]) -> dict[str, Rows]:

@@ -71,6 +71,18 @@ def find_peaks(device: str | None) -> Peaks | None:
     return next((peaks for pattern, peaks in DEVICES if re.search(pattern, device or "")), None)
 
 
+def find_tflops(device: str | None, number_type: str, override: PeakOverride) -> float | None:
+    """Return the peak of a device for a type of numbers, in TFLOP/s: that of the user, else that of the data sheet.
+
+    >>> find_tflops("NVIDIA A100-SXM4-80GB", "bf16", PeakOverride()), find_tflops("CPU", "fp32", PeakOverride(2))
+    (312, 2)
+    """
+    if override.tflops is not None:
+        return override.tflops
+    peaks = find_peaks(device)
+    return peaks.tflops.get(number_type) if peaks is not None else None
+
+
 def name_number_type(dtype: str, *, on_tensor_cores: bool) -> str | None:
     """Return the type of a device's table for an operator's inputs; single precision on tensor cores is TF32.
 

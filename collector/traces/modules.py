@@ -28,7 +28,7 @@ BACKWARD_ELSEWHERE = "backward without a forward operator"
 NOT_LAUNCHED = "launch not in the trace"
 
 
-class _Tree(NamedTuple):
+class ModuleTree(NamedTuple):
     """Paths of module instances: the name, the parent (OUTSIDE for a root) and the depth of each; the path of each
     module's frame; and the place of each path by its parent and the code of its name.
     """
@@ -58,6 +58,7 @@ class _Tree(NamedTuple):
         return {code: parents.pop() for code, parents in callers.items() if len(parents) == 1}
 
     def path(self, place: int) -> str:
+        """Return the instances from the root to this one: `Net_0/Linear_1`."""
         parts = []
         while place != OUTSIDE:
             parts.append(self.names[place])
@@ -73,9 +74,9 @@ class _Tree(NamedTuple):
         return total
 
 
-class _Ranges(NamedTuple):
+class ModuleRanges(NamedTuple):
     """Frames of modules, then backward operators: the rows, their nesting, and the path that each belongs to: OUTSIDE
-    for a backward operator whose forward one ran in no module, NONE_KNOWN where that is not in the trace.
+    for a backward operator whose forward one ran in no module, NO_FORWARD where that is not in the trace.
     """
 
     rows: Ints
@@ -83,8 +84,40 @@ class _Ranges(NamedTuple):
     path: Ints
     is_backward: npt.NDArray[np.bool_]
 
+    def find(self, view: RankView, rows: Ints) -> Ints:
+        """Return the innermost of these ranges around the start of each row, OUTSIDE for none."""
+        return _find_around(view, self.rows[~self.is_backward], self.nesting, rows)
 
-_NONE_KNOWN = -2
+    def path_of(self, found: Ints) -> Ints:
+        """Return the paths of these ranges, OUTSIDE for none."""
+        return np.where(found == OUTSIDE, OUTSIDE, self.path[found])
+
+
+NO_FORWARD = -2
+
+
+class ModuleCalls(NamedTuple):
+    """The tree of a trace's modules, and what belongs to each of its paths."""
+
+    tree: ModuleTree
+    ranges: ModuleRanges
+    calls: Ints
+    """Number of calls by path."""
+    length_ns: Ints
+    """Host time of the calls by path."""
+
+
+def find_module_calls(view: RankView) -> ModuleCalls | None:
+    """Return the modules of a trace; None without ranges of modules. It was read with the links of autograd."""
+    frames = find_module_ranges(view)
+    if not len(frames):
+        return None
+    nesting = view.host.nest_rows(frames)
+    tree = _grow_tree(view, frames, nesting)
+    length_ns = np.zeros(len(tree.names), dtype=np.int64)
+    np.add.at(length_ns, tree.path_of_frame, view.events.duration_ns[frames])
+    count = np.bincount(tree.path_of_frame, minlength=len(tree.names))
+    return ModuleCalls(tree, _find_ranges(view, frames, nesting, tree), count, length_ns)
 
 
 def sum_modules(view: RankView) -> tuple[list[ModuleRow], int]:
@@ -92,19 +125,13 @@ def sum_modules(view: RankView) -> tuple[list[ModuleRow], int]:
     many rows beyond MODULES_MAX are left out. Empty without ranges of modules. The device times of all rows sum to
     that of all device work. The trace was read with the links of autograd.
     """
-    frames = find_module_ranges(view)
-    if not len(frames):
+    found = find_module_calls(view)
+    if found is None:
         return [], 0
-    nesting = view.host.nest_rows(frames)
-    tree = _grow_tree(view, frames, nesting)
-    ranges = _find_ranges(view, frames, nesting, tree)
-    host = _sum_host(ranges, len(tree.names))
-    device = _sum_device(view, ranges, len(tree.names)) if view.has_device else None
-    calls = np.bincount(tree.path_of_frame, minlength=len(tree.names))
-    length = np.zeros(len(tree.names), dtype=np.int64)
-    np.add.at(length, tree.path_of_frame, view.events.duration_ns[frames])
-    rows = _build_rows(tree, calls, length, host, device)
-    return [*rows, *_build_rest(host, device)], len(tree.names) - len(rows)
+    host = _sum_host(found.ranges, len(found.tree.names))
+    device = _sum_device(view, found.ranges, len(found.tree.names)) if view.has_device else None
+    rows = _build_rows(found, host, device)
+    return [*rows, *_build_rest(host, device)], len(found.tree.names) - len(rows)
 
 
 class _Sums(NamedTuple):
@@ -121,12 +148,12 @@ class _Sums(NamedTuple):
 # -- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _grow_tree(view: RankView, frames: Ints, nesting: Nesting) -> _Tree:
+def _grow_tree(view: RankView, frames: Ints, nesting: Nesting) -> ModuleTree:
     """Return the paths of the frames, level by level, so that parents come first; then those of forwards that are
     repeated in the backward, where no module is around them: they belong where the instance is called in the forward.
     """
     codes = view.events.name[frames].astype(np.int64)
-    tree = _Tree([], [], [], np.full(len(frames), OUTSIDE, dtype=np.int64), {})
+    tree = ModuleTree([], [], [], np.full(len(frames), OUTSIDE, dtype=np.int64), {})
     repeated = _find_repeated(view, frames, nesting)
     for depth in range(int(nesting.depth.max()) + 1):
         level = np.flatnonzero((nesting.depth == depth) & ~repeated)
@@ -141,7 +168,7 @@ def _grow_tree(view: RankView, frames: Ints, nesting: Nesting) -> _Tree:
     return tree
 
 
-def _parents_of(tree: _Tree, nesting: Nesting, level: Ints) -> list[int]:
+def _parents_of(tree: ModuleTree, nesting: Nesting, level: Ints) -> list[int]:
     above = nesting.parent[level]
     parents: list[int] = np.where(above == OUTSIDE, OUTSIDE, tree.path_of_frame[above]).tolist()
     return parents
@@ -161,16 +188,16 @@ def _find_repeated(view: RankView, frames: Ints, nesting: Nesting) -> npt.NDArra
 # -- which module a call belongs to -----------------------------------------------------------------------------------
 
 
-def _find_ranges(view: RankView, frames: Ints, modules: Nesting, tree: _Tree) -> _Ranges:
+def _find_ranges(view: RankView, frames: Ints, modules: Nesting, tree: ModuleTree) -> ModuleRanges:
     """Return the ranges to which calls belong, each with its path."""
     backward, forward = find_backward(view)
     known = np.flatnonzero(forward != NONE)
     inside = _find_around(view, frames, modules, forward[known])
-    path = np.full(len(backward), _NONE_KNOWN, dtype=np.int64)
+    path = np.full(len(backward), NO_FORWARD, dtype=np.int64)
     path[known] = np.where(inside == OUTSIDE, OUTSIDE, tree.path_of_frame[inside])
     rows = np.concatenate([frames, backward])
     is_backward = np.arange(len(rows)) >= len(frames)
-    return _Ranges(rows, view.host.nest_rows(rows), np.concatenate([tree.path_of_frame, path]), is_backward)
+    return ModuleRanges(rows, view.host.nest_rows(rows), np.concatenate([tree.path_of_frame, path]), is_backward)
 
 
 def _find_around(view: RankView, frames: Ints, nesting: Nesting, rows: Ints) -> Ints:
@@ -187,24 +214,23 @@ def _find_around(view: RankView, frames: Ints, nesting: Nesting, rows: Ints) -> 
 # -- sums -------------------------------------------------------------------------------------------------------------
 
 
-def _sum_host(ranges: _Ranges, path_count: int) -> _Sums:
+def _sum_host(ranges: ModuleRanges, path_count: int) -> _Sums:
     return _sum_by_path(ranges, np.arange(len(ranges.rows)), ranges.nesting.self_ns(), path_count)
 
 
-def _sum_device(view: RankView, ranges: _Ranges, path_count: int) -> _Sums:
+def _sum_device(view: RankView, ranges: ModuleRanges, path_count: int) -> _Sums:
     length_ns = view.work.end_ns - view.work.start_ns
     launched = np.flatnonzero(view.launch != NONE)
     call = view.launch[launched]
-    inside = _find_around(view, ranges.rows[~ranges.is_backward], ranges.nesting, call)
-    sums = _sum_by_path(ranges, inside, length_ns[launched], path_count)
+    sums = _sum_by_path(ranges, ranges.find(view, call), length_ns[launched], path_count)
     return sums._replace(unknown=int(length_ns[view.launch == NONE].sum()))
 
 
-def _sum_by_path(ranges: _Ranges, inside: Ints, own_ns: Ints, path_count: int) -> _Sums:
+def _sum_by_path(ranges: ModuleRanges, inside: Ints, own_ns: Ints, path_count: int) -> _Sums:
     """Return the sums of `own_ns`, each of which belongs to the range `inside`, OUTSIDE for none."""
-    path = np.where(inside == OUTSIDE, OUTSIDE, ranges.path[inside])
+    path = ranges.path_of(inside)
     backward = (inside != OUTSIDE) & ranges.is_backward[inside]
-    elsewhere = path == _NONE_KNOWN
+    elsewhere = path == NO_FORWARD
 
     def add_up(mask: npt.NDArray[np.bool_]) -> Ints:
         total = np.zeros(path_count + 1, dtype=np.int64)
@@ -220,19 +246,19 @@ _NO_DEVICE = (None, None, None, None)
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _build_rows(tree: _Tree, calls: Ints, length: Ints, host: _Sums, device: _Sums | None) -> list[ModuleRow]:
-    count = len(tree.names)
+def _build_rows(found: ModuleCalls, host: _Sums, device: _Sums | None) -> list[ModuleRow]:
+    tree, length, count = found.tree, found.length_ns, len(found.tree.names)
     backward_total = tree.sum_up(host.backward[:count])
     on_device = (device.forward[:count], device.backward[:count]) if device is not None else ()
     device_totals = [tree.sum_up(one) for one in on_device]
     cost = sum(device_totals) if device_totals else length + backward_total
     columns = [one for pair in zip(on_device, device_totals, strict=True) for one in pair]
     rows = []
-    for place in _order(tree, np.asarray(cost).tolist()):
+    for place in order_modules(tree, np.asarray(cost).tolist()):
         own, total, backward_own, backward = [int(one[place]) for one in columns] or _NO_DEVICE
         rows.append(
             ModuleRow(
-                path=tree.path(place), name=tree.names[place], depth=tree.depths[place], count=int(calls[place]),
+                path=tree.path(place), name=tree.names[place], depth=tree.depths[place], count=int(found.calls[place]),
                 host_total_ns=int(length[place]), host_self_ns=int(host.forward[place]),
                 backward_host_total_ns=int(backward_total[place]), backward_host_self_ns=int(host.backward[place]),
                 device_self_ns=own, device_total_ns=total,
@@ -242,7 +268,7 @@ def _build_rows(tree: _Tree, calls: Ints, length: Ints, host: _Sums, device: _Su
     return rows
 
 
-def _order(tree: _Tree, cost: Sequence[int]) -> list[int]:
+def order_modules(tree: ModuleTree, cost: Sequence[int]) -> list[int]:
     """Return the MODULES_MAX most costly places in the order of the tree, the most costly first among siblings."""
     kept = set(sorted(range(len(cost)), key=lambda one: (-cost[one], tree.depths[one]))[:MODULES_MAX])
     children: dict[int, list[int]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rankscope.collector.traces.data_frames import build_tables
+from rankscope.collector.traces.profile_rows import ModelProfile
 
 SCHEMA = 1
 
@@ -502,8 +503,8 @@ class Abstention(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankReport(Breakdown, frozen=True, kw_only=True):
     """One trace. The breakdown is of the whole trace, from the first device event's start to the last one's end.
-    `operator_shapes`, `roofline`, `modules`, `kernel_groups` and `kernel_sequences` are None where they were not asked
-    for.
+    `operator_shapes`, `roofline`, `modules`, `kernel_groups`, `kernel_sequences` and `flops` are None where they were
+    not asked for.
     """
 
     rank: int | None
@@ -538,6 +539,7 @@ class RankReport(Breakdown, frozen=True, kw_only=True):
     modules: list[ModuleRow] | None = None
     kernel_groups: list[KernelGroupRow] | None = None
     kernel_sequences: list[SequenceRow] | None = None
+    flops: ModelProfile | None = None
 
 
 class MatchedCollective(msgspec.Struct, frozen=True, kw_only=True):

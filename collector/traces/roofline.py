@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.traces.device_peaks import GB, TFLOP, PeakOverride, find_peaks, name_number_type
+from rankscope.collector.traces.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
 from rankscope.collector.traces.operator_costs import OPERATORS, Cost, count_cost
 from rankscope.collector.traces.report import RooflineRow
 from rankscope.collector.traces.tables import describe_shapes, uses_tensor_cores
@@ -131,8 +131,8 @@ def _find_peaks(device: str | None, override: PeakOverride, dtype: str | None, k
     """Return the highest rates for inputs of this type."""
     peaks = find_peaks(device)
     number_type = name_number_type(dtype or "", on_tensor_cores=uses_tensor_cores(kernel))
-    tflops, gbps = (peaks.tflops.get(number_type or ""), peaks.memory_gbps) if peaks is not None else (None, None)
-    tflops = override.tflops if override.tflops is not None else tflops
+    tflops = find_tflops(device, number_type or "", override)
+    gbps = peaks.memory_gbps if peaks is not None else None
     gbps = override.memory_gbps if override.memory_gbps is not None else gbps
     return _Rates(tflops * TFLOP if tflops is not None else None, gbps * GB if gbps is not None else None)
 

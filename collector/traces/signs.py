@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.collector.traces.counted_operators import find_innermost_places
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
@@ -271,23 +272,10 @@ def _find_compute_capability(
 
 def _find_largest_fp32_gemm(view: RankView) -> _Gemm | None:
     """Return the matrix product in fp32 with the most work; None without shapes (`record_shapes=True`)."""
-    rows = np.array(sorted(row for row in view.trace.shapes if view.trace.name(row) in GEMMS), dtype=np.int64)
-    found = (_gemm_of(*view.trace.shapes[row]) for row in _find_innermost(view, rows).tolist())
+    rows = view.host.operator_rows[find_innermost_places(view, GEMMS.__contains__)]
+    recorded = (view.trace.shapes.get(row) for row in rows.tolist())
+    found = (_gemm_of(*one) for one in recorded if one is not None)
     return max((gemm for gemm in found if gemm is not None), default=None)
-
-
-def _find_innermost(view: RankView, rows: Ints) -> Ints:
-    """Return those of these operators that have none of them inside: a DTensor's outer product has global shapes, of
-    which this rank multiplies a part, in the inner one.
-    """
-    nesting = view.host.operators
-    places = np.flatnonzero(np.isin(view.host.operator_rows, rows))
-    is_outer = np.zeros(len(view.host.operator_rows), dtype=bool)
-    above = nesting.parent[places]
-    while len(above := above[above != OUTSIDE]):
-        is_outer[above] = True
-        above = nesting.parent[above]
-    return view.host.operator_rows[places[~is_outer[places]]]
 
 
 def _gemm_of(types_json: bytes, dims_json: bytes) -> _Gemm | None:

@@ -44,7 +44,6 @@ SMALL: Final = {
     "collector/commands/relay.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
-    "collector/traces/asked_rows.py": "tables that have to be asked for, apart from those of every report",
     "collector/traces/cycles.py": ONE_TABLE,
     "collector/reports/cycle_table.py": ONE_TABLE,
     "collector/reports/notebook_view.py": "what a notebook shows, apart from what a terminal or a page does",

@@ -166,7 +166,10 @@ def test_times_sum_to_those_of_computing_kernels(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"peak_tflops": 3.0}, "--peak-tflops is given without --roofline; there is nothing to compare with it"),
+        (
+            {"peak_tflops": 3.0},
+            "--peak-tflops is given without --roofline or --flops; there is nothing to compare with it",
+        ),
         ({"roofline": True, "peak_gbps": 0.0}, "--peak-gbps is 0.0; it must be a number above 0"),
         ({"roofline": True, "peak_tflops": float("nan")}, "--peak-tflops is nan; it must be a number above 0"),
     ],

@@ -1,0 +1,191 @@
+"""Small models whose floating-point operations are counted by hand, to be traced by torch's profiler on a CPU.
+
+A multiplication and an addition are 2; only products count. In the backward each product of the forward is made again
+for the gradient of each of its factors, but not for an input of the model, which needs none.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+B = 4
+"""Batch of all models."""
+
+
+class Known(NamedTuple):
+    """Forward and backward of a model, and their FLOPs by hand. `recompute` are those of the forward that run again."""
+
+    run: Callable[[], None]
+    forward: int
+    backward: int
+    recompute: int = 0
+
+
+class Attention(nn.Module):
+    """Self-attention of width 64 with 4 heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: torch.Tensor = self.out(found.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class Block(nn.Module):
+    """A transformer block of width 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm(x))
+        down: torch.Tensor = self.down(functional.gelu(self.up(x)))
+        return x + down
+
+
+BLOCK_PRODUCTS = B * 32 * 2 * (64 * 192 + 64 * 64 + 2 * 64 * 256)
+"""Those with weights, for 32 tokens."""
+BLOCK_SCORES = B * 4 * 2 * 32 * 32 * 16
+"""One product of 4 heads of width 16: q and k, or scores and v, which are not halved for the causal mask."""
+
+
+def train(model: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Callable[[], None]:
+    def run() -> None:
+        found = model(x)
+        (found[0] if isinstance(found, tuple) else found).sum().backward()
+
+    return run
+
+
+def make_mlp() -> Known:
+    first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    return Known(train(model, torch.randn(B, 128)), first + second, first + 2 * second)
+
+
+def make_convolutions() -> Known:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, groups=4),
+        nn.Conv2d(32, 32, 3, groups=32),
+        nn.Conv2d(32, 8, (3, 1), dilation=2, bias=False),
+    )
+    first = B * 2 * 32 * 32 * 16 * 3 * 9  # 32 + 2 - 3 + 1 = 32
+    grouped = B * 2 * 16 * 16 * 32 * 4 * 9  # (32 + 2 - 3) // 2 + 1 = 16; each output channel sees 16 / 4
+    depthwise = B * 2 * 14 * 14 * 32 * 1 * 9
+    dilated = B * 2 * 10 * 14 * 8 * 32 * 3  # 14 - 2 * 2 = 10 rows, 14 columns
+    others = grouped + depthwise + dilated
+    return Known(train(model, torch.randn(B, 3, 32, 32)), first + others, first + 2 * others)
+
+
+def make_other_dimensions() -> Known:
+    """Convolutions of one and three dimensions, and a transposed one of two groups."""
+    one, three = nn.Conv1d(4, 6, 5), nn.Conv3d(2, 4, 3, groups=2)
+    transposed = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
+    inputs = (torch.randn(B, 4, 20), torch.randn(B, 2, 5, 5, 5), torch.randn(B, 4, 5, 5, requires_grad=True))
+
+    def run() -> None:
+        for layer, x in zip((one, three, transposed), inputs, strict=True):
+            layer(x).sum().backward()
+
+    of_one = B * 2 * 16 * 6 * 4 * 5
+    of_three = B * 2 * 27 * 4 * 1 * 27
+    of_transposed = B * 2 * 25 * 4 * 3 * 9  # at each of 5 x 5 inputs
+    return Known(run, of_one + of_three + of_transposed, of_one + of_three + 2 * of_transposed)
+
+
+def make_attention() -> Known:
+    """One operator computes both products of attention; its backward makes the scores again: 5 products."""
+    return Known(
+        train(Block(), torch.randn(B, 32, 64, requires_grad=True)),
+        BLOCK_PRODUCTS + 2 * BLOCK_SCORES,
+        2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES,
+    )
+
+
+def make_attention_of_plain_products() -> Known:
+    run = make_attention().run
+
+    def run_plain() -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            run()
+
+    return Known(run_plain, BLOCK_PRODUCTS + 2 * BLOCK_SCORES, 2 * BLOCK_PRODUCTS + 4 * BLOCK_SCORES)
+
+
+def make_lstm() -> Known:
+    once = B * 20 * 2 * 4 * 48 * (32 + 48)
+    return Known(train(nn.LSTM(32, 48, batch_first=True), torch.randn(B, 20, 32)), once, 2 * once)
+
+
+def make_gru() -> Known:
+    """Both directions; torch computes the products of the hidden state step by step. The first state needs no
+    gradient.
+    """
+    of_input, of_step = 2 * B * 20 * 2 * 3 * 48 * 32, 2 * B * 2 * 3 * 48 * 48
+    model = nn.GRU(32, 48, batch_first=True, bidirectional=True)
+    run = train(model, torch.randn(B, 20, 32))
+    return Known(run, of_input + 20 * of_step, of_input + (20 + 19) * of_step)
+
+
+def make_embedding() -> Known:
+    once = B * 16 * 2 * 64 * 1000
+    model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000, bias=False))
+    return Known(train(model, torch.randint(0, 1000, (B, 16))), once, 2 * once)
+
+
+def make_checkpoint(*, reentrant: bool) -> Known:
+    block, x = Block(), torch.randn(B, 32, 64, requires_grad=True)
+    once = BLOCK_PRODUCTS + 2 * BLOCK_SCORES
+
+    def run() -> None:
+        checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+
+    return Known(run, once, 2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES, once)
+
+
+def make_compiled() -> Known:
+    first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
+    model = torch.compile(nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)), backend="aot_eager")
+    return Known(train(model, torch.randn(B, 128)), first + second, first + 2 * second)
+
+
+MODELS: dict[str, Callable[[], Known]] = {
+    "MLP": make_mlp,
+    "2-d convolutions: plain, grouped, depthwise, dilated": make_convolutions,
+    "1-d, 3-d and transposed convolutions": make_other_dimensions,
+    "transformer block, SDPA": make_attention,
+    "transformer block, SDPA of plain products": make_attention_of_plain_products,
+    "LSTM": make_lstm,
+    "GRU, both directions": make_gru,
+    "embedding and head": make_embedding,
+    "block, checkpoint (reentrant)": lambda: make_checkpoint(reentrant=True),
+    "block, checkpoint (not reentrant)": lambda: make_checkpoint(reentrant=False),
+    "MLP, torch.compile (aot_eager)": make_compiled,
+}
+
+
+def record(run: Callable[[], None], path: Path, *, stacks: bool = False, flops: bool = False) -> Path:
+    """Write a trace of one call, after one that warms up, and return its path."""
+    run()
+    with profile(
+        activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=stacks, with_flops=flops
+    ) as recorded:
+        run()
+    recorded.export_chrome_trace(str(path))
+    return path
