@@ -17,6 +17,7 @@ from rankscope.collector.commands.doctor import Doctor
 from rankscope.collector.commands.files import Files
 from rankscope.collector.commands.incidents import Incidents
 from rankscope.collector.commands.keys import Keys
+from rankscope.collector.commands.memory import Memory
 from rankscope.collector.commands.merge import Merge
 from rankscope.collector.commands.nodes import Nodes
 from rankscope.collector.commands.notify import Notify
@@ -31,7 +32,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
     Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Analyze(), Merge(), View(), Doctor(), Files(), Demo(),
+    Analyze(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

@@ -1,0 +1,63 @@
+"""`rankscope memory`: read a memory snapshot of torch."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.memory.snapshot_process import read_snapshot
+from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.memory_flow import MemoryFlow
+
+TOP: Final = 20
+
+
+class Memory:
+    """Print what holds the memory of each device, how fragmented it is, and what was there at the peak."""
+
+    name = "memory"
+    summary = "read a memory snapshot of torch: what holds it, fragmentation, the peak"
+    example = """\
+rankscope memory snapshot.pickle --flow memory.svg
+rankscope memory snapshot.pickle --json > memory.json"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the snapshot and the outputs."""
+        parser.add_argument("path", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
+        parser.add_argument("--json", action="store_true", help="print everything as JSON, with whole stacks")
+        parser.add_argument(
+            "--flow", type=Path, default=None, metavar="FILE", help="draw time by address into this SVG file"
+        )
+        parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Read, print and draw, and return 0. Raises UnavailableError for a file that cannot be read or is refused."""
+        from rankscope.collector.reports.snapshot_text import render_snapshot  # noqa: PLC0415 - no other command needs it
+
+        if options.top < 1:
+            raise SettingError(f"--top is {options.top}; it must be 1 or more")
+        result = read_snapshot(options.path, with_flow=options.flow is not None)
+        if options.json:
+            print(msgspec.json.format(msgspec.json.encode(result.report), indent=1).decode())
+        else:
+            print(render_snapshot(result.report, options.top))
+        if options.flow is not None:
+            if result.flows:
+                write_flow(options.flow, "--flow", result.flows)
+            else:
+                print("rankscope: nothing is drawn: the snapshot has no history with times", file=sys.stderr)
+                return 1
+        return 0
+
+
+def write_flow(path: Path, option: str, flows: Sequence[MemoryFlow]) -> None:
+    """Write the pictures, below each other, as SVG. Raises UnavailableError where the file cannot be written."""
+    from rankscope.collector.reports.memory_flow import render_flow  # noqa: PLC0415 - only with the option
+
+    try:
+        path.write_text(render_flow(flows), encoding="utf-8")
+    except OSError as error:
+        raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error
