@@ -120,6 +120,9 @@ class AgentThread:
     def start(self) -> None:
         """Start reporting."""
         self._samples.start()
+        self._samples.out_of_memory.start(
+            self._training.hooks.buffer.add, self._training.timer.find_place, self._outbox.wake
+        )
         self._watchdog.start()
         self._training.windows.start_sampler()
         self._thread.start()
@@ -147,9 +150,10 @@ class AgentThread:
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
                 self._outbox.exchange(next_report_ns)
-                if self._clock.monotonic_ns() >= next_report_ns:
+                if self._clock.monotonic_ns() >= next_report_ns or self._samples.out_of_memory.is_due:
                     interval_ns = self._find_interval_ns()
-                    next_report_ns += interval_ns * (1 + (self._clock.monotonic_ns() - next_report_ns) // interval_ns)
+                    late_ns = max(-interval_ns, self._clock.monotonic_ns() - next_report_ns)
+                    next_report_ns += interval_ns * (1 + late_ns // interval_ns)
                     self._report()
                 self._outbox.log_changes()
                 if self._outbox.spill_folder:  # from which the sidecar delivers orphaned reports
@@ -241,11 +245,15 @@ class AgentThread:
             stalled_since_host_ns=observed.stalled_since_host_ns,
             stall=observed.stall,
             node=self._samples.pop_node(),
+            out_of_memory=self._samples.out_of_memory.collect(last=last),
         )
         if self._groups_wanted:
             self._builder.resend_groups()
             self._groups_wanted = False
         self._outbox.push(self._builder.build(interval, now_ns), step_count=len(steps))
+        self._samples.out_of_memory.attach()
+        if not last:
+            self._samples.out_of_memory.read_held(interval.out_of_memory)
 
     def _write_traces(self, steps: list[StepRecord]) -> list[StepRecord]:
         """Write the captures that have ended, and mark the steps that a capture has made longer."""

@@ -38,6 +38,7 @@ import msgspec
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.nccl_ras import RasCommunicator
+from rankscope.measure.out_of_memory import Notices
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -110,7 +111,8 @@ class Report(Message, frozen=True):
     report: how much of them was exposed is not known, and some kinds are missing, so no self time follows from them.
 
     While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
-    reports of one rank a node, and only where it is newer than that of the report before.
+    reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
+    errors of torch's allocator since the report before, which is made at once after one.
     """
 
     KIND: ClassVar[int] = 3
@@ -134,6 +136,7 @@ class Report(Message, frozen=True):
     synchronisations: Annotated[tuple[WindowSynchronisations, ...], Some] = ()
     node: NodeSample | None = None
     timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
+    out_of_memory: Notices = ()
 
 
 class Ack(Message, frozen=True):

@@ -54,6 +54,21 @@ def format_duration(nanoseconds: float) -> str:
     return f"{nanoseconds / NS_PER_S:.1f} s"
 
 
+_SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes as text, in its largest binary unit.
+
+    >>> format_bytes(512), format_bytes(3 * 2**29), format_bytes(-(2**20))
+    ('512 bytes', '1.5 GiB', '-1.0 MiB')
+    """
+    for name, unit in _SIZES:
+        if abs(count) >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} bytes"
+
+
 _LENGTHS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 

@@ -11,6 +11,7 @@ from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -65,6 +66,7 @@ class Interval(msgspec.Struct, kw_only=True):
     stall: Stall | None = None
     synchronisations: Sequence[WindowSynchronisations] = ()
     node: NodeSample | None = None
+    out_of_memory: tuple[OutOfMemory, ...] = ()
 
 
 REPORTERS_MAX: Final = 8
@@ -133,6 +135,7 @@ class ReportBuilder:
             synchronisations=tuple(interval.synchronisations),
             node=interval.node,
             timed_steps=tuple(interval.timed_steps),
+            out_of_memory=interval.out_of_memory,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

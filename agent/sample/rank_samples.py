@@ -9,6 +9,7 @@ from rankscope.agent.sample.host import GcMeter, HostSampler
 from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.node import NodeSampler
 from rankscope.agent.sample.nvml import NvmlSampler
+from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.agent.steps.device_timers import find_cuda
@@ -36,6 +37,7 @@ class RankSamples:
         if config.gpu:
             samplers["gpu"] = self._devices.sample
         cuda = find_cuda()
+        self.out_of_memory = OutOfMemoryWatch(clock, guard, cuda)
         if cuda is not None:
             samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
         if config.node_samples and reads_machine:
@@ -85,8 +87,9 @@ class RankSamples:
             self.loop.run(now_ns)
 
     def stop(self) -> None:
-        """Stop measuring pauses of the garbage collector."""
+        """Stop measuring pauses of the garbage collector, and noting errors of the allocator."""
         self._gc_meter.remove()
+        self.out_of_memory.stop()
 
     def close(self) -> None:
         """Close the files and libraries of the samplers."""

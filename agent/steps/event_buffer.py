@@ -227,6 +227,13 @@ class HookEventBuffer:
 
     # -- any of them --------------------------------------------------------------------------------------------------
 
+    def add(self, handle: Callable[..., None], now_ns: int, *arguments: object) -> None:
+        """Add an event of another part, in the order of time, from any thread: `handle` is called with the time and the
+        arguments when the events before it have been processed. It is none that may begin or end a step.
+        """
+        if not self._guard.is_off(PART):
+            self.entries.extend((handle, now_ns, arguments))
+
     def _process(self, *, inline: bool, events_max: int | None = None) -> None:
         entries = self.entries
         count = len(entries) // FIELDS

@@ -117,7 +117,8 @@ class StepRecorder:
         #: Whether a step has ended, or it is known how steps will.
         self.has_ends = False
         self._phase_names: set[str] = set(PHASES)
-        self._user_phases: list[str] = []
+        #: Phases of the user's that are open, the innermost last.
+        self.user_phases: list[str] = []
         self._declared_fields = NONE_DECLARED
         self._declared_ahead: BatchSize | None = None
 
@@ -140,8 +141,8 @@ class StepRecorder:
     def charge(self, now_ns: int, name: str, *, inside: bool = False) -> None:
         """Charge the time since the last event to a phase. A gap inside a phase of the user's belongs to that one."""
         if self.open is not None:
-            if self._user_phases and not inside:
-                name = self._user_phases[-1]
+            if self.user_phases and not inside:
+                name = self.user_phases[-1]
             phases_ns = self.open.phases_ns
             phases_ns[name] = phases_ns.get(name, 0) + now_ns - self.mark_ns
             if self._on_charge is not None:
@@ -175,13 +176,13 @@ class StepRecorder:
         if name not in self._phase_names and len(self._phase_names) >= len(PHASES) + self._phases_max:
             name = OTHER
         self._phase_names.add(name)
-        self._user_phases.append(name)
+        self.user_phases.append(name)
 
     def end_phase(self, now_ns: int) -> None:
         """End the user's phase."""
-        if self._user_phases:
+        if self.user_phases:
             self.charge(now_ns, OTHER)
-            self._user_phases.pop()
+            self.user_phases.pop()
 
     # -- where a step ends --------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns
 
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, add_sizes
-from rankscope.agent.steps.step_recorder import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, StepRecorder
+from rankscope.agent.steps.step_recorder import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, OpenStep, StepRecorder
 from rankscope.agent.steps.user_steps import UserSteps
 from rankscope.measure.records import StepRecord
 
@@ -92,6 +92,22 @@ class StepTimer:
     def step(self) -> int:
         """The number of the first step that has no record yet."""
         return self.recorder.next_step
+
+    def find_place(self) -> tuple[int | None, str]:
+        """Return the number of the open step, and the phase that the time since the last event will be charged to, by
+        the events so far; None and an empty text outside of steps.
+        """
+        steps = self.recorder
+        if steps.open is None:
+            return None, ""
+        return steps.next_step + (steps.held is not None), self._find_phase(steps.open)
+
+    def _find_phase(self, step: OpenStep) -> str:
+        if self._data_depth or self._backward_depth or self._optimizer_depth:
+            return DATA if self._data_depth else BACKWARD if self._backward_depth else OPTIMIZER
+        if self.recorder.user_phases:
+            return self.recorder.user_phases[-1]
+        return OTHER if step.backwards or step.has_stepped else FORWARD
 
     @property
     def ends_at_batch(self) -> bool:

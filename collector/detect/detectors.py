@@ -10,6 +10,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Abstain, Finding, match_open
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
+from rankscope.collector.detect.memory.out_of_memory import OutOfMemoryErrors
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.run_rules.device_models import DeviceModels
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
@@ -28,6 +29,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     thresholds = read_thresholds(config)
     return (
         Hangs(),
+        OutOfMemoryErrors(),
         SlowLinks(read_link_thresholds(config)),
         Stragglers(thresholds),
         DeviceModels(thresholds),

@@ -16,6 +16,7 @@ from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.messages import RasAnswered
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,
     DeviceSample,
@@ -39,13 +40,21 @@ class AllocatorCounts(NamedTuple):
     sample: AllocatorSample
 
 
+class OutOfMemorySeen(NamedTuple):
+    """An error of a rank's allocator, when its report came, and the last step of the rank by then; None before any."""
+
+    notice: OutOfMemory
+    seen_collector_ns: int
+    after_step: int | None
+
+
 class Samples(NamedTuple):
     """The samples of each rank, oldest first where there are several: breakdowns of full windows, pauses of Python's
     garbage collector, the last GPU sample, counters of torch's allocator, the last sample of the host, blocking calls
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
     rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
-    thread was ready to run and had no CPU.
+    thread was ready to run and had no CPU. `memory_errors`: the last errors of torch's allocator.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -58,6 +67,7 @@ class Samples(NamedTuple):
     machines: Mapping[int, Sequence[NodeCounts]] = {}
     process_cpu: Mapping[int, Sequence[TimeCount]] = {}
     core_waits: Mapping[int, Sequence[TimeCount]] = {}
+    memory_errors: Mapping[int, Sequence[OutOfMemorySeen]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

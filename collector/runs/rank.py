@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rankscope.collector.detect.view import OutOfMemorySeen
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment, Clocks
 from rankscope.collector.runs.events import (
@@ -39,6 +40,7 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.out_of_memory import NOTICES_MAX
 from rankscope.measure.records import (
     Collectives,
     DeviceSample,
@@ -134,6 +136,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     node_frame: bytes | None = None
     #: Where the distance to its first full window is counted from; None before any report here.
     first_seen: FirstSeen | None = None
+    #: Its last errors of torch's allocator, at most NOTICES_MAX, numbers ascend.
+    memory_errors: tuple[OutOfMemorySeen, ...] = ()
 
     @classmethod
     def begin(cls, hello: Hello, now_collector_ns: int) -> "RankState":
@@ -271,6 +275,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             devices_frame=None if report.has_devices else _choose(self.devices_frame, self.frame),
             allocator_frame=_choose(self.allocator_frame, self.frame) if report.allocator is None else None,
             node_frame=_choose_node(self, report, frame),
+            memory_errors=_add_errors(self, report, now_collector_ns) if report.out_of_memory else self.memory_errors,
         )
 
     def record_steps(self, report: ReportFields, late: int, last_step: int) -> "RankState":
@@ -397,6 +402,9 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
         require(min(counts) >= 0, f"{who}: a negative count of step records: {steps}")
         require(len(self.frame) <= FRAME_BYTES_KEPT, f"{who}: too large a frame is kept")
         require(len(self.node_frame or b"") <= FRAME_BYTES_KEPT, f"{who}: too large a sample of its machine is kept")
+        numbers = [one.notice.number for one in self.memory_errors]
+        require(numbers == sorted(set(numbers)), f"{who}: errors of the allocator are out of order")
+        require(len(numbers) <= NOTICES_MAX, f"{who}: too many errors of the allocator are kept")
         self.liveness.validate()
 
 
@@ -410,6 +418,15 @@ def _find_first_seen(rank: RankState, report: ReportFields) -> FirstSeen:
         return FirstSeen(-1, rank.hello.host_ns)
     last_step = int(report.steps.column("step").max()) if report.steps.row_count else rank.last_step
     return FirstSeen(-1 if last_step is None else last_step, report.host_ns)
+
+
+def _add_errors(rank: RankState, report: ReportFields, now_collector_ns: int) -> tuple[OutOfMemorySeen, ...]:
+    """Return the last errors of the allocator after a report. One that is reported again has more fields now."""
+    known = {one.notice.number: one for one in rank.memory_errors}
+    for notice in report.out_of_memory:
+        seen = known.get(notice.number) or OutOfMemorySeen(notice, now_collector_ns, rank.last_step)
+        known[notice.number] = seen._replace(notice=notice)
+    return tuple(known[number] for number in sorted(known)[-NOTICES_MAX:])
 
 
 def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:
@@ -434,7 +451,7 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None,
+        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None, out_of_memory=(),
     )  # fmt: skip
     return encode(report)
 

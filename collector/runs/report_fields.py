@@ -13,6 +13,7 @@ import msgspec
 from rankscope.collector.runs.ratio_basis import ON_DEMAND
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Report
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,
     Collectives,
@@ -72,6 +73,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     stalled_since_host_ns: int | None
     stall: Stall | None
     node: NodeSample | None
+    out_of_memory: tuple[OutOfMemory, ...]
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -101,6 +103,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.stalled_since_host_ns,
             report.stall,
             report.node,
+            report.out_of_memory,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

@@ -18,8 +18,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.collector.detect.hang_state import DIED, SILENT, date_failure
+from rankscope.collector.detect.memory.out_of_memory import describe_bytes, describe_place
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Ending
 from rankscope.measure.messages import RankEnded
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import NS_PER_S, ns_to_s
 
@@ -33,7 +35,8 @@ RANKS_NAMED_MAX: Final = 64
 
 class RankProcessEnd(NamedTuple):
     """What is known of the end of one rank process. `ending` is None while it is live. Times are by the wall clock: of
-    its end, as far as known, and of its last message.
+    its end, as far as known, and of its last message. `out_of_memory`: the last error of its GPU's allocator, if
+    that was shortly before the end.
     """
 
     rank: int
@@ -43,12 +46,14 @@ class RankProcessEnd(NamedTuple):
     heard_wall_s: float | None = None
     seen: RankEnded | None = None
     last_step: int | None = None
+    out_of_memory: OutOfMemory | None = None
 
 
 class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
     """The rank whose end brought the others down. `signal` is a name such as SIGSEGV, `line` the place in the script
     where it crashed or raised, `a.py:24 (run)`; both are empty where there is none or it is not known. `together`:
-    ranks that died without an exception within TOGETHER_NS of it, any of which may have been the first.
+    ranks that died without an exception within TOGETHER_NS of it, any of which may have been the first. `out_of_memory`
+    says how its GPU's memory was not enough shortly before; empty where it was.
     """
 
     rank: int
@@ -61,6 +66,7 @@ class FirstToFail(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None = None
     ended_wall_s: float | None = None
     together: tuple[int, ...] = ()
+    out_of_memory: str = ""
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +134,12 @@ def find_first_to_fail(ranks: Sequence[RankProcessEnd]) -> FirstToFail | None:
         last_step=first.last_step,
         ended_wall_s=_find_end_s(first),
         together=_find_together(first, failed),
+        out_of_memory="" if first.out_of_memory is None else _describe_out_of_memory(first.out_of_memory),
     )
+
+
+def _describe_out_of_memory(notice: OutOfMemory) -> str:
+    return f"its GPU had run out of memory{describe_place(notice)}: it {describe_bytes(notice)}"
 
 
 def _reason_of(rank: RankProcessEnd) -> str:

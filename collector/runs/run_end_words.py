@@ -33,6 +33,10 @@ SUGGESTIONS: Final[Mapping[str, str]] = {
     "collective_timeout": "See which rank the others waited for: the hang found before, and the ranks' stacks.",
     LOST: "Look at the machines: their power, their network, and whether the processes still run.",
 }
+OUT_OF_GPU_MEMORY: Final = (
+    "The incident out_of_memory of this run says what held the GPU's memory and what would help; restart from the last "
+    "checkpoint."
+)
 
 
 def describe_end(end: RunEnd) -> str:
@@ -51,6 +55,8 @@ def describe_first_to_fail(first: FirstToFail) -> str:
     place = f" at {first.line}" if first.line else ""
     step = "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"
     text = f"rank {first.rank} ({first.node}), {first.reason}{detail}{place}, {step}"
+    if first.out_of_memory:
+        text = f"{text}; {first.out_of_memory}"
     if not first.together:
         return text
     ranks = f"rank{'' if len(first.together) == 1 else 's'} {format_ranks(first.together)}"
@@ -91,9 +97,15 @@ def find_failure(end: RunEnd | None) -> Finding | None:
         ranks=end.lost_ranks if first is None else tuple(sorted((first.rank, *first.together))),
         cause=end.reason,
         sentence=write_end(end),
-        suggestion=SUGGESTIONS.get(end.reason, ""),
+        suggestion=_choose_suggestion(end),
         severity="info" if end.reason in ON_PURPOSE else "warning",
     )
+
+
+def _choose_suggestion(end: RunEnd) -> str:
+    if end.first is not None and end.first.out_of_memory:
+        return OUT_OF_GPU_MEMORY
+    return SUGGESTIONS.get(end.reason, "")
 
 
 def write_end(end: RunEnd) -> str:

@@ -1,6 +1,7 @@
 """Keep the run's end up to date: computed when its last rank ends, and again when more is known. Pure."""
 
 from collections.abc import Collection
+from typing import Final
 
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.clock_alignment import Clocks
@@ -8,7 +9,12 @@ from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_end import RankProcessEnd, RunEnd, find_run_end
 from rankscope.measure.messages import RankEnded
-from rankscope.measure.units import s_to_ns
+from rankscope.measure.out_of_memory import OutOfMemory
+from rankscope.measure.units import NS_PER_S, s_to_ns
+
+SHORTLY_NS: Final = 60 * NS_PER_S
+"""A rank that does not catch an error of its allocator ends within seconds; with many threads, or peers in a
+collective, within a minute."""
 
 
 class RunEnding:
@@ -65,4 +71,13 @@ def _read_end(rank: RankState, clocks: Clocks) -> RankProcessEnd:
         heard_wall_s=rank.last_report_wall_s,
         seen=liveness.seen,
         last_step=rank.last_step,
+        out_of_memory=_find_out_of_memory(rank, ended_collector_ns),
     )
+
+
+def _find_out_of_memory(rank: RankState, ended_collector_ns: int | None) -> OutOfMemory | None:
+    """Return the last error of a rank's allocator, if it was within SHORTLY_NS before its end."""
+    if ended_collector_ns is None or not rank.memory_errors:
+        return None
+    last = rank.memory_errors[-1]
+    return last.notice if ended_collector_ns - last.seen_collector_ns <= SHORTLY_NS else None

@@ -40,6 +40,7 @@ from rankscope.measure.messages import (
     Welcome,
 )
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
+from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -186,6 +187,12 @@ STALL = Stall(
 THREAD = KernelThread(
     thread=4711, name="python", state="S", wait_channel="futex_do_wait", system_call=202, cpu_ns=10_000_000
 )
+OUT_OF_MEMORY = OutOfMemory(
+    number=3, host_ns=1_604, device=1, asked_bytes=1 << 31, free_bytes=1 << 30, limit_bytes=80 << 30,
+    allocated_bytes=70 << 30, reserved_bytes=78 << 30, inactive_split_bytes=5 << 30, step=43, phase="forward",
+    held=(HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),)),),
+    absent={"held": "not told"},
+)  # fmt: skip
 COMMUNICATOR = RasCommunicator(
     name="cf264af53edbe986", size=8, ranks_left_out=1,
     ranks=(
@@ -218,6 +225,7 @@ STATED: dict[str, Message] = {
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
+        out_of_memory=(OUT_OF_MEMORY,),
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -259,7 +267,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_CORE_WAIT = msgspec.structs.replace(STATED["report"], host=EARLIER_HOST)
+WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(STATED["report"], out_of_memory=())
+WITHOUT_CORE_WAIT = msgspec.structs.replace(WITHOUT_OUT_OF_MEMORY, host=EARLIER_HOST)
 WITHOUT_TAILS = msgspec.structs.replace(
     WITHOUT_CORE_WAIT,
     totals=TOTALS_WITHOUT_TAILS,
@@ -287,6 +296,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     *(("report", (field, 0)) for field in ("breakdowns", "devices", "groups", "progress", "synchronisations")),
     ("report", ("synchronisations", 0, "kinds", 0)),
     ("report", ("stall",)),
+    ("report", ("out_of_memory", 0)),
+    ("report", ("out_of_memory", 0, "held", 0)),
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
     ("report", ("stall", "pending", 0)),
@@ -390,6 +401,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
+        "out_of_memory": (),
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -443,6 +455,11 @@ def test_earlier_report_without_tails_and_samples_decodes() -> None:
 def test_earlier_report_without_the_wait_for_a_core_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_core_wait.hex").read_text())
     assert decode(frame) == WITHOUT_CORE_WAIT
+
+
+def test_earlier_report_without_errors_of_the_allocator_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_out_of_memory.hex").read_text())
+    assert decode(frame) == WITHOUT_OUT_OF_MEMORY
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

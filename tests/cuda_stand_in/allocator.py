@@ -1,5 +1,6 @@
 """Torch's caching allocator without a GPU: its statistics in the nesting that torch/cuda/memory.py describes."""
 
+from collections.abc import Callable
 from typing import Any
 
 CORE = (
@@ -13,12 +14,38 @@ EVENTS = (
 )  # fmt: skip
 
 
+Observer = Callable[[int, int, int, int], None]
+
+
+class StandInBindings:
+    """What torch.cuda.memory imports as `_C`, as far as errors of the allocator go."""
+
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+        self.records_history = False
+
+    def _cuda_attach_out_of_memory_observer(self, observer: Observer) -> None:
+        self.observers.append(observer)
+
+    def _cuda_isHistoryEnabled(self) -> bool:  # noqa: N802 - torch's name
+        return self.records_history
+
+
+class StandInMemory:
+    """Like the module torch.cuda.memory."""
+
+    def __init__(self) -> None:
+        self._C = StandInBindings()
+
+
 class StandInAllocator:
     """The memory functions of torch.cuda, for one device. Those that would reset or start something fail."""
 
     def __init__(self, device_index: int = 0, backend: str = "native") -> None:
         self._device_index = device_index
         self._backend = backend
+        self.memory = StandInMemory()
+        self.segments: list[dict[str, Any]] = []
         counts = ("current", "peak", "allocated", "freed")
         self.stats: dict[str, Any] = {
             **{name: {pool: dict.fromkeys(counts, 0) for pool in POOLS} for name in CORE},
@@ -29,6 +56,16 @@ class StandInAllocator:
 
     def get_allocator_backend(self) -> str:
         return self._backend
+
+    def memory_snapshot(self, *, include_traces: bool) -> list[dict[str, Any]]:
+        assert not include_traces, "reading the whole history takes seconds"
+        return self.segments
+
+    def run_out(self, asked_bytes: int, *, limit_bytes: int, free_bytes: int) -> None:
+        """Do what torch does before it raises OutOfMemoryError: count it, and call the observers."""
+        self.stats["num_ooms"] += 1
+        for observer in self.memory._C.observers:
+            observer(self._device_index, asked_bytes, limit_bytes, free_bytes)
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
         assert self._backend == "native", "another allocator would call CUDA, or refuse"

@@ -213,7 +213,7 @@ class FakeGpu:
         from rankscope.agent.sample import rank_samples  # noqa: PLC0415
         from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice  # noqa: PLC0415
 
-        cuda = FakeCuda(lambda: self.idle_from_ns)
+        cuda = self.cuda = FakeCuda(lambda: self.idle_from_ns)
 
         def find_devices(_autograd: Any, c_profiler: Any) -> tuple[torch_profiler.DeviceKind, ...]:
             activity = c_profiler.ProfilerActivity.CUDA

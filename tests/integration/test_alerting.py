@@ -22,6 +22,7 @@ import zmq
 from rankscope.collector.runs.events import GoodbyeAdmitted, RankJoined, ReportAdmitted, RunEvent
 from rankscope.measure import __version__
 from rankscope.measure.machine import read_machine_id
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.monitoring import Labels, Notice, Running, Webhook, alerting
 from tests.integration.serving import read_url, serving, wait_for
@@ -102,10 +103,11 @@ class PacedStory(Story):
         records: list[StepRecord],
         collectives: list[CollectiveRecord],
         breakdowns: tuple[WindowBreakdown, ...] = (),
+        out_of_memory: tuple[OutOfMemory, ...] = (),
     ) -> None:
         """Nothing of one that is dead."""
         if rank not in self.dead:
-            super().report(rank, records, collectives, breakdowns)
+            super().report(rank, records, collectives, breakdowns, out_of_memory)
 
 
 @dataclass

@@ -334,3 +334,22 @@ def test_what_a_signal_handler_raised_while_a_part_waited_comes_out_of_the_hook(
     loop.write(loop.timer.data_end, True).buffer.flush_inline()
     assert loop.buffer.event_count == 2
     assert loop.guard.errors == {}
+
+
+def test_event_of_another_part_is_handled_in_the_order_of_time() -> None:
+    loop, places = Loop(), []
+    loop.ask().train()
+    loop.buffer.add(lambda now_ns, name: places.append((now_ns, name, loop.timer.find_place())), 33, "mine")
+    assert places == []
+    loop.ask().train()
+    loop.buffer.flush_deferred()
+    assert places == [(33, "mine", (0, "other"))]
+    assert loop.timer.find_place() == (1, "other")
+
+
+def test_event_of_another_part_is_not_kept_when_hooks_are_off() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.guard.record(PART, RuntimeError("mine"))
+    loop.buffer.add(lambda _now_ns: None, 33)
+    assert loop.buffer.entries == []

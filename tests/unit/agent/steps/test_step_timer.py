@@ -382,3 +382,29 @@ def test_evaluation_after_an_explicit_step_pauses_the_next() -> None:
     loop.timer.user.end_evaluation(loop.wait(5).now_ns)
     assert loop.boundaries == [1, 1]
     assert loop.pauses_ns == [1_000, 1_020]  # the fetch, and the evaluation: the boundary between them is undone
+
+
+def test_place_is_the_open_step_and_its_phase() -> None:
+    loop = Loop()
+    assert loop.timer.find_place() == (None, "")
+    loop.timer.data_begin(loop.now_ns)
+    assert loop.timer.find_place() == (0, "data")
+    loop.timer.data_end(loop.now_ns)
+    assert loop.timer.find_place() == (0, "forward")
+    loop.timer.user.begin_phase(loop.now_ns, "loss")
+    assert loop.timer.find_place() == (0, "loss")
+    loop.timer.backward_begin(loop.now_ns)
+    assert loop.timer.find_place() == (0, "backward")
+    loop.timer.backward_end(loop.now_ns)
+    loop.timer.user.end_phase(loop.now_ns)
+    assert loop.timer.find_place() == (0, "other")
+    loop.timer.optimizer_begin(loop.now_ns, 1)
+    assert loop.timer.find_place() == (0, "optimizer")
+    loop.timer.optimizer_end(loop.now_ns)
+    assert loop.timer.find_place() == (0, "other")
+
+
+def test_place_after_a_step_that_may_have_ended_is_the_next_one() -> None:
+    loop = Loop().backward().optimizer().wait(50)
+    loop.timer.backward_begin(loop.now_ns)
+    assert loop.timer.find_place() == (1, "backward")

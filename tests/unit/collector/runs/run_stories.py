@@ -7,6 +7,7 @@ from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     CollectiveRecord,
     GroupInfo,
@@ -98,6 +99,7 @@ class Story:
         records: list[StepRecord],
         collectives: list[CollectiveRecord],
         breakdowns: tuple[WindowBreakdown, ...] = (),
+        out_of_memory: tuple[OutOfMemory, ...] = (),
     ) -> None:
         self.sequence[rank] += 1
         self.totals[rank] = Totals(
@@ -113,6 +115,7 @@ class Story:
             breakdowns=breakdowns,
             totals=self.totals[rank],
             groups=(GroupInfo(label=GROUP, description=GROUP, ranks=tuple(range(self.ranks)), backend="gloo"),),
+            out_of_memory=out_of_memory,
         )
         self.run.apply(ReportAdmitted(boot_of(rank, self.life), ReportFields.of(report), self.now_ns, 0.0))
 

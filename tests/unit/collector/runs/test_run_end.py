@@ -8,6 +8,7 @@ from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProce
 from rankscope.collector.runs.run_end_words import (
     DETAIL_LENGTH_MAX,
     EXIT_UNKNOWN,
+    OUT_OF_GPU_MEMORY,
     describe_end,
     describe_first_to_fail,
     describe_lost,
@@ -16,6 +17,7 @@ from rankscope.collector.runs.run_end_words import (
 )
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import RankEnded
+from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import StackFrame, ThreadStack
 
 S = 1_000_000_000
@@ -239,3 +241,16 @@ def test_lost_run_in_sentences() -> None:
         "was reported for the ranks that are not heard of any more. Rank 0 not heard of since 1970-01-01 00:01:00 "
         "UTC; whether its process still runs is not known."
     )
+
+
+def test_end_after_an_error_of_the_allocator_says_so() -> None:
+    notice = OutOfMemory(number=1, host_ns=0, asked_bytes=2**31, free_bytes=2**30, step=7, phase="backward")
+    end = end_of(life(0, "terminated"), life(1, "failed", 8.0, "OutOfMemoryError", last_step=6, out_of_memory=notice))
+    assert end.first is not None
+    assert describe_first_to_fail(end.first) == (
+        "rank 1 (n0), failed (OutOfMemoryError), the last step it reported was 6; its GPU had run out of memory in "
+        "step 7 (backward): it asked for 2.0 GiB and 1.0 GiB of the device was free"
+    )
+    failure = find_failure(end)
+    assert failure is not None
+    assert failure.suggestion == OUT_OF_GPU_MEMORY

@@ -1,0 +1,249 @@
+"""Notes when torch finds no GPU memory for an allocation: what was asked for, what was held, in which step and phase.
+
+torch calls the observer inside the failing allocation, on the thread that allocates, before it raises OutOfMemoryError:
+
+    that thread     keeps the arguments and the allocator's counts, and writes an event, which finds step and phase
+    agent thread    makes the notice at once; then, once a process, reads which allocations hold the most
+
+The observer makes no CUDA call and allocates nothing on the device: the counts are those that TorchMemorySampler
+reads, under a lock of the allocator that is free by then. No error leaves it. Attaching it would initialise CUDA, so
+that waits until the script has. An error before the first report after that is not seen.
+
+Which allocations hold the memory is known only where the script has torch record the history of its memory
+(torch.cuda.memory._record_memory_history). Reading the blocks without their history takes torch under a millisecond,
+but names of C++ frames may take seconds, with the lock of the interpreter: so it is done for the first error only.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
+from rankscope.agent.guard import Guard
+from rankscope.agent.sample.torch_memory import NATIVE, parse_stats
+from rankscope.measure.clock import Clock
+from rankscope.measure.out_of_memory import ALLOCATIONS_MAX, FRAMES_MAX, NOTICES_MAX, HeldMemory, OutOfMemory
+from rankscope.measure.stalls import StackFrame
+
+PART: Final = "out_of_memory"
+BLOCKS_READ_MAX: Final = 20_000
+"""The largest blocks, of which the stacks are compared: 0.1 s on the agent thread."""
+FRAMES_READ_MAX: Final = 256
+"""Frames of a block that are read for Python frames. Those of C++ come first and may be a hundred."""
+NO_HISTORY: Final = "memory_history_is_not_recorded"
+NOT_TOLD: Final = "not_told_by_this_torch"
+ONCE: Final = "read_for_the_first_error_only"
+
+Place = tuple[int | None, str]
+"""The step that was open, and its phase; None and empty outside of steps."""
+
+
+class SeenError(msgspec.Struct):
+    """What is kept inside the allocation. `place` is None until the event of the error has been processed."""
+
+    number: int
+    host_ns: int
+    device: int
+    asked_bytes: int
+    limit_bytes: int
+    free_bytes: int
+    stats: Mapping[str, Any] | None
+    place: Place | None = None
+    was_awaited: bool = False
+
+    def set_place(self, _now_ns: int, find_place: Callable[[], Place]) -> None:
+        """Handle the event of the error, when those before it have been processed."""
+        self.place = find_place()
+
+
+class OutOfMemoryWatch:
+    """The watch of one process. `cuda` is torch.cuda or a replacement; None: a torch without GPUs, and nothing to do.
+
+    `attach`, `collect` and `read_held` are for the agent thread; `observe` runs on any.
+    """
+
+    def __init__(self, clock: Clock, guard: Guard, cuda: Any) -> None:
+        self._clock = clock
+        self._guard = guard
+        self._cuda = cuda
+        self._seen: deque[SeenError] = deque(maxlen=NOTICES_MAX)
+        self._with_held: OutOfMemory | None = None
+        self._count = 0
+        self._is_attached = self._is_on = self._has_read = False
+        self._add_event: Callable[..., None] = lambda *_event: None
+        self._find_place: Callable[[], Place] = lambda: (None, "")
+        self._wake: Callable[[], None] = lambda: None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to report at once. An error whose event is awaited is in the next report."""
+        return self._with_held is not None or any(not seen.was_awaited for seen in tuple(self._seen))
+
+    def start(self, add_event: Callable[..., None], find_place: Callable[[], Place], wake: Callable[[], None]) -> None:
+        """Begin to watch. `add_event` adds a hook event, which reads the place after those before it; `wake`
+        wakes the agent thread. Both are called inside allocations, on any thread.
+        """
+        self._add_event, self._find_place, self._wake = add_event, find_place, wake
+        self._is_on = True
+
+    def stop(self) -> None:
+        """Ignore all further errors. torch offers no way to detach an observer."""
+        self._is_on = False
+
+    def attach(self) -> None:
+        """Attach the observer, once CUDA has been initialised by the script; cheap when called again."""
+        if self._is_attached or not self._is_on or self._cuda is None or self._guard.is_off(PART):
+            return
+        try:
+            attach = find_torch_function(self._cuda, "_cuda_attach_out_of_memory_observer")
+            if attach is None:
+                self._is_attached = True  # this torch has none
+            elif self._cuda.is_initialized():
+                self._is_attached = True
+                attach(self.observe)
+        except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
+            self._guard.record(PART, error)
+
+    # -- inside the failing allocation --------------------------------------------------------------------------------
+
+    def observe(self, device: int, asked_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+        """Keep what is known of an error. Never raise."""
+        if not self._is_on:
+            return
+        try:
+            self._count += 1
+            now_ns, stats = self._clock.monotonic_ns(), self._read_stats(device)
+            seen = SeenError(self._count, now_ns, device, asked_bytes, limit_bytes, free_bytes, stats)
+            self._seen.append(seen)
+            self._add_event(seen.set_place, now_ns, self._find_place)
+            self._wake()
+        except Exception as error:  # noqa: BLE001 - torch would raise it instead of its own
+            self._guard.record(PART, error)
+
+    def _read_stats(self, device: int) -> Mapping[str, Any] | None:
+        if self._cuda.get_allocator_backend() != NATIVE:
+            return None
+        found: Mapping[str, Any] = self._cuda.memory_stats_as_nested_dict(device)
+        return found
+
+    # -- the agent thread ---------------------------------------------------------------------------------------------
+
+    def collect(self, *, last: bool) -> tuple[OutOfMemory, ...]:
+        """Return the errors since the last call, at most NOTICES_MAX. One whose event has not been processed yet waits
+        for one more report, unless this is the last.
+        """
+        found = [] if self._with_held is None else [self._with_held]
+        self._with_held = None
+        for _ in range(len(self._seen)):
+            seen = self._seen[0]
+            if seen.place is None and not (seen.was_awaited or last):
+                seen.was_awaited = True
+                break
+            found.append(to_notice(self._seen.popleft()))
+        return tuple(found[-NOTICES_MAX:])
+
+    def read_held(self, reported: Sequence[OutOfMemory]) -> None:
+        """Read which allocations hold the memory, for the first of the errors reported; the next `collect` returns it
+        again with them.
+        """
+        if not reported or self._has_read or self._guard.is_off(PART):
+            return
+        self._has_read = True
+        first = reported[0]
+        try:
+            held = self._read_held(first.device)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(PART, error)
+            return
+        if held:
+            absent = {name: why for name, why in first.absent.items() if name != "held"}
+            self._with_held = msgspec.structs.replace(first, held=held, absent=absent)
+
+    def _read_held(self, device: int) -> tuple[HeldMemory, ...]:
+        is_recorded = find_torch_function(self._cuda, "_cuda_isHistoryEnabled")
+        if is_recorded is None or not is_recorded():
+            return ()
+        try:
+            segments = self._cuda.memory_snapshot(include_traces=False)
+        except TypeError:  # before torch 2.13, which would read the whole history, for seconds
+            return ()
+        return sum_by_stack(segments, device)
+
+
+def to_notice(seen: SeenError) -> OutOfMemory:
+    """Return the notice of an error."""
+    step, phase = seen.place or (None, "")
+    absent = {"held": NO_HISTORY if seen.number == 1 else ONCE}
+    values: dict[str, Any] = {}
+    if seen.place is None:
+        absent["step"] = "not_processed_in_time"
+    if seen.stats is None:
+        absent["allocated_bytes"] = "another_allocator"
+    else:
+        sample = parse_stats(seen.stats, seen.host_ns)
+        for name in ("allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
+            value = getattr(sample, name)
+            if value is None:
+                absent[name] = NOT_TOLD
+            else:
+                values[name] = max(0, value)
+    return OutOfMemory(
+        number=seen.number,
+        host_ns=seen.host_ns,
+        device=seen.device,
+        asked_bytes=max(0, seen.asked_bytes),
+        free_bytes=max(0, seen.free_bytes),
+        limit_bytes=max(0, seen.limit_bytes),
+        step=step,
+        phase=phase,
+        absent=absent,
+        **values,
+    )
+
+
+def find_torch_function(cuda: Any, name: str) -> Callable[..., Any] | None:
+    """Return a function of torch's C++ part, which torch.cuda.memory imports as `_C`; None where it has none."""
+    found: Callable[..., Any] | None = getattr(getattr(getattr(cuda, "memory", None), "_C", None), name, None)
+    return found
+
+
+def sum_by_stack(segments: Sequence[Mapping[str, Any]], device: int) -> tuple[HeldMemory, ...]:
+    """Return the stacks whose blocks hold the most memory of a device, largest first, from torch's segments.
+
+    Of more than BLOCKS_READ_MAX blocks the largest are read. Frames of C++ are left out.
+    """
+    blocks = [
+        block
+        for segment in segments
+        if segment.get("device", device) == device
+        for block in segment.get("blocks", ())
+        if str(block.get("state", "")).startswith("active")
+    ]
+    totals: dict[tuple[StackFrame, ...], list[int]] = {}
+    torch_folder = find_torch_folder()
+    for block in heapq.nlargest(BLOCKS_READ_MAX, blocks, key=_size_of):
+        total = totals.setdefault(_read_frames(block, torch_folder), [0, 0])
+        total[0] += _size_of(block)
+        total[1] += 1
+    largest = heapq.nlargest(ALLOCATIONS_MAX, totals.items(), key=lambda item: item[1][0])
+    return tuple(HeldMemory(bytes=size, blocks=count, frames=frames) for frames, (size, count) in largest)
+
+
+def _size_of(block: Mapping[str, Any]) -> int:
+    return max(0, int(block.get("size", 0)))
+
+
+def _read_frames(block: Mapping[str, Any], torch_folder: str) -> tuple[StackFrame, ...]:
+    found: list[StackFrame] = []
+    for frame in (block.get("frames") or ())[:FRAMES_READ_MAX]:
+        file = str(frame.get("filename", ""))
+        if not file.endswith(".py"):
+            continue
+        line = int(frame.get("line", 0))
+        found.append(shorten_frame(StackFrame(file, line, str(frame.get("name", ""))), torch_folder))
+        if len(found) == FRAMES_MAX:
+            break
+    return tuple(found)

@@ -1,0 +1,285 @@
+"""State which ranks ran out of GPU memory, what they held, and what would help.
+
+The notices come from the ranks (`measure/out_of_memory.py`), made within the failing allocation. Scripts may catch the
+error and go on, so a notice is no end of a rank. What would help follows from the bytes, in this order:
+
+| cause | for the rank that failed first |
+|---|---|
+| `fragmentation` | torch had at least as much reserved and unused as was asked for, in pieces that were too small |
+| `other_memory` | a tenth of the device, and what was asked for, is in use outside of torch's allocator |
+| `memory_imbalance` | it needed at least 1.25 times the memory of the median of the other ranks |
+| `memory_full` | the other ranks need as much: the training does not fit |
+| `unattributed` | the bytes are not known, or no other rank's are |
+
+A finding is open for 5 minutes after the last error, and until a step has ended since.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.view import Candidate, OutOfMemorySeen, RunView
+from rankscope.measure.out_of_memory import OutOfMemory
+from rankscope.measure.records import AllocatorSample, DeviceSample
+from rankscope.measure.stalls import describe_frame, find_script_frame
+from rankscope.measure.units import NS_PER_S, format_bytes
+
+OUT_OF_MEMORY: Final = "out_of_memory"
+FRAGMENTATION: Final = "fragmentation"
+OTHER_MEMORY: Final = "other_memory"
+IMBALANCE: Final = "memory_imbalance"
+FULL: Final = "memory_full"
+UNATTRIBUTED: Final = "unattributed"
+
+QUIET_NS: Final = 300 * NS_PER_S
+"""A script that catches the error and tries again does so within seconds, or with its next epoch's largest batch."""
+OTHER_RATIO_MIN: Final = 0.1
+"""Share of the device in use outside of torch's allocator. A CUDA context, NCCL's buffers and cuBLAS's workspaces take
+2 to 5 GiB of 80 with eight ranks a node."""
+IMBALANCE_RATIO_MIN: Final = 1.25
+"""Ratio to the median of the other ranks. The stages of a pipeline and the rank that saves checkpoints differ by a
+tenth or two in trainings that fit."""
+
+SUGGESTIONS: Final[Mapping[str, str]] = {
+    FRAGMENTATION: (
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, if it is not: then unused pieces grow together. Batches "
+        "of one shape, and torch.cuda.empty_cache() between phases of different sizes, help too."
+    ),
+    OTHER_MEMORY: (
+        "See what else uses that GPU (nvidia-smi): another process, an earlier one that has not ended, or buffers of "
+        "NCCL and libraries."
+    ),
+    IMBALANCE: (
+        "Give that rank less to hold: layers or shards more evenly, batches by tokens instead of samples, nothing of "
+        "the whole run (evaluation, gathered checkpoints) on the GPU of one rank."
+    ),
+    FULL: (
+        "Use a smaller batch with gradient accumulation, activation checkpointing, or shard parameters and optimizer "
+        "state (FSDP). Before that, look for tensors that outlive their step: losses that are summed without .item()."
+    ),
+    UNATTRIBUTED: "Use a smaller batch or activation checkpointing; see what holds the memory in a memory snapshot.",
+}
+
+
+class _Failed(NamedTuple):
+    """A rank with its last error, and how many it has had."""
+
+    rank: int
+    seen: OutOfMemorySeen
+
+    @property
+    def notice(self) -> OutOfMemory:
+        return self.seen.notice
+
+
+class _Others(NamedTuple):
+    """The other ranks: the median of what they have needed at most, and the least headroom with its rank."""
+
+    needed_bytes: float | None
+    headroom: tuple[int, int] | None
+
+
+class OutOfMemoryErrors:
+    """The detector of ranks that ran out of GPU memory."""
+
+    kinds = frozenset({OUT_OF_MEMORY})
+
+    def find(self, view: RunView, _explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
+        """Return at most one finding, about all ranks that ran out of memory lately."""
+        failed = _find_failed(view)
+        return [Candidate(_describe(view, failed))] if failed else []
+
+    def has_passed(self, _view: RunView, _finding: Finding, _explained: Sequence[Finding]) -> bool | Abstain:
+        """Return True: an open finding is found again for as long as it holds."""
+        return True
+
+
+def _find_failed(view: RunView) -> list[_Failed]:
+    """Return the ranks whose last error is not over, in the order in which their errors came."""
+    last_step = int(view.series.steps[-1]) if len(view.series.steps) else -1
+    found = []
+    for rank, errors in view.samples.memory_errors.items():
+        if errors and not _is_over(errors[-1], view.now_collector_ns, last_step):
+            found.append(_Failed(rank, errors[-1]))
+    return sorted(found, key=lambda one: (one.seen.seen_collector_ns, one.rank))
+
+
+def _is_over(seen: OutOfMemorySeen, now_collector_ns: int, last_step: int) -> bool:
+    after_step = -1 if seen.after_step is None else seen.after_step
+    return now_collector_ns - seen.seen_collector_ns >= QUIET_NS and last_step > after_step
+
+
+def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
+    first = failed[0]
+    others = _read_others(view, {one.rank for one in failed})
+    cause = find_cause(first.notice, others.needed_bytes)
+    texts = (_describe_who(view, failed), _describe_cause(first.notice, cause, others), _describe_room(others))
+    sentence = " ".join(text for text in texts if text)
+    return Finding(
+        kind=OUT_OF_MEMORY,
+        ranks=tuple(sorted(one.rank for one in failed)),
+        since_step=first.notice.step,
+        cause=cause,
+        sentence=sentence,
+        past=sentence,
+        suggestion=SUGGESTIONS[cause],
+        evidence=_collect_evidence(first.notice, others),
+        details=_collect_details(first.notice),
+    )
+
+
+def find_cause(notice: OutOfMemory, others_needed_bytes: float | None) -> str:
+    """Return why the memory was not enough. `others_needed_bytes` is the median of what the other ranks have needed at
+    most, None where that is not known.
+
+    >>> GIB = 2**30
+    >>> held = {"allocated_bytes": 60 * GIB, "reserved_bytes": 74 * GIB, "free_bytes": GIB, "limit_bytes": 80 * GIB}
+    >>> asked = OutOfMemory(number=1, host_ns=0, asked_bytes=2 * GIB, **held)
+    >>> find_cause(asked, None)
+    'fragmentation'
+    """
+    unused, other = notice.unused_bytes, find_other_bytes(notice)
+    if unused is not None and unused >= notice.asked_bytes:
+        return FRAGMENTATION
+    if other is not None and other >= max(notice.asked_bytes, OTHER_RATIO_MIN * (notice.limit_bytes or 0)):
+        return OTHER_MEMORY
+    if notice.allocated_bytes is None or not others_needed_bytes:
+        return UNATTRIBUTED
+    needed = notice.allocated_bytes + notice.asked_bytes
+    return IMBALANCE if needed >= IMBALANCE_RATIO_MIN * others_needed_bytes else FULL
+
+
+def find_other_bytes(notice: OutOfMemory) -> int | None:
+    """Return the device's memory in use outside of torch's allocator, in bytes, at least 0; None where not known. Where
+    the script has limited torch to a part of the device, what is outside of that part does not count.
+
+    >>> find_other_bytes(OutOfMemory(number=1, host_ns=0, limit_bytes=80, free_bytes=5, reserved_bytes=60))
+    15
+    """
+    if notice.limit_bytes is None or notice.free_bytes is None or notice.reserved_bytes is None:
+        return None
+    return max(0, notice.limit_bytes - notice.free_bytes - notice.reserved_bytes)
+
+
+def _read_others(view: RunView, failed: set[int]) -> _Others:
+    needed: list[int] = []
+    rooms: list[tuple[int, int]] = []
+    for rank in view.series.ranks:
+        if rank in failed:
+            continue
+        counts = view.samples.allocators.get(rank, ())
+        allocator = counts[-1].sample if counts else None
+        if allocator is not None and allocator.allocated_peak_bytes is not None:
+            needed.append(allocator.allocated_peak_bytes)
+        devices = view.samples.devices.get(rank, ())
+        room = find_device_headroom(devices[0] if devices else None, allocator)
+        if room is not None:
+            rooms.append((room, rank))
+    return _Others(statistics.median(needed) if needed else None, min(rooms, default=None))
+
+
+def find_device_headroom(device: DeviceSample | None, allocator: AllocatorSample | None) -> int | None:
+    """Return the memory that tensors of a rank may still take, in bytes, at least 0; None where the device's memory is
+    not known. Without a sample of torch's allocator, it is what the device has free.
+
+    Not all of it fits one allocation: the pieces that torch has reserved and does not use may be small. Source: NVML's
+    memory.total and memory.used, torch's reserved_bytes and allocated_bytes.
+
+    >>> device = DeviceSample(host_ns=0, uuid="GPU", memory_total_bytes=80, memory_used_bytes=70)
+    >>> find_device_headroom(device, AllocatorSample(host_ns=0, reserved_bytes=60, allocated_bytes=45))
+    25
+    >>> find_device_headroom(device, None), find_device_headroom(None, None)
+    (10, None)
+    """
+    if device is None or device.memory_total_bytes is None or device.memory_used_bytes is None:
+        return None
+    unused = 0
+    if allocator is not None and allocator.reserved_bytes is not None and allocator.allocated_bytes is not None:
+        unused = max(0, allocator.reserved_bytes - allocator.allocated_bytes)
+    return max(0, device.memory_total_bytes - device.memory_used_bytes) + unused
+
+
+def _describe_who(view: RunView, failed: Sequence[_Failed]) -> str:
+    first = failed[0]
+    ranks = sorted(one.rank for one in failed)
+    if len(ranks) == 1:
+        node = view.nodes.get(first.rank)
+        who = f"Rank {first.rank}{f' ({node})' if node else ''} ran out of GPU memory{describe_place(first.notice)}: it"
+    else:
+        who = (
+            f"Ranks {format_ranks(ranks)} ran out of GPU memory, first rank {first.rank}"
+            f"{describe_place(first.notice)}: it"
+        )
+    times = f" It was error {first.notice.number} of its process." if first.notice.number > 1 else ""
+    return f"{who} {describe_bytes(first.notice)}.{times}"
+
+
+def describe_place(notice: OutOfMemory) -> str:
+    """Return in which step and phase it was.
+
+    >>> describe_place(OutOfMemory(number=1, host_ns=0, step=7, phase="backward"))
+    ' in step 7 (backward)'
+    """
+    if notice.step is None:
+        return ""
+    return f" in step {notice.step}{f' ({notice.phase})' if notice.phase else ''}"
+
+
+def describe_bytes(notice: OutOfMemory) -> str:
+    """Return what was asked for, and what there was.
+
+    >>> describe_bytes(OutOfMemory(number=1, host_ns=0, asked_bytes=2**31, free_bytes=2**30))
+    'asked for 2.0 GiB and 1.0 GiB of the device was free'
+    """
+    free = "" if notice.free_bytes is None else f" and {format_bytes(notice.free_bytes)} of the device was free"
+    text = f"asked for {format_bytes(notice.asked_bytes)}{free}"
+    if notice.allocated_bytes is None or notice.reserved_bytes is None:
+        return text
+    held = f"{format_bytes(notice.reserved_bytes)} was reserved by torch, {format_bytes(notice.allocated_bytes)} of it"
+    return f"{text}; {held} in use by tensors"
+
+
+def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
+    needed = format_bytes(others.needed_bytes or 0)
+    other = format_bytes(find_other_bytes(notice) or 0)
+    return {
+        FRAGMENTATION: "What torch had reserved and not in use was enough, but not in one piece.",
+        OTHER_MEMORY: f"{other} of the device was in use outside of torch's allocator.",
+        IMBALANCE: f"Half of the other ranks had needed at most {needed}.",
+        FULL: f"The other ranks needed about as much: half of them at least {needed}.",
+    }.get(cause, "")
+
+
+def _describe_room(others: _Others) -> str:
+    if others.headroom is None:
+        return ""
+    room, rank = others.headroom
+    return f"Of the other ranks, rank {rank} had the least left: {format_bytes(room)}."
+
+
+def _collect_evidence(notice: OutOfMemory, others: _Others) -> dict[str, float]:
+    known = {
+        "asked_bytes": notice.asked_bytes,
+        "free_bytes": notice.free_bytes,
+        "limit_bytes": notice.limit_bytes,
+        "allocated_bytes": notice.allocated_bytes,
+        "reserved_bytes": notice.reserved_bytes,
+        "unused_bytes": notice.unused_bytes,
+        "inactive_split_bytes": notice.inactive_split_bytes,
+        "other_bytes": find_other_bytes(notice),
+        "errors": notice.number,
+        "others_needed_bytes_median": others.needed_bytes,
+        "others_headroom_bytes_min": None if others.headroom is None else others.headroom[0],
+    }
+    return {name: float(value) for name, value in known.items() if value is not None}
+
+
+def _collect_details(notice: OutOfMemory) -> dict[str, str]:
+    """Return what held the most memory, by line of the script, where torch has recorded it."""
+    lines = []
+    for held in notice.held:
+        frame = find_script_frame(held.frames) or (held.frames[0] if held.frames else None)
+        where = "a place that torch did not record" if frame is None else describe_frame(frame)
+        lines.append(f"{format_bytes(held.bytes)} in {held.blocks} blocks, {where}")
+    return {"held": "; ".join(lines)} if lines else {}

@@ -1,0 +1,59 @@
+"""A rank under torchrun runs out of the fake GPU's memory: from torch's observer to the collector's incident."""
+
+import json
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.runs.snapshot import RunSnapshot
+from tests.integration.fake_gpu_jobs import find_library, settings
+from tests.integration.serving import have_ended, read_url, serving
+from tests.integration.torchrun import Ended, started, torchrun
+
+RUN = "fake-gpu-memory"
+RANKS = 2
+FROM_STEP = 5
+
+
+def train(*options: str) -> tuple[RunSnapshot, list[Finding], Ended, int]:
+    """Return the run, its findings about memory, how the job ended, and the step that failed; check the incident."""
+    command = torchrun(RANKS, "fake_gpu_memory.py", find_library(), "--step", str(FROM_STEP), *options)
+    with serving() as served:
+        with started(command, settings(served.endpoint, run=RUN)) as job:
+            ended = job.wait()
+        run = served.wait_for_run(RUN, lambda seen: have_ended(seen) and seen.end is not None and bool(seen.findings))
+        incidents = json.loads(read_url(f"{served.url}/api/v1/incidents?run={RUN}"))["incidents"]
+    findings = [one for one in run.findings if one.kind == "out_of_memory"]
+    about_memory = [one for one in incidents if one["kind"] == "out_of_memory"]
+    assert [one["sentence"] for one in about_memory] == [one.sentence for one in findings]
+    assert [rank.losses.errors for rank in run.ranks] == [{}] * RANKS
+    (step,) = {int(line.rpartition(" ")[2]) for line in ended.stdout.splitlines() if "fails in step" in line}
+    return run, findings, ended, step
+
+
+def check_finding(findings: list[Finding], step: int) -> None:
+    (found,) = findings
+    assert (found.ranks, found.since_step, found.cause) == ((1,), step, "fragmentation")
+    assert f"ran out of GPU memory in step {step} (forward): it asked for 8.0 GiB" in found.sentence
+    assert "74.0 GiB was reserved by torch, 60.0 GiB of it in use by tensors." in found.sentence
+
+
+def test_caught_error_is_an_incident_of_a_run_that_finishes() -> None:
+    run, findings, ended, step = train()
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    check_finding(findings, step)
+    assert findings[0].details == {"held": "40.0 GiB in 1 blocks, model.py:24 (forward)"}
+    assert run.end is not None
+    assert (run.end.reason, run.end.first) == ("finished", None)
+
+
+def test_end_of_a_rank_names_the_error_before() -> None:
+    run, findings, ended, step = train("--dies")
+    assert ended.exit_code != 0
+    assert ended.left == ()
+    check_finding(findings, step)
+    assert run.end is not None
+    assert run.end.first is not None
+    assert (run.end.first.rank, run.end.first.reason) == (1, "failed")
+    assert run.end.first.out_of_memory == (
+        f"its GPU had run out of memory in step {step} (forward): it asked for 8.0 GiB and 2.0 GiB of the device was "
+        "free; 74.0 GiB was reserved by torch, 60.0 GiB of it in use by tensors"
+    )
