@@ -41,7 +41,7 @@ from tests.integration.test_live_page_for_everybody import (
 )
 from tests.integration.test_ordered_captures import make_trace
 from tests.integration.test_view import serving_perfetto
-from tests.integration.torchrun import AGENT, OFTEN, started, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, started
 from tests.integration.wire_peer import Peer, connected
 from tests.unit.collector.captures.answering_ranks import AnsweringRank
 
@@ -471,7 +471,7 @@ def test_pressed_button_shows_why_a_rank_refused(browser: webdriver.Chrome, coll
 def test_pressed_button_captures_a_training(browser: webdriver.Chrome, collector: Served) -> None:
     training = ("small_ddp.py", "--epochs", "40", "--steps", "20", "--pause-s", "0.02")
     environment = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_RUN": "job"}
-    with started(torchrun(2, *AGENT, *training), environment):
+    with started(forked_ranks(2, *AGENT, *training), environment):
         collector.wait_for_steps("job", 3)
         page = press(browser, collector, "job", 1)
         page.wait_for_text("#capture-list", "complete")

@@ -18,7 +18,7 @@ from tests.integration.serving import (
     have_ended,
     serving,
 )
-from tests.integration.torchrun import Ended, started, torchrun
+from tests.integration.torchrun import Ended, forked_ranks, started
 from tests.integration.wire_tap import Key, WireTap, tapping
 
 RUN = "restarted-collector"
@@ -66,7 +66,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     port, pictures = find_fixed_port(), []
     with tapping(port) as tap, ExitStack() as ends:
         served = ends.enter_context(serving(listen=f"tcp://127.0.0.1:{port}"))
-        command = torchrun(2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", str(SLOW_RANK))
+        command = forked_ranks(
+            2, "-m", "rankscope.agent", "paced.py", "--stop", str(stop), "--slow-rank", str(SLOW_RANK)
+        )
         job = ends.enter_context(started(command, {**SETTINGS, "RANKSCOPE_COLLECTOR": tap.endpoint}))
         for steps in (15, 30):
             served.wait_for_steps(RUN, steps)

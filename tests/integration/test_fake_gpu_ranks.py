@@ -16,7 +16,7 @@ from tests.fake_gpu import KERNEL, MEMCPY, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
 from tests.integration.serving import Served, have_ended, serving
-from tests.integration.torchrun import SCRIPTS, started, torchrun
+from tests.integration.torchrun import SCRIPTS, forked_ranks, started
 from tests.nvml_stand_in import compile_nvml
 
 SCRIPT = "fake_gpu_ranks.py"
@@ -49,7 +49,7 @@ def train(folder: Path, steps: int, *options: str, windows: Mapping[str, str] = 
     """Train on four ranks, with NVML's stand-in on each."""
     compile_nvml(folder)
     sizes = ("--steps", str(steps), "--kernel-ns", str(KERNEL_NS))
-    command = torchrun(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options)
+    command = forked_ranks(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options)
     with serving() as served:
         given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **windows)
         with started(command, {**given, "LD_LIBRARY_PATH": str(folder)}) as job:

@@ -13,7 +13,7 @@ from rankscope.collector.captures.capture import Capture, CaptureRequest
 from tests.integration.faults import sized
 from tests.integration.ordering_collectors import running, wait_for_end, wait_for_order
 from tests.integration.relaying import relaying
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, name_job, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, forked_ranks, name_job, python, run, started
 
 JOB = name_job()
 REQUEST = CaptureRequest(run=JOB, ranks=(1, 3), steps=5)
@@ -48,7 +48,7 @@ def check_same_steps(folder: Path, done: Capture) -> None:
 @pytest.mark.parametrize("time", range(sized(1, 20)))
 def test_ranks_of_a_job_capture_the_ordered_steps(tmp_path: Path, time: int) -> None:
     del time
-    with running(tmp_path) as service, started(torchrun(4, *AGENT, *TRAINING), environment_of(service.endpoint)):
+    with running(tmp_path) as service, started(forked_ranks(4, *AGENT, *TRAINING), environment_of(service.endpoint)):
         wait_for_order(service, REQUEST)
         done = wait_for_end(service)
     assert (done.state, done.problem) == ("complete", "")
@@ -60,7 +60,7 @@ def test_killed_collector_delivers_and_training_goes_on(tmp_path: Path) -> None:
     with started(python("dying_collector.py", "tcp://127.0.0.1:0", str(tmp_path / "store.db"), JOB)) as collector:
         collector.wait_for_output("endpoint tcp")
         endpoint = collector.printed.split()[1]
-        with started(torchrun(4, *AGENT, *TRAINING), environment_of(endpoint)) as job:
+        with started(forked_ranks(4, *AGENT, *TRAINING), environment_of(endpoint)) as job:
             assert collector.wait().exit_code == -9
             with running(tmp_path, endpoint) as service:
                 done = wait_for_end(service)
@@ -73,7 +73,7 @@ def test_killed_collector_delivers_and_training_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("through_relay", [False, True])
 def test_files_are_fetched_when_the_job_ends_after_the_last_step(tmp_path: Path, through_relay: bool) -> None:
     told, end = tmp_path / "told", tmp_path / "end"
-    job = torchrun(2, *AGENT, "told_end.py", str(end))
+    job = forked_ranks(2, *AGENT, "told_end.py", str(end))
     with contextlib.ExitStack() as ends:
         service = ends.enter_context(running(tmp_path))
         endpoint = ends.enter_context(relaying(service.endpoint)).endpoint if through_relay else service.endpoint
@@ -88,7 +88,7 @@ def test_files_are_fetched_when_the_job_ends_after_the_last_step(tmp_path: Path,
 
 
 def test_incident_of_the_demo_has_an_analysed_capture_of_its_rank(tmp_path: Path) -> None:
-    job = torchrun(4, *AGENT, DEMO, *SLOWED)
+    job = forked_ranks(4, *AGENT, DEMO, *SLOWED)
     with running(tmp_path, captures_on_incident=True) as service, started(job, environment_of(service.endpoint)):
         done = wait_for_end(service)
         (incident,) = [one for one in service._journal.incidents if str(one.id) == done.incident]

@@ -19,7 +19,7 @@ from rankscope.measure.messages import (
     Report,
 )
 from tests.integration.listening_collector import ListeningCollector
-from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, run
 
 RANKS = 4
 ASKED = (1, 3)
@@ -110,7 +110,7 @@ def ordering(*, goes_after_order: bool = False, fetches: bool = True) -> Iterato
 
 def train(collector: OrderingCollector, folder: Path) -> Ended:
     environment = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_RUN": RUN, "TMPDIR": str(folder)}
-    ended = run(torchrun(RANKS, *AGENT, *SCRIPT), environment)
+    ended = run(forked_ranks(RANKS, *AGENT, *SCRIPT), environment)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     return ended
 
@@ -158,7 +158,7 @@ def test_ordered_ranks_capture_the_same_steps_and_their_files_arrive_whole(tmp_p
 
 
 def test_collector_that_goes_after_its_order_harms_no_training(tmp_path: Path) -> None:
-    plain = run(torchrun(RANKS, *SCRIPT))
+    plain = run(forked_ranks(RANKS, *SCRIPT))
     with ordering(goes_after_order=True) as collector:
         ended = train(collector, tmp_path)
     assert "accepted" in {state.state for states in collector.states.values() for state in states}

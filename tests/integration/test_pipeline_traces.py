@@ -7,7 +7,7 @@ import pytest
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import CrossRank
 from rankscope.collector.traces.timeline import merge
-from tests.integration.torchrun import run, torchrun
+from tests.integration.torchrun import forked_ranks, run
 
 RANKS = 4
 CASES = {"clean": [], "second_1.3": [1], "third_1.6": [2], "first_1.3": [0], "last_1.3": [3]}
@@ -17,7 +17,7 @@ STAGES = ("clean:-1:1", "second_1.3:1:1.3", "third_1.6:2:1.6", "first_1.3:0:1.3"
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CrossRank]:
     folder = tmp_path_factory.mktemp("pipelines")
-    ended = run(torchrun(RANKS, "pipeline_1f1b.py", str(folder), *STAGES))
+    ended = run(forked_ranks(RANKS, "pipeline_1f1b.py", str(folder), *STAGES))
     assert ended.exit_code == 0, ended.stderr
     found = {case: analyze(str(folder / case)).cross_rank for case in CASES}
     merged = merge(str(folder / "clean"), folder / "merged.json")

@@ -1,7 +1,7 @@
 """The user's own torch.profiler beside the agent: its traces are whole, ours gives way and comes back."""
 
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, run
 
 # What profiled.py does: the steps profiled from the start, two cycles of 6 waiting, 2 warming up and 4 active ones,
 # 60 during which another thread profiles, and 40 more.
@@ -14,9 +14,9 @@ def find_traces(ended: Ended) -> list[str]:
 
 
 def test_users_traces_hold_the_same_events_with_and_without_us() -> None:
-    plain = run(torchrun(2, "profiled.py"))
+    plain = run(forked_ranks(2, "profiled.py"))
     with listening() as collector:
-        watched = run(torchrun(2, *AGENT, "profiled.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        watched = run(forked_ranks(2, *AGENT, "profiled.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
     assert (plain.exit_code, watched.exit_code, watched.left) == (0, 0, ())
     assert find_traces(watched) == find_traces(plain)
     # Per step one all-reduce, and two layers with one product each.
