@@ -22,8 +22,9 @@ from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.records import AgentCost
 from tests.fake_gpu import Counts, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
+from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, OFTEN, Ended, python, run
+from tests.integration.torchrun import ALONE, OFTEN, Ended
 
 KERNEL_NS = 20_000
 LAUNCHES_A_STEP_MIN = 20
@@ -65,10 +66,10 @@ def train(
     captures: Mapping[str, str] = NO_CAPTURES,
 ) -> Job:
     file = folder / "work.txt"
-    command = python("fake_gpu.py", find_library(), str(file), "--steps", str(steps), *options)
+    words = ("fake_gpu.py", find_library(), str(file), "--steps", str(steps), *options)
     with listening() as collector:
         given = settings(collector.endpoint, device_windows=device_windows, **captures)
-        ended = run(command, {**ALONE, **given, BUDGET: budget})
+        ended = run_forked(*words, environment={**ALONE, **given, BUDGET: budget})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     counts = Counts(*json.loads(ended.stdout.splitlines()[-1]))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
+from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
 from tests.integration.serving import have_ended, serving
 from tests.integration.torchrun import ALONE, CHECKOUT, Ended, python, run, started
@@ -25,7 +26,7 @@ NO_NAME, LONG_NAME, NAME_NOT_UTF8, METADATA_BROKEN, UNKNOWN_CALL = range(6, 11)
 def train(folder: Path, *options: str, steps: int = STEPS) -> tuple[Ended, Life]:
     with listening() as collector:
         script = ("fake_gpu.py", find_library(), str(folder / "work"), "--steps", str(steps), "--how", "waits")
-        ended = run(python(*script, *options), {**ALONE, **settings(collector.endpoint)})
+        ended = run_forked(*script, *options, environment={**ALONE, **settings(collector.endpoint)})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     assert [record.step for record in life.steps] == list(range(steps))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.integration.fake_gpu_jobs import find_library, settings
+from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, python, run
+from tests.integration.torchrun import ALONE
 
 TRACES = Path(__file__).parents[1] / "traces"
 FILES: dict[str, Any] = json.loads((TRACES / "reference.json").read_text())["files"]
@@ -27,8 +28,8 @@ FIGURES = {
 
 def watch(name: str) -> Life:
     with listening() as collector:
-        command = python("fake_gpu_replay.py", find_library(), str(TRACES / name), "--steps", str(STEPS))
-        ended = run(command, {**ALONE, **settings(collector.endpoint)})
+        words = ("fake_gpu_replay.py", find_library(), str(TRACES / name), "--steps", str(STEPS))
+        ended = run_forked(*words, environment={**ALONE, **settings(collector.endpoint)})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     return life

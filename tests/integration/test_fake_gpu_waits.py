@@ -6,8 +6,9 @@ from typing import NamedTuple
 from rankscope.measure.records import WindowSynchronisations
 from tests.fake_gpu import BLOCKING_CALL, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
+from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, SCRIPTS, python, run
+from tests.integration.torchrun import ALONE, SCRIPTS
 
 SCRIPT = "fake_gpu_waits.py"
 LINES = (SCRIPTS / SCRIPT).read_text().splitlines()
@@ -42,9 +43,9 @@ class Job(NamedTuple):
 
 def train(folder: Path, *options: str, steps: int = 44, **more: str) -> Job:
     file = folder / "work.txt"
-    command = python(SCRIPT, find_library(), str(file), "--steps", str(steps), "--wait-ns", str(WAIT_NS), *options)
+    words = (SCRIPT, find_library(), str(file), "--steps", str(steps), "--wait-ns", str(WAIT_NS), *options)
     with listening() as collector:
-        ended = run(command, {**ALONE, **settings(collector.endpoint, **more)})
+        ended = run_forked(*words, environment={**ALONE, **settings(collector.endpoint, **more)})
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     (life,) = collector.lives
     assert life.losses.errors == {}

@@ -12,7 +12,8 @@ from rankscope.collector.traces.modules import BACKWARD_ELSEWHERE, OUTSIDE_MODUL
 from rankscope.collector.traces.report import ModuleRow, RankReport
 from tests.fake_gpu import Work, read_work
 from tests.integration.fake_gpu_jobs import find_library
-from tests.integration.torchrun import ALONE, CHECKOUT, python, run
+from tests.integration.forked_scripts import run_forked
+from tests.integration.torchrun import ALONE, CHECKOUT
 
 STEPS = 3
 PATHS = {
@@ -44,7 +45,7 @@ class Recorded(NamedTuple):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("modules")
-    ended = run(python("module_times.py", find_library(), str(folder)), {**ALONE, "PYTHONPATH": CHECKOUT})
+    ended = run_forked("module_times.py", find_library(), str(folder), environment={**ALONE, "PYTHONPATH": CHECKOUT})
     assert ended.exit_code == 0, ended.stderr
     (rank,) = analyze(str(folder / "trace.json"), modules=True).ranks
     return Recorded(rank, json.loads(ended.stdout.splitlines()[-1]), read_work(folder / "work"))
