@@ -139,6 +139,21 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         help="also the tree of nn.Modules, forward and backward, recorded with with_stack=True or captured with "
         "modules; takes longer",
     )
+    _add_kernel_tables(parser)
+    parser.add_argument(
+        "--critical-path",
+        action="store_true",
+        help="also the chain of work, across ranks, that makes each step as long as it is",
+    )
+    parser.add_argument(
+        "--all-to-all",
+        action="store_true",
+        help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
+    )
+    _add_rates(parser)
+
+
+def _add_kernel_tables(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernel-groups",
         type=Path,
@@ -162,16 +177,6 @@ def _add_more_tables(parser: argparse.ArgumentParser) -> None:
         metavar="LENGTH",
         help="also the costliest sequences of kernels that repeat, of up to LENGTH kernels, 2 to "
         f"{LENGTH_MAX} [{LENGTH_DEFAULT}]; give it after PATH, or with LENGTH",
-    )
-    parser.add_argument(
-        "--critical-path",
-        action="store_true",
-        help="also the chain of work, across ranks, that makes each step as long as it is",
-    )
-    parser.add_argument(
-        "--all-to-all",
-        action="store_true",
-        help="also how unevenly ranks send and receive in all-to-alls, by rank and by call",
     )
 
 

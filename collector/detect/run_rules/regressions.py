@@ -439,6 +439,13 @@ def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool
     return has_recovered(logs, thresholds, steps)
 
 
+def _replace_unattributed(cause: Cause, known: Finding | None, since_range: tuple[int, int] | None) -> Cause:
+    """Return what can be said of the cause when the steps before the begin are kept no more."""
+    if known is not None and known.cause != UNATTRIBUTED:
+        return Cause(known.cause, FOUND_EARLIER, {})
+    return cause if since_range is None else Cause(UNATTRIBUTED, NOT_KEPT, {})
+
+
 def _describe(
     view: RunView,
     change: _Change,
@@ -458,13 +465,10 @@ def _describe(
     pattern = DRIFTING if change.is_gradual or (known is not None and known.pattern == DRIFTING) else "steady"
     # The parts of a step are compared by their medians since the begin: of a ramp that is its middle.
     median_ns = float(np.nanmedian(times_ns[view.series.steps >= since])) if change.is_gradual else change.after_ns
-    cause = find_cause_of_change(view, ranks or view.series.ranks, since, median_ns - before_ns)
-    is_past_kept = bool((view.series.steps < since).any())
-    if cause.name == UNATTRIBUTED and known is not None and known.cause != UNATTRIBUTED and not is_past_kept:
-        cause = Cause(known.cause, FOUND_EARLIER, {})
     since_range = change.since_range if known is None else known.since_range
-    if cause.name == UNATTRIBUTED and since_range is not None and not is_past_kept:
-        cause = Cause(UNATTRIBUTED, NOT_KEPT, {})
+    cause = find_cause_of_change(view, ranks or view.series.ranks, since, median_ns - before_ns)
+    if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():
+        cause = _replace_unattributed(cause, known, since_range)
     if cause.name == UNSEEN_WAIT and blame in (NO_RANK, NO_OTHER_RANK):
         blame = OF_UNSEEN  # it may be a rank that is late where no report shows it
     step_before_ns = _find_step_before(view, since, known)

@@ -213,6 +213,10 @@ def _offenders() -> list[Placed]:
 
 
 def _health() -> list[Placed]:
+    return [*_errors_and_stores(), *_notifications()]
+
+
+def _errors_and_stores() -> list[Placed]:
     return [
         number(
             "Errors of collectors",
@@ -261,6 +265,11 @@ def _health() -> list[Placed]:
             colours=too_high(red=1),
             decimals=0,
         ),
+    ]
+
+
+def _notifications() -> list[Placed]:
+    return [
         number(
             "Notifications lost",
             "Events about incidents that a webhook, a command or a hook has not got, in the selected time range.",
@@ -318,6 +327,10 @@ def _agents() -> list[Placed]:
 
 
 def _collectors() -> list[Placed]:
+    return [*_frames(), *_processes(), *_captures()]
+
+
+def _frames() -> list[Placed]:
     return [
         lines(
             "Frames received",
@@ -353,6 +366,11 @@ def _collectors() -> list[Placed]:
             Query(f"sum by (reason) ({rate('replies_failed_total')})", "replies: {{reason}}"),
             width=THIRD,
         ),
+    ]
+
+
+def _processes() -> list[Placed]:
+    return [
         areas(
             "Collectors by version",
             "Collectors that are scraped; each supports the agents of its own release.",
@@ -375,6 +393,11 @@ def _collectors() -> list[Placed]:
             Query(f"sum({rate('runs_evicted_total')})", "runs"),
             width=THIRD,
         ),
+    ]
+
+
+def _captures() -> list[Placed]:
+    return [
         lines(
             "Captures",
             "Captures that have ended, and orders of captures that were refused.",
