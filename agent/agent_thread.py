@@ -68,42 +68,9 @@ class AgentThread:
         )
         self._groups: Mapping[str, GroupInfo] = {}
         self._groups_wanted = False
-        self._window_results = WindowResults(
-            training.windows,
-            guard,
-            clock,
-            RecorderReader(
-                training.captures,
-                lambda: self._watchdog.recorder_place,  # made later
-                training.windows.progress.dump_devices,
-                clock,
-            ),
-            events_max=config.window_events_max,
-            communication_kernels=config.communication_kernels,
-            read_transfers=training.transfers.find_between,
-        )
-        self._cost = AgentOverhead(
-            config.overhead_ratio_max,
-            training.windows.plan,
-            samples.loop,
-            hooks=training,
-            windows=training.windows.scheduler,
-            timers=training.device_timers,
-            reduction=self._window_results,
-            timed=self._window_results.timed,
-            captures=training.traces,
-            started_ns=clock.monotonic_ns(),
-            find_effect=training.windows.find_effect,
-        )
-        self._watchdog = Watchdog(
-            config,
-            identity,
-            guard,
-            clock,
-            find_groups=lambda: self._groups,
-            count_events=training.count_events,
-            captures=training.captures,
-        )
+        self._window_results = self._make_window_results()
+        self._cost = self._make_overhead()
+        self._watchdog = self._make_watchdog(identity)
         self._stepless = SteplessNotice(identity)
         self._step_times_ns: list[int] = []
         self._stopping = threading.Event()
@@ -116,6 +83,52 @@ class AgentThread:
             return None
         allowed = self._config.capture_orders
         return ordered_captures.OrderedCaptures(traces, self._guard, is_allowed=allowed, find_step=lambda: timer.step)
+
+    def _make_window_results(self) -> WindowResults:
+        config, training = self._config, self._training
+        recorder = RecorderReader(
+            training.captures,
+            lambda: self._watchdog.recorder_place,  # made later
+            training.windows.progress.dump_devices,
+            self._clock,
+        )
+        return WindowResults(
+            training.windows,
+            self._guard,
+            self._clock,
+            recorder,
+            events_max=config.window_events_max,
+            communication_kernels=config.communication_kernels,
+            read_transfers=training.transfers.find_between,
+        )
+
+    def _make_overhead(self) -> AgentOverhead:
+        training, windows = self._training, self._training.windows
+        return AgentOverhead(
+            self._config.overhead_ratio_max,
+            windows.plan,
+            self._samples.loop,
+            hooks=training,
+            windows=windows.scheduler,
+            timers=training.device_timers,
+            reduction=self._window_results,
+            timed=self._window_results.timed,
+            captures=training.traces,
+            started_ns=self._clock.monotonic_ns(),
+            find_effect=windows.find_effect,
+        )
+
+    def _make_watchdog(self, identity: RankIdentity) -> Watchdog:
+        training = self._training
+        return Watchdog(
+            self._config,
+            identity,
+            self._guard,
+            self._clock,
+            find_groups=lambda: self._groups,
+            count_events=training.count_events,
+            captures=training.captures,
+        )
 
     def start(self) -> None:
         """Start reporting."""
