@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 LONGEST_FIRST = (
-    "test_loops", "test_fake_gpu_faults", "test_situations", "test_fake_gpu_ranks", "test_launch", "test_fake_gpu",
-    "test_quickstart",
-    "test_endings", "test_dist", "test_fail_open", "test_relay", "test_slurm_without_monitor", "test_late_ranks",
+    "test_loops", "test_capture_uploads", "test_captures", "test_ordered_captures_of_jobs", "test_launch",
+    "test_fake_gpu_faults", "test_situations", "test_ordered_ranks", "test_fake_gpu_ranks", "test_fake_gpu",
+    "test_quickstart", "test_endings", "test_dist", "test_fail_open", "test_relay", "test_slurm_without_monitor",
+    "test_late_ranks",
     "test_history", "test_own_cost", "test_demo", "test_lost_store", "test_doctor", "test_faults_ranks",
     "test_embedded", "test_fake_gpu_replay", "test_faults_collector", "test_hangs", "test_publisher",
     "test_faults_training", "test_soak", "test_images",

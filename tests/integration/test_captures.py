@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, name_j
 
 JOB = name_job()
 RANKS = 4
+SCRIPT = ("small_ddp.py", "--epochs", "2", "--steps", "40")
 SCHEDULE = "skip_first=10, wait=10, warmup=1, active=3, repeat=2"
 STEPS = [(21, 23), (35, 37)]
 """21 is the first after 10 + 10 + 1 steps; a cycle has 14."""
@@ -55,29 +56,41 @@ def find_losses(ended: Ended) -> str:
     return line
 
 
-def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    script = ("small_ddp.py", "--epochs", "2", "--steps", "40")
-    plain = run(forked_ranks(RANKS, *script))
-    ended, lives = capture(tmp_path, *script)
-    assert find_losses(ended) == find_losses(plain)
+class Captured(NamedTuple):
+    """The folder of the captures of all ranks, how the job ended, and what its ranks reported."""
+
+    folder: Path
+    ended: Ended
+    lives: list[Life]
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """A job whose captures have stacks and shapes."""
+    folder = tmp_path_factory.mktemp("captured")
+    return Captured(folder, *capture(folder, *SCRIPT, capture_options="stacks, shapes"))
+
+
+def test_all_ranks_capture_the_same_steps_and_training_is_the_same_to_the_last_bit(captured: Captured) -> None:
+    plain = run(forked_ranks(RANKS, *SCRIPT))
+    assert find_losses(captured.ended) == find_losses(plain)
     for steps in STEPS:
-        traces = read(tmp_path, steps)
+        traces = read(captured.folder, steps)
         assert sorted(traces) == list(range(RANKS))
         assert {rank: find_steps(trace) for rank, trace in traces.items()} == {
             rank: list(range(steps[0], steps[1] + 1)) for rank in range(RANKS)
         }
         assert all(trace["distributedInfo"]["rank"] == rank for rank, trace in traces.items())
-    for life in lives:
+    for life in captured.lives:
         # Prepared in the step before, and ended in the step after.
         assert [one.step for one in life.steps if one.captured] == [*range(20, 25), *range(34, 39)]
         assert life.losses.errors == {}
         assert life.reports[-1].cost.part_ns["captures"] > 0
-    assert [line for line in ended.stderr.splitlines() if line.startswith("rankscope: captured steps")]
+    assert [line for line in captured.ended.stderr.splitlines() if line.startswith("rankscope: captured steps")]
 
 
-def test_analyze_reads_a_capture_of_all_ranks(tmp_path: Path) -> None:
-    capture(tmp_path, "small_ddp.py", "--epochs", "1", "--steps", "30", capture_options="stacks, shapes")
-    folder = str(tmp_path / JOB / "steps-21-23")
+def test_analyze_reads_a_capture_of_all_ranks(captured: Captured, tmp_path: Path) -> None:
+    folder = str(captured.folder / JOB / "steps-21-23")
     ended = run(python("-m", "rankscope.collector", "analyze", folder, "--json", str(tmp_path / "report.json")))
     assert ended.exit_code == 0, ended.stderr
     report = json.loads((tmp_path / "report.json").read_text())
