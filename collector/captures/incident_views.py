@@ -1,5 +1,5 @@
-"""Show incidents and findings with the captures about them, by comparing what is kept of both, and with the history of
-the nodes that they blame. Pure.
+"""Show incidents, and the findings of a run and of its status, with the captures about them, by comparing what is kept
+of both, and with the history of the nodes that they blame. Pure.
 
 Nothing about it is stored: an incident has its captures again after a restart of the collector, as both are kept, and
 names none that was deleted.
@@ -7,11 +7,17 @@ names none that was deleted.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from rankscope.collector.captures.capture import Capture
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.runs.run_status import RunStatus
+from rankscope.collector.runs.snapshot import RunSnapshot
+
+View = TypeVar("View", bound=msgspec.Struct)
 
 
 class IncidentView(Incident, frozen=True, kw_only=True):
@@ -28,6 +34,19 @@ class FindingView(Finding, frozen=True, kw_only=True):
     """A finding, and the ids of the captures about its incident that are kept, newest first."""
 
     captures: tuple[str, ...] = ()
+
+
+class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
+    """A run, whose findings have the captures about them."""
+
+    open_findings: tuple[FindingView, ...] = ()
+    findings: tuple[FindingView, ...] = ()
+
+
+class StatusView(RunStatus, frozen=True, kw_only=True):
+    """The status of a run, whose findings have the captures about them."""
+
+    run: RunView
 
 
 class CaptureLinks:
@@ -51,8 +70,8 @@ class CaptureLinks:
 
     def of_findings(self, run_id: str, findings: Iterable[Finding]) -> tuple[FindingView, ...]:
         """Return findings of a run with their captures; one without an incident has none."""
-        captures = [one for one in self._read_captures() if one.run_id == run_id]
-        incidents = [one for one in self._read_incidents() if one.run_id == run_id] if captures else []
+        captures = _CaptureIndex(one for one in self._read_captures() if one.run_id == run_id)
+        incidents = [one for one in self._read_incidents() if one.run_id == run_id] if captures.count else []
         # Incidents are oldest first: of two that have a number, the later one is that of the finding.
         by_number = {number: one for one in incidents for number in one.findings}
         return tuple(_view_finding(one, by_number, captures) for one in findings)
@@ -68,17 +87,30 @@ def link_incidents(
     """Return incidents with the ids of the captures about them, in the order of `captures`, and the history of their
     nodes, given by the id of the incident.
     """
-    by_run: dict[str, list[Capture]] = {}
-    for capture in captures:
-        by_run.setdefault(capture.run_id, []).append(capture)
+    index = _CaptureIndex(captures)
     return tuple(
         IncidentView(
             **_read_fields(one),
-            captures=_find_captures(one, by_run.get(one.run_id, ())),
+            captures=index.find(one),
             node_history=histories.get(one.id, ()),
         )
         for one in incidents
     )
+
+
+def view_run(run: RunSnapshot, links: CaptureLinks) -> RunView:
+    """Return a run with the captures about its findings."""
+    return _view(
+        RunView,
+        run,
+        open_findings=links.of_findings(run.run_id, run.open_findings),
+        findings=links.of_findings(run.run_id, run.findings),
+    )
+
+
+def view_status(status: RunStatus, links: CaptureLinks) -> StatusView:
+    """Return a status with the captures about the findings of its run."""
+    return _view(StatusView, status, run=view_run(status.run, links))
 
 
 def is_about(capture: Capture, incident: Incident) -> bool:
@@ -92,17 +124,42 @@ def is_about(capture: Capture, incident: Incident) -> bool:
     )
 
 
-def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures: Iterable[Capture]) -> FindingView:
+class _CaptureIndex:
+    """Captures by their run and each of their ranks, and by their run and the incident that has ordered them: comparing
+    1,000 incidents with 1,000 captures each takes half a second.
+    """
+
+    def __init__(self, captures: Iterable[Capture]) -> None:
+        self._captures = tuple(captures)
+        self._places: dict[tuple[str, object], list[int]] = {}
+        for place, one in enumerate(self._captures):
+            for key in {one.incident, *(rank.rank for rank in one.ranks)}:
+                self._places.setdefault((one.run_id, key), []).append(place)
+
+    @property
+    def count(self) -> int:
+        """The number of captures."""
+        return len(self._captures)
+
+    def find(self, incident: Incident) -> tuple[str, ...]:
+        """Return the ids of the captures about an incident, in the order of the captures."""
+        keys = {str(incident.id), *incident.ranks}
+        places = {place for key in keys for place in self._places.get((incident.run_id, key), ())}
+        return tuple(self._captures[place].id for place in sorted(places) if is_about(self._captures[place], incident))
+
+
+def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex) -> FindingView:
     incident = by_number.get(finding.number)
-    found = () if incident is None else _find_captures(incident, captures)
+    found = () if incident is None else captures.find(incident)
     return FindingView(**_read_fields(finding), captures=found)
-
-
-def _find_captures(incident: Incident, captures: Iterable[Capture]) -> tuple[str, ...]:
-    return tuple(one.id for one in captures if is_about(one, incident))
 
 
 def _read_fields(found: Incident | Finding) -> dict[str, Any]:
     """Return the fields of the struct itself, and not of a view of it."""
     kind = Incident if isinstance(found, Incident) else Finding
     return {name: getattr(found, name) for name in kind.__struct_fields__}
+
+
+def _view(kind: type[View], found: msgspec.Struct, **changes: Any) -> View:
+    """Return a struct with other fields as one of a kind that extends its own."""
+    return kind(**{**{name: getattr(found, name) for name in found.__struct_fields__}, **changes})

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks
+from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, view_run
 from rankscope.collector.incidents.incident import STATES, Incident
 from rankscope.collector.publish.metrics.page_cache import PageCache, decompress
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, PageError, parse_page
@@ -184,7 +184,7 @@ class Routes:
             if self._encoded_from is not snapshot:
                 self._encoded_from, self._encoded = snapshot, {}
             if run.run_id not in self._encoded:
-                self._encoded[run.run_id] = msgspec.json.encode(run)
+                self._encoded[run.run_id] = msgspec.json.encode(view_run(run, self._links))
             return self._encoded[run.run_id]
 
     def _show_report(self, name: str) -> Response:

@@ -11,15 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.captures.incident_views import IncidentView
+from rankscope.collector.captures.incident_views import IncidentView, RunView, StatusView
 from rankscope.collector.incidents.incident import STATES
 from rankscope.collector.incidents.nodes import NodeList, NodeRecord
 from rankscope.collector.publish import routes
 from rankscope.collector.publish.api import capture_routes, event_stream, heat_map, rank_views, routes_api
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs.run_dump import RunDump
-from rankscope.collector.runs.run_status import RunStatus
-from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure import __version__
 from tests.contract.schema_text import settle
 
@@ -48,7 +46,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 ANSWERS: Final = (
-    RunSummaries, RunSnapshot, RunStatus, RunDump,
+    RunSummaries, RunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
     RunReport, Incidents, NodeList, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
@@ -185,9 +183,9 @@ def _paths_of_a_run() -> Json:
     cells = {routes_api.BYTES: {"schema": {"type": "string", "format": "binary"}}}
     of = f"{routes.RUNS_PATH}/{{run}}"
     return {
-        of: _operation("showRun", "Everything about one run.", _json(RunSnapshot), [RUN, ranks], 400, 404),
+        of: _operation("showRun", "Everything about one run.", _json(RunView), [RUN, ranks], 400, 404),
         f"{of}/status": _operation(
-            "showStatus", "The run in a few facts, and its worst ranks.", _json(RunStatus), [RUN, worst], 400, 404
+            "showStatus", "The run in a few facts, and its worst ranks.", _json(StatusView), [RUN, worst], 400, 404
         ),
         f"{of}/ranks": _operation(
             "listRanks", "Its ranks.", _json(rank_views.RankList), [RUN, order, offset, limit], 400, 404

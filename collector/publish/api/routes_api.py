@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
+from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView, view_run, view_status
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
@@ -192,13 +192,14 @@ class Api:
         run = self._find(name)
         if query.choose("ranks", ("all", "none")) == "none":
             run = msgspec.structs.replace(run, ranks=())
-        return _as_json(run)
+        return _as_json(view_run(run, self._links))
 
     def _show_status(self, name: str, text: str) -> Response:
         worst = _Query.parse(text, "worst").number("worst", WORST_DEFAULT, least=0, most=WORST_MAX)
         snapshot = self._read_snapshot()
         run = self._find(name, snapshot)
-        return _as_json(build_status(run, worst, snapshot.compute_once(run, read_windows)))
+        status = build_status(run, worst, snapshot.compute_once(run, read_windows))
+        return _as_json(view_status(status, self._links))
 
     def _list_ranks(self, name: str, text: str) -> Response:
         query = _Query.parse(text, "order", "offset", "limit")

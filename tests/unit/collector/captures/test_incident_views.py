@@ -1,5 +1,7 @@
 """Which captures are about an incident, and about a finding."""
 
+import random
+
 import msgspec
 import pytest
 
@@ -49,6 +51,33 @@ def test_incidents_have_captures_in_the_order_given() -> None:
     found = link_incidents([OPEN, other], [capture("c2", 2), capture("c3", 9), capture("c1", 2)])
     assert [one.captures for one in found] == [("c2", "c1"), ()]
     assert {name: getattr(found[0], name) for name in Incident.__struct_fields__} == msgspec.structs.asdict(OPEN)
+
+
+def test_captures_are_those_that_comparing_each_with_each_finds() -> None:
+    choices = random.Random(5)  # the ranks of 40 incidents and of 60 captures, at any times, in two runs
+    runs = (RUN, "bert@20261126T103005Z")
+    incidents = [
+        resolve(
+            begin(number, choices.choice(runs), slow(choices.randrange(4)), begun),
+            "passed",
+            begun + 50.0,
+            lost_rank_seconds=None,
+        )
+        for number, begun in enumerate(choices.uniform(0, 100) for _ in range(40))
+    ]
+    captures = [
+        capture(
+            f"c{number}",
+            *choices.sample(range(4), 2),
+            asked_wall_s=choices.uniform(0, 150),
+            run_id=choices.choice(runs),
+            incident=choices.choice(["", str(number % 40)]),
+        )
+        for number in range(60)
+    ]
+    found = {one.id: one.captures for one in link_incidents(incidents, captures)}
+    assert found == {one.id: tuple(two.id for two in captures if is_about(two, one)) for one in incidents}
+    assert any(len(ids) > 1 for ids in found.values())
 
 
 def test_view_of_a_view_is_up_to_date() -> None:

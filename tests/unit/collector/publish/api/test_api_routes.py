@@ -7,13 +7,17 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
+from rankscope.collector.captures.capture import Capture, RankCapture
+from rankscope.collector.captures.incident_views import CaptureLinks, RunView, StatusView
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.incidents.incident import begin
 from rankscope.collector.publish.api.heat_map import unpack
 from rankscope.collector.publish.api.rank_views import RankAnswer, RankList
 from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHistory
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
-from rankscope.collector.publish.routes import Response
+from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
+from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import keep_run
 from tests.unit.collector.runs.run_stories import Story
 
@@ -79,6 +83,33 @@ def test_findings_that_have_ended_come_after_the_open_ones_the_latest_first() ->
     found = msgspec.json.decode(ask(api_of(run), "/api/v1/runs/r/findings").body, type=FindingList)
     assert [finding.number for finding in found.open] == [2]
     assert [finding.number for finding in found.past] == [4, 3, 1]
+
+
+@pytest.mark.parametrize("target", ["?ranks=none", "/status", ""])
+def test_findings_of_a_run_have_the_captures_about_them(target: str) -> None:
+    finding = slow(2, number=4)
+    run = RunSnapshot(run="r", world_size=1, restart_count=0, ranks=(), findings=(finding,), open_findings=(finding,))
+    snapshot = Snapshot(wall_s=0.0, version="0", runs=(run,))
+    capture = Capture(
+        id="c1",
+        run="r",
+        run_id="r",
+        state="complete",
+        asked_wall_s=5.0,
+        changed_wall_s=5.0,
+        ranks=(RankCapture(rank=2),),
+    )
+    links = CaptureLinks(lambda: [begin(7, "r", finding, 1.0)], lambda: [capture])
+    api = Api(lambda: snapshot, lambda _run: (), links=links)
+    routes = Routes(
+        lambda: snapshot, tuple, is_healthy=lambda: None, is_ready=lambda: None, answer_first=api.answer, links=links
+    )
+    found = msgspec.json.decode(routes.answer(f"/api/v1/runs/r{target}").body)
+    shown = found["run"] if target == "/status" else found
+    for findings in (shown["findings"], shown["open_findings"]):
+        assert [(one["number"], one["captures"]) for one in findings] == [(4, ["c1"])]
+    kind = StatusView if target == "/status" else RunView
+    assert msgspec.json.encode(msgspec.convert(found, kind)) == msgspec.json.encode(found)
 
 
 def test_history_without_a_store_is_what_this_process_has_seen(api: Api) -> None:
