@@ -1,7 +1,7 @@
 """Join the captures of one rank: when they are taken, on the training thread, and where they go, on the agent thread.
 
 What is said to the user, a line on stderr each: by rank 0 that a capture has been written and what it cost, by one rank
-of a node why one was left out or lost, and that the collector has ordered one. The collector gets the outcomes of those
+of a node why one was refused or lost, and that the collector has ordered one. The collector gets the outcomes of those
 that it orders (`ordered_captures.py`).
 """
 
@@ -46,7 +46,7 @@ MB: Final = 1_000_000
 
 
 class Refused(NamedTuple):
-    """A capture that was left out, and why."""
+    """A capture that was refused, and why."""
 
     steps: CaptureSteps
     reason: str
@@ -198,7 +198,7 @@ class TraceCaptures:
         for steps, reason in self._refused.drain():
             if self._note_outcome(Outcome(steps, problem=reason)):
                 continue
-            text = f"the capture of {steps} was left out: {reason}. Training is not affected"
+            text = f"the capture of {steps} was refused: {reason}. Training is not affected"
             self._log(text, TOO_COSTLY if reason.startswith(TOO_COSTLY) else reason)
         for capture in self._finished.drain():
             begin_ns = time.thread_time_ns()

@@ -75,7 +75,7 @@ class TraceRecording:
     """The captures of one rank: those of a schedule, those that the script asks for, and those that the collector
     orders.
 
-    Captures that have ended go to `on_finished`; those that are left out go to `on_refused`, with the reason.
+    Captures that have ended go to `on_finished`; those that are refused go to `on_refused`, with the reason.
     `find_obstacle` returns why no capture of these steps may begin now; None: nothing is in the way. `on_running` is
     told the steps of a capture that has begun, and None when it is about to end; then it must not raise.
     """

@@ -113,7 +113,7 @@ class CaptureThread:
             answer = self._order(request)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note(FAULT, "a capture could not be ordered", run=request.run)
-            answer = CaptureRefusal(503, "an error in the collector; its log has it")
+            answer = CaptureRefusal(503, "internal error of the collector; see its log")
         if isinstance(answer, Capture):
             LOG.warning("run %r: %s", answer.run_id, _describe_order(answer))
             self._wake()
@@ -226,7 +226,7 @@ class CaptureThread:
             work.fail(f"the folder of captures cannot be used: {describe_disk_error(error, work.folder)}")
         except Exception as error:  # noqa: BLE001 - the fault log has it
             self._faults.note(FAULT, f"capture {work.capture.id} cannot be continued", run=work.capture.run_id)
-            work.fail(f"an error in the collector, {type(error).__name__}; its log has it")
+            work.fail(f"internal error of the collector ({type(error).__name__}); see its log")
 
     def _note(self, capture: Capture) -> None:
         with self._lock:

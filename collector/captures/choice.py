@@ -17,7 +17,7 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.capture_limits import CAPTURE_OPTIONS, CAPTURE_STEPS_MAX
 
 NOT_POSSIBLE: Final = 422
-AROUND_FORM: Final = '{"around": RANK}'
+RANKS_FORMS: Final = f'a list of rank numbers such as [3, 7], {{"around": 3}}, {SLOWEST!r} or {ALL!r}'
 
 
 def choose_ranks(
@@ -65,8 +65,7 @@ def _choose_numbers(
     if wanted == SLOWEST:
         return _choose_around(find_slowest(findings, attempt.medians, live), attempt, live)
     if not isinstance(wanted, Around) and (isinstance(wanted, str) or not wanted):
-        shown, forms = repr(wanted[:80]), f"a list of rank numbers, {AROUND_FORM}, {SLOWEST!r} or {ALL!r}"
-        return CaptureRefusal(NOT_POSSIBLE, f"ranks is {shown}; it is {forms}")
+        return CaptureRefusal(NOT_POSSIBLE, f"ranks is {wanted[:80]!r}; it must be {RANKS_FORMS}")
     numbers = {wanted.around} if isinstance(wanted, Around) else set(wanted)
     missing = sorted(numbers - set(live))
     if missing:

@@ -40,7 +40,7 @@ class NodeFinder:
             return Nodes(unknown, str(error))
         except Exception as error:  # noqa: BLE001 - the fault log has it
             self._faults.note(FAULT, "the nodes of the store could not be read; continuing without")
-            return Nodes(unknown, f"an error in the collector, {type(error).__name__}; its log has it")
+            return Nodes(unknown, f"internal error of the collector ({type(error).__name__}); see its log")
         standings = tuple(_find_standing(one, known.get(one.node)) for one in unknown)
         return Nodes(standings, NOT_STORED if any(one.runs is None for one in standings) else "")
 

@@ -1,5 +1,6 @@
 """Say in lines what has become of a capture that was ordered. Pure."""
 
+import shlex
 from collections.abc import Iterable
 from typing import Final
 
@@ -57,8 +58,17 @@ def describe_link(capture: Capture, place: str) -> str:
 def _describe_problem(capture: Capture) -> str:
     if not capture.problem:
         return ""
-    cure = ". --force takes it all the same" if PRICE_SETTING in capture.problem else ""
+    cure = f". To take it all the same: {_write_command(capture)}" if PRICE_SETTING in capture.problem else ""
     return f"{', but ' if capture.state == COMPLETE else ': '}{printable(capture.problem)}{cure}"
+
+
+def _write_command(capture: Capture) -> str:
+    """Return the command that orders a capture once more, whatever it is expected to cost."""
+    ranks = ",".join(str(one.rank) for one in capture.ranks)
+    words = ["rankscope", "capture", shlex.quote(printable(capture.run)), "--ranks", ranks]
+    if capture.first_step is not None and capture.last_step is not None:
+        words += ["--steps", str(capture.last_step - capture.first_step + 1)]
+    return " ".join([*words, *(f"--{name}" for name in capture.options), "--force"])
 
 
 def _name_steps(capture: Capture) -> str:

@@ -124,7 +124,7 @@ def change(world: LiveWorld, **fields: object) -> None:
 
 
 def test_finding_is_captured_by_its_button_with_the_token_asked_once(page: LivePage, world: LiveWorld) -> None:
-    assert page.text(BUTTON) == "Capture rank 2 and two beside it"
+    assert page.text(BUTTON) == "Capture rank 2 and two for comparison"
     order_by(page, CONTROL)
     page.wait_for_text("#capture-list", "ordered: the ranks are being told the steps; capture c1, ordered by 127.0.0.1")
     assert world.orders == [CaptureRequest(run="story", ranks=Around(2), steps=3, asked_by="127.0.0.1")]
@@ -157,7 +157,7 @@ def test_rank_is_captured_from_its_section_by_keyboard(page: LivePage, world: Li
     page.run("document.getElementById('capture-rank').focus()")
     ActionChains(page.browser).send_keys(Keys.ENTER).perform()
     assert page.run("return document.activeElement.id") == "order-token"
-    assert "of rank 3, its healthiest peer, and a neighbour on its node" in page.text("#order-what")
+    assert "on rank 3 and, for comparison, its healthiest peer and a neighbour on its node" in page.text("#order-what")
     ActionChains(page.browser).send_keys(Keys.ESCAPE).perform()
     assert page.run("return [document.activeElement.id, document.getElementById('order').open]") == [
         "capture-rank", False,
@@ -286,9 +286,10 @@ def test_reason_of_a_failed_capture_is_shown_as_text(page: LivePage, world: Live
 
 def test_capture_that_was_too_expensive_has_a_cure(page: LivePage, world: LiveWorld) -> None:
     problem = "rank 2: it is expected to stop training for 3 s, capture_pause_s_max is 2 s"
-    world.captures = (replace(ORDERED, state="failed", problem=problem),)
+    world.captures = (replace(ORDERED, state="failed", problem=problem, options=("shapes",)),)
     said = page.wait_for_text("#capture-list .problem", "rank 2")
-    assert said == f"{problem}. `rankscope capture --force` takes it all the same."
+    command = "rankscope capture story --ranks 0,1,2 --steps 3 --shapes --force"
+    assert said == f"{problem}. To take it all the same: {command}"
 
 
 def test_list_is_bounded_and_the_others_are_counted(page: LivePage, world: LiveWorld) -> None:

@@ -44,9 +44,23 @@ const costOf = ({ pause_s: paused, expected_pause_s: expected, state }) => {
   return "What it is expected to cost is not known yet.";
 };
 
+/** Quote a word for a shell. */
+const quote = (word) => (/^[\w./:@%+=-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
+/** Write the command that orders a capture of a run once more, whatever it is expected to cost. */
+const commandOf = (run, { ranks, first_step: first, last_step: last, options }) => {
+  const steps = first === null || last === null ? [] : ["--steps", last - first + 1];
+  const names = options.map((name) => `--${name}`);
+  return ["rankscope capture", quote(run), "--ranks", ranks.join(","), ...steps, ...names, "--force"].join(" ");
+};
+
 /** Describe what went wrong, with the cure where the price was too high; empty where nothing did. */
-const problemOf = ({ problem }) =>
-  problem.includes(PRICE_SETTING) ? `${problem}. \`rankscope capture --force\` takes it all the same.` : problem;
+const problemOf = (run, capture) => {
+  const { problem } = capture;
+  return problem.includes(PRICE_SETTING)
+    ? `${problem}. To take it all the same: ${commandOf(run, capture)}`
+    : problem;
+};
 
 /** Save a file that needs the token, which a link cannot send. */
 const save = async (path, name) => {
@@ -115,7 +129,7 @@ const build = () => {
   files.className = "files";
   const node = element("li", {}, head, state, cost, problem, verdict, files, said);
   let listed = "";
-  const update = (now) => {
+  const update = (run, now) => {
     const options = now.options.length ? `, with ${now.options.join(", ")}` : "";
     const ranks = `rank${now.ranks.length === 1 ? "" : "s"} ${now.ranks.join(", ")}`;
     node.className = now.state;
@@ -123,7 +137,7 @@ const build = () => {
     const by = now.asked_by ? ` by ${now.asked_by}` : "";
     say(state, `${stateOf(now)}; capture ${now.id}, ordered${by} at ${dateAndClock(now.asked_wall_s)}`);
     say(cost, costOf(now));
-    say(problem, problemOf(now));
+    say(problem, problemOf(run, now));
     if (verdict.textContent !== now.verdict.replaceAll("\n", ""))
       verdict.replaceChildren(...now.verdict.split("\n").map((line) => element("p", {}, line)));
     for (const one of [cost, problem]) one.hidden = !one.textContent;
@@ -149,7 +163,7 @@ export class CaptureList {
     this.list.replaceChildren();
   }
 
-  show({ captures, captures_kept: kept, end }, takesOrders, isFirst) {
+  show({ run, captures, captures_kept: kept, end }, takesOrders, isFirst) {
     at("captures").hidden = !(kept || (takesOrders && end === null));
     at("no-captures").hidden = kept > 0;
     say(at("captures-kept"), kept > captures.length ? `The newest ${captures.length} of ${number(kept)}.` : "");
@@ -160,7 +174,7 @@ export class CaptureList {
       const entry = this.shown.get(capture.id) ?? build();
       if (entry.state !== capture.state) changed.push(capture);
       entry.state = capture.state;
-      entry.update(capture);
+      entry.update(run, capture);
       this.shown.set(capture.id, entry);
       if (this.list.children[place] !== entry.node)
         this.list.insertBefore(entry.node, this.list.children[place] ?? null);

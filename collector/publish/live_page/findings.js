@@ -30,7 +30,7 @@ const captureButton = (onCapture) => {
   const update = ({ kind, ranks }) => {
     button.hidden = kind === "hang" || !ranks.length;
     rank = ranks[0] ?? null;
-    say(button, `Capture rank ${rank} and two beside it`);
+    say(button, `Capture rank ${rank} and two for comparison`);
   };
   return { button, update };
 };

@@ -50,8 +50,8 @@ const send = async (held) => {
 /** Open the dialogue for a rank of a LiveRun. A collector that takes no orders is asked at once, for its reason. */
 export const openOrder = (run, rank, takesOrders) => {
   Object.assign(asked, { runId: run.run_id, rank, takesOrders });
-  const whom = `rank ${rank}, its healthiest peer, and a neighbour on its node`;
-  say(at("order-what"), `A trace of the same ${STEPS} steps, soon to come, of ${whom}.`);
+  const others = "for comparison, its healthiest peer and a neighbour on its node";
+  say(at("order-what"), `This records a trace of the same ${STEPS} steps on rank ${rank} and, ${others}.`);
   say(at("order-last"), describeLast(run.captures));
   say(at("order-problem"), "");
   askForToken();

@@ -192,8 +192,8 @@ def _offenders() -> list[Placed]:
         listing(
             "Nodes over all runs in the store",
             f"The {STORED_NODES_SHOWN} nodes with the largest share of their runs held up, ended runs included, as "
-            "`rankscope nodes` lists them. At least: the share of its runs that is certain, so that 1 of 1 is not "
-            "before 9 of 12. A recommendation to look at, and to exclude.",
+            "`rankscope nodes` lists them. At least: the lower end of the 95 % interval of the share of its runs that "
+            "it has held up, so that 9 of 12 come before 1 of 1. A recommendation to look at, and to exclude.",
             {
                 "node": Column("Node"),
                 "least": Column(

@@ -98,7 +98,7 @@ def test_capture_that_costs_too_much_is_left_out_and_that_is_said_once(
         captures.write()
     # 2 steps of 10,000 events at 3 x (8.1 + 2.8) us
     assert capsys.readouterr().err == (
-        "rankscope: the capture of steps 6 to 7 was left out: it would stop training for about 0.65 s, and "
+        "rankscope: the capture of steps 6 to 7 was refused: it would stop training for about 0.65 s, and "
         "capture_pause_s_max is 0.5 s. Training is not affected\n"
     )
     assert find_files(tmp_path) == []
@@ -109,7 +109,7 @@ def test_price_of_the_next_capture_is_what_the_last_one_has_cost(tmp_path: Path)
     captures.events_a_step = 1e9
     assert captures.expect_pause_ns(2, CaptureOptions()) == 2 * 1e9 * 4_200
     run(captures, 0, 8)
-    assert not find_files(tmp_path), "left out: it would stop training for hours"
+    assert not find_files(tmp_path), "refused: it would stop training for hours"
     captures.events_a_step = None
     run(captures, 9, 16)
     captures.write()
@@ -123,7 +123,7 @@ def test_no_capture_begins_while_two_wait_for_their_files(tmp_path: Path, capsys
     run(captures, 0, 8 * (WAITING_MAX + 1))
     captures.write()
     assert len(find_files(tmp_path)) == WAITING_MAX
-    assert f"the capture of steps 22 to 23 was left out: {BEHIND}" in capsys.readouterr().err
+    assert f"the capture of steps 22 to 23 was refused: {BEHIND}" in capsys.readouterr().err
 
 
 def test_no_capture_begins_after_the_files_have_their_largest_size(
@@ -133,7 +133,7 @@ def test_no_capture_begins_after_the_files_have_their_largest_size(
     captures._files.is_full = True
     run(captures, 0, 8)
     captures.write()
-    assert f"was left out: {FULL}" in capsys.readouterr().err
+    assert f"was refused: {FULL}" in capsys.readouterr().err
 
 
 def test_capture_that_cannot_be_written_is_said_to_be_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

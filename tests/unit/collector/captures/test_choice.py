@@ -9,7 +9,7 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from tests.unit.collector.runs.run_stories import Story
 
 RANKS_MAX = 64
-FORMS = """a list of rank numbers, {"around": RANK}, 'slowest' or 'all'"""
+FORMS = """a list of rank numbers such as [3, 7], {"around": 3}, 'slowest' or 'all'"""
 
 
 def request(ranks: tuple[int, ...] | Around | str = "slowest", **other: object) -> CaptureRequest:
@@ -65,8 +65,8 @@ def test_steps_are_chosen_after_the_last_known_one() -> None:
     [
         (request((9,)), "rank 9 does not report; the run has 4 ranks"),
         (request(Around(9)), "rank 9 does not report; the run has 4 ranks"),
-        (request("fastest"), f"ranks is 'fastest'; it is {FORMS}"),
-        (request(()), f"ranks is (); it is {FORMS}"),
+        (request("fastest"), f"ranks is 'fastest'; it must be {FORMS}"),
+        (request(()), f"ranks is (); it must be {FORMS}"),
         (request("all", steps=101), "steps is 101; it must be from 1 to 100"),
         (request("all", options=("colours",)), "there is no option colours; there are"),
     ],

@@ -1,5 +1,7 @@
 """Words on captures that were ordered."""
 
+import shlex
+
 from msgspec.structs import replace
 
 from rankscope.collector.captures.capture import Capture, CaptureFile, RankCapture
@@ -91,9 +93,22 @@ def test_complete_capture_without_a_measured_pause_says_so() -> None:
 
 def test_capture_that_is_too_costly_has_its_cure() -> None:
     refused = replace(ORDERED, state="failed", problem="rank 3: about 3 s, and capture_pause_s_max is 2 s")
+    command = "rankscope capture bert --ranks 3,4,5,9 --steps 5 --force"
     assert describe_end(refused) == [
-        "failed: rank 3: about 3 s, and capture_pause_s_max is 2 s. --force takes it all the same"
+        f"failed: rank 3: about 3 s, and capture_pause_s_max is 2 s. To take it all the same: {command}"
     ]
+
+
+def test_command_of_a_capture_that_is_too_costly_can_be_pasted_into_a_shell() -> None:
+    refused = replace(
+        ORDERED, run="llama 7b; ls", state="failed", problem="capture_pause_s_max", options=("stacks", "memory"),
+        first_step=None, ranks=ORDERED.ranks[:1],
+    )  # fmt: skip
+    (line,) = describe_end(refused)
+    command = line.partition("all the same: ")[2]
+    assert shlex.split(command) == [
+        "rankscope", "capture", "llama 7b; ls", "--ranks", "3", "--stacks", "--memory", "--force"
+    ]  # fmt: skip
 
 
 def test_link_leads_to_the_report_or_says_why_there_is_none() -> None:
