@@ -24,10 +24,8 @@ class RankMedians(msgspec.Struct, frozen=True, array_like=True, gc=False):
     phases_ns: Mapping[str, Known] = {}
 
     @classmethod
-    def compute(cls, series: StepSeries, slowdowns: Floats | None, steps: int) -> "RankMedians":
-        """Return the medians over the last `steps` steps; none before the ranks could be compared."""
-        if slowdowns is None:
-            return NO_MEDIANS
+    def compute(cls, series: StepSeries, slowdowns: Floats, steps: int) -> "RankMedians":
+        """Return the medians over the last `steps` steps; `slowdowns` are those of the ranks, shape (ranks,)."""
 
         def read_medians(cells: Cells) -> Known:
             return _read(medians_of_last(cells, steps))

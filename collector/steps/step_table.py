@@ -189,18 +189,17 @@ class StepTable:
         return np.asarray(late.reshape(len(ranks), block.values.shape[2]).sum(axis=1))
 
     def add_collectives_of(self, ranks: Sequence[int], reported: Sequence[Collectives], block: Block) -> None:
-        """Keep the collectives of several ranks, whose tables are the block. They are split by step; ranks that report
-        the same steps are split together.
+        """Keep the collectives of several ranks, whose tables are the block, of one row at least. They are split by
+        step; ranks that report the same steps are split together.
         """
         steps = block.column("step")
         order = np.argsort(steps, axis=1, kind="stable")
         steps = np.take_along_axis(steps, order, axis=1)
-        alike = np.flatnonzero((steps == steps[:1]).all(axis=1)) if steps.size else np.arange(0)
+        alike = np.flatnonzero((steps == steps[:1]).all(axis=1))
         others = np.setdiff1d(np.arange(len(ranks)), alike).tolist()
         columns = [np.take_along_axis(block.column(name), order, axis=1) for name in COLUMNS_KEPT]
         for rows in (alike, *(np.array([row]) for row in others)):
-            if len(rows):
-                self._keep_collectives(rows, steps[rows[0]], ranks, reported, columns)
+            self._keep_collectives(rows, steps[rows[0]], ranks, reported, columns)
 
     def _keep_collectives(
         self,

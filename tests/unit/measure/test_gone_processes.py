@@ -1,5 +1,6 @@
 """Detection of ended processes, with real ones."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -63,6 +64,19 @@ def test_process_hidden_by_proc_is_not_gone(tmp_path: Path) -> None:
 def test_hidden_process_of_another_user_is_not_gone(tmp_path: Path) -> None:
     # Only root may signal the first process of the machine, and to whom it may not that is an answer too.
     assert not is_gone(1, proc=tmp_path)
+
+
+def test_process_that_may_not_be_signalled_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the kernel answers anybody but root about it, also where these tests are run by root.
+    asked: list[tuple[int, int]] = []
+
+    def refuse(pid: int, number: int) -> None:
+        asked.append((pid, number))
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not is_gone(1, proc=tmp_path)
+    assert asked == [(1, 0)], "nothing is sent to the process"
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,12 @@ def test_it_has_passed_after_four_periods_without() -> None:
         ([10, 20, 30], 95, {}),  # three of nine: it has stopped
         ([], 95, {}),
         ([8, 16, 20, 24, 32, 40, 48, 56, 60, 64, 72, 80], 83, {8: 8, 20: 20}),
+        # Of four periods three are stated, which explain all but the six of the fourth of 57 steps.
+        (
+            sorted({step for every in (16, 23, 37, 59) for step in range(every, 401, every)}),
+            405,
+            {16: 16, 23: 23, 37: 37},
+        ),
     ],
 )
 def test_periods(steps: list[int], last_step: int, periods: dict[int, int]) -> None:
