@@ -66,3 +66,21 @@ def median_errors(deviations: Floats, correlations: Floats, count: int) -> Float
     """Return `Noise.median_error` of many."""
     independent = np.maximum(1.0, count * (1 - correlations) / (1 + correlations))
     return np.asarray(MEDIAN_ERROR * deviations / np.sqrt(independent))
+
+
+def rank_sum_deviations(before: Floats, after: Floats) -> tuple[float, float]:
+    """Return by how many standard deviations the values `after`, shape (m,), rank above those `before`, shape (n,), and
+    how many it would be if each did: m, n >= 1.
+
+    It is the statistic of Wilcoxon's rank sum test (Mann and Whitney 1947), which no distribution is assumed for. The
+    error of a median is too small where values are of two kinds, each in about half of all steps.
+
+    >>> [round(value, 2) for value in rank_sum_deviations(np.array([1.0, 2.0, 3.0]), np.array([2.5, 4.0, 5.0]))]
+    [1.53, 1.96]
+    """
+    count, later = len(before) + len(after), len(after)
+    ranks = np.argsort(np.argsort(np.concatenate([before, after]), kind="stable"), kind="stable")
+    pairs = len(before) * later
+    above = float(ranks[len(before) :].sum()) - later * (later - 1) / 2
+    deviation = math.sqrt(pairs * (count + 1) / 12)
+    return (above - pairs / 2) / deviation, pairs / 2 / deviation

@@ -160,7 +160,8 @@ def _judge(
     excess = view.excess[periods.rows[slow], column]
     level = float(np.median(excess))
     share = len(slow) / (len(steps) - began)
-    if is_by_chance or _is_stale(slow, len(steps), thresholds) or share * math.expm1(level) < COST_RATIO_MIN:
+    is_past = _is_stale(slow, len(steps), thresholds) or _was_steady(slow, len(steps), thresholds)
+    if is_by_chance or is_past or share * math.expm1(level) < COST_RATIO_MIN:
         return None
     rank = view.series.ranks[column]
     self_ns = view.series.self_ns[periods.rows[slow], column]
@@ -186,6 +187,14 @@ def _is_stale(slow: Ints, count: int, thresholds: Thresholds) -> bool:
     """Return whether the last of these slow ones of `count` known steps is long past."""
     quiet = STALE_GAPS * _mean_gap(slow)
     return quiet > 0 and count - 1 - int(slow[-1]) > max(2 * thresholds.steps_min, quiet)
+
+
+def _was_steady(slow: Ints, count: int, thresholds: Thresholds) -> bool:
+    """Return whether these slow ones of `count` known steps are a steady slowness that is over: most of the steps from
+    the first to the last, and none of the last `steps_min`.
+    """
+    is_over = count - 1 - int(slow[-1]) >= thresholds.steps_min
+    return is_over and len(slow) >= thresholds.persistence_ratio * (int(slow[-1]) - int(slow[0]) + 1)
 
 
 def _chance_of_count(periods: SlowPeriods, column: int) -> float:

@@ -198,6 +198,15 @@ def test_steady_run_is_not_slower(seed: int) -> None:
     assert find(RUN, everybody(times(steps=200, seed=seed))) == []
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_run_of_which_half_of_the_steps_stall_is_not_slower(seed: int) -> None:
+    # The median of a dozen steps is that of either kind, with as little noise as the kind has.
+    self_ms, random = times(steps=200, ranks=1, seed=seed), np.random.default_rng(seed)
+    self_ms[random.random(200) < 0.5] *= 1.5
+    for steps in range(24, 201, 8):
+        assert find(RUN, everybody(self_ms[:steps])) == [], steps
+
+
 def test_recovered_slowness_is_not_found() -> None:
     self_ms = times()
     self_ms[60:110] *= 1.5

@@ -88,6 +88,11 @@ def test_range_that_reaches_to_the_first_known_step_is_that_of_before() -> None:
     assert range_of(slow, look, (50, 62)) == (50, 62)
 
 
+def test_range_ends_no_later_than_when_it_was_found() -> None:
+    look = view(60, gap=(0, 0))
+    assert range_of(slow_rank(look)._replace(since_range=(58, 110)), look, (50, 70)) == (58, 70)
+
+
 def test_range_ends_where_a_slow_rank_becomes_slower() -> None:
     look = view(60, gap=(0, 0))
     slower = look.series.self_ns.copy()

@@ -77,6 +77,15 @@ def test_begin_of_a_slowness_at_random_lies_in_its_range(seed: int) -> None:
     assert 5 <= latest - earliest <= 90
 
 
+@pytest.mark.parametrize(("healthy_steps", "named"), [(11, [SLOW]), (12, []), (50, [])])
+def test_steady_slowness_that_is_over_is_not_intermittent(healthy_steps: int, named: list[int]) -> None:
+    # Slow from step 100 on but in two steps of it: three periods, of 38 of 40 steps.
+    self_ms = times()
+    self_ms[100:140, SLOW] *= 1.3
+    self_ms[[110, 125], SLOW] /= 1.3
+    assert [slow.rank for slow in found(self_ms[: 140 + healthy_steps])] == named
+
+
 def test_begin_of_a_regular_slowness_is_sure_to_a_period_or_two() -> None:
     # 24 slow steps, none missed: 1 of 26 may be missed by Laplace's rule, which is more than 1 %; two of 26 are less.
     self_ms = times()
