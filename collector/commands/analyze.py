@@ -56,7 +56,6 @@ class Analyze:
         )
         add_communication_kernels(parser)
         _add_more_tables(parser)
-        _add_rates(parser)
         parser.add_argument(
             "--source-url",
             default=None,

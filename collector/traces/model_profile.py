@@ -22,9 +22,9 @@ from rankscope.collector.traces.counted_operators import (
 )
 from rankscope.collector.traces.device_peaks import TFLOP, PeakOverride, find_tflops, name_number_type
 from rankscope.collector.traces.module_profile import profile_modules
-from rankscope.collector.traces.profile_rows import FlopsByType, FlopsOperator, ModelProfile
-from rankscope.collector.traces.uncounted_operators import find_uncounted_operators
-from rankscope.measure.flops import add_formulas
+from rankscope.collector.traces.profile_rows import FlopsByType, FlopsOperator, ModelProfile, UncountedOperator
+from rankscope.collector.traces.uncounted_operators import OUTSIDE_OPERATORS, find_uncounted_operators
+from rankscope.measure.flops import NO_FORMULA, add_formulas
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S
 
@@ -57,8 +57,8 @@ def profile_model(view: RankView, devices: Sequence[str], asked: FlopsAsked) -> 
     phases = [sum(flops[phase] for flops in sums.by_type.values()) for phase in range(len(PHASES))]
     factor = TRAINING_FACTOR if phases[BACKWARD] else 1
     model, executed = factor * phases[FORWARD], sum(phases)
-    reason = _refuse_utilization(by_dtype, devices, window, executed)
     uncounted = find_uncounted_operators(view, window, counted)
+    reason = _name_failures(uncounted) or _refuse_utilization(by_dtype, devices, window, executed)
     seconds = window.length_ns / NS_PER_S
     return ModelProfile(
         step_count=window.step_count,
@@ -142,6 +142,15 @@ def _build_types(
             )
         )
     return rows
+
+
+def _name_failures(uncounted: Iterable[UncountedOperator]) -> str | None:
+    """Return which operators with products could not be counted, and why; None without any."""
+    failed = [row for row in uncounted if row.reason not in {NO_FORMULA, OUTSIDE_OPERATORS}]
+    if not failed:
+        return None
+    names = ", ".join(sorted({row.operator for row in failed}))
+    return f"products are not counted, of {names}: {', '.join(sorted({row.reason for row in failed}))}"
 
 
 def _refuse_utilization(

@@ -84,6 +84,28 @@ def test_recomputed_products_belong_to_their_module(tmp_path: Path) -> None:
     assert phases(rows["Block_0"]) == (known.forward, known.recompute, known.backward)
 
 
+TRACES = Path(__file__).parents[3] / "traces"
+RESNET18_MACS = (
+    64 * 3 * 49 * 112**2
+    + 4 * 64 * 64 * 9 * 56**2
+    + sum(w * w // 2 * 9 * size**2 + 3 * w * w * 9 * size**2 + w * w // 2 * size**2
+          for w, size in ((128, 28), (256, 14), (512, 7)))
+    + 512 * 1000
+)  # fmt: skip
+"""Of an image of 224 x 224: the stem, four convolutions of 64 channels, three stages that begin with half the channels
+and a convolution of 1 x 1 beside them, and the head.
+"""
+
+
+def test_resnet_on_a_gpu_has_the_operations_of_its_layers() -> None:
+    found = profile_of(TRACES / "mi300x_resnet18.json.gz")
+    once = 2 * 512 * RESNET18_MACS  # 512 images
+    stem = 2 * 512 * 64 * 3 * 49 * 112**2  # whose input needs no gradient
+    assert phases(found) == (5 * once, 0, 5 * (2 * once - stem))
+    rows = {row.path: row for row in found.modules}
+    assert phases(rows["ResNet_0"]) == phases(found)
+
+
 # -- traces written by hand --------------------------------------------------------------------------------------------
 
 
@@ -265,6 +287,9 @@ def test_product_without_shapes_is_named_whatever_its_time(tmp_path: Path) -> No
     assert {(row.operator, row.reason, row.count) for row in found.uncounted} == {
         ("aten::mm", NO_SHAPES, 1), ("aten::mm", "inputs not understood", 1),
     }  # fmt: skip
+    assert found.utilization_reason == (
+        "products are not counted, of aten::mm: inputs not understood, no shapes recorded"
+    )
     assert found.executed_flops == 2
 
 

@@ -9,6 +9,7 @@ import pytest
 from rankscope.collector.commands.main import main
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
+from rankscope.collector.traces.device_peaks import find_peaks
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX
 from rankscope.measure.errors import SettingError
@@ -127,6 +128,28 @@ def test_peaks_of_unknown_devices_are_asked_for(tmp_path: Path) -> None:
     assert (row.flops_per_s, row.peak_flops_per_s, row.peak_bytes_per_s, row.bound) == (20e12, None, None, None)
     assert "the highest FLOP/s of Riva 128 are not known: give --peak-tflops" in rank.warnings
     assert "the memory bandwidth of Riva 128 is not known: give --peak-gbps" in rank.warnings
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA L40", 181), ("NVIDIA L4", 121), ("Tesla T4", None), ("NVIDIA A40", 149.7), ("NVIDIA A10", 125),
+        ("NVIDIA RTX A6000", 154.85), ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500), ("NVIDIA B300 SXM6 AC", 2250),
+        ("AMD Instinct MI250X", 191.5), ("AMD Instinct MI355X", 2500),
+    ],
+)  # fmt: skip
+def test_peaks_are_dense_and_by_type(device: str, bf16: float | None) -> None:
+    found = find_peaks(device)
+    assert found is not None
+    assert (found.tflops.get("bf16"), "2026" in found.source) == (bf16, True)
+
+
+@pytest.mark.parametrize("device", ["NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H20", "NVIDIA GeForce RTX 4090",
+                                    "NVIDIA A100-SXM4-40GB MIG 1g.5gb"])  # fmt: skip
+def test_devices_of_which_sources_disagree_and_parts_of_devices_have_no_peaks(device: str) -> None:
+    assert find_peaks(device) is None
 
 
 def test_given_peaks_go_before_those_of_the_data_sheet(tmp_path: Path) -> None:
