@@ -180,7 +180,9 @@ class AutogradLinks:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
-    """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, or NONE."""
+    """Allocations (bytes > 0) and frees (< 0), by time. The totals are the allocator's after it, or NONE; the address
+    is NONE where it was not recorded.
+    """
 
     time_ns: Ints
     bytes: Ints
@@ -188,6 +190,7 @@ class MemoryEvents:
     device: Ints
     allocated_bytes: Ints
     reserved_bytes: Ints
+    address: Ints
     thread: Ints
 
 

@@ -289,7 +289,7 @@ class TraceColumns:
             if a is None or time_ns == NO_TIME or not is_int64(a.bytes):
                 self._reject(["a [memory] event without a usable time or size"])
                 continue
-            values = (a.device_type, a.device, a.allocated, a.reserved)
+            values = (a.device_type, a.device, a.allocated, a.reserved, a.address)
             numbers = [value if is_int64(value) else NONE for value in values]
             thread = self._threads[_hashable(event.pid), _hashable(event.tid)]
             self._memory_rows.append((time_ns, a.bytes, *numbers, thread))

@@ -163,6 +163,7 @@ class MemoryArguments(msgspec.Struct, gc=False):
     device_type: Any = msgspec.field(default=None, name="Device Type")
     allocated: Any = msgspec.field(default=None, name="Total Allocated")
     reserved: Any = msgspec.field(default=None, name="Total Reserved")
+    address: Any = msgspec.field(default=None, name="Addr")
 
 
 class InstantEvent(msgspec.Struct, gc=False, tag="i", tag_field="ph"):

@@ -4,13 +4,15 @@ Pure. An event allocates (bytes > 0) or frees (bytes < 0) at an address; events 
 the first event shows only in an allocator's totals and where it is freed: its lifetimes are never known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from rankscope.measure.intervals import Intervals
 
 Ints = npt.NDArray[np.int64]
 
@@ -151,3 +153,105 @@ def sum_by_key(rows: Ints, keys: Sequence[int], size: Ints) -> list[tuple[int, i
         one = int(size[row])
         found[keys[row]] = (total + one, count + 1, max(largest, one))
     return sorted(((key, *sums) for key, sums in found.items()), key=lambda item: (-item[1], item[0]))
+
+
+# -- categories -------------------------------------------------------------------------------------------------------
+
+
+class ModelMark(NamedTuple):
+    """Where the memory of a model was at one time, by the clock of the events: (address, bytes) of each storage."""
+
+    time_ns: int
+    storages: Mapping[Category, Sequence[tuple[int, int]]]
+
+
+class Categorised(NamedTuple):
+    """The category of each lifetime, and the bytes of older memory by category after each event, as far as marks say
+    what it is: what else is older is unknown.
+    """
+
+    kind: Ints
+    older: Mapping[Category, Ints]
+
+
+def categorise(paired: PairedEvents, time_ns: Ints, backward: Intervals, marks: Sequence[ModelMark]) -> Categorised:
+    """Return what each lifetime was for. `time_ns` is that of each event, `backward` when backward ran on the host.
+
+    What is at an address of a mark, at its time, is what the mark says. Of the rest, memory is an activation if it was
+    allocated outside of a backward, was there when the next one began, and is freed in the window; temporary if it is
+    freed in the window otherwise. Without marks, memory that a backward allocates and leaves may be a gradient: that
+    is unknown, as is all that is not freed.
+    """
+    lives = paired.lifetimes
+    kind = _guess(paired, time_ns, backward, has_marks=bool(marks))
+    is_marked = np.zeros(len(kind), dtype=bool)
+    older: dict[int, tuple[Category, int]] = {}
+    for mark in marks:
+        alive = lives.alive_at(int(np.searchsorted(time_ns, mark.time_ns, side="right")) - 1)
+        row_of = dict(zip(lives.address[alive].tolist(), alive.tolist(), strict=True))
+        for category, storages in mark.storages.items():
+            for address, size in storages:
+                row = row_of.get(address)
+                if row is None:
+                    older.setdefault(address, (category, size))
+                elif not is_marked[row]:
+                    kind[row], is_marked[row] = category, True
+    return Categorised(kind, _follow_older(paired, older))
+
+
+def _guess(paired: PairedEvents, time_ns: Ints, backward: Intervals, *, has_marks: bool) -> Ints:
+    """Return the category of each lifetime by the times at which it began and ended."""
+    lives = paired.lifetimes
+    kind = np.full(len(lives.bytes), Category.UNKNOWN, dtype=np.int64)
+    ends = np.flatnonzero(lives.freed < paired.event_count)
+    begins_ns, ends_ns = time_ns[lives.allocated[ends]], time_ns[lives.freed[ends]]
+    last = np.searchsorted(backward[:, 0], begins_ns, side="right") - 1  # the backward that began last before it
+    limits_ns = np.append(backward[:, 1], np.iinfo(np.int64).min)  # of none the last one: index -1
+    is_inside = begins_ns < limits_ns[last]
+    next_ns = np.append(backward[:, 0], np.iinfo(np.int64).max)[last + 1]
+    is_activation = ~is_inside & (ends_ns >= next_ns)
+    may_be_gradient = is_inside & (ends_ns >= limits_ns[last])
+    kind[ends] = Category.TEMPORARY
+    kind[ends[is_activation]] = Category.ACTIVATIONS
+    if not has_marks:
+        kind[ends[may_be_gradient]] = Category.UNKNOWN
+    return kind
+
+
+def _follow_older(paired: PairedEvents, older: Mapping[int, tuple[Category, int]]) -> dict[Category, Ints]:
+    """Return the bytes of older memory by category after each event: of an address until it is first freed."""
+    found: dict[Category, Ints] = {}
+    freed_at: dict[int, int] = {}
+    for event, address in zip(paired.older_event.tolist(), paired.older_address.tolist(), strict=True):
+        freed_at.setdefault(address, event)
+    for address, (category, size) in older.items():
+        held = found.setdefault(category, np.zeros(paired.event_count + 1, dtype=np.int64))
+        held[0] += size
+        held[freed_at.get(address, paired.event_count)] -= size
+    return {category: np.cumsum(held)[:-1] for category, held in found.items()}
+
+
+def raise_to_known(held: HeldBytes, categorised: Categorised) -> HeldBytes:
+    """Return what is held, with older memory raised to what marks know of it: the totals of some allocators, as those
+    of the CPU, begin with the record.
+    """
+    if not categorised.older:
+        return held
+    more = np.maximum(sum(categorised.older.values()) - held.older, 0)
+    return HeldBytes(held.held + more, held.older + more)
+
+
+def split_held(paired: PairedEvents, held: HeldBytes, categorised: Categorised) -> Ints:
+    """Return the bytes held after each event by category, a row for each of `Category`: their sum is `held.held`,
+    which has to be raised to what is known of older memory.
+    """
+    lives = paired.lifetimes
+    change = np.zeros((len(Category), paired.event_count + 1), dtype=np.int64)
+    np.add.at(change, (categorised.kind, lives.allocated), lives.bytes)
+    np.add.at(change, (categorised.kind, lives.freed), -lives.bytes)
+    split: Ints = np.cumsum(change, axis=1)[:, :-1]
+    split[Category.UNKNOWN] += held.older
+    for category, size in categorised.older.items():
+        split[category] += size
+        split[Category.UNKNOWN] -= size
+    return split

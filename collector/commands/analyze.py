@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.collector.commands.memory import write_flows_of
 from rankscope.collector.commands.progress import ALL_GOOD, NOTHING_USABLE, SOME_FAILED, progress_bar
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.analysis import ALL_CYCLES
@@ -56,6 +57,7 @@ class Analyze:
         )
         add_communication_kernels(parser)
         _add_more_tables(parser)
+        _add_memory(parser)
         parser.add_argument(
             "--source-url",
             default=None,
@@ -110,6 +112,8 @@ class Analyze:
                     kernel_groups=_find_groups(options),
                     sequences=options.sequences,
                     flops=options.flops,
+                    memory_every=options.memory_every,
+                    memory_flow=options.memory_flow is not None,
                     executor=options.executor,
                     progress=progress,
                 )
@@ -120,6 +124,8 @@ class Analyze:
             _write(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
         if options.html is not None:
             _write(options.html, "--html", render_page(report, options.top, options.source_url).encode())
+        if options.memory_flow is not None:
+            write_flows_of(report, options.memory_flow)
         if report.ranks:
             print(render_text(report, options.top))
         return _print_errors(report)
@@ -206,6 +212,24 @@ def _add_rates(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="Y",
         help="with --roofline: the bandwidth of the device's memory in GB/s [by its data sheet]",
+    )
+
+
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the options for memory over time."""
+    parser.add_argument(
+        "--memory-flow",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="draw the memory of each device, time by address, into this SVG file; needs profile_memory=True",
+    )
+    parser.add_argument(
+        "--memory-every",
+        type=int,
+        default=None,
+        metavar="N",
+        help="in --json, give the curves of memory a point after every N-th operator [500 points evenly]",
     )
 
 

@@ -9,10 +9,14 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.memory.snapshot_process import read_snapshot
+from rankscope.collector.reports.trace_cells import MISSING
+from rankscope.collector.traces.report import TraceReport
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.memory_flow import MemoryFlow
 
 TOP: Final = 20
+FLOWS_MAX: Final = 16
+"""Pictures in one file: each has a MB or so."""
 
 
 class Memory:
@@ -46,18 +50,46 @@ rankscope memory snapshot.pickle --json > memory.json"""
             print(render_snapshot(result.report, options.top))
         if options.flow is not None:
             if result.flows:
-                write_flow(options.flow, "--flow", result.flows)
+                write_flow(options.flow, "--flow", [(name_device(one.device), one) for one in result.flows])
             else:
                 print("rankscope: nothing is drawn: the snapshot has no history with times", file=sys.stderr)
                 return 1
         return 0
 
 
-def write_flow(path: Path, option: str, flows: Sequence[MemoryFlow]) -> None:
-    """Write the pictures, below each other, as SVG. Raises UnavailableError where the file cannot be written."""
+def write_flow(path: Path, option: str, flows: Sequence[tuple[str, MemoryFlow]]) -> None:
+    """Write pictures and what they are of, below each other, as SVG. Raises UnavailableError where the file cannot be
+    written.
+    """
     from rankscope.collector.reports.memory_flow import render_flow  # noqa: PLC0415 - only with the option
 
     try:
         path.write_text(render_flow(flows), encoding="utf-8")
     except OSError as error:
         raise UnavailableError(f"{path} (from {option}) cannot be written: {error.strerror}") from error
+
+
+def write_flows_of(report: TraceReport, path: Path) -> None:
+    """Write the pictures of a report of traces, at most FLOWS_MAX, and say where some are left out or none is there."""
+    found = [
+        (f"rank {MISSING if rank.rank is None else rank.rank}, {name_device(one.device)}", one.flow)
+        for rank in report.ranks
+        for one in rank.memory
+        if one.flow is not None
+    ]
+    if not found:
+        print("rankscope: no memory flow is drawn: no trace has memory events with addresses", file=sys.stderr)
+        return
+    write_flow(path, "--memory-flow", found[:FLOWS_MAX])
+    if len(found) > FLOWS_MAX:
+        left_out = len(found) - FLOWS_MAX
+        print(f"rankscope: {path} has {FLOWS_MAX} pictures; {left_out} are left out: choose --rank", file=sys.stderr)
+
+
+def name_device(device: int | None) -> str:
+    """Return the name of an allocator's device.
+
+    >>> name_device(None), name_device(0)
+    ('CPU', 'device 0')
+    """
+    return "CPU" if device is None else f"device {device}"

@@ -29,11 +29,11 @@ MERGED_COLOR: Final = "#c9ccd1"
 MIB: Final = 1 << 20
 
 
-def render_flow(flows: Sequence[MemoryFlow]) -> str:
-    """Return one SVG with the pictures below each other; there must be one."""
+def render_flow(flows: Sequence[tuple[str, MemoryFlow]]) -> str:
+    """Return one SVG with pictures below each other, each with what it is of; there must be one."""
     part = HEIGHT + TEXTS + MARGIN
-    bodies = "".join(f'<g transform="translate(0 {place * part})">{_render(flow)}</g>\n'
-                     for place, flow in enumerate(flows))  # fmt: skip
+    bodies = "".join(f'<g transform="translate(0 {place * part})">{_render(name, flow)}</g>\n'
+                     for place, (name, flow) in enumerate(flows))  # fmt: skip
     width = LEFT + WIDTH + MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {part * len(flows)}" font-family="sans-serif" '
@@ -41,7 +41,7 @@ def render_flow(flows: Sequence[MemoryFlow]) -> str:
     )
 
 
-def _render(flow: MemoryFlow) -> str:
+def _render(name: str, flow: MemoryFlow) -> str:
     merged = max(flow.merged_bytes, default=0)
     whole = max(1, flow.height_bytes + merged)
     x_scale, y_scale = WIDTH / max(1, flow.span_ns), HEIGHT / whole
@@ -49,7 +49,7 @@ def _render(flow: MemoryFlow) -> str:
     rects = "".join(_render_rectangle(one, x_scale, y_scale, base) for one in flow.rectangles)
     peak_x = LEFT + flow.peak_ns * x_scale
     return (
-        f"{_render_texts(flow, merged)}"
+        f"{_render_texts(name, flow, merged)}"
         f'<rect x="{LEFT}" y="{TEXTS}" width="{WIDTH}" height="{HEIGHT}" fill="#f6f7f9"/>\n'
         f"{_render_merged(flow.merged_bytes, y_scale)}{rects}"
         f'<path d="M{peak_x:.2f} {TEXTS}V{TEXTS + HEIGHT}" stroke="#000" stroke-dasharray="4 4" fill="none">'
@@ -80,10 +80,9 @@ def _render_merged(merged: Sequence[int], y_scale: float) -> str:
     return f'<path d="M{LEFT} {bottom}{points}V{bottom}Z" fill="{MERGED_COLOR}"/>\n'
 
 
-def _render_texts(flow: MemoryFlow, merged: int) -> str:
-    device = "CPU" if flow.device is None else f"device {flow.device}"
+def _render_texts(name: str, flow: MemoryFlow, merged: int) -> str:
     title = (
-        f"Memory flow of {device}: {format_duration(flow.span_ns)} to the right, addresses upwards without the ranges "
+        f"Memory flow of {name}: {format_duration(flow.span_ns)} to the right, addresses upwards without the ranges "
         f"that were never used; peak {_mib(flow.peak_bytes)} (dashed line)"
     )
     under = f"{len(flow.rectangles):,} lifetimes are drawn, the largest ones"

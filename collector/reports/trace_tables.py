@@ -248,6 +248,18 @@ _MEMORY = Section(
 )  # fmt: skip
 
 
+_MEMORY_PEAK = Section(
+    "memory_peak", "Memory at the peak, by category",
+    "Older is allocated before the trace, of which nothing but the bytes is known, and counts as unknown. Parameters, "
+    "gradients and optimizer state are known where a capture has recorded them. Activations were allocated before a "
+    "backward and there when it began; fragmentation is 1 - allocated / reserved.",
+    columns_of(
+        "rank, device, peak MiB, older MiB, parameters MiB, gradients MiB, optimizer state MiB, activations MiB, "
+        "temporary MiB, unknown MiB, fragmentation %, <model recorded"
+    ), _NO_MEMORY,
+)  # fmt: skip
+
+
 def _parts(spent: Breakdown) -> Cells:
     alone_ns = spent.compute_ns - spent.overlap_ns
     parts = (alone_ns, spent.overlap_ns, spent.exposed_communication_ns, spent.copy_ns + spent.idle_ns)
@@ -330,6 +342,15 @@ def _of_memory(rank: RankReport) -> list[Cells]:
          mib(one.reserved_peak_bytes), mib(one.growth_bytes if one.growth_by_step_bytes else None),
          text_cell(_format_growth(one.growth_by_step_bytes)))
         for one in rank.memory
+    ]  # fmt: skip
+
+
+def _of_memory_peak(rank: RankReport) -> list[Cells]:
+    return [
+        (text_cell("CPU" if one.device is None else one.device), mib(one.timeline.peak_bytes),
+         mib(one.timeline.older_bytes), *map(mib, one.timeline.peak_by_category.values()),
+         percent(one.timeline.fragmentation), text_cell("yes" if one.timeline.has_model else "no"))
+        for one in rank.memory if one.timeline is not None
     ]  # fmt: skip
 
 
@@ -647,6 +668,29 @@ _WARNINGS = Section(
 )  # fmt: skip
 
 
+_MEMORY_LARGEST = Section(
+    "memory_largest", "Largest memory at the peak",
+    "What was there at the peak of each rank, by the operator that allocated it; memory older than the trace is not.",
+    columns_of("rank, <device, <operator, <where, <category, bytes MiB, allocations, largest MiB"), _NO_MEMORY,
+)  # fmt: skip
+
+
+def _memory_largest(report: TraceReport, top: int) -> Section:
+    found = [
+        (rank.rank, "CPU" if one.device is None else str(one.device), row)
+        for rank in report.ranks
+        for one in rank.memory
+        for row in (one.timeline.at_peak if one.timeline is not None else ())
+    ]
+    found.sort(key=lambda item: -item[2].bytes)
+    rows: list[Cells] = [
+        (text_cell(rank), text_cell(device), text_cell(row.operator), text_cell(row.source),
+         text_cell(row.category.replace("_", " ")), mib(row.bytes), amount(row.count), mib(row.largest_bytes))
+        for rank, device, row in found
+    ]  # fmt: skip
+    return _MEMORY_LARGEST.of(rows, top)
+
+
 def _memory_operators(report: TraceReport, top: int) -> Section:
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     for one in chain.from_iterable(rank.memory for rank in report.ranks):
@@ -711,6 +755,8 @@ def build_sections(report: TraceReport, top: int, rank_rows_max: int | None = No
         *build_sequences(report, top),
         *build_counters(report, top),
         _by_rank(report, _MEMORY, _of_memory, of_ranks),
+        _by_rank(report, _MEMORY_PEAK, _of_memory_peak, of_ranks),
+        _memory_largest(report, top),
         _memory_operators(report, top),
         _warnings(report, top),
     ]

@@ -13,6 +13,7 @@ from rankscope.collector.traces.asked import NOTHING_ASKED, Asked, check_length,
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns, compile_groups
+from rankscope.collector.traces.memory_timeline import check_every
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
@@ -55,6 +56,8 @@ def analyze(
     sequences: int | None = None,
     flops: bool = False,
     flop_formulas: Mapping[str, Count] | None = None,
+    memory_every: int | None = None,
+    memory_flow: bool = False,
     executor: Executor | str | None = None,
     progress: Progress | None = None,
 ) -> TraceReport:
@@ -76,10 +79,11 @@ def analyze(
     the costliest sequences of kernels that repeat, of up to so many each. `flops` adds the floating-point operations of
     the model, by phase, operator and module, and MFU and HFU against `peak_tflops`, else the data sheet; it takes
     longer. `flop_formulas` are functions for operators of one's own, by name: from the recorded inputs
-    (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable. `executor`
-    is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same files; None uses
-    the cores of this machine. A file that cannot be used is listed in `errors`. Raises UnavailableError when a path has
-    no file, SettingError for what cannot be asked for.
+    (`rankscope.measure.flops.Inputs`) to the FLOPs of a call; with several files they must be importable.
+    `memory_every` gives the curves of memory a point after every n-th operator, `memory_flow` adds pictures of memory
+    flow. `executor` is a `concurrent.futures` executor, or `dask://HOST:PORT` for a Dask cluster that sees the same
+    files; None uses the cores of this machine. A file that cannot be used is listed in `errors`. Raises
+    UnavailableError when a path has no file, SettingError for what cannot be asked for.
     """
     asked = Asked(
         shapes,
@@ -90,6 +94,8 @@ def analyze(
         compile_groups(kernel_groups) if kernel_groups is not None else None,
         check_length(sequences),
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
+        check_every(memory_every),
+        memory_flow,
     )
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:

@@ -20,7 +20,8 @@ class FlopsAsked(NamedTuple):
 
 class Asked(NamedTuple):
     """What is asked for; `roofline` is None, or the peaks that the user gives; `kernel_groups` None, or those of
-    the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them.
+    the user; `sequence_length` 0, or the most kernels of a sequence; `flops` None, or how to count them; `memory_every`
+    0, or of how many operators one is a point of the curve of memory.
     """
 
     shapes: bool = False
@@ -31,6 +32,8 @@ class Asked(NamedTuple):
     kernel_groups: tuple[KernelGroup, ...] | None = None
     sequence_length: int = 0
     flops: FlopsAsked | None = None
+    memory_every: int = 0
+    memory_flow: bool = False
 
     @property
     def every_shape(self) -> bool:

@@ -5,42 +5,52 @@ from itertools import pairwise
 
 import numpy as np
 
+from rankscope.collector.traces.memory_timeline import CPU_TYPE, OUTSIDE_OPERATORS, follow_memory
 from rankscope.collector.traces.report import MemoryReport, MemoryRow
 from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView
 
-CPU_TYPE = 0
-"""torch's DeviceType::CPU; its events carry device -1."""
-OUTSIDE_OPERATORS = "(outside of operators)"
 OPERATORS_MAX = 200
 
 
-def summarise_memory(view: RankView) -> list[MemoryReport]:
-    """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`."""
+def summarise_memory(view: RankView, every: int = 0, *, with_flow: bool = False) -> list[MemoryReport]:
+    """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
+    many operators one is a point of the curve; 0: its points are events. `with_flow` adds the picture.
+    """
     memory = view.trace.memory
     pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))
     return [
-        _summarise(view, memory, np.flatnonzero((memory.device_type == kind) & (memory.device == device)), kind, device)
+        _summarise(
+            view,
+            np.flatnonzero((memory.device_type == kind) & (memory.device == device)),
+            None if kind == CPU_TYPE else device,
+            every,
+            with_flow=with_flow,
+        )
         for kind, device in pairs
     ]
 
 
-def _summarise(view: RankView, memory: MemoryEvents, mine: Ints, kind: int, device: int) -> MemoryReport:
+def _summarise(view: RankView, mine: Ints, device: int | None, every: int, *, with_flow: bool) -> MemoryReport:
+    memory = view.trace.memory
     held = held_bytes(memory, mine)
     peak = int(np.argmax(held))
     times_ns = memory.time_ns[mine]
     reserved = memory.reserved_bytes[mine]
     at_steps = [_held_at(times_ns, held, step.next_start_ns) for step in view.steps]
     growth = [after - before for before, after in pairwise(at_steps)]
+    followed = follow_memory(view, mine, device, every=every, with_flow=with_flow)
     return MemoryReport(
-        device=None if kind == CPU_TYPE else device,
+        device=device,
         peak_bytes=int(held[peak]),
         peak_ns=int(times_ns[peak]) - view.origin_ns,
         reserved_peak_bytes=int(reserved.max()) if (reserved != NONE).any() else None,
         growth_bytes=sum(growth),
         growth_by_step_bytes=growth,
         operators=_sum_operators(view, memory, mine),
+        timeline=followed.timeline if followed is not None else None,
+        flow=followed.flow if followed is not None else None,
     )
 
 

@@ -70,7 +70,7 @@ def reduce_trace(
     origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
-    report = add_asked(_build_report(view, path, origin, collectives), view, asked)
+    report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)
     compute, communication, _ = view.sets
     overlap = intervals.intersect(compute, communication)
     step_bounds = [
@@ -92,7 +92,7 @@ def reduce_trace(
     )
 
 
-def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective]) -> RankReport:
+def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective], asked: Asked) -> RankReport:
     """Return all tables of a trace but those that have to be asked for."""
     bounds = view.bounds_ns or (view.origin_ns, view.origin_ns)
     devices = windows.summarise_devices(view, origin.devices)
@@ -118,7 +118,7 @@ def _build_report(view: RankView, path: str, origin: Origin, collectives: list[C
         copies=tables.sum_copies(view),
         user_ranges=tables.sum_user_ranges(view),
         synchronisations=tables.sum_synchronisations(view),
-        memory=summarise_memory(view),
+        memory=summarise_memory(view, asked.memory_every, with_flow=asked.memory_flow),
         timeline=timeline,
         step_timelines=step_timelines,
         signs=find_signs(view, origin.devices),

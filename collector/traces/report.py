@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.collector.traces.data_frames import build_tables
 from rankscope.collector.traces.profile_rows import ModelProfile
+from rankscope.measure.memory_flow import MemoryFlow
 
 SCHEMA = 1
 
@@ -401,8 +402,55 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int
 
 
+class MemoryPeakRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that was held at the peak, by the operator that allocated it, the line of the user's code that called it
+    (None without stacks) and what it is for.
+    """
+
+    operator: str
+    source: str | None
+    category: str
+    bytes: int
+    count: int
+    largest_bytes: int
+
+
+class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes held at some times, by category: they sum to what is held. `operators` are those that ended at these
+    times, every `every_operators`-th of the trace; None where the times are those of events of the allocator.
+    """
+
+    times_ns: list[int]
+    bytes: Mapping[str, list[int]]
+    operators: list[str] | None
+    every_operators: int | None
+
+
+class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one allocator over time. What is held is the allocator's total, or the sum of the events where that is
+    not recorded (`has_totals`), and at least what the trace says of memory older than it, `older_bytes` at the first
+    event. `fragmentation` is 1 - allocated / reserved at the peak, by the allocator's totals. `has_model` is whether
+    the trace says where parameters, gradients and optimizer state are; without that they are unknown.
+    `lost_free_count` counts allocations at addresses whose free is not in the trace.
+    """
+
+    has_totals: bool
+    has_model: bool
+    lifetime_count: int
+    lost_free_count: int
+    older_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    peak_by_category: Mapping[str, int]
+    fragmentation: float | None
+    at_peak: list[MemoryPeakRow]
+    curve: MemoryCurve
+
+
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Allocator of one device; `device` is None for the CPU. Growth is from the first step's end to the last's."""
+    """Allocator of one device; `device` is None for the CPU. Growth is from the first step's end to the last's.
+    `timeline` is None where addresses were not recorded; `flow` also where it was not asked for.
+    """
 
     device: int | None
     peak_bytes: int
@@ -411,6 +459,8 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     growth_bytes: int
     growth_by_step_bytes: list[int]
     operators: list[MemoryRow]
+    timeline: MemoryTimeline | None = None
+    flow: MemoryFlow | None = None
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

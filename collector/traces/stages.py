@@ -115,6 +115,11 @@ def find_backward(view: RankView) -> Intervals:
     return intervals.union(np.stack([view.work.start_ns[mine], view.work.end_ns[mine]], axis=1))
 
 
+def find_host_backward(view: RankView) -> Intervals:
+    """Return when autograd's engine ran on the host."""
+    return _sets_of_stages(view)["backward"]
+
+
 def _sets_of_stages(view: RankView) -> dict[str, Intervals]:
     """Return the intervals of each stage, in the order of precedence."""
     host = view.trace.rows(Category.CPU_OP, Category.ANNOTATION)

@@ -4,7 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.measure.memory_timeline import hold_by_events, hold_by_totals, pair_events
+from rankscope.measure.memory_timeline import (
+    Category,
+    ModelMark,
+    categorise,
+    hold_by_events,
+    hold_by_totals,
+    pair_events,
+    raise_to_known,
+    split_held,
+)
 
 EVENTS = st.lists(st.tuples(st.integers(1, 6), st.integers(-50, 50).filter(bool)), max_size=60)
 
@@ -51,3 +60,25 @@ def test_held_bytes_are_live_and_older_ones(events: list[tuple[int, int]], left:
     for found in (hold_by_events(paired, left), hold_by_totals(paired, np.array(totals, dtype=np.int64))):
         assert found.held.tolist() == totals
         assert found.older.tolist() == [all_older - freed for freed in gone]
+
+
+STORAGES = st.dictionaries(st.sampled_from([*Category][:3]), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 90))))
+MARKS = st.lists(st.builds(ModelMark, st.integers(-5, 70), STORAGES), max_size=3)
+
+
+@given(
+    EVENTS.filter(bool), st.lists(st.integers(0, 60), max_size=8, unique=True).map(sorted), MARKS, st.integers(0, 500)
+)
+def test_categories_sum_to_the_held_bytes_after_every_event(
+    events: list[tuple[int, int]], bounds: list[int], marks: list[ModelMark], left: int
+) -> None:
+    address, size = np.array(events, dtype=np.int64).T
+    paired = pair_events(address, size)
+    backward = np.array(bounds[: len(bounds) // 2 * 2], dtype=np.int64).reshape(-1, 2)
+    found = categorise(paired, np.arange(len(events)), backward, marks)
+    held = raise_to_known(hold_by_events(paired, left), found)
+    split = split_held(paired, held, found)
+    assert split.sum(axis=0).tolist() == held.held.tolist()
+    assert (split >= 0).all()
+    _, live, gone = replay(events)
+    assert all(now >= one + left for now, one in zip(held.held.tolist(), live, strict=True)), gone

@@ -55,13 +55,13 @@ def test_of_equal_lifetimes_the_first_are_drawn() -> None:
 def test_older_memory_is_part_of_what_is_merged() -> None:
     flow = draw((0, A, 10), (8, B, -40), older=7)
     assert (flow.older_bytes, flow.merged_bytes[0], flow.merged_bytes[-1]) == (47, 47, 47)
-    assert "allocated before the first event" in render_flow([flow])
+    assert "allocated before the first event" in render_flow([("device 0", flow)])
 
 
 def test_one_event_is_a_picture_too() -> None:
     flow = draw((5, A, 10))
     assert (boxes(flow), flow.span_ns, flow.merged_bytes) == ([(0, 0, 0, 10, True)], 0, [0])
-    assert "<svg" in render_flow([flow])
+    assert "<svg" in render_flow([("device 0", flow)])
 
 
 def test_picture_without_a_lifetime_is_empty() -> None:
@@ -71,7 +71,7 @@ def test_picture_without_a_lifetime_is_empty() -> None:
 
 
 def test_names_are_escaped_in_the_picture() -> None:
-    text = render_flow([draw((0, A, 10 << 20), (1, A, -(10 << 20)))])
+    text = render_flow([("device 0", draw((0, A, 10 << 20), (1, A, -(10 << 20))))])
     assert "10.00 MiB, unknown, from 0 ns, freed after 1 ns: aten::&lt;mm&gt;" in text
 
 
@@ -97,4 +97,4 @@ def test_picture_of_100000_lifetimes_is_bounded() -> None:
     smallest = min(one.bytes for one in flow.rectangles)
     assert sum(size > smallest for _, _, size in events) <= RECTANGLES_MAX
     assert (flow.peak_bytes, len(flow.merged_bytes)) == (peak, BINS_MAX)
-    assert len(render_flow([flow])) < 2_000_000
+    assert len(render_flow([("device 0", flow)])) < 2_000_000

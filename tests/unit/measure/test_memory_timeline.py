@@ -1,17 +1,24 @@
 """Lifetimes of allocations, and what is held over time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from rankscope.measure.memory_timeline import (
     CATEGORIES,
     Category,
     HeldBytes,
+    ModelMark,
     PairedEvents,
+    categorise,
     count_live,
     find_peak,
     hold_by_events,
     hold_by_totals,
     pair_events,
+    raise_to_known,
+    split_held,
     sum_by_key,
 )
 
@@ -90,3 +97,83 @@ def test_sums_by_key_of_no_rows_are_empty() -> None:
 def test_sums_by_key_have_the_most_bytes_first() -> None:
     size = np.array([10, 50, 30, 99])
     assert sum_by_key(np.array([0, 1, 2]), [5, 6, 5, 6], size) == [(6, 50, 1, 50), (5, 40, 2, 30)]
+
+
+# -- categories -------------------------------------------------------------------------------------------------------
+
+FORWARD_BACKWARD = np.array([[20, 30], [60, 70]])
+
+
+def kinds(
+    *events: tuple[int, int, int], marks: Sequence[ModelMark] = (), backward: Any = FORWARD_BACKWARD
+) -> list[str]:
+    """Return the category of each lifetime of events of (time, address, bytes)."""
+    time_ns, address, size = np.array(events, dtype=np.int64).reshape(-1, 3).T
+    found = categorise(pair_events(address, size), time_ns, backward, marks)
+    return [CATEGORIES[one] for one in found.kind.tolist()]
+
+
+def mark(time_ns: int, **storages: Sequence[tuple[int, int]]) -> ModelMark:
+    return ModelMark(time_ns, {Category[name.upper()]: rows for name, rows in storages.items()})
+
+
+def test_what_forward_leaves_to_backward_is_an_activation() -> None:
+    assert kinds((10, A, 8), (25, A, -8)) == ["activations"]
+    assert kinds((10, A, 8), (40, A, -8)) == ["activations"], "freed after the backward"
+    assert kinds((40, A, 8), (60, A, -8)) == ["activations"], "of the second backward"
+
+
+def test_what_ends_in_its_phase_is_temporary() -> None:
+    assert kinds((10, A, 8), (19, A, -8)) == ["temporary"]
+    assert kinds((20, A, 8), (29, A, -8)) == ["temporary"]
+    assert kinds((80, A, 8), (90, A, -8)) == ["temporary"], "after the last backward"
+    assert kinds((80, A, 8), (90, A, -8), backward=np.zeros((0, 2), dtype=np.int64)) == ["temporary"]
+
+
+def test_what_outlives_its_backward_may_be_a_gradient_unless_marks_know() -> None:
+    events = ((25, A, 8), (50, A, -8))
+    assert kinds(*events) == ["unknown"]
+    assert kinds(*events, marks=[mark(40, gradients=[(A, 8)])]) == ["gradients"]
+    assert kinds(*events, marks=[mark(40, gradients=[(B, 8)])]) == ["temporary"]
+
+
+def test_what_is_not_freed_in_the_window_is_unknown() -> None:
+    assert kinds((10, A, 8)) == ["unknown"]
+
+
+def test_mark_is_of_what_is_at_the_address_at_its_time() -> None:
+    # The address of a gradient is used again in the next forward.
+    events = ((25, A, 8), (45, A, -8), (46, A, 8), (48, A, -8), (65, A, 8))
+    assert kinds(*events, marks=[mark(40, gradients=[(A, 8)])]) == ["gradients", "temporary", "unknown"]
+
+
+def test_first_mark_of_a_lifetime_decides() -> None:
+    marks = [mark(12, parameters=[(A, 8)]), mark(14, optimizer_state=[(A, 8)])]
+    assert kinds((10, A, 8), marks=marks) == ["parameters"]
+
+
+def split(*events: tuple[int, int, int], marks: Sequence[ModelMark], left: int = 0) -> tuple[Any, Any]:
+    time_ns, address, size = np.array(events, dtype=np.int64).T
+    paired = pair_events(address, size)
+    found = categorise(paired, time_ns, FORWARD_BACKWARD, marks)
+    held = raise_to_known(hold_by_events(paired, left), found)
+    return held, split_held(paired, held, found)
+
+
+def test_marked_memory_that_is_older_than_the_window_counts_until_it_is_freed() -> None:
+    marks = [mark(12, parameters=[(B, 100)], optimizer_state=[(C, 30)])]
+    held, found = split((10, A, 8), (15, C, -30), (16, A, -8), marks=marks)
+    assert found[Category.PARAMETERS].tolist() == [100, 100, 100]
+    assert found[Category.OPTIMIZER_STATE].tolist() == [30, 0, 0]
+    assert found[Category.TEMPORARY].tolist() == [8, 8, 0]
+    assert held.held.tolist() == [138, 108, 100], "events know of 30 older bytes, the mark of 130"
+
+
+def test_older_memory_that_no_mark_knows_is_unknown() -> None:
+    held, found = split((10, A, 8), (15, C, -30), marks=[mark(12, parameters=[(B, 100)])], left=150)
+    assert (held.older.tolist(), found[Category.UNKNOWN].tolist()) == ([180, 150], [88, 58])
+
+
+def test_without_marks_nothing_is_raised() -> None:
+    held, found = split((10, A, 8), marks=[], left=5)
+    assert (held.held.tolist(), found[Category.UNKNOWN].tolist()) == ([13], [13])

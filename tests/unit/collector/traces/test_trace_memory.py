@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.memory import OPERATORS_MAX, OUTSIDE_OPERATORS, summarise_memory
+from rankscope.collector.traces.memory import OPERATORS_MAX, summarise_memory
+from rankscope.collector.traces.memory_timeline import OUTSIDE_OPERATORS
 from rankscope.collector.traces.report import MemoryReport
 from rankscope.measure.rank_view import RankView
 from tests.unit.measure.written_traces import Event, allocation, event, read_events
