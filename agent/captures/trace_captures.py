@@ -21,6 +21,7 @@ from rankscope.agent.capture_settings import (
 )
 from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
+from rankscope.agent.captures.model_memory import ModelMemory
 from rankscope.agent.captures.trace_files import TraceFiles, Written, make_shared
 from rankscope.agent.captures.trace_recording import ANOTHER, PART, Profile, RawCapture, TraceRecording
 from rankscope.agent.captures.trace_uploads import TraceUploads, Uploaded
@@ -123,6 +124,7 @@ class TraceCaptures:
         self.written_ns = 0
         """CPU time of writing files on the agent thread so far."""
         ranges = MarkedRanges(guard)
+        self._model_memory = ModelMemory(guard)
         self.recording = TraceRecording(
             self._begin,
             parse_schedule(config.capture_schedule),
@@ -130,7 +132,9 @@ class TraceCaptures:
             on_finished=self._finished.append,
             on_refused=lambda steps, reason: self._refused.append(Refused(steps, reason)),
             find_obstacle=self._find_obstacle,
-            on_running=lambda steps: ranges.end() if steps is None else ranges.begin(self._options_of(steps)),
+            on_running=lambda steps: mark_beside(
+                ranges, self._model_memory, None if steps is None else self._options_of(steps)
+            ),
             is_capturing_graph=graphs.is_open,
         )
 
@@ -252,7 +256,9 @@ class TraceCaptures:
             log_once_per_node(text, self._environment, topic=f"capturing {steps.order_id}")
         elif self._rank == 0:
             log_line(f"capturing {steps}. {self._describe_price(steps)}")
-        return self._make_session(steps)
+        session = self._make_session(steps)
+        self._model_memory.session = session
+        return session
 
     def _options_of(self, steps: CaptureSteps) -> CaptureOptions:
         order = self._orders.get(steps.order_id)
@@ -299,6 +305,17 @@ class TraceCaptures:
     def _log(self, text: str, reason: str) -> None:
         """Log why there is no capture, the first time for each reason on a node: a schedule may go on for days."""
         log_once_per_node(text, self._environment, topic=f"capture {reason}")
+
+
+def mark_beside(ranges: MarkedRanges, memory: ModelMemory, options: CaptureOptions | None) -> None:
+    """Begin what is marked and noted beside a capture with these options; None: end it, and raise nothing."""
+    if options is None:
+        ranges.end()
+        memory.end()
+        return
+    ranges.begin(options)
+    if options.memory:
+        memory.begin()
 
 
 def describe(written: Written, cut: str) -> str:

@@ -250,8 +250,8 @@ _MEMORY = Section(
 
 _MEMORY_PEAK = Section(
     "memory_peak", "Memory at the peak, by category",
-    "Older is allocated before the trace, of which nothing but the bytes is known, and counts as unknown. Parameters, "
-    "gradients and optimizer state are known where a capture has recorded them. Activations were allocated before a "
+    "Older is what was allocated before the trace: it counts as unknown unless the capture has noted what it is. "
+    "Parameters, gradients and optimizer state are known by such notes only. Activations were allocated before a "
     "backward and there when it began; fragmentation is 1 - allocated / reserved.",
     columns_of(
         "rank, device, peak MiB, older MiB, parameters MiB, gradients MiB, optimizer state MiB, activations MiB, "

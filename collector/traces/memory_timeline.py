@@ -104,7 +104,8 @@ def _follow(view: RankView, memory: MemoryEvents, mine: Ints, device: int | None
     time_ns, totals = memory.time_ns[mine], memory.allocated_bytes[mine]
     paired = pair_events(memory.address[mine], memory.bytes[mine])
     has_totals = bool((totals != NONE).all())
-    marks = read_marks(view.trace.head, device)
+    # Those of the steps that prepare a capture are of memory that may be gone.
+    marks = [one for one in read_marks(view.trace.head, device) if one.time_ns >= time_ns[0]]
     found = categorise(paired, time_ns, find_host_backward(view), marks)
     held = hold_by_totals(paired, totals) if has_totals else hold_by_events(paired)
     held = raise_to_known(held, found)
