@@ -290,7 +290,9 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     All times and segments count up, times since the machine or the control group was started. `cpu_pressure_ns`: some
     task of the machine waited for a CPU (/proc/pressure/cpu); `group_cpu_pressure_ns` the same for the tasks of the
     reading process's control group. `cpu_steal_ns`: the hypervisor ran others, the mean over the CPUs. TCP segments
-    are those of the network namespace.
+    are those of the network namespace. `memory_available_bytes` is what new allocations can get without swapping, from
+    the machine or within the limit of the reading process's control group, whichever is less; `memory_total_bytes` is
+    the machine's memory, or that limit.
     """
 
     host_ns: int
@@ -304,6 +306,8 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     group_cpu_pressure_ns: int | None = None
     cpu_steal_ns: int | None = None
     absent: Reasons = {}
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -161,7 +161,8 @@ def machine_of() -> NodeSample:
     return NodeSample(
         host_ns=1, ports=(port,), interfaces=(InterfaceSample(name="eth0", bytes=2**40, errors=11, drops=12),),
         tcp_segments_sent=10**6, tcp_segments_retransmitted=13, cpu_pressure_ns=14_000 * MS,
-        group_cpu_pressure_ns=5_000 * MS, cpu_steal_ns=250 * MS,
+        group_cpu_pressure_ns=5_000 * MS, cpu_steal_ns=250 * MS, memory_total_bytes=2**40,
+        memory_available_bytes=2**38,
     )  # fmt: skip
 
 

@@ -5,8 +5,10 @@
     /proc/pressure/cpu    time in which some task waited for a CPU (PSI; Linux 4.20, may be switched off at boot)
     cpu.pressure          the same of the tasks in this process's control group (cgroup v2)
     /proc/stat            time that the hypervisor took from the CPUs (steal)
+    host_memory.py        memory that is available
 
-Everything counts up. The rank with local rank 0 reads it, and no other: the machine is the same for all its ranks. A
+Everything but the memory counts up. The rank with local rank 0 reads it, and no other: the machine is the same for all
+its ranks. A
 card's driver asks the firmware for each counter of a port. So it reads at most every INTERVAL_NS_MIN, less often where
 a reading takes long, and begins no further port after READING_NS_MAX.
 """
@@ -16,6 +18,7 @@ from typing import Final, NamedTuple
 
 from rankscope.agent.cgroups import find_cgroup_folders
 from rankscope.agent.sample.fabric import COUNT_MAX, NO_INTERFACES, parse_count, read_interfaces, read_ports, read_text
+from rankscope.agent.sample.host_memory import GroupFiles, find_group_files, read_memory
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import NodeSample
 from rankscope.measure.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -55,6 +58,7 @@ class NodeSampler:
         self._clock = clock
         self._places = places
         self._group_file = _find_group_file(places)
+        self._memory_files = find_group_files(places.proc, places.cgroups)
         self._last: NodeSample | None = None
         self._due_ns = 0
 
@@ -81,6 +85,7 @@ class NodeSampler:
             {"cpu_pressure_ns": read_pressure_ns(os.path.join(places.proc, "pressure", "cpu"))},
             {"group_cpu_pressure_ns": read_pressure_ns(self._group_file) if self._group_file else NO_GROUP},
             {"cpu_steal_ns": read_steal_ns(os.path.join(places.proc, "stat"), os.cpu_count() or 1)},
+            _read_memory(places.proc, self._memory_files),
         ):
             for field, value in found.items():
                 if isinstance(value, int):
@@ -110,6 +115,13 @@ def _find_group_file(places: Places) -> str | None:
     folders = find_cgroup_folders(membership, "cpu", places.cgroups).shared[:2]  # of the own path, at both mounts
     files = (os.path.join(folder, "cpu.pressure") for folder in folders)
     return next((file for file in files if os.path.exists(file)), None)
+
+
+def _read_memory(proc: str, group: GroupFiles | None) -> Found:
+    found = read_memory(proc, group)
+    if isinstance(found, str):
+        return {"memory_total_bytes": found, "memory_available_bytes": found}
+    return {"memory_total_bytes": found.total_bytes, "memory_available_bytes": found.available_bytes}
 
 
 def _read_tcp(path: str) -> Found:

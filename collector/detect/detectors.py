@@ -10,6 +10,7 @@ from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Abstain, Finding, match_open
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
+from rankscope.collector.detect.memory.growth import MemoryGrowth
 from rankscope.collector.detect.memory.out_of_memory import OutOfMemoryErrors
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.run_rules.device_models import DeviceModels
@@ -30,6 +31,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
     return (
         Hangs(),
         OutOfMemoryErrors(),
+        MemoryGrowth(),
         SlowLinks(read_link_thresholds(config)),
         Stragglers(thresholds),
         DeviceModels(thresholds),

@@ -40,6 +40,25 @@ class AllocatorCounts(NamedTuple):
     sample: AllocatorSample
 
 
+class MemoryLevel(NamedTuple):
+    """The least memory that a process had in a block of time, which began after `steps` steps at `host_ns`."""
+
+    steps: int
+    host_ns: int
+    held_bytes: int
+
+
+class MemoryLevels(Protocol):
+    """The levels of one process since its begin."""
+
+    @property
+    def rise_bytes(self) -> int:
+        """By how much the last complete level is above that after the first third of them; 0 where there is none."""
+
+    def read(self) -> Sequence[MemoryLevel]:
+        """Return the complete levels, oldest first."""
+
+
 class OutOfMemorySeen(NamedTuple):
     """An error of a rank's allocator, when its report came, and the last step of the rank by then; None before any."""
 
@@ -54,7 +73,8 @@ class Samples(NamedTuple):
     in a GPU's full windows. A rank that is missing, or has none, was not measured. `absent_ratios` says why the
     breakdowns of a rank are none of the present, None where they are. `machines`: the samples of its machine, which one
     rank of a node has. `process_cpu`: CPU time of all threads of the process; `core_waits`: for how long its training
-    thread was ready to run and had no CPU. `memory_errors`: the last errors of torch's allocator.
+    thread was ready to run and had no CPU. `memory_errors`: the last errors of torch's allocator;
+    `memory_levels`: the resident memory of the process, in blocks of time.
     """
 
     breakdowns: Mapping[int, Sequence[WindowBreakdown]]
@@ -68,6 +88,7 @@ class Samples(NamedTuple):
     process_cpu: Mapping[int, Sequence[TimeCount]] = {}
     core_waits: Mapping[int, Sequence[TimeCount]] = {}
     memory_errors: Mapping[int, Sequence[OutOfMemorySeen]] = {}
+    memory_levels: Mapping[int, MemoryLevels] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from rankscope.measure.records import (
     AllocatorSample,
     Collectives,
     GroupInfo,
+    HostSample,
     NodeSample,
     WindowBreakdown,
     WindowSynchronisations,
@@ -43,11 +44,14 @@ class StepTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HostTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """When a host sample was read, the CPU time of the process until then, and the wait of its main thread for one."""
+    """When a host sample was read, the CPU time of the process until then, the wait of its main thread for one, and its
+    resident memory.
+    """
 
     host_ns: int
     cpu_ns: int | None
     run_queue_wait_ns: int | None
+    resident_bytes: int | None = None
 
 
 class ReportFields(msgspec.Struct, frozen=True, gc=False):
@@ -114,12 +118,16 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             totals.step_ns,
             losses.reports_dropped,
             None if host is None else host.gc_pause_ns,
-            None if host is None else HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns),
+            None if host is None else _read_host(host),
             host is not None,
             bool(report.devices),
             report.cost.window_effect == ON_DEMAND,
             frame or encode(report),
         )
+
+
+def _read_host(host: HostSample) -> HostTimes:
+    return HostTimes(host.host_ns, host.cpu_ns, host.run_queue_wait_ns, host.resident_bytes)
 
 
 def _share(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -194,4 +194,5 @@ def read_samples(attempt: Attempt) -> Samples:
         process_cpu=_PerRank(samples, lambda one: one.process_cpu),
         core_waits=_PerRank(samples, lambda one: one.core_waits),
         memory_errors=_PerRank(ranks, lambda rank: rank.memory_errors),
+        memory_levels=_PerRank(samples, lambda one: one.resident),
     )

@@ -20,6 +20,7 @@ from rankscope.collector.detect.blocking_calls import add_synchronisations
 from rankscope.collector.detect.machine_growth import NodeCounts
 from rankscope.collector.detect.view import AllocatorCounts, TimeCount
 from rankscope.collector.invariants import require
+from rankscope.collector.runs.level_ring import LevelRing
 from rankscope.collector.runs.report_fields import HostTimes, ReportFields
 from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
@@ -210,6 +211,8 @@ class RankSamples:
         #: At most HOST_TIMES_KEPT each, oldest first: CPU time of the process, and waits of its main thread for a CPU.
         self.process_cpu, self.core_waits = TimeRing(HOST_TIMES_KEPT), TimeRing(HOST_TIMES_KEPT)
         self._host_sampled_ns: int | None = None
+        #: Its resident memory since its begin.
+        self.resident = LevelRing()
         #: At most NODE_COUNTS_KEPT, oldest first; empty in all ranks of a node but one.
         self.machines = PackedRing(_MACHINES, NODE_COUNTS_KEPT)
 
@@ -250,9 +253,12 @@ class RankSamples:
             self.process_cpu.append(steps, times.cpu_ns)
         if times.run_queue_wait_ns is not None:
             self.core_waits.append(steps, times.run_queue_wait_ns)
+        if times.resident_bytes is not None:
+            self.resident.append(steps, times.host_ns, times.resident_bytes)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
+        self.resident.validate()
         kept = len(self.breakdowns) <= BREAKDOWNS_KEPT and len(self.allocators) <= ALLOCATOR_COUNTS_KEPT
         kept = kept and len(self.synchronisations) <= SYNCHRONISATIONS_KEPT
         kept = kept and len(self.machines) <= NODE_COUNTS_KEPT

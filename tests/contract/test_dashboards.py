@@ -39,7 +39,7 @@ OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
 WITHOUT_UNIT = {"heatmap", "state-timeline", "table"}
 """Kinds of panel whose numbers are counts and states, or whose unit is given by column."""
 
-OF_MACHINES = ("rankscope_node_tcp_", "rankscope_node_cpu_", "rankscope_node_group_")
+OF_MACHINES = ("rankscope_node_tcp_", "rankscope_node_cpu_", "rankscope_node_group_", "rankscope_node_memory_")
 """Metrics of nodes that are no summary of their ranks."""
 
 NOT_SHOWN = {

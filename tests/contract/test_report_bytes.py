@@ -137,7 +137,8 @@ def test_sample_of_the_machine_costs_its_ports_and_interfaces() -> None:
     node = NodeSample(
         host_ns=LARGE, ports=ports, ports_left_out=LARGE, interfaces=interfaces, interfaces_left_out=LARGE,
         tcp_segments_sent=LARGE, tcp_segments_retransmitted=LARGE, cpu_pressure_ns=LARGE, group_cpu_pressure_ns=LARGE,
-        cpu_steal_ns=LARGE, absent=dict.fromkeys((f"adaptive_retransmissions{n}" for n in range(7)), "missing"),
+        cpu_steal_ns=LARGE, memory_total_bytes=LARGE, memory_available_bytes=LARGE,
+        absent=dict.fromkeys((f"adaptive_retransmissions{n}" for n in range(7)), "missing"),
     )  # fmt: skip
     more = len(encode(ReportBuilder().build(Interval(node=node), LARGE))) - build_empty()
     assert more <= NODE_BYTES + 16 * PORT_BYTES + 8 * INTERFACE_BYTES

@@ -135,8 +135,9 @@ NODE = NodeSample(
     ),
     ports_left_out=1, interfaces=(InterfaceSample(name="eth0", bytes=14, errors=15, drops=16),), interfaces_left_out=2,
     tcp_segments_sent=17, tcp_segments_retransmitted=18, cpu_pressure_ns=19, group_cpu_pressure_ns=20, cpu_steal_ns=21,
-    absent={"cnps_sent": "missing"},
+    absent={"cnps_sent": "missing"}, memory_total_bytes=22, memory_available_bytes=23,
 )  # fmt: skip
+EARLIER_NODE = msgspec.structs.replace(NODE, memory_total_bytes=None, memory_available_bytes=None)
 EARLIER_TOTALS = Totals(
     steps=43, step_ns=12_000, phases_ns={"data": 4_000}, batches=43, window_ns=600, compute_ns=400,
     communication_ns=150, overlap_ns=90, exposed_communication_ns=60, copy_ns=40, idle_ns=100, windows=1,
@@ -267,7 +268,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(STATED["report"], out_of_memory=())
+WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(STATED["report"], out_of_memory=(), node=EARLIER_NODE)
+"""Nor with the memory of the machine."""
 WITHOUT_CORE_WAIT = msgspec.structs.replace(WITHOUT_OUT_OF_MEMORY, host=EARLIER_HOST)
 WITHOUT_TAILS = msgspec.structs.replace(
     WITHOUT_CORE_WAIT,

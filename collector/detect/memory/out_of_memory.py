@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.detect.view import Candidate, OutOfMemorySeen, RunView
 from rankscope.measure.out_of_memory import OutOfMemory
-from rankscope.measure.records import AllocatorSample, DeviceSample
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from rankscope.measure.units import NS_PER_S, format_bytes
 
@@ -177,27 +177,6 @@ def _read_others(view: RunView, failed: set[int]) -> _Others:
         if room is not None:
             rooms.append((room, rank))
     return _Others(statistics.median(needed) if needed else None, min(rooms, default=None))
-
-
-def find_device_headroom(device: DeviceSample | None, allocator: AllocatorSample | None) -> int | None:
-    """Return the memory that tensors of a rank may still take, in bytes, at least 0; None where the device's memory is
-    not known. Without a sample of torch's allocator, it is what the device has free.
-
-    Not all of it fits one allocation: the pieces that torch has reserved and does not use may be small. Source: NVML's
-    memory.total and memory.used, torch's reserved_bytes and allocated_bytes.
-
-    >>> device = DeviceSample(host_ns=0, uuid="GPU", memory_total_bytes=80, memory_used_bytes=70)
-    >>> find_device_headroom(device, AllocatorSample(host_ns=0, reserved_bytes=60, allocated_bytes=45))
-    25
-    >>> find_device_headroom(device, None), find_device_headroom(None, None)
-    (10, None)
-    """
-    if device is None or device.memory_total_bytes is None or device.memory_used_bytes is None:
-        return None
-    unused = 0
-    if allocator is not None and allocator.reserved_bytes is not None and allocator.allocated_bytes is not None:
-        unused = max(0, allocator.reserved_bytes - allocator.allocated_bytes)
-    return max(0, device.memory_total_bytes - device.memory_used_bytes) + unused
 
 
 def _describe_who(view: RunView, failed: Sequence[_Failed]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.publish.metrics.measures import (
     DEVICE,
     DEVICE_DIRECTION,
@@ -11,7 +12,14 @@ from rankscope.collector.publish.metrics.measures import (
     RATIO,
     Measure,
 )
-from rankscope.collector.publish.metrics.rank_columns import Number, of_allocator, per_device, per_device_and
+from rankscope.collector.publish.metrics.rank_columns import (
+    Number,
+    of_allocator,
+    per_device,
+    per_device_and,
+    per_rank,
+)
+from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.measure.records import DeviceSample
 
 _NVML: Final = "agent: NVML, on AMD amdsmi (DeviceSample)"
@@ -21,6 +29,10 @@ _ALLOCATOR: Final = "agent: torch's caching allocator (AllocatorSample)"
 
 def _throttled(device: DeviceSample) -> Number:
     return None if device.throttle_reasons is None else int(len(device.throttle_reasons) > 0)
+
+
+def _headroom_bytes(rank: RankSnapshot) -> Number:
+    return find_device_headroom(rank.devices[0] if rank.devices else None, rank.allocator)
 
 
 DEVICES: Final[tuple[Measure, ...]] = (
@@ -157,6 +169,12 @@ DEVICES: Final[tuple[Measure, ...]] = (
         "rankscope_gpu_pcie_bytes_total", "counter", "bytes", DEVICE_DIRECTION,
         "Bytes sent (tx) and received (rx) over the GPU's PCIe bus.", "NVML PCIE_COUNT", _NVML, NOT_NEGATIVE,
         per_device_and({"tx": "pcie_tx_bytes", "rx": "pcie_rx_bytes"}),
+    ),
+    Measure(
+        "rankscope_gpu_memory_headroom_bytes", "gauge", "bytes", RANK,
+        "GPU memory that the rank's tensors may still take: free on its GPU, and reserved by torch but not used.",
+        "memory.total - memory.used + reserved_bytes - allocated_bytes", f"{_NVML}; {_ALLOCATOR}", NOT_NEGATIVE,
+        per_rank(_headroom_bytes),
     ),
     Measure(
         "rankscope_torch_memory_allocated_bytes", "gauge", "bytes", RANK,

@@ -264,6 +264,18 @@ OVERVIEW: Final[tuple[Measure, ...]] = (
         _of_machine(lambda machine: to_seconds(machine.cpu_steal_ns)),
     ),
     Measure(
+        "rankscope_node_memory_total_bytes", "gauge", "bytes", NODE,
+        "Memory of the node, or the limit of the training's control group if that is less.",
+        "MemTotal, memory.max", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: machine.memory_total_bytes),
+    ),
+    Measure(
+        "rankscope_node_memory_available_bytes", "gauge", "bytes", NODE,
+        "Memory that new allocations can get on the node, within the limit of the training's control group.",
+        "MemAvailable; memory.max - memory.current + inactive_file; the lesser", _MACHINE, NOT_NEGATIVE,
+        _of_machine(lambda machine: machine.memory_available_bytes),
+    ),
+    Measure(
         "rankscope_worst_rank_slowdown_ratio", "gauge", "ratio", WORST,
         f"Slowdown of the {WORST_RANKS} slowest live ranks of the run.",
         f"the {WORST_RANKS} largest of rankscope_rank_slowdown_ratio", _DETECTION, NOT_NEGATIVE,

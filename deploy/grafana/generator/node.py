@@ -334,6 +334,13 @@ def _ports() -> list[Placed]:
 def _machine() -> list[Placed]:
     return [
         lines(
+            "Memory of the host",
+            "What new allocations can get, within the limit of the training's control group; beside all there is.",
+            BYTES,
+            Query(series("node_memory_available_bytes", OF_MACHINE), "available"),
+            Query(series("node_memory_total_bytes", OF_MACHINE), "in all"),
+        ),
+        lines(
             "CPU pressure and steal",
             "Share of the time in which some task waited for a CPU: of the node, and of the control group of its first "
             "rank. Steal is what a hypervisor took from each CPU.",

@@ -308,6 +308,7 @@ def _memory() -> list[Placed]:
             Query(series("torch_memory_allocated_bytes", OF_RANK), "allocated"),
             Query(series("torch_memory_inactive_split_bytes", OF_RANK), "fragments"),
             Query(series("gpu_memory_total_bytes", OF_RANK), "of the GPU"),
+            Query(series("gpu_memory_headroom_bytes", OF_RANK), "left for tensors"),
         ),
         lines(
             "Driver memory calls",

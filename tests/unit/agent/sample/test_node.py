@@ -44,6 +44,7 @@ class Machine:
         self.write(self.proc / "stat", STAT)
         self.write(self.proc / "self" / "cgroup", "0::/job\n")
         self.write(self.group / "cpu.pressure", PRESSURE.format(11))
+        self.write(self.proc / "meminfo", "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n")
         self.clock = Clock()
 
     def write(self, file: Path, text: str) -> None:

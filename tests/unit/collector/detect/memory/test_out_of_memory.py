@@ -7,12 +7,12 @@ import numpy as np
 
 from rankscope.collector.detect.detectors import detect
 from rankscope.collector.detect.finding import Abstain, Finding
+from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.detect.memory.out_of_memory import (
     QUIET_NS,
     SUGGESTIONS,
     OutOfMemoryErrors,
     find_cause,
-    find_device_headroom,
     find_other_bytes,
 )
 from rankscope.collector.detect.past import close_finding
