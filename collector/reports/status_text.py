@@ -8,6 +8,7 @@ from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, 
 from rankscope.collector.reports.summary import describe_ended_run, verdict
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import (
@@ -136,6 +137,9 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     basis = rank.ratio_basis
     if basis.of_steps is not None or basis.absent != NO_WINDOW.absent:
         lines.append(f"{INDENT}ratios: {basis.absent or describe_basis(basis)}")
+    memory = describe_memory(rank, run.ranks)
+    if memory:
+        lines.append(f"{INDENT}memory: {memory}")
     lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers

@@ -49,7 +49,7 @@ WHEN_SOMETHING_WENT_WRONG = {
 }  # fmt: skip
 OF_A_RANK_WITH_A_GPU = (
     "rankscope_device_step", "rankscope_device_phase", "rankscope_device_timings", "rankscope_device_tail",
-    "rankscope_torch_memory",
+    "rankscope_torch_memory", "rankscope_gpu_memory_headroom",
     "rankscope_run_gpu", "rankscope_node_gpu", "rankscope_agent_step_effect", "rankscope_host_sync",
 )  # fmt: skip
 OF_SOME_MACHINES = {

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
+from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.ratios import read_ratios
 from rankscope.collector.runs.run_ratios import describe_basis
@@ -99,7 +100,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
     None before detection has looked at it.
     `blocking_calls` are those with the longest waits, None before the first full window of a GPU and where the ratios
-    are absent.
+    are absent. `memory_said` says what memory the rank has in use and left, empty where nothing is known.
     """
 
     run: str
@@ -114,6 +115,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     recent: RankSteps | None = None
     ratios_said: str = ""
     blocking_calls: tuple[BlockingCalls, ...] | None = None
+    memory_said: str = ""
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
@@ -142,6 +144,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         ratios=read_ratios(found.breakdown),
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
         blocking_calls=_show_blocking_calls(found),
+        memory_said=describe_memory(found, run.ranks),
     )
     column = None if recent_steps is None else recent_steps.find_column(number)
     if recent_steps is None or column is None:

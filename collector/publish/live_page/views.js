@@ -148,7 +148,8 @@ export const showRank = (answer) => {
   const said = `Rank ${answer.number} on ${answer.node} (${place}): ${stateOf(rank)}; ${compared(peers)}.`;
   say(at("rank-problem"), "");
   const basis = answer.ratios_said ? ` Shares of the device's time: ${answer.ratios_said}.` : "";
-  say(at("rank-said"), `${said}${basis}`);
+  const memory = answer.memory_said ? ` Memory: ${answer.memory_said}.` : "";
+  say(at("rank-said"), `${said}${basis}${memory}`);
   at("rank-shown").hidden = false;
   const line = (name, mine, theirs, format) => ({
     cells: [name, format(mine), format(theirs), mine > 0 && theirs > 0 ? times(mine / theirs) : "-"],
