@@ -1,0 +1,81 @@
+"""Errors of torch's allocator on a real GPU: its observer is called inside the allocation, and its bytes are reported.
+
+The script catches each error, and the GPU works as before.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rankscope.agent.guard import Guard
+from rankscope.agent.sample.out_of_memory import ONCE, OutOfMemoryWatch
+from rankscope.measure.clock import SystemClock
+from rankscope.measure.out_of_memory import OutOfMemory
+from rankscope.measure.stalls import find_script_frame
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+HELD_BYTES = 256 * MIB
+
+
+class Script:
+    """A script that asks for twice the memory of the device."""
+
+    def __init__(self) -> None:
+        torch.zeros(1, device="cuda")
+        self.total_bytes = torch.cuda.get_device_properties(0).total_memory
+        self.guard = Guard(3)
+        self.watch = OutOfMemoryWatch(SystemClock(), self.guard, torch.cuda)
+        self.woken = 0
+        self.watch.start(lambda handle, now_ns, *rest: handle(now_ns, *rest), lambda: (7, "forward"), self._wake)
+        self.watch.attach()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def run_out(self) -> OutOfMemory:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * self.total_bytes, dtype=torch.uint8, device="cuda")
+        (notice,) = self.watch.collect(last=False)
+        return notice
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    found = Script()
+    yield found
+    found.watch.stop()
+    assert found.guard.errors == {}
+
+
+def test_notice_has_what_was_asked_and_what_there_was(script: Script) -> None:
+    tensor = torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda")
+    allocated = torch.cuda.memory_allocated()
+    notice = script.run_out()
+    assert (notice.number, notice.step, notice.phase, script.woken) == (1, 7, "forward", 1)
+    assert 2 * script.total_bytes <= notice.asked_bytes <= 2 * script.total_bytes + 2 * MIB
+    assert (notice.limit_bytes, notice.allocated_bytes) == (script.total_bytes, allocated)
+    assert notice.free_bytes is not None
+    assert 0 < notice.free_bytes < script.total_bytes
+    assert notice.reserved_bytes is not None
+    assert allocated <= notice.reserved_bytes < script.total_bytes
+    assert set(notice.absent) == {"held"}
+    assert bool((tensor.fill_(3) == 3).all()), "the GPU works as before"
+
+
+def test_held_memory_is_that_of_the_line_that_allocated(script: Script) -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        tensor = torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda")
+        script.watch.read_held([script.run_out()])
+        (notice,) = script.watch.collect(last=False)
+        largest = max(notice.held, key=lambda one: one.bytes if one.frames else 0)
+        frame = find_script_frame(largest.frames)
+        assert frame is not None
+        assert frame.file.endswith("test_out_of_memory.py")
+        assert largest.bytes >= tensor.nbytes
+        assert script.run_out().absent == {"held": ONCE}
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
