@@ -22,13 +22,12 @@ from rankscope.agent.capture_settings import (
 from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTrace
 from rankscope.agent.captures.marked_ranges import MarkedRanges, find_modules_obstacle
 from rankscope.agent.captures.model_memory import ModelMemory
-from rankscope.agent.captures.trace_files import TraceFiles, Written, make_shared
+from rankscope.agent.captures.trace_files import TraceFiles, Written
 from rankscope.agent.captures.trace_recording import ANOTHER, PART, Profile, RawCapture, TraceRecording
 from rankscope.agent.captures.trace_uploads import TraceUploads, Uploaded
 from rankscope.agent.config import ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.private_folder import make_parents
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.ring import Ring
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
@@ -106,7 +105,7 @@ class TraceCaptures:
             identity.rank,
             bytes_max=config.capture_bytes_max,
             restart_count=identity.restart_count,
-            make_folder=make_shared if self._uploads is None else make_parents,
+            is_private=self._uploads is not None,
         )
         self._finished: Ring[RawCapture] = Ring(WAITING_MAX)
         self._refused: Ring[Refused] = Ring(REFUSED_KEPT)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.trace_recording import RawCapture
 from rankscope.agent.guard import describe
-from rankscope.agent.private_folder import choose_private, make_private
+from rankscope.agent.private_folder import choose_private, make_parents, make_private
 
 LAST_BYTES: Final = 64
 """A whole trace has its closing brace among so many last bytes. On a full disk torch writes a part, in silence."""
@@ -43,14 +43,10 @@ class Written(NamedTuple):
     problem: str = ""
 
 
-def make_shared(folder: str) -> None:
-    """Make a folder and its missing parents, for whoever the umask allows. Raises OSError."""
-    os.makedirs(folder, exist_ok=True)
-
-
 class TraceFiles:
     """The files of one rank, of at most `bytes_max` together; without a folder, each by itself in a temporary one, from
-    which the caller removes it.
+    which the caller removes it. Folders that are missing are made for whoever the umask allows, or, where `is_private`,
+    for this user alone.
     """
 
     def __init__(
@@ -61,7 +57,7 @@ class TraceFiles:
         *,
         bytes_max: int,
         restart_count: int = 0,
-        make_folder: Callable[[str], None] = make_shared,
+        is_private: bool = False,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         again = (f"restart-{restart_count}",) if restart_count else ()
@@ -70,7 +66,7 @@ class TraceFiles:
         self.is_temporary = not folder
         self._rank = rank
         self._bytes_max = bytes_max
-        self._make_folder = make_folder
+        self._is_private = is_private
         self._monotonic_ns = monotonic_ns
         self.written_bytes = 0
         """The size of all files so far."""
@@ -89,7 +85,10 @@ class TraceFiles:
             )
             path = os.path.join(folder, f"rank-{self._rank}.pt.trace.json.gz")
             plain, packed = (os.path.join(folder, f".rank-{self._rank}.{part}") for part in ("json", "gz"))
-            self._make_folder(folder)
+            if self._is_private:
+                make_parents(folder)
+            else:
+                os.makedirs(folder, exist_ok=True)
             capture.profile.export_chrome_trace(plain)
             end_ns = self._monotonic_ns()
             check_whole(plain)

@@ -101,7 +101,7 @@ def _cells_of_profile(rank: int | None, one: ModelProfile) -> Cells:
         text_cell(rank),
         amount(one.step_count),
         ms(one.window_ns / steps),
-        *(_giga(value / steps) for value in (one.forward_flops / FLOPS_OF_MAC, *flops)),
+        *(_giga(None if _is_unknown(one) else value / steps) for value in (one.forward_flops / FLOPS_OF_MAC, *flops)),
     )
 
 
@@ -110,7 +110,10 @@ def _cells_of_utilization(rank: int | None, one: ModelProfile) -> Cells:
         text_cell(rank),
         text_cell(", ".join(row.dtype for row in one.by_dtype)),
         amount(one.device_count),
-        *(amount(value, TERA, 3) for value in (one.model_flops_per_s, one.executed_flops_per_s)),
+        *(
+            amount(None if _is_unknown(one) else value, TERA, 3)
+            for value in (one.model_flops_per_s, one.executed_flops_per_s)
+        ),
         percent(one.mfu_ratio),
         percent(one.hfu_ratio),
         text_cell(one.utilization_reason),
@@ -193,8 +196,13 @@ def _cells_of_operator(key: _OperatorKey, sums: _Totals, executed: float) -> Cel
     )
 
 
-def _giga(value: float) -> Cell:
+def _giga(value: float | None) -> Cell:
     return amount(value, GIGA, 3)
+
+
+def _is_unknown(one: ModelProfile) -> bool:
+    """Return whether nothing is known of its FLOPs: no product was counted, and some could not be."""
+    return one.executed_flops == 0 and one.is_lower_bound
 
 
 def _calls(count: float | None) -> Cell:

@@ -9,11 +9,18 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from rankscope.collector.traces.advice import advise
-from rankscope.collector.traces.asked import NOTHING_ASKED, Asked, check_length, choose_flops, choose_peaks
+from rankscope.collector.traces.asked import (
+    NOTHING_ASKED,
+    Asked,
+    check_every,
+    check_length,
+    choose_flops,
+    choose_groups,
+    choose_peaks,
+)
 from rankscope.collector.traces.cycles import build_cycle_rows
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces
-from rankscope.collector.traces.kernel_groups import Patterns, compile_groups
-from rankscope.collector.traces.memory_timeline import check_every
+from rankscope.collector.traces.kernel_groups import Patterns
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
 from rankscope.collector.traces.rank_analysis import RankAnalysis, StepRange, reduce_trace
@@ -86,17 +93,11 @@ def analyze(
     UnavailableError when a path has no file, SettingError for what cannot be asked for.
     """
     asked = Asked(
-        shapes,
-        critical_path,
-        all_to_all,
-        choose_peaks(peak_tflops, peak_gbps, roofline=roofline),
-        modules,
-        compile_groups(kernel_groups) if kernel_groups is not None else None,
-        check_length(sequences),
+        shapes, critical_path, all_to_all, choose_peaks(peak_tflops, peak_gbps, roofline=roofline), modules,
+        choose_groups(kernel_groups), check_length(sequences),
         choose_flops(peak_tflops, flop_formulas, flops=flops, roofline=roofline),
-        check_every(memory_every),
-        memory_flow,
-    )
+        check_every(memory_every), memory_flow,
+    )  # fmt: skip
     job = _Job(steps, compile_kernels(communication_kernels), divides_steps=against is not None, asked=asked)
     if cycle == ALL_CYCLES:
         if against is not None:

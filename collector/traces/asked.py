@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankscope.collector.traces.device_peaks import PeakOverride
-from rankscope.collector.traces.kernel_groups import KernelGroup
+from rankscope.collector.traces.kernel_groups import KernelGroup, Patterns, compile_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import VALUE_OPERATORS, Count
@@ -61,6 +61,18 @@ def check_length(sequences: int | None) -> int:
     if sequences is not None and not 2 <= sequences <= LENGTH_MAX:  # noqa: PLR2004 - one kernel is no sequence
         raise SettingError(f"--sequences is {sequences}; it is the most kernels in a sequence, from 2 to {LENGTH_MAX}")
     return sequences or 0
+
+
+def check_every(memory_every: int | None) -> int:
+    """Return of how many operators one is a point of the curve of memory, 0 for None. Raises SettingError."""
+    if memory_every is not None and memory_every < 1:
+        raise SettingError(f"--memory-every is {memory_every}; it must be 1 or more")
+    return memory_every or 0
+
+
+def choose_groups(patterns: Patterns | None) -> tuple[KernelGroup, ...] | None:
+    """Return the groups of kernels that a user gives; None without any. Raises SettingError."""
+    return compile_groups(patterns) if patterns is not None else None
 
 
 def choose_peaks(tflops: float | None, gbps: float | None, *, roofline: bool) -> PeakOverride | None:

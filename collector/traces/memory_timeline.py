@@ -10,7 +10,6 @@ from rankscope.collector.traces.report import MemoryCurve, MemoryPeakRow, Memory
 from rankscope.collector.traces.sources import find_sources
 from rankscope.collector.traces.stages import find_host_backward
 from rankscope.measure.capture_limits import MEMORY_KEY
-from rankscope.measure.errors import SettingError
 from rankscope.measure.kineto import NONE, Ints, MemoryEvents
 from rankscope.measure.memory_flow import FlowLabels, MemoryFlow, build_flow
 from rankscope.measure.memory_timeline import (
@@ -59,13 +58,6 @@ class _Following(NamedTuple):
     split: Ints
     has_totals: bool
     has_model: bool
-
-
-def check_every(every: int | None, option: str = "--memory-every") -> int:
-    """Return of how many operators one is a point of the curve, 0 for None. Raises SettingError."""
-    if every is not None and every < 1:
-        raise SettingError(f"{option} is {every}; it must be 1 or more")
-    return every or 0
 
 
 def follow_memory(
