@@ -16,6 +16,7 @@ from rankscope.collector.reports.snapshot_text import render_snapshot
 from rankscope.measure.errors import TraceError
 from tests.unit.collector.memory.snapshots import LOSS, MODEL, block, entry, segment, snapshot, write
 
+RECORDED = Path(__file__).parents[3] / "traces" / "h200" / "snapshot.pickle"
 MIB = 1 << 20
 A, B = 0x7F0000000000, 0x7F0000200000
 # Two segments of 2 MiB. In the first 1 MiB is allocated for 1,000,000 bytes, 0.5 MiB for 0.5 MiB, and the rest is free;
@@ -64,6 +65,16 @@ def test_totals_and_fragmentation_of_a_device() -> None:
 def test_memory_that_waits_for_another_stream_is_neither_free_nor_allocated() -> None:
     device = device_of(snapshot(segment(A, block(A, MIB, 9, state="active_pending_free"), block(A + MIB, 512, 512))))
     assert (device.allocated_bytes, device.pending_free_bytes, device.inactive_split_bytes) == (512, MIB, 0)
+
+
+def test_snapshot_of_a_gpu_has_the_bytes_that_torch_says() -> None:
+    device = device_of(load_plain(RECORDED.read_bytes()))
+    assert (device.allocated_bytes, device.reserved_bytes) == (262_501_888, 327_155_712)
+    history = device.history
+    assert history is not None
+    assert [row.asked_bytes for row in history.out_of_memory] == [2**40]
+    # torch's peak is with the allocator's rounding, which these allocations have 1 % of.
+    assert 0.98 * 322_448_896 < history.peak_bytes <= 322_448_896
 
 
 def test_segments_are_summed_by_kind_and_pool() -> None:

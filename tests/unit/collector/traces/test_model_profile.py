@@ -106,6 +106,25 @@ def test_resnet_on_a_gpu_has_the_operations_of_its_layers() -> None:
     assert phases(rows["ResNet_0"]) == phases(found)
 
 
+def test_products_of_libraries_for_gpus_have_the_operations_of_their_shapes() -> None:
+    found = profile_of(TRACES / "h200" / "products.json.gz")
+    attention, convolution = 4 * 4 * 8 * 512 * 512 * 64, 2 * 8 * 32 * 32 * 32 * (16 // 4) * 9
+    lstm, linear = 2 * 8 * 20 * 4 * 256 * (128 + 256), 2 * 64 * 1024 * 1024
+    # The backward of fused attention computes its scores again: 2.5 times the forward. The inputs of the convolution
+    # and of the linear layer need no gradient.
+    rows = {(row.operator.removeprefix("aten::"), row.phase): row.flops for row in found.operators}
+    assert rows == {
+        ("_scaled_dot_product_cudnn_attention", "forward"): attention,
+        ("_scaled_dot_product_cudnn_attention_backward", "backward"): attention * 5 // 2,
+        ("convolution", "forward"): convolution,
+        ("convolution_backward", "backward"): convolution,
+        ("_cudnn_rnn", "forward"): lstm,
+        ("_cudnn_rnn_backward", "backward"): 2 * lstm,
+        ("addmm", "forward"): linear,
+        ("mm", "backward"): linear,
+    }
+
+
 # -- traces written by hand --------------------------------------------------------------------------------------------
 
 
