@@ -16,6 +16,14 @@ from rankscope.measure.memory_flow import MemoryFlow
 
 TOP: Final = 20
 FLOWS_MAX: Final = 16
+NO_HISTORY: Final = (
+    "rankscope: nothing is drawn: the snapshot has no history with times; call torch.cuda.memory."
+    "_record_memory_history(stacks='python', max_entries=100_000) before the allocations"
+)
+NO_EVENTS: Final = (
+    "rankscope: no memory flow is drawn: no trace has memory events with addresses; record with profile_memory=True, "
+    "or capture with --memory"
+)
 """Pictures in one file: each has a MB or so."""
 
 
@@ -31,14 +39,18 @@ rankscope memory snapshot.pickle --json > memory.json"""
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the snapshot and the outputs."""
         parser.add_argument("path", metavar="FILE", help="written by torch.cuda.memory._dump_snapshot")
-        parser.add_argument("--json", action="store_true", help="print everything as JSON, with whole stacks")
+        parser.add_argument(
+            "--json", action="store_true", help="print everything as JSON, with stacks of up to 20 frames"
+        )
         parser.add_argument(
             "--flow", type=Path, default=None, metavar="FILE", help="draw time by address into this SVG file"
         )
         parser.add_argument("--top", type=int, default=TOP, metavar="N", help=f"rows per table [{TOP}]")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Read, print and draw, and return 0. Raises UnavailableError for a file that cannot be read or is refused."""
+        """Read, print and draw, and return 0, 1 where nothing can be drawn. Raises UnavailableError for a file that
+        cannot be read or is refused.
+        """
         from rankscope.collector.reports.snapshot_text import render_snapshot  # noqa: PLC0415 - no other command needs it
 
         if options.top < 1:
@@ -52,7 +64,7 @@ rankscope memory snapshot.pickle --json > memory.json"""
             if result.flows:
                 write_flow(options.flow, "--flow", [(name_device(one.device), one) for one in result.flows])
             else:
-                print("rankscope: nothing is drawn: the snapshot has no history with times", file=sys.stderr)
+                print(NO_HISTORY, file=sys.stderr)
                 return 1
         return 0
 
@@ -78,12 +90,12 @@ def write_flows_of(report: TraceReport, path: Path) -> None:
         if one.flow is not None
     ]
     if not found:
-        print("rankscope: no memory flow is drawn: no trace has memory events with addresses", file=sys.stderr)
+        print(NO_EVENTS, file=sys.stderr)
         return
     write_flow(path, "--memory-flow", found[:FLOWS_MAX])
     if len(found) > FLOWS_MAX:
         left_out = len(found) - FLOWS_MAX
-        print(f"rankscope: {path} has {FLOWS_MAX} pictures; {left_out} are left out: choose --rank", file=sys.stderr)
+        print(f"rankscope: {path} has {FLOWS_MAX} charts; {left_out} are left out: choose --rank", file=sys.stderr)
 
 
 def name_device(device: int | None) -> str:

@@ -28,8 +28,8 @@ TOP_OF_DEPTH = 3
 
 _PROFILE = Section(
     "flops", "Model profile: floating-point operations",
-    "Of the products, in a step (without steps: in the trace): 2 FLOP are a multiply-accumulate (MAC). Model FLOP: 3 x "
-    "forward, the convention for a training step; executed: as run, with what is recomputed.",
+    "Of the products, in one step (without steps: in the whole trace); a multiply-accumulate (MAC) is 2 FLOP. Model "
+    "FLOP: 3 x forward, the convention for a training step; executed: as run, with what is recomputed.",
     columns_of(
         "rank, steps, step ms, forward GMAC, forward GFLOP, recomputed GFLOP, backward GFLOP, model GFLOP, "
         "executed GFLOP"
@@ -46,7 +46,7 @@ _OPERATORS = Section(
     "flops_operators", "FLOP by operator",
     "In a step, of all ranks together; time is that of the kernels that the operators launched, on a CPU their own.",
     columns_of("<operator, <phase, <type, calls, GFLOP, of executed %, time ms, TFLOP/s"),
-    "No products were counted: shapes are recorded with record_shapes=True.",
+    "No products were counted. If shapes are missing: record with record_shapes=True, or capture with shapes.",
 )  # fmt: skip
 _MODULES = Section(
     "flops_modules", "FLOP by module",

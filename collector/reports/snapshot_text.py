@@ -34,7 +34,8 @@ _KINDS = Section(
 )  # fmt: skip
 _SEGMENTS = Section(
     "segments", "Segments in use with the most free in them",
-    "What is free in them cannot go back to the driver; an allocation larger than the largest free block needs more.",
+    "What is free in them cannot go back to the driver, except whole pages of expandable segments. An allocation "
+    "larger than the largest free block needs new memory from the driver.",
     columns_of("<address, <kind, <pool, stream, reserved MiB, allocated MiB, free MiB, free blocks, largest free MiB"),
     "No segment in use has anything free.",
 )  # fmt: skip
@@ -108,7 +109,7 @@ def _summarise(device: DeviceMemory) -> str:
     reserved, allocated = mib(device.reserved_bytes).text, mib(device.allocated_bytes).text
     split, empty = mib(device.inactive_split_bytes).text, mib(device.empty_bytes).text
     lines = [
-        f"device {device.device}: {reserved} MiB reserved in {device.segment_count:,} segments, {allocated} MiB used",
+        f"device {device.device}: {allocated} MiB allocated of {reserved} MiB in {device.segment_count:,} segments",
         f"  free inside segments in use (inactive split): {split} MiB; in empty segments: {empty} MiB",
     ]
     return "\n".join([*lines, *([] if device.history is None else _describe_history(device.history))])
@@ -118,7 +119,9 @@ def _describe_history(history: HistoryReport) -> list[str]:
     span = "" if history.span_ns is None else f" over {ms(history.span_ns).text} ms"
     at = "" if history.peak_ns is None else f" after {ms(history.peak_ns).text} ms"
     peak, older = mib(history.peak_bytes).text, mib(history.peak_older_bytes).text
-    lines = [f"  {history.event_count:,} recorded events{span}; peak {peak} MiB{at}, {older} MiB of it older than them"]
+    lines = [
+        f"  {history.event_count:,} recorded events{span}; peak {peak} MiB{at}, {older} MiB of it from before them"
+    ]
     if history.lost_free_count:
         lines.append(f"  {history.lost_free_count:,} frees are missing in the history: more may be shown than was held")
     return lines

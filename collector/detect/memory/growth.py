@@ -12,8 +12,9 @@ time between the first and the last of them:
     left      memory that is available on the machine / rate: at most 3 T, as nothing is said about a future that is
               more than three times as long as what has been seen
 
-Growth up to a quarter of what there was is therefore never reported: a loader's cache may be that large. The machine's
-memory is what the kernel calls available, or what is left to the limit of the control group, whichever is less.
+Growth up to a quarter of what was available at the start of the judged part is therefore not reported, unless other
+processes take memory meanwhile: a loader's cache may be that large. The machine's memory is what the kernel calls
+available, or what is left to the limit of the control group, whichever is less.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ RISE_BYTES_MIN: Final = 2**28
 STEADY_SHARE_MIN: Final = 0.5
 FALL_RATIO_MAX: Final = 0.2
 LOOK_AHEAD: Final = 3.0
-"""A memory that fills evenly is found when a quarter of it is full, and three quarters of the time are left."""
+"""An even growth is found when a quarter of what was available at the start of the judged part is taken."""
 EASE: Final = 0.5
 """An open finding stays at half of the thresholds, up to twice the time ahead."""
 LINE_RATIO_MAX: Final = 0.25
@@ -45,8 +46,8 @@ CRITICAL_S: Final = 3_600.0
 WARNING_S: Final = 86_400.0
 SUGGESTION: Final = (
     "Look for what is kept from step to step: losses or outputs in lists without .item() or .detach(), caches without "
-    "a limit, logs in memory. tracemalloc compares two moments by line; memray attaches to a running process. Until it "
-    "is found, save checkpoints more often than it takes to run out."
+    "a limit, logs in memory. tracemalloc compares two moments by line; memray attaches to a running process. Until "
+    "the cause is found, save a checkpoint well before the memory runs out, and restart from it."
 )
 
 
@@ -187,8 +188,8 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     growth = first.growths[fastest]
     who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
     rate = f"{format_bytes(growth.rise_bytes / growth.steps)} a step, {format_bytes(growth.rate * 3_600)} an hour"
-    of_whom = "" if len(ranks) == 1 else f" on rank {fastest}"
-    where = f"{first.node} has {format_bytes(first.available_bytes)} left"
+    of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
+    machine_rate = first.available_bytes / first.left_s * 3_600
     return Finding(
         kind=MEMORY_GROWTH,
         ranks=ranks,
@@ -196,16 +197,17 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
         cause=HOST_MEMORY,
         pattern="drifting",
         sentence=(
-            f"The host memory of {who} has grown since about step {growth.since_step}, by {rate}{of_whom}. {where}: at "
-            f"this rate it is out of memory in {format_length(first.left_s)}."
+            f"The host memory of {who} grows{of_whom}: since about step {growth.since_step}, by {rate}. {first.node} "
+            f"has {format_bytes(first.available_bytes)} left; its growing ranks need {format_bytes(machine_rate)} more "
+            f"an hour together, so it runs out in about {format_length(first.left_s)}."
         ),
-        past=f"The host memory of {who} grew{WHEN}, by {rate}{of_whom}.",
+        past=f"The host memory of {who} grew{WHEN}{of_whom}, by {rate}.",
         suggestion=SUGGESTION,
         severity=_choose_severity(first.left_s),
         evidence={
             "growth_bytes_per_step": growth.rise_bytes / growth.steps,
             "growth_bytes_per_hour": growth.rate * 3_600,
-            "machine_growth_bytes_per_hour": first.available_bytes / first.left_s * 3_600,
+            "machine_growth_bytes_per_hour": machine_rate,
             "available_bytes": float(first.available_bytes),
             "left_s": first.left_s,
             "seen_s": ns_to_s(growth.length_ns),

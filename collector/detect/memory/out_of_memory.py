@@ -43,16 +43,18 @@ tenth or two in trainings that fit."""
 
 SUGGESTIONS: Final[Mapping[str, str]] = {
     FRAGMENTATION: (
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, if it is not: then unused pieces grow together. Batches "
-        "of one shape, and torch.cuda.empty_cache() between phases of different sizes, help too."
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start, unless it is set: segments can then "
+        "grow, so that fewer pieces are too small. Batches of one shape, and torch.cuda.empty_cache() between phases "
+        "of different sizes, help too."
     ),
     OTHER_MEMORY: (
         "See what else uses that GPU (nvidia-smi): another process, an earlier one that has not ended, or buffers of "
         "NCCL and libraries."
     ),
     IMBALANCE: (
-        "Give that rank less to hold: layers or shards more evenly, batches by tokens instead of samples, nothing of "
-        "the whole run (evaluation, gathered checkpoints) on the GPU of one rank."
+        "In the first step, see whether the other ranks come to need as much. Else give that rank less to hold: layers "
+        "or shards more evenly, batches by tokens instead of samples, nothing of the whole run (evaluation, gathered "
+        "checkpoints) on the GPU of one rank."
     ),
     FULL: (
         "Use a smaller batch with gradient accumulation, activation checkpointing, or shard parameters and optimizer "
@@ -221,12 +223,16 @@ def describe_bytes(notice: OutOfMemory) -> str:
 
 def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
     needed = format_bytes(others.needed_bytes or 0)
+    here = format_bytes((notice.allocated_bytes or 0) + notice.asked_bytes)
     other = format_bytes(find_other_bytes(notice) or 0)
     return {
-        FRAGMENTATION: "What torch had reserved and not in use was enough, but not in one piece.",
+        FRAGMENTATION: (
+            "Torch had enough memory reserved and unused, but no piece of it that this allocation could use: the "
+            "pieces were too small, or belong to another stream or to a CUDA graph."
+        ),
         OTHER_MEMORY: f"{other} of the device was in use outside of torch's allocator.",
-        IMBALANCE: f"Half of the other ranks had needed at most {needed}.",
-        FULL: f"The other ranks needed about as much: half of them at least {needed}.",
+        IMBALANCE: f"It needed {here} with this allocation, half of the other ranks at most {needed} so far.",
+        FULL: f"It needed {here} with this allocation; the median of the other ranks' peaks so far is {needed}.",
     }.get(cause, "")
 
 

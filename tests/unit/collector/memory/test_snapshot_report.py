@@ -183,7 +183,7 @@ def test_command_prints_tables_and_draws(tmp_path: Path, capsys: pytest.CaptureF
     path = write(tmp_path, snapshot(USED, EMPTY, traces=[HISTORY]))
     assert main(["memory", path, "--flow", str(tmp_path / "flow.svg")]) == 0
     text = capsys.readouterr().out
-    assert "device 0: 4.00 MiB reserved in 2 segments, 1.50 MiB used" in text
+    assert "device 0: 1.50 MiB allocated of 4.00 MiB in 2 segments" in text
     assert "/home/a/model.py:12 forward" in text
     picture = ET.fromstring((tmp_path / "flow.svg").read_text())  # noqa: S314 - our own
     drawn = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}title")]

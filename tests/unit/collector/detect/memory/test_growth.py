@@ -64,8 +64,8 @@ def test_leak_is_found_with_its_rate_and_the_time_left() -> None:
     assert (found.kind, found.cause, found.ranks, found.since_step) == ("memory_growth", "host_memory", (1,), 0)
     # 2 GiB are left, at 3840 MiB an hour: 1920 s.
     assert found.sentence == (
-        "The host memory of rank 1 has grown since about step 0, by 1.1 MiB a step, 3.8 GiB an hour. n0 has 2.0 GiB "
-        "left: at this rate it is out of memory in 32.0 min."
+        "The host memory of rank 1 grows: since about step 0, by 1.1 MiB a step, 3.8 GiB an hour. n0 has 2.0 GiB left; "
+        "its growing ranks need 3.8 GiB more an hour together, so it runs out in about 32.0 min."
     )
     assert found.evidence == pytest.approx(
         {
@@ -85,8 +85,8 @@ def test_time_left_is_that_of_the_machine() -> None:
     # n0 has two that leak and 2 GiB, n1 one and 1 GiB: 960 s each; n0 is named first.
     assert (found.ranks, found.details, found.evidence["left_s"]) == ((0, 1, 3), {"node": "n0"}, 960.0)
     assert found.evidence["machine_growth_bytes_per_hour"] == pytest.approx(2 * 3840 * MIB)
-    assert "of ranks 0-1, 3 has grown" in found.sentence
-    assert "3.8 GiB an hour on rank 0. n0 has" in found.sentence
+    assert "of ranks 0-1, 3 grows, fastest on rank 0: since" in found.sentence
+    assert "3.8 GiB an hour. n0 has" in found.sentence
 
 
 def test_machine_with_room_for_thrice_the_time_is_silent() -> None:

@@ -95,8 +95,9 @@ def test_rank_that_needs_what_its_peers_need_is_told_to_need_less() -> None:
     assert (found.ranks, found.since_step, found.cause, found.severity) == ((2,), 19, "memory_full", "warning")
     assert found.sentence == (
         "Rank 2 (n1) ran out of GPU memory in step 19 (forward): it asked for 4.0 GiB and 2.0 GiB of the device was "
-        "free; 76.0 GiB was reserved by torch, 74.0 GiB of it in use by tensors. The other ranks needed about as much: "
-        "half of them at least 71.0 GiB. Of the other ranks, rank 1 had the least left: 1.0 GiB."
+        "free; 76.0 GiB was reserved by torch, 74.0 GiB of it in use by tensors. It needed 78.0 GiB with this "
+        "allocation; the median of the other ranks' peaks so far is 71.0 GiB. Of the other ranks, rank "
+        "1 had the least left: 1.0 GiB."
     )
     assert found.suggestion == SUGGESTIONS["memory_full"]
     assert found.evidence == {
@@ -116,12 +117,14 @@ def test_rank_far_above_its_peers_has_an_imbalance() -> None:
     assert found_in(view((2, FULL), peaks_gib=(62, 62, None, None))).cause == "memory_imbalance"
     found = found_in(view((2, FULL), peaks_gib=(63, 63, 79, 50)))
     assert found.cause == "memory_full"
-    assert "Half of the other ranks" not in found.sentence
+    assert "half of the other ranks" not in found.sentence
 
 
 def test_imbalance_names_what_the_others_needed() -> None:
     found = found_in(view((2, FULL), peaks_gib=(40, 41, 70, 50)))
-    assert found.sentence.endswith("Half of the other ranks had needed at most 41.0 GiB.")
+    assert found.sentence.endswith(
+        "It needed 78.0 GiB with this allocation, half of the other ranks at most 41.0 GiB so far."
+    )
 
 
 def test_unused_memory_that_was_enough_is_fragmentation() -> None:
@@ -129,7 +132,7 @@ def test_unused_memory_that_was_enough_is_fragmentation() -> None:
     found = found_in(view((2, notice(allocated_bytes=71 * GIB))))
     assert found.cause == "fragmentation"
     assert "expandable_segments" in found.suggestion
-    assert found.sentence.endswith("What torch had reserved and not in use was enough, but not in one piece.")
+    assert found.sentence.endswith("or belong to another stream or to a CUDA graph.")
     assert find_cause(notice(allocated_bytes=72 * GIB + 1), None) != "fragmentation"
 
 
