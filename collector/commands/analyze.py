@@ -121,14 +121,14 @@ class Analyze:
             print(f"rankscope: {error}", file=sys.stderr)
             return NOTHING_USABLE
         if options.json is not None:
-            _write(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+            write_output(options.json, "--json", msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
         if options.html is not None:
-            _write(options.html, "--html", render_page(report, options.top, options.source_url).encode())
+            write_output(options.html, "--html", render_page(report, options.top, options.source_url).encode())
         if options.memory_flow is not None:
             write_flows_of(report, options.memory_flow)
         if report.ranks:
             print(render_text(report, options.top))
-        return _print_errors(report)
+        return print_errors(report)
 
 
 def _add_more_tables(parser: argparse.ArgumentParser) -> None:
@@ -309,7 +309,7 @@ def _list_files(paths: Sequence[str], rank_from: str | None) -> int:
     return ALL_GOOD if not bad else NOTHING_USABLE if len(bad) == len(found) else SOME_FAILED
 
 
-def _print_errors(report: TraceReport) -> int:
+def print_errors(report: TraceReport) -> int:
     """Print the files that failed and why nothing was compared, and return the exit status."""
     for error in report.errors:
         print(f"rankscope: {error.file}: {error.reason}", file=sys.stderr)
@@ -341,7 +341,8 @@ def parse_steps(text: str | None) -> StepRange | None:
     return steps
 
 
-def _write(path: Path, option: str, content: bytes) -> None:
+def write_output(path: Path, option: str, content: bytes) -> None:
+    """Write the file that an option names. Raises UnavailableError."""
     try:
         path.write_bytes(content)
     except OSError as error:

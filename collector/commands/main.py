@@ -21,6 +21,7 @@ from rankscope.collector.commands.memory import Memory
 from rankscope.collector.commands.merge import Merge
 from rankscope.collector.commands.nodes import Nodes
 from rankscope.collector.commands.notify import Notify
+from rankscope.collector.commands.profile import Profile
 from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
 from rankscope.collector.commands.serve import Serve
@@ -32,7 +33,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
     Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Analyze(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
+    Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

@@ -74,7 +74,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
         _check_writable(options.json_path)
     out.write(f"{describe(options, len(os.sched_getaffinity(0)))}\n")
     out.flush()
-    with _collector() as (endpoint, url), _training(options, endpoint) as training:
+    with running_collector() as (endpoint, url), _training(options, endpoint) as training:
         samples = _watch(training, url, out)
         run = _wait_for_ends(url)
     result = build_result(run, samples)
@@ -105,7 +105,8 @@ longer on a busy machine.'
 
 
 @contextmanager
-def _collector() -> Iterator[tuple[str, str]]:
+def running_collector() -> Iterator[tuple[str, str]]:
+    """Run a collector on free ports, and yield its address for agents and its URL. Raises UnavailableError."""
     command = build_child_command(
         sys.executable, "rankscope.collector", "serve", "--announce",
         "--listen", "tcp://127.0.0.1:0", "--http-listen", "127.0.0.1:0",

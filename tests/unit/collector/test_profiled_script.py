@@ -1,0 +1,74 @@
+"""The pure parts of `rankscope profile`: commands, settings, complete captures, and what is said without one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.capture_settings import CaptureSteps, parse_schedule
+from rankscope.agent.config import read_launch_config
+from rankscope.collector.profiled_script import (
+    Script,
+    build_command,
+    build_environment,
+    describe_missing,
+    find_traces,
+)
+
+ENDPOINT = "tcp://127.0.0.1:18490"
+SCRIPT = Script(["train.py", "--lr", "0.1"])
+
+
+@pytest.mark.parametrize(("skip", "steps", "captured"), [(5, 3, CaptureSteps(4, 5, 7)), (0, 1, CaptureSteps(0, 0, 0))])
+def test_schedule_captures_the_steps_after_the_skipped_ones(skip: int, steps: int, captured: CaptureSteps) -> None:
+    script = Script(["train.py"], skip=skip, steps=steps)
+    schedule = parse_schedule(script.schedule)
+    assert schedule is not None
+    assert (schedule.find_next(0), schedule.find_next(captured.begin_step + 1)) == (captured, None)
+    assert script.captured == f"steps-{captured.first_step}-{captured.last_step}"
+
+
+def test_agent_has_no_complaint_about_its_settings() -> None:
+    around = {"RANKSCOPE_COLLECTOR": "tcp://elsewhere:1", "RANKSCOPE_KEY_FILE": "/none", "RANKSCOPE": "1", "HOME": "/h"}
+    environment = build_environment({**around, "RANKSCOPE_DEBUG": "1"}, SCRIPT, Path("/traces"), ENDPOINT)
+    config, is_usable, mistakes, _ = read_launch_config(environment, {})
+    assert (is_usable, mistakes) == (True, ())
+    assert (config.collector, config.key_file, config.capture_folder) == (ENDPOINT, "", "/traces")
+    assert {"RANKSCOPE_DEBUG": "1", "HOME": "/h"}.items() <= environment.items()
+    assert "RANKSCOPE" not in environment
+
+
+def test_script_runs_under_the_agent_in_this_interpreter() -> None:
+    start = [sys.executable, "-m", "rankscope.agent", "--strict"]
+    assert build_command(SCRIPT) == [*start, "train.py", "--lr", "0.1"]
+    assert build_command(Script(["pkg.train"], is_module=True)) == [*start, "-m", "pkg.train"]
+
+
+def test_ranks_are_started_by_torchrun() -> None:
+    words = build_command(SCRIPT._replace(ranks=4))
+    assert words[words.index("torch.distributed.run") :] == [
+        "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+        "-m", "rankscope.agent", "--strict", "train.py", "--lr", "0.1",
+    ]  # fmt: skip
+
+
+def test_capture_is_complete_with_the_file_of_each_rank(tmp_path: Path) -> None:
+    folder = tmp_path / "steps-5-7"
+    folder.mkdir()
+    (folder / "rank-0.pt.trace.json.gz").touch()
+    (folder / ".rank-1.gz").touch()
+    assert find_traces(tmp_path / "absent", 1) == find_traces(tmp_path, 2) == []
+    assert find_traces(tmp_path, 1) == [folder]
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "steps", "said"),
+    [
+        (-9, 1, "the script was killed by signal 9 before the capture was complete. It had 1 step, and 8 are needed"),
+        (0, 0, "No step of it was seen, where a step ends with optimizer.step(); 8 are needed"),
+        (1, None, "ended with exit status 1 before the capture was complete. How many steps it had is not known"),
+        (0, 8, "It had 8 steps, which is enough: a line above says why there is no capture."),
+    ],
+)
+def test_missing_profile_is_explained(exit_status: int, steps: int | None, said: str) -> None:
+    assert said in describe_missing(SCRIPT, exit_status, steps)
