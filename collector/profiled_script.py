@@ -168,8 +168,9 @@ needed: 5 to skip (--skip) and 3 to capture (--steps).'
     return f"no profile: the script {how} before the capture was complete. {had}"
 
 
-def end(child: "subprocess.Popen[bytes]", *, is_launcher: bool) -> None:
-    """End a script and everything that it has started: SIGTERM to the ranks, SIGKILL to what is left later.
+def end(child: "subprocess.Popen[bytes]", *, is_launcher: bool, patience_s: float = END_S_MAX) -> None:
+    """End a script and everything that it has started: SIGTERM to the ranks, SIGKILL to what is left `patience_s`
+    later.
 
     A launcher is killed first: it would print a report of each rank that ends. Helpers of a rank, as workers of a data
     loader, end after it: it would raise if they ended before.
@@ -185,11 +186,14 @@ def end(child: "subprocess.Popen[bytes]", *, is_launcher: bool) -> None:
     for rank in ranks:
         with contextlib.suppress(psutil.Error):
             rank.terminate()
-    psutil.wait_procs(ranks, END_S_MAX)
-    for process in (*ranks, *members):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    child.wait()
+    try:
+        psutil.wait_procs(ranks, patience_s)
+    finally:  # also where a second Ctrl-C has cut the waiting
+        members += [one for rank in ranks for one in _children_of(rank)]  # what was started meanwhile
+        for process in (*ranks, *members):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        child.wait()
 
 
 def _children_of(process: psutil.Process, *, recursive: bool = True) -> list[psutil.Process]:

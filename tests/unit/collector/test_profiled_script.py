@@ -1,8 +1,10 @@
 """The pure parts of `rankscope profile`: commands, settings, complete captures, and what is said without one."""
 
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rankscope.agent.capture_settings import CaptureSteps, parse_schedule
@@ -12,10 +14,17 @@ from rankscope.collector.profiled_script import (
     build_command,
     build_environment,
     describe_missing,
+    end,
     find_traces,
 )
 
 ENDPOINT = "tcp://127.0.0.1:18490"
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+time.sleep(600)
+"""
 SCRIPT = Script(["train.py", "--lr", "0.1"])
 
 
@@ -72,3 +81,14 @@ def test_capture_is_complete_with_the_file_of_each_rank(tmp_path: Path) -> None:
 )
 def test_missing_profile_is_explained(exit_status: int, steps: int | None, said: str) -> None:
     assert said in describe_missing(SCRIPT, exit_status, steps)
+
+
+def test_script_that_ignores_sigterm_is_killed_with_its_children() -> None:
+    child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    with child.stdout:
+        helper = psutil.Process(int(child.stdout.readline()))
+    end(child, is_launcher=False, patience_s=0.1)
+    assert child.poll() is not None
+    _, living = psutil.wait_procs([helper], 10)
+    assert [one for one in living if one.status() != psutil.STATUS_ZOMBIE] == []
