@@ -181,6 +181,7 @@ def _add_to_machine(machine: NodeSample | None, now_ns: int) -> NodeSample | Non
     return replace(
         machine, ports=ports, interfaces=(InterfaceSample(name="eth0", bytes=seconds * GIB, errors=0, drops=1),),
         tcp_segments_sent=seconds * 10_000, tcp_segments_retransmitted=seconds, group_cpu_pressure_ns=now_ns // 100,
+        memory_total_bytes=2048 * GIB, memory_available_bytes=1500 * GIB - seconds * 2**20,
     )  # fmt: skip
 
 
