@@ -1,6 +1,7 @@
 """Configure all tests."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -19,3 +20,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Let each job's processes keep the bytecode of our own modules, as they do by default: to compile them anew costs each
 # of the thousand processes 0.1 to 0.6 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell starts what it runs in the background with SIGINT ignored, and its children inherit that: Ctrl-C is tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
