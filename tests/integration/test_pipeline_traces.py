@@ -21,8 +21,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CrossRank
     assert ended.exit_code == 0, ended.stderr
     found = {case: analyze(str(folder / case)).cross_rank for case in CASES}
     merged = merge(str(folder / "clean"), folder / "merged.json")
-    # 3 steps, 8 microbatches, forward and backward over 3 borders; a send that is recorded after its arrival has none.
-    assert merged.arrow_count >= 0.9 * 3 * 8 * 2 * 3
+    # 3 steps, 8 microbatches, forward and backward over 3 borders. A send that is recorded after its arrival has none:
+    # on a busy machine 17 of 144.
+    assert 0.5 * 3 * 8 * 2 * 3 < merged.arrow_count <= 3 * 8 * 2 * 3
     return {case: across for case, across in found.items() if across is not None}
 
 
