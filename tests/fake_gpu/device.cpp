@@ -257,9 +257,22 @@ std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& funct
   return nullptr;
 }
 
+// By so much the begin and the end of an operator may be off in a trace: Kineto converts the counter of the processor to
+// the time of day, which on a busy machine was wrong by some us.
+constexpr int64_t CLOCKS_DIFFER_NS = 100'000;
+
+void spin(int64_t length_ns) {
+  const int64_t until = host_ns() + length_ns;
+  while (host_ns() < until) {
+  }
+}
+
 // Kineto's own callbacks come after these: what is launched here is within the operator in a trace.
 void on_operator_end(const at::RecordFunction& function, at::ObserverContext*) {
-  if (device.faults.at_end != 0) device.on_operator(function.name());
+  if (device.faults.at_end == 0) return;
+  spin(CLOCKS_DIFFER_NS);
+  device.on_operator(function.name());
+  spin(CLOCKS_DIFFER_NS);
 }
 
 // -- what Kineto sees ---------------------------------------------------------------------------------------------
