@@ -1,4 +1,4 @@
-"""Choose what a picture of memory flow shows: time by address, one rectangle a lifetime, the largest ones.
+"""Choose what a chart of memory flow shows: time by address, one rectangle a lifetime, the largest ones.
 
 Pure. Addresses are compressed: ranges in which no drawn lifetime ever was are left out, so the axis is in bytes, and a
 byte of any rectangle is as high as that of another.
@@ -34,7 +34,7 @@ class FlowRectangle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture of memory flow. `span_ns` is from the first event to the last, `height_bytes` the length of the
+    """A chart of memory flow. `span_ns` is from the first event to the last, `height_bytes` the length of the
     compressed axis. `merged_count` lifetimes are too many to be drawn one by one; `merged_bytes` is the most that they
     and memory older than the first event (`older_bytes` of it at the begin) held in each of the equal parts of time.
     """
@@ -67,7 +67,7 @@ def build_flow(
     device: int | None,
     rectangles_max: int = RECTANGLES_MAX,
 ) -> MemoryFlow:
-    """Return the picture of all events; there must be one. `time_ns` is that of each event. The largest lifetimes are
+    """Return the chart of all events; there must be one. `time_ns` is that of each event. The largest lifetimes are
     drawn, of equal ones the first.
     """
     lives = paired.lifetimes

@@ -221,9 +221,8 @@ class TraceCaptures:
         options, bytes_max = (self._options, 0) if order is None else (order.options, order.bytes_max)
         written = self._files.write(capture, bytes_max)
         if self._keeps_traces and options == CaptureOptions() and not written.problem:
-            self.plain_traces.append(
-                read_trace(written, capture.wall_minus_host_ns)
-            )  # before it is uploaded, and deleted
+            # Before it is uploaded, and deleted.
+            self.plain_traces.append(read_trace(written, capture.wall_minus_host_ns))
         if self._uploads is not None and not written.problem:
             self._uploads.submit(written, capture.cut)
         if not written.problem:

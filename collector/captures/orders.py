@@ -271,7 +271,7 @@ class Orders:
         return effects + self._fetch(now_s)
 
     def take_state(self, boot_id: str, found: CaptureState, now_s: float) -> list[Effect]:
-        """Take the state that a rank process tells of a capture; one of another capture is ignored."""
+        """Apply the state that a rank process reports of a capture; one of another capture is ignored."""
         one = self._by_boot_id.get(boot_id)
         if one is None or one.is_over or found.id != self._wire_id or one.fetch is not None:
             return []

@@ -24,7 +24,7 @@ NO_EVENTS: Final = (
     "rankscope: no memory flow is drawn: no trace has memory events with addresses; record with profile_memory=True, "
     "or capture with --memory"
 )
-"""Pictures in one file: each has a MB or so."""
+"""Charts in one file: each has a MB or so."""
 
 
 class Memory:
@@ -70,7 +70,7 @@ rankscope memory snapshot.pickle --json > memory.json"""
 
 
 def write_flow(path: Path, option: str, flows: Sequence[tuple[str, MemoryFlow]]) -> None:
-    """Write pictures and what they are of, below each other, as SVG. Raises UnavailableError where the file cannot be
+    """Write charts and what they are of, below each other, as SVG. Raises UnavailableError where the file cannot be
     written.
     """
     from rankscope.collector.reports.memory_flow import render_flow  # noqa: PLC0415 - only with the option
@@ -82,7 +82,7 @@ def write_flow(path: Path, option: str, flows: Sequence[tuple[str, MemoryFlow]])
 
 
 def write_flows_of(report: TraceReport, path: Path) -> None:
-    """Write the pictures of a report of traces, at most FLOWS_MAX, and say where some are left out or none is there."""
+    """Write the charts of a report of traces, at most FLOWS_MAX, and say where some are left out or none is there."""
     found = [
         (f"rank {MISSING if rank.rank is None else rank.rank}, {name_device(one.device)}", one.flow)
         for rank in report.ranks

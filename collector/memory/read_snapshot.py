@@ -36,7 +36,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read the file of the first argument, with pictures if the second one is `flow`; return the exit status 0."""
+    """Read the file of the first argument, with charts if the second one is `flow`; return the exit status 0."""
     path, wanted = arguments
     limit_process()
     try:

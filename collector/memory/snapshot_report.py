@@ -160,14 +160,14 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotResult(msgspec.Struct, frozen=True):
-    """The report, and for each device with times of its events the picture of its memory flow."""
+    """The report, and for each device with times of its events the chart of its memory flow."""
 
     report: SnapshotReport
     flows: list[MemoryFlow]
 
 
 def build_report(snapshot: Snapshot, file: str, *, with_flow: bool) -> SnapshotResult:
-    """Return the report of a snapshot; `with_flow` adds the pictures."""
+    """Return the report of a snapshot; `with_flow` adds the charts."""
     by_device: dict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
         by_device[segment.device].append(segment)
@@ -301,7 +301,7 @@ class _Followed:
         )
 
     def draw(self, stacks: Sequence[tuple[Frame, ...]], device: int) -> MemoryFlow | None:
-        """Return the picture of the events; None where they have no times."""
+        """Return the chart of the events; None where they have no times."""
         time_ns = self._history.time_ns
         if time_ns is None:
             return None

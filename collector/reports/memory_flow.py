@@ -1,6 +1,6 @@
 """Draw memory flow as SVG: time to the right, addresses upwards, one rectangle a lifetime.
 
-Below the rectangles, on the same scale of bytes, stands the area of all that is not drawn one by one. The picture has
+Below the rectangles, on the same scale of bytes, stands the area of all that is not drawn one by one. The chart has
 no script and loads nothing; names in it come from files that are not trusted and are escaped.
 """
 
@@ -30,7 +30,7 @@ MIB: Final = 1 << 20
 
 
 def render_flow(flows: Sequence[tuple[str, MemoryFlow]]) -> str:
-    """Return one SVG with pictures below each other, each with what it is of; there must be one."""
+    """Return one SVG with charts below each other, each with what it is of; there must be one."""
     part = HEIGHT + TEXTS + MARGIN
     bodies = "".join(f'<g transform="translate(0 {place * part})">{_render(name, flow)}</g>\n'
                      for place, (name, flow) in enumerate(flows))  # fmt: skip

@@ -16,7 +16,7 @@ OPERATORS_MAX = 200
 
 def summarise_memory(view: RankView, every: int = 0, *, with_flow: bool = False) -> list[MemoryReport]:
     """Return a report for each allocator of the trace, the CPU's first; empty without `profile_memory`. `every`: of so
-    many operators one is a point of the curve; 0: its points are events. `with_flow` adds the picture.
+    many operators one is a point of the curve; 0: its points are events. `with_flow` adds the chart.
     """
     memory = view.trace.memory
     pairs = sorted(set(zip(memory.device_type.tolist(), memory.device.tolist(), strict=True)))

@@ -41,7 +41,7 @@ CPU_TYPE: Final = 0
 
 
 class Followed(NamedTuple):
-    """The timeline, and the picture of the memory flow where it was asked for."""
+    """The timeline, and the chart of the memory flow where it was asked for."""
 
     timeline: MemoryTimeline
     flow: MemoryFlow | None

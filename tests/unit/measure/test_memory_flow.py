@@ -1,4 +1,4 @@
-"""What a picture of memory flow shows, and that it stays small."""
+"""What a chart of memory flow shows, and that it stays small."""
 
 import random
 from collections.abc import Sequence
@@ -58,19 +58,19 @@ def test_older_memory_is_part_of_what_is_merged() -> None:
     assert "allocated before the first event" in render_flow([("device 0", flow)])
 
 
-def test_one_event_is_a_picture_too() -> None:
+def test_one_event_is_a_chart_too() -> None:
     flow = draw((5, A, 10))
     assert (boxes(flow), flow.span_ns, flow.merged_bytes) == ([(0, 0, 0, 10, True)], 0, [0])
     assert "<svg" in render_flow([("device 0", flow)])
 
 
-def test_picture_without_a_lifetime_is_empty() -> None:
+def test_chart_without_a_lifetime_is_empty() -> None:
     flow = draw((5, A, -10))
     assert (flow.rectangles, flow.height_bytes) == ([], 0)
     assert compress_addresses(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))[1] == 0
 
 
-def test_names_are_escaped_in_the_picture() -> None:
+def test_names_are_escaped_in_the_chart() -> None:
     text = render_flow([("device 0", draw((0, A, 10 << 20), (1, A, -(10 << 20))))])
     assert "10.00 MiB, unknown, from 0 ns, freed after 1 ns: aten::&lt;mm&gt;" in text
 
@@ -80,7 +80,7 @@ def test_bins_hold_the_most_of_their_time() -> None:
     assert len(find_most_by_bin(np.array([0, 10**9]), np.array([3, 4]))) == BINS_MAX
 
 
-def test_picture_of_100000_lifetimes_is_bounded() -> None:
+def test_chart_of_100000_lifetimes_is_bounded() -> None:
     chance = random.Random(7)
     events, live, held, peak = [], [], 0, 0
     for number in range(100_000):
