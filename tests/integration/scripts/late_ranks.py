@@ -19,6 +19,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope.agent as rankscope
+from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
 
 STEPS = 12
 
@@ -62,6 +63,7 @@ def train(rank: int, options: argparse.Namespace, pids: MutableSequence[int]) ->
         wait_for_others(rank, pids)
         raise ValueError("the loss is not a number")
     dist.destroy_process_group()
+    drain_gloo_threads()  # the model goes with this frame: its group is joined with the GIL held
 
 
 def find_rank() -> int:

@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from rankscope.agent.shutdown.torch_threads import drain_gloo_threads
+
 PAUSE_S = 0.02
 
 
@@ -99,6 +101,7 @@ def main() -> None:
     time.sleep(options.after_s)
     sys.stdout.write(f"rank {rank} has trained {step} steps\n")  # at once, or the ranks' lines would mix
     dist.destroy_process_group()
+    drain_gloo_threads()  # the model goes with this frame: its group is joined with the GIL held
 
 
 if __name__ == "__main__":
