@@ -11,5 +11,7 @@ CAPTURE_OPTIONS: Final = ("shapes", "stacks", "memory", MODULES)
 """What a capture may record beside operators, kernels and copies."""
 MODULE_PREFIX: Final = "nn.Module: "
 """What the name of a module's forward begins with, as torch writes it and as captures mark it."""
+MODULES_KEY: Final = "rankscope_modules"
+"""Key in the head of a trace under which a capture says how many parameters each module has."""
 MEMORY_KEY: Final = "rankscope_memory"
 """Key in the head of a trace under which a capture says where the model's memory was."""

@@ -2,10 +2,12 @@
 
 Ranges of modules have the names that torch gives them in traces with Python stacks, `nn.Module: Linear_3`: the class,
 and the number of the instance by its first call in the capture. The hooks of `torch.nn` that mark them are there only
-during such a capture. They return nothing, so torch passes on what it would without them.
+during such a capture. They return nothing, so torch passes on what it would without them. How many parameters each
+module has goes into the head of the trace; `rankscope analyze --flops` reads it.
 """
 
 import contextlib
+import json
 import sys
 import weakref
 from _thread import get_ident
@@ -16,10 +18,12 @@ from rankscope.agent import scopes
 from rankscope.agent.capture_settings import CaptureOptions
 from rankscope.agent.captures.trace_recording import PART
 from rankscope.agent.guard import Guard
-from rankscope.measure.capture_limits import MODULE_PREFIX
+from rankscope.measure.capture_limits import MODULE_PREFIX, MODULES_KEY
 
 INSTANCES_MAX: Final = 10_000
 """Instances that are told apart in a capture; further ones of a class share a name."""
+VERSION: Final = 1
+"""Of what the head of a trace says of modules."""
 COMPILED: Final = "modules cannot be marked in a process in which torch.compile has compiled code"
 
 
@@ -48,6 +52,9 @@ class MarkedRanges:
         register: Callable[[Callable[..., None], Callable[..., None]], list[Callable[[], None]]] | None = None,
     ) -> None:
         self._guard = guard
+        self.session: Any = None
+        """The session of torch's profiler that the ranges are marked in; forgotten when they end."""
+        self._parameters: dict[str, int | None] = {}
         self._make_range = make_range or record_range
         self._register = register or register_hooks
         self._undo: list[Callable[[], None]] = []
@@ -64,8 +71,8 @@ class MarkedRanges:
             self._undo = self._register(self._begin_forward, self._end_forward)
 
     def end(self) -> None:
-        """Mark no more ranges, end those of modules that are open on this thread, and forget all modules. Never
-        raises.
+        """Mark no more ranges, end those of modules that are open on this thread, put the parameters of the modules
+        into the head of the trace, and forget all modules. Never raises.
         """
         scopes.switch.turn_off()
         undo, self._undo = self._undo, []
@@ -76,7 +83,19 @@ class MarkedRanges:
         for _, one in reversed(opened.get(get_ident(), [])):
             with contextlib.suppress(Exception):
                 one.__exit__(None, None, None)
+        self._write_parameters()
         self._names, self._counts = {}, {}
+
+    def _write_parameters(self) -> None:
+        session, self.session = self.session, None
+        counts, self._parameters = self._parameters, {}
+        if session is None or not counts:
+            return
+        try:
+            notes = {"version": VERSION, "parameters": counts}
+            session.add_metadata_json(MODULES_KEY, json.dumps(notes, separators=(",", ":")))
+        except Exception as error:  # noqa: BLE001 - no error of a capture may reach the training script
+            self._on_error(error)
 
     def _begin_forward(self, module: Any, _inputs: object) -> None:
         if self._is_traced():
@@ -116,10 +135,22 @@ class MarkedRanges:
         self._counts[of] = number + 1
         name = f"{MODULE_PREFIX}{of}_{number}"
         self._names[id(module)] = weakref.ref(module), name
+        self._parameters[name.removeprefix(MODULE_PREFIX)] = count_parameters(module)
         return name
 
     def _on_error(self, error: Exception) -> None:
         self._guard.record(PART, error)
+
+
+def count_parameters(module: Any) -> int | None:
+    """Return how many numbers the parameters of a module, and of the modules in it, have, each parameter once; None
+    where one of them has no shape yet. A parameter that is divided among ranks counts as a whole (DTensor, DeepSpeed's
+    ZeRO); of FSDP's flat parameters only the part of this rank is there.
+    """
+    try:
+        return sum(int(getattr(one, "ds_numel", None) or one.numel()) for one in module.parameters())
+    except Exception:  # noqa: BLE001 - a lazy module's parameters raise, and modules of others may do anything
+        return None
 
 
 def record_range(name: str) -> Any:

@@ -122,7 +122,7 @@ class TraceCaptures:
         """What that window has cost the training thread for each event; None where it is not known. As above."""
         self.written_ns = 0
         """CPU time of writing files on the agent thread so far."""
-        ranges = MarkedRanges(guard)
+        self._ranges = ranges = MarkedRanges(guard)
         self._model_memory = ModelMemory(guard)
         self.recording = TraceRecording(
             self._begin,
@@ -255,7 +255,7 @@ class TraceCaptures:
         elif self._rank == 0:
             log_line(f"capturing {steps}. {self._describe_price(steps)}")
         session = self._make_session(steps)
-        self._model_memory.session = session
+        self._ranges.session = self._model_memory.session = session
         return session
 
     def _options_of(self, steps: CaptureSteps) -> CaptureOptions:

@@ -57,6 +57,12 @@ _MODULES = Section(
         "<module, calls, fwd GFLOP, recomp. GFLOP, bwd GFLOP, of executed %, time ms, of time %, TFLOP/s"
     ), "The traces have no modules: record with with_stack=True, or capture with modules.",
 )  # fmt: skip
+_PARAMETERS = columns_of("parameters")
+_WITH_PARAMETERS = _MODULES._replace(
+    columns=(*_MODULES.columns, *_PARAMETERS),
+    explanation=f"{_MODULES.explanation} Parameters: those of the rank that has the most, with the modules inside, "
+    "each once.",
+)
 _DEPTHS = Section(
     "flops_depths", "Top modules by depth",
     f"The {TOP_OF_DEPTH} modules of each depth of the tree with the most FLOP.",
@@ -132,7 +138,7 @@ def _cells_of_uncounted(rank: int | None, row: UncountedOperator) -> Cells:
 
 class _Totals(NamedTuple):
     """Sums of one step, of all ranks: calls (None for what is no module), FLOP by phase, and ns, None where they
-    are not known of one of the ranks.
+    are not known of one of the ranks. `parameters` are the most that a rank has, None where no trace says it.
     """
 
     calls: float | None
@@ -140,6 +146,7 @@ class _Totals(NamedTuple):
     recompute: float
     backward: float
     time_ns: float | None
+    parameters: int | None
 
     @property
     def flops(self) -> float:
@@ -157,6 +164,7 @@ class _Counted(NamedTuple):
     flops: tuple[int, int, int]
     time_ns: int | None
     steps: int
+    parameters: int | None = None
 
 
 def _add_up(rows: Sequence[_Counted]) -> _Totals:
@@ -165,7 +173,10 @@ def _add_up(rows: Sequence[_Counted]) -> _Totals:
         return sum(known) if len(known) == len(rows) else None
 
     forward, recompute, backward = (total(row.flops[phase] for row in rows) or 0 for phase in range(3))
-    return _Totals(total(row.calls for row in rows), forward, recompute, backward, total(row.time_ns for row in rows))
+    parameters = max((row.parameters for row in rows if row.parameters is not None), default=None)
+    return _Totals(
+        total(row.calls for row in rows), forward, recompute, backward, total(row.time_ns for row in rows), parameters
+    )
 
 
 def _sum_executed(profiles: Iterable[ModelProfile]) -> float:
@@ -228,6 +239,10 @@ def _build_modules(profiles: Sequence[ModelProfile], top: int) -> list[Section]:
         if key in kept or key[0] is None
     ]
     rows = tuple(_cells_of_module(key, depths[key], sums[key], executed, time_ns) for key in shown)
+    table = _MODULES
+    if any(one.parameters is not None for one in sums.values()):
+        table = _WITH_PARAMETERS
+        rows = tuple((*row, amount(sums[key].parameters)) for row, key in zip(rows, shown, strict=True))
     firsts: dict[int, list[ModuleKey]] = {}
     for key in largest:
         firsts.setdefault(depths[key], []).append(key)
@@ -236,7 +251,7 @@ def _build_modules(profiles: Sequence[ModelProfile], top: int) -> list[Section]:
         for depth in sorted(firsts)
         for key in firsts[depth][:TOP_OF_DEPTH]
     ]
-    return [_MODULES._replace(rows=rows, left_out=len(sums) - len(shown)), _DEPTHS.of(by_depth, len(by_depth))]
+    return [table._replace(rows=rows, left_out=len(sums) - len(shown)), _DEPTHS.of(by_depth, len(by_depth))]
 
 
 def _sum_modules(profiles: Iterable[ModelProfile]) -> tuple[dict[ModuleKey, _Totals], dict[ModuleKey, int]]:
@@ -245,7 +260,7 @@ def _sum_modules(profiles: Iterable[ModelProfile]) -> tuple[dict[ModuleKey, _Tot
     for one in profiles:
         for row in one.modules:
             flops = (row.forward_flops, row.recompute_flops, row.backward_flops)
-            counted = _Counted(row.count, flops, row.time_ns, one.step_count or 1)
+            counted = _Counted(row.count, flops, row.time_ns, one.step_count or 1, row.parameters)
             found.setdefault((row.path, row.name), []).append(counted)
             depths[row.path, row.name] = row.depth
     return {key: _add_up(rows) for key, rows in found.items()}, depths

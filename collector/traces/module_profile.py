@@ -12,6 +12,7 @@ from rankscope.collector.traces.counted_operators import (
     CountedOperators,
     ProfiledWindow,
 )
+from rankscope.collector.traces.module_ranges import read_parameters
 from rankscope.collector.traces.modules import (
     BACKWARD_ELSEWHERE,
     NO_FORWARD,
@@ -42,17 +43,19 @@ def profile_modules(view: RankView, window: ProfiledWindow, counted: CountedOper
     cost = (total.sum(axis=0) if total.any() else total_ns).tolist()
     has_times = view.has_device or not view.has_unknown_device
     tree = calls.tree
+    parameters = read_parameters(view)
     rows = [
         _build_row(
             total[:, place], int(own[:, place].sum()), int(total_ns[place]) if has_times else None,
             path=tree.path(place), name=tree.names[place], depth=tree.depths[place], count=int(calls.calls[place]),
+            parameters=parameters.get(tree.names[place]),
         )
         for place in order_modules(tree, cost)
     ]  # fmt: skip
     rest = [
         _build_row(
             flops[:, place], int(flops[:, place].sum()), int(time_ns[place]) if has_times else None,
-            path=None, name=name, depth=0, count=None,
+            path=None, name=name, depth=0, count=None, parameters=None,
         )
         for name, place in ((OUTSIDE_MODULES, path_count), (BACKWARD_ELSEWHERE, path_count + 1))
     ]  # fmt: skip

@@ -1,8 +1,12 @@
 """Find the forwards of modules in a trace: Python frames, or the ranges that a capture with `modules` marks."""
 
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
 import numpy as np
 
-from rankscope.measure.capture_limits import MODULE_PREFIX
+from rankscope.measure.capture_limits import MODULE_PREFIX, MODULES_KEY
 from rankscope.measure.kineto import Category, Ints
 from rankscope.measure.rank_view import RankView
 
@@ -23,3 +27,26 @@ def find_module_ranges(view: RankView) -> Ints:
         if len(rows):
             return rows
     return np.empty(0, dtype=np.int64)
+
+
+class _Notes(msgspec.Struct):
+    """What a capture says of modules: numbers in the parameters of each instance, None where they are not known."""
+
+    parameters: dict[str, int | None] = {}
+
+
+def read_parameters(view: RankView) -> Mapping[str, int | None]:
+    """Return how many parameters each module has, by the name of its range without the prefix; empty where the trace
+    does not say it. A capture says it of the ranges that it marks: where there are Python frames, too, these must have
+    the same names as often, or their numbers may be those of other instances.
+    """
+    frames, marked = (
+        Counter(map(view.trace.name, view.trace.rows_named(view.trace.rows(category), is_module_range).tolist()))
+        for category in (Category.PYTHON, Category.ANNOTATION)
+    )
+    if frames and frames != marked:
+        return {}
+    try:
+        return msgspec.convert(view.trace.head.get(MODULES_KEY, {}), _Notes).parameters
+    except msgspec.ValidationError:
+        return {}

@@ -28,8 +28,8 @@ WAYS = ("eager", "checkpoint", "reentrant", "ddp")
 
 
 class Captured(NamedTuple):
-    """The events of the trace, the tree of modules, the operators, the windows that the hooks saw in the steps, and the
-    work of the device.
+    """The events of the trace, the tree of modules, the operators, the windows that the hooks saw in the steps, the
+    work of the device, the way the model runs, and the parameters of modules by path.
     """
 
     events: list[dict[str, Any]]
@@ -38,6 +38,7 @@ class Captured(NamedTuple):
     windows: list[Mapping[str, Mapping[str, list[tuple[int, int]]]]]
     work: list[Work]
     way: str
+    parameters: dict[str, int | None]
 
     def path_of(self, name: str) -> str:
         """The path of a module: the number of each instance is that of its first call."""
@@ -66,14 +67,16 @@ def capture(folder: Path, way: str) -> Captured:
             ended = job.wait()
     assert ended.exit_code == 0, ended.stderr
     files = folder / "store.db-captures" / done.id
-    (rank,) = analyze(str(files / "rank-0.pt.trace.json.gz"), modules=True).ranks
+    (rank,) = analyze(str(files / "rank-0.pt.trace.json.gz"), modules=True, flops=True).ranks
+    assert rank.flops is not None
     ordered = json.loads((files / "report.json").read_bytes())["ranks"][0]["modules"]
     assert len(ordered) == len(rank.modules or ()), "the analysis of an ordered capture has the tree"
     trace = json.loads(gzip.decompress((files / "rank-0.pt.trace.json.gz").read_bytes()))
     windows = json.loads((folder / "windows.json").read_text())
     return Captured(
-        trace["traceEvents"], list(rank.modules or ()), rank.operators, windows, read_work(folder / "work"), way
-    )
+        trace["traceEvents"], list(rank.modules or ()), rank.operators, windows, read_work(folder / "work"), way,
+        {row.path: row.parameters for row in rank.flops.modules if row.path is not None},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -146,3 +149,9 @@ def test_operators_have_the_device_time_of_their_kernels(captured: Captured) -> 
     found = {row.name: row.device_self_ns for row in captured.operators if row.device_self_ns}
     kernels = Counter(name for name, _ in find_operators(captured.events))
     assert found == {name: count * length_ns(name) for name, count in kernels.items()}
+
+
+def test_modules_have_their_parameters(captured: Captured) -> None:
+    block = 16 * 32 + 32 + 32 * 16 + 16
+    known = {name: captured.parameters[captured.path_of(name)] for name in ("model", "0", "1", "0.up", "0.act", "2")}
+    assert known == {"model": 2 * block + 68, "0": block, "1": block, "0.up": 16 * 32 + 32, "0.act": 0, "2": 16 * 4 + 4}

@@ -1,6 +1,7 @@
 """Ranges of modules: torch's hooks are there during a capture only, and leave nothing behind."""
 
 import gc
+import json
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,10 +14,17 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from rankscope.agent.capture_settings import CaptureOptions
-from rankscope.agent.captures.marked_ranges import COMPILED, MarkedRanges, find_modules_obstacle, record_range
+from rankscope.agent.captures.marked_ranges import (
+    COMPILED,
+    MarkedRanges,
+    count_parameters,
+    find_modules_obstacle,
+    record_range,
+)
 from rankscope.agent.captures.trace_recording import PART
 from rankscope.agent.guard import Guard
 from rankscope.agent.scopes import switch
+from rankscope.measure.capture_limits import MODULES_KEY
 
 MODULES = CaptureOptions(modules=True)
 
@@ -223,3 +231,62 @@ def test_torch_knows_what_it_has_compiled() -> None:
 
 def test_ranges_are_those_of_torchs_profiler() -> None:
     assert isinstance(record_range("part"), torch.profiler.record_function)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """An embedding and a head with one weight, a layer that never runs, and one parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head, self.unused = nn.Embedding(10, 4), nn.Linear(4, 10), nn.Linear(3, 3)
+        self.head.weight = self.words.weight
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.words(x)) * self.scale
+        return found
+
+
+class Session:
+    """Keeps what is put into the head of its trace."""
+
+    def __init__(self) -> None:
+        self.head: dict[str, object] = {}
+
+    def add_metadata_json(self, key: str, text: str) -> None:
+        self.head[key] = json.loads(text)
+
+
+def test_head_says_how_many_parameters_each_module_has(rank: Rank) -> None:
+    rank.ranges.session = session = Session()
+    rank.ranges.begin(MODULES)
+    model = Tied()
+    for _ in range(2):
+        model(torch.ones(2, dtype=torch.int64))
+    rank.ranges.end()
+    counts = {"Tied_0": 10 * 4 + 10 + 3 * 3 + 3 + 1, "Embedding_0": 40, "Linear_0": 50}
+    assert session.head == {MODULES_KEY: {"version": 1, "parameters": counts}}
+    assert rank.ranges.session is None
+    rank.ranges.session = later = Session()
+    rank.ranges.begin(MODULES)
+    rank.ranges.end()
+    assert later.head == {}
+
+
+def test_divided_parameters_count_as_a_whole_and_lazy_ones_are_not_known() -> None:
+    part = nn.Linear(2, 2, bias=False)
+    part.weight.ds_numel = 400  # type: ignore[attr-defined]
+    assert count_parameters(part) == 400
+    assert count_parameters(nn.LazyLinear(3)) is None
+    assert count_parameters(object()) is None
+
+
+def test_session_that_takes_no_notes_is_an_error_of_the_capture_alone(rank: Rank) -> None:
+    rank.ranges.session = object()
+    rank.ranges.begin(MODULES)
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    rank.ranges.end()
+    assert rank.guard.errors == {PART: 1}

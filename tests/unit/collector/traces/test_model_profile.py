@@ -1,5 +1,6 @@
 """The profile of a model: FLOPs by hand against traces of torch, and rules on traces written by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +398,47 @@ def test_tables_of_data_frames_have_the_profile(tmp_path: Path) -> None:
     assert list(frames["flops"]["executed_flops"]) == [8 * MILLION]
     assert sorted(frames["flops_operators"]["phase"]) == ["backward", "forward", "recompute"]
     assert {"flops_by_dtype", "flops_modules", "flops_uncounted"} <= frames.keys()
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+SPANS = (("nn.Module: Net_0", 0, 100), ("nn.Module: Linear_0", 10, 80))
+COUNTS = {"Net_0": 90, "Linear_0": 40}
+NOTES = {"version": 1, "parameters": COUNTS}
+
+
+def record_modules(
+    path: Path, notes: Any, marked: Sequence[tuple[str, int, int]] = SPANS, frames: Sequence[tuple[str, int, int]] = ()
+) -> Path:
+    """A model with one layer in a capture that has marked its modules; Python frames may have them, too."""
+    product = event("cpu_op", "aten::mm", 20, 40, **{"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]})
+    spans = [event("user_annotation", *one) for one in marked] + [event("python_function", *one) for one in frames]
+    path.write_bytes(to_json(*spans, product, rankscope_modules=notes))
+    return path
+
+
+def parameters_of(path: Path) -> dict[str, int | None]:
+    return {row.name: row.parameters for row in profile_of(path).modules}
+
+
+def test_parameters_are_those_that_a_capture_has_counted(tmp_path: Path) -> None:
+    path = record_modules(tmp_path / "trace.json", NOTES)
+    assert parameters_of(path) == COUNTS
+    tables = {one.key: one for one in build_sections(analyze(str(path), flops=True), 10)}
+    assert tables["flops_modules"].columns[-1].head == "parameters"
+    assert [row[-1].text for row in tables["flops_modules"].rows] == ["90", "40"]
+
+
+@pytest.mark.parametrize("notes", [{}, {"parameters": {"Net_0": "many"}}, [], None])
+def test_without_counts_there_is_no_column_of_parameters(notes: Any, tmp_path: Path) -> None:
+    path = record_modules(tmp_path / "trace.json", notes)
+    assert parameters_of(path) == dict.fromkeys(COUNTS)
+    tables = {one.key: one for one in build_sections(analyze(str(path), flops=True), 10)}
+    assert "parameters" not in [column.head for column in tables["flops_modules"].columns]
+
+
+def test_frames_have_the_counts_where_their_names_are_those_of_the_marked_ranges(tmp_path: Path) -> None:
+    assert parameters_of(record_modules(tmp_path / "same.json", NOTES, frames=SPANS)) == COUNTS
+    other = (SPANS[0], ("nn.Module: Linear_1", 10, 80))
+    found = parameters_of(record_modules(tmp_path / "other.json", NOTES, frames=other))
+    assert found == {"Net_0": None, "Linear_1": None}
