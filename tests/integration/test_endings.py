@@ -22,7 +22,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
 from tests.integration.serving import Served, can_listen, find_rank, have_ended, read_url, serving
-from tests.integration.torchrun import Ended, Job, python, started, torchrun
+from tests.integration.torchrun import Ended, Job, line_of, python, started, torchrun
 from tests.integration.torchrun import run as run_command
 
 
@@ -156,8 +156,9 @@ def test_an_uncaught_exception_is_told_with_its_type(served: Served, tmp_path: P
     end, run, incidents = watch.read_end()
     assert end.first is not None
     assert (end.reason, end.first.rank, end.first.detail) == ("failed", 1, "ValueError: the loss is not a number")
-    assert end.first.line == "paced.py:27 (end_by_exception)"
-    assert "(ValueError: the loss is not a number) at paced.py:27 (end_by_exception)" in write_end(end)
+    line = f"paced.py:{line_of('paced.py', 'raise ValueError')} (end_by_exception)"
+    assert end.first.line == line
+    assert f"(ValueError: the loss is not a number) at {line}" in write_end(end)
     assert verdict(run).startswith("The run failed at ")
     assert find_failures(incidents) == [("open", "failed", [1])]
 

@@ -14,7 +14,7 @@ from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import PendingCollective
 from tests.integration.serving import Served, find_rank, have_ended, serving
-from tests.integration.torchrun import SCRIPTS, Job, started, torchrun
+from tests.integration.torchrun import Job, line_of, started, torchrun
 
 STALL_S = "1.0"
 HANGS_AT = 10
@@ -44,13 +44,6 @@ def hanging(served: Served, run: str, what: str, ranks: int, *options: str) -> I
         job.launcher.send_signal(signal.SIGTERM)
         assert job.wait().left == ()
         assert not Path(find_root(), folder_name(identity)).exists()
-
-
-def line_of(script: str, text: str) -> int:
-    """The number of the only line of a script that holds the text."""
-    lines = (SCRIPTS / script).read_text().splitlines()
-    (found,) = [number for number, line in enumerate(lines, 1) if text in line]
-    return found
 
 
 def is_stalled_there(rank: RankSnapshot) -> bool:

@@ -195,6 +195,13 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
 
 
+def line_of(script: str, text: str) -> int:
+    """The number of the only line of a script that holds the text."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    (found,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return found
+
+
 def find_marked(mark: str) -> list[psutil.Process]:
     """Return the living processes that have inherited the mark of a job."""
     found = []
