@@ -127,9 +127,14 @@ class Linked:
 
 
 @pytest.fixture
-def linked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that accepts nothing for 10 s is replaced. One that starts takes seconds on a busy machine."""
+    monkeypatch.setattr(publisher_link, "SEND_S_MAX", 10)
+
+
+@pytest.fixture
+def linked() -> Iterator[Linked]:
     """A link with a run of 256 ranks."""
-    monkeypatch.setattr(publisher_link, "SEND_S_MAX", 1)
     found = Linked(Story(256).join().train(3))
     try:
         read_url(f"{found.url}/healthz")
@@ -138,11 +143,12 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
         found.close()
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_publisher_that_reads_nothing_is_replaced(linked: Linked) -> None:
     stopped = psutil.Process(linked.publishers[0]._child.pid)
     stopped.suspend()
     pause = threading.Event()
-    for _ in range(600):
+    for _ in range(2000):
         linked.snapshot = linked.make_snapshot()
         linked.link.wake()  # never waits
         if len(linked.publishers) > 1:
