@@ -60,7 +60,7 @@ def watch_for_group(on_group: Callable[[dict[str, str]], object], before: Callab
     original = dist.init_process_group
     owners = [
         module
-        for name, module in tuple(sys.modules.items())
+        for name, module in sys.modules.copy().items()  # another thread may import
         if name.startswith("torch.distributed") and vars(module).get(INIT) is original
     ]
 
