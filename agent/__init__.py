@@ -4,6 +4,7 @@
 
     rankscope.start()                      # not needed under `-m rankscope.agent` or RANKSCOPE=1
     rankscope.batch(samples=32)            # size of the batch; otherwise read from what data loaders return
+    rankscope.model_flops(per_step=6e15)   # FLOPs of a step of this rank, for MFU
     with rankscope.phase("checkpoint"):    # time inside is charged to this phase of the step
         save(model)
     with rankscope.evaluation():           # time inside belongs to no step; otherwise evaluations are detected
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from rankscope.agent.steps.throughput import Throughput
 
-__all__ = ["batch", "capture", "evaluation", "phase", "scope", "start", "step", "stop", "throughput"]
+__all__ = ["batch", "capture", "evaluation", "model_flops", "phase", "scope", "start", "step", "stop", "throughput"]
 
 
 def start() -> bool:
@@ -68,6 +69,26 @@ def batch(*, samples: int | None = None, tokens: int | None = None) -> None:
 
     if launch.session is not None:
         launch.session.calls.set_batch_size(samples, tokens)
+
+
+def model_flops(*, per_step: float | None = None, per_token: float | None = None, dtype: object = None) -> None:
+    """Declare the model FLOPs of this rank for each step, or for each token, from the open step on: its MFU follows.
+
+    `per_step` is what this rank's share of the model needs for one whole step (of the optimizer, all its micro-batches
+    together), forward and backward, in FLOPs: 2 for a multiply-accumulate, without recomputation. With data parallel
+    training that is the model's FLOPs for the batch of this rank; of a model that is split over ranks, the part that
+    this one computes. `per_token` is multiplied by the tokens of the step (`batch()`); a step without a known number
+    of them has no FLOPs. Both are above 0 and at most 1e24. Without either, nothing is declared any more.
+
+    `dtype` is the type of the products' numbers, `torch.bfloat16` or `"bf16"`: the device's peak for it counts. None:
+    that of bf16, as is usual, or of fp16 for a GPU without bf16; `"tf32"` is float32 on tensor cores.
+
+    A declaration takes precedence over measured FLOPs, and may come before the agent knows its rank. It never raises:
+    a value that cannot be used changes nothing and is logged once.
+    """
+    from rankscope.agent import launch  # noqa: PLC0415
+
+    launch.declare_flops(per_step, per_token, dtype)
 
 
 def throughput(last_steps: int | None = None) -> "Throughput | None":

@@ -259,6 +259,8 @@ class AgentThread:
             stall=observed.stall,
             node=self._samples.pop_node(),
             out_of_memory=self._samples.out_of_memory.collect(last=last),
+            flops=self._samples.step_flops.read(),
+            flop_totals=self._samples.flops.totals,
         )
         if self._groups_wanted:
             self._builder.resend_groups()

@@ -337,6 +337,16 @@ class AgentConfig(Settings):
         True,
         Setting("Time the phases of some steps on the GPU as well, if torch is built for one."),
     )
+    peak_tflops: float = setting(
+        0.0,
+        Setting(
+            "Peak of the rank's device for the type of numbers that it trains with, without sparsity, for MFU and HFU. "
+            "0: the maker's figure (docs/flops.md); there is no MFU then without a GPU, or with one not in the table.",
+            unit="10^12 FLOP/s",
+            smallest=0,
+            largest=1_000_000,
+        ),
+    )
     gpu: bool = setting(True, Setting("Sample the GPU through NVML or amdsmi, if there is one."))
     node_samples: bool = setting(
         True,

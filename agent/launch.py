@@ -45,6 +45,7 @@ session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
 _launch_config: "LaunchConfig | None" = None
+_declared_flops: tuple[object, object, object] | None = None
 _mismatches_logged: set[tuple[str | None, ...]] = set()
 
 
@@ -203,11 +204,21 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
         session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})
         if session is not None:
             stop_with_process(session.script_exit, session.stop)
+            if _declared_flops is not None:
+                session.calls.declare_flops(*_declared_flops)
     except RankscopeError as error:
         log_once_per_node(f"not started: {error} Training continues without it.", environment)
     except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
         log_once_per_node(f"not started ({explain('start', error)}); training continues without it", environment)
     return session is not None and session.is_running
+
+
+def declare_flops(per_step: object, per_token: object, dtype: object) -> None:
+    """Declare model FLOPs to the session, or to the one that starts once the rank is known. Never raise."""
+    global _declared_flops  # noqa: PLW0603 - as the session
+    _declared_flops = per_step, per_token, dtype
+    if session is not None:
+        session.calls.declare_flops(per_step, per_token, dtype)
 
 
 @contextlib.contextmanager

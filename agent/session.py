@@ -44,7 +44,13 @@ class Session:
         is_reader = reads_machine(environment, self.identity.world_size)
         samples = RankSamples(config, self._clock, self._guard, device, reads_machine=is_reader)
         self._training = TrainingThread(
-            config, self.identity, environment, self._guard, device, find_resident_bytes=samples.find_resident_bytes
+            config,
+            self.identity,
+            environment,
+            self._guard,
+            device,
+            find_resident_bytes=samples.find_resident_bytes,
+            on_step=samples.flops.add,
         )
         self._reporter = AgentThread(
             config,
@@ -57,7 +63,7 @@ class Session:
         )
         self._connecting = ConnectThread(config, self.identity, environment, self._guard, self._reporter.connect)
         self.script_exit = ScriptExit()
-        self.calls = UserCalls(self._training, self._guard)
+        self.calls = UserCalls(self._training, self._guard, samples.flops)
 
     @classmethod
     def start(cls, config: AgentConfig, environment: Mapping[str, str]) -> "Session | None":

@@ -38,7 +38,8 @@ COUNTS_MAX = 8
 class TrainingThread:
     """What runs on the training thread of one process.
 
-    `find_resident_bytes` returns the resident memory of the process, None if it cannot be read.
+    `find_resident_bytes` returns the resident memory of the process, None if it cannot be read. `on_step` is called
+    with each finished step, in order.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class TrainingThread:
         device: TrainingDevice,
         *,
         find_resident_bytes: Callable[[], int | None],
+        on_step: Callable[[StepRecord], object] = lambda _record: None,
     ) -> None:
         self._config = config
         self._guard = guard
         self._device = device
+        self._on_step = on_step
         self._records_made = 0
         self.is_measured = False
         """Whether the hooks are installed, in this process."""
@@ -180,6 +183,7 @@ class TrainingThread:
     def _on_record(self, record: StepRecord) -> None:
         self._records_made += 1
         self.throughput.add(record)
+        self._on_step(record)
         if self.device_timers is None:
             self.steps.append(record)
         else:

@@ -4,18 +4,21 @@ from collections.abc import Callable
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
+from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.steps.throughput import Throughput
 from rankscope.agent.training_thread import TrainingThread
 
 PART = "user_calls"
 BATCH_SIZES = "batch_sizes"
+MODEL_FLOPS = "model_flops"
 
 
 class UserCalls:
     """The calls of one process, on its training thread. They do nothing while it is not measured."""
 
-    def __init__(self, training: TrainingThread, guard: Guard) -> None:
+    def __init__(self, training: TrainingThread, guard: Guard, flops: ModelFlops) -> None:
         self._training = training
+        self._flops = flops
         self._steps = training.timer.user
         self._guard = guard
         self._evaluations = 0
@@ -28,6 +31,14 @@ class UserCalls:
         """Implement `rankscope.agent.batch()`. Ignored in an evaluation, and while gradients are off."""
         if self._training.hooks.gradients_are_on() and not self._evaluations:
             self._call(self._steps.set_batch_size, self._to_size(samples, tokens))
+
+    def declare_flops(self, per_step: object, per_token: object, dtype: object) -> None:
+        """Implement `rankscope.agent.model_flops()`. It holds from the step on that is open."""
+        try:
+            with self._training.hooks.buffer.flushed():
+                self._flops.set_declared(per_step=per_step, per_token=per_token, dtype=dtype)
+        except Exception as error:  # noqa: BLE001 - objects of the user may fail in any way
+            self._guard.record(MODEL_FLOPS, error)
 
     def begin_evaluation(self) -> None:
         """Begin `with rankscope.agent.evaluation():`. A nested one changes nothing."""

@@ -37,6 +37,7 @@ import msgspec
 
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
+from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.out_of_memory import Notices
 from rankscope.measure.records import (
@@ -112,7 +113,8 @@ class Report(Message, frozen=True):
 
     While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
-    errors of torch's allocator since the report before, which is made at once after one.
+    errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
+    last steps beside the peak of the device.
     """
 
     KIND: ClassVar[int] = 3
@@ -137,6 +139,7 @@ class Report(Message, frozen=True):
     node: NodeSample | None = None
     timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
     out_of_memory: Notices = ()
+    flops: StepFlops = NO_FLOPS
 
 
 class Ack(Message, frozen=True):

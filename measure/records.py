@@ -328,6 +328,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     the durations of the steps where they are known: samples / samples_step_ns is a speed even if some steps are
     unknown. `call_ns` sums the waits in blocking calls within windows (WindowSynchronisations), by call.
     `device_tail_steps` counts the steps timed on the device whose tail is known, `device_tail_ns` sums these tails.
+    `model_flops` and `executed_flops` (`model_flops.py`) are None until they were known of a step; they are those of
+    the steps made so far, also of those whose records are not reported yet, or were lost.
     """
 
     steps: int = 0
@@ -352,6 +354,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fals
     call_ns: Numbers = {}
     device_tail_steps: int = 0
     device_tail_ns: int = 0
+    model_flops: float | None = None
+    executed_flops: float | None = None
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

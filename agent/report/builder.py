@@ -6,11 +6,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from rankscope.agent.steps.model_flops import FlopTotals
 from rankscope.measure import __version__
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
+from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AgentCost,
@@ -67,6 +69,8 @@ class Interval(msgspec.Struct, kw_only=True):
     synchronisations: Sequence[WindowSynchronisations] = ()
     node: NodeSample | None = None
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    flops: StepFlops = NO_FLOPS
+    flop_totals: FlopTotals = FlopTotals()
 
 
 REPORTERS_MAX: Final = 8
@@ -113,7 +117,7 @@ class ReportBuilder:
         of its steps are reported, which may still wait for device times.
         """
         totals = _add_breakdowns(_add_steps(self._totals, interval.steps), interval.breakdowns)
-        self._totals = _add_waits(totals, interval.synchronisations)
+        self._totals = _set_flops(_add_waits(totals, interval.synchronisations), interval.flop_totals)
         return Report(
             sequence=self._next_sequence(),
             host_ns=now_host_ns,
@@ -136,6 +140,7 @@ class ReportBuilder:
             node=interval.node,
             timed_steps=tuple(interval.timed_steps),
             out_of_memory=interval.out_of_memory,
+            flops=interval.flops,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:
@@ -252,3 +257,13 @@ def _add_waits(totals: Totals, windows: Sequence[WindowSynchronisations]) -> Tot
         for call, waits_ns in window.call_ns.items():
             add_waits(call_ns, call, waits_ns)
     return msgspec.structs.replace(totals, call_ns=call_ns) if windows else totals
+
+
+def _set_flops(totals: Totals, flops: FlopTotals) -> Totals:
+    if not (flops.model.steps or flops.executed.steps):
+        return totals
+    return msgspec.structs.replace(
+        totals,
+        model_flops=float(flops.model.flops) if flops.model.steps else None,
+        executed_flops=float(flops.executed.flops) if flops.executed.steps else None,
+    )

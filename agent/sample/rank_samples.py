@@ -10,9 +10,11 @@ from rankscope.agent.sample.loop import SampleLoop
 from rankscope.agent.sample.node import NodeSampler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch
+from rankscope.agent.sample.step_flops import StepFlopsReader
 from rankscope.agent.sample.torch_device import TrainingDevice, is_built_for_amd
 from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.agent.steps.device_timers import find_cuda
+from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock
 from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample
 from rankscope.measure.units import s_to_ns
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class RankSamples:
-    """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes`.
+    """The samplers of one rank and their last results. Used on the agent thread, but for `find_resident_bytes` and
+    `flops`.
 
     The rank that `reads_machine` samples the machine too, for all ranks of the node.
     """
@@ -42,6 +45,9 @@ class RankSamples:
             samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
         if config.node_samples and reads_machine:
             samplers["node"] = NodeSampler(clock).sample
+        self.flops = ModelFlops()
+        """The FLOPs of the steps, which the training thread adds."""
+        self.step_flops = StepFlopsReader(self.flops, device.seen, config.peak_tflops)
         self._node_reported: NodeSample | None = None
         # A slow sampler is no news for the user: not logged.
         self.loop: SampleLoop[Any] = SampleLoop(

@@ -13,13 +13,14 @@ class TorchDevice(msgspec.Struct, frozen=True):
     `index` is torch's, among the devices visible to the process. `uuid` is NVIDIA's name of the GPU, for example
     'GPU-8f6d...'; None on AMD, whose management library uses another one. A slice (MIG) has the prefix 'GPU-' too,
     since torch does not distinguish slices. `pci_address` is for example '0000:c1:00.0'. Fields that an older torch
-    lacks are None.
+    lacks are None. `name` is for example 'NVIDIA H100 80GB HBM3'; that of a slice has 'MIG' in it.
     """
 
     index: int
     uuid: str | None
     pci_address: str | None
     is_amd: bool
+    name: str | None = None
 
 
 def is_built_for_amd(modules: Mapping[str, Any] = sys.modules) -> bool:
@@ -53,6 +54,7 @@ def read_torch_device(modules: Mapping[str, Any] = sys.modules) -> TorchDevice |
         uuid=None if uuid is None else f"GPU-{uuid}",
         pci_address=_read_pci_address(properties),
         is_amd=is_amd,
+        name=getattr(properties, "name", None),
     )
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rankscope.collector.traces.device_peaks import PeakOverride
 from rankscope.collector.traces.kernel_groups import KernelGroup, Patterns, compile_groups
 from rankscope.collector.traces.kernel_sequences import LENGTH_MAX
+from rankscope.measure.device_peaks import PeakOverride
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import VALUE_OPERATORS, Count
 from rankscope.measure.traced_collectives import ALL_TO_ALL_NAMES

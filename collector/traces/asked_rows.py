@@ -4,13 +4,13 @@ import msgspec
 
 from rankscope.collector.traces import tables
 from rankscope.collector.traces.asked import Asked
-from rankscope.collector.traces.device_peaks import PeakOverride, find_peaks
 from rankscope.collector.traces.kernel_groups import sum_groups
 from rankscope.collector.traces.kernel_sequences import sum_sequences
 from rankscope.collector.traces.model_profile import profile_model
 from rankscope.collector.traces.modules import MODULES_MAX, NO_FRAMES, sum_modules
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX, find_roofline
+from rankscope.measure.device_peaks import PeakOverride, find_peaks
 from rankscope.measure.kineto import Category
 from rankscope.measure.rank_view import RankView
 

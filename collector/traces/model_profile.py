@@ -20,10 +20,10 @@ from rankscope.collector.traces.counted_operators import (
     find_counted,
     find_profiled_window,
 )
-from rankscope.collector.traces.device_peaks import TFLOP, PeakOverride, find_tflops, name_number_type
 from rankscope.collector.traces.module_profile import profile_modules
 from rankscope.collector.traces.profile_rows import FlopsByType, FlopsOperator, ModelProfile, UncountedOperator
 from rankscope.collector.traces.uncounted_operators import OUTSIDE_OPERATORS, find_uncounted_operators
+from rankscope.measure.device_peaks import TFLOP, PeakOverride, find_tflops, name_number_type
 from rankscope.measure.flops import NO_FORMULA, add_formulas
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S

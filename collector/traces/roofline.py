@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.traces.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
 from rankscope.collector.traces.operator_costs import OPERATORS, Cost, count_cost
 from rankscope.collector.traces.report import RooflineRow
 from rankscope.collector.traces.tables import describe_shapes, uses_tensor_cores
+from rankscope.measure.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView

@@ -39,6 +39,7 @@ from rankscope.measure.messages import (
     Report,
     Welcome,
 )
+from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
 from rankscope.measure.records import (
@@ -153,7 +154,8 @@ LATER_TOTALS = msgspec.structs.replace(
     tokens_step_ns=11_500,
 )
 TOTALS_WITHOUT_TAILS = msgspec.structs.replace(LATER_TOTALS, call_ns={"cudaStreamSynchronize": 150})
-TOTALS = msgspec.structs.replace(TOTALS_WITHOUT_TAILS, device_tail_steps=2, device_tail_ns=50)
+TOTALS_WITHOUT_FLOPS = msgspec.structs.replace(TOTALS_WITHOUT_TAILS, device_tail_steps=2, device_tail_ns=50)
+TOTALS = msgspec.structs.replace(TOTALS_WITHOUT_FLOPS, model_flops=4.3e13, executed_flops=5.6e13)
 EARLIER_LOSSES = Losses(
     steps_overwritten=1, steps_dropped_in_reports=2, reports_dropped=3, windows_skipped={"events": 4},
     errors={"sample": 5},
@@ -194,6 +196,10 @@ OUT_OF_MEMORY = OutOfMemory(
     held=(HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),)),),
     absent={"held": "not told"},
 )  # fmt: skip
+FLOPS = StepFlops(
+    model=FlopSum(2e12, 2, 610), executed=FlopSum(1.3e12, 1, 310), source="measured", peak_flops_per_s=9.894e14,
+    peak_type="bf16", absent={"executed": "not measured of all"},
+)  # fmt: skip
 COMMUNICATOR = RasCommunicator(
     name="cf264af53edbe986", size=8, ranks_left_out=1,
     ranks=(
@@ -226,7 +232,7 @@ STATED: dict[str, Message] = {
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
-        out_of_memory=(OUT_OF_MEMORY,),
+        out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -268,7 +274,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(STATED["report"], out_of_memory=(), node=EARLIER_NODE)
+WITHOUT_FLOPS = msgspec.structs.replace(STATED["report"], totals=TOTALS_WITHOUT_FLOPS, flops=StepFlops())
+WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(WITHOUT_FLOPS, out_of_memory=(), node=EARLIER_NODE)
 """Nor with the memory of the machine."""
 WITHOUT_CORE_WAIT = msgspec.structs.replace(WITHOUT_OUT_OF_MEMORY, host=EARLIER_HOST)
 WITHOUT_TAILS = msgspec.structs.replace(
@@ -299,6 +306,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("synchronisations", 0, "kinds", 0)),
     ("report", ("stall",)),
     ("report", ("out_of_memory", 0)),
+    ("report", ("flops",)),
+    ("report", ("flops", "model")),
     ("report", ("out_of_memory", 0, "held", 0)),
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
@@ -403,7 +412,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
-        "out_of_memory": (),
+        "out_of_memory": (), "flops": StepFlops(),
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -462,6 +471,11 @@ def test_earlier_report_without_the_wait_for_a_core_decodes() -> None:
 def test_earlier_report_without_errors_of_the_allocator_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_out_of_memory.hex").read_text())
     assert decode(frame) == WITHOUT_OUT_OF_MEMORY
+
+
+def test_earlier_report_without_flops_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_flops.hex").read_text())
+    assert decode(frame) == WITHOUT_FLOPS
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

@@ -11,8 +11,9 @@ from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
+from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.training_thread import TrainingThread
-from rankscope.agent.user_calls import BATCH_SIZES, PART, UserCalls
+from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, UserCalls
 from rankscope.measure.records import StepRecord
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
@@ -25,11 +26,18 @@ class Rank:
 
     def __init__(self, **settings: str) -> None:
         self.guard = Guard(error_budget=3, on_off=self._on_part_off)
+        self.flops = ModelFlops()
         config = read_config({**SETTINGS, **settings})
         self.training = TrainingThread(
-            config, identity_of(0, pid=1), {}, self.guard, TrainingDevice(), find_resident_bytes=lambda: None
+            config,
+            identity_of(0, pid=1),
+            {},
+            self.guard,
+            TrainingDevice(),
+            find_resident_bytes=lambda: None,
+            on_step=self.flops.add,
         )
-        self.calls = UserCalls(self.training, self.guard)
+        self.calls = UserCalls(self.training, self.guard, self.flops)
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.loader = DataLoader(TensorDataset(torch.ones(64 * BATCH, 4)), batch_size=BATCH)
@@ -108,6 +116,27 @@ def test_a_size_that_fails_costs_the_size_and_not_the_step(rank: Rank) -> None:
     rank.calls.end_step(samples=Broken(), tokens=None)  # type: ignore[arg-type]
     assert [one.samples for one in rank.drain()] == [BATCH]
     assert rank.guard.errors == {BATCH_SIZES: 1}
+
+
+def test_declared_flops_count_from_the_open_step_on(rank: Rank) -> None:
+    rank.train(2)
+    rank.calls.declare_flops(7, None, None)
+    rank.train(3)
+    steps = rank.drain()
+    assert len(steps) == 4
+    declared_ns = sum(one.duration_ns for one in steps[1:])
+    assert rank.flops.totals.model == (3 * 7, 3, declared_ns)
+
+
+def test_declaration_that_cannot_be_used_is_logged_once(rank: Rank, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        rank.calls.declare_flops("1e12", None, None)
+    rank.calls.declare_flops(5, None, None)
+    rank.train(2)
+    assert rank.guard.errors == {MODEL_FLOPS: 2}
+    assert capfd.readouterr().err.count("per_step is of type str; it must be a number of FLOPs") == 1
+    rank.drain()
+    assert rank.flops.totals.model.flops == 5
 
 
 def test_an_evaluation_within_training_belongs_to_no_step(rank: Rank) -> None:

@@ -9,9 +9,9 @@ import pytest
 from rankscope.collector.commands.main import main
 from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
-from rankscope.collector.traces.device_peaks import find_peaks
 from rankscope.collector.traces.report import RankReport, RooflineRow
 from rankscope.collector.traces.roofline import ROOFLINE_ROWS_MAX
+from rankscope.measure.device_peaks import find_peaks
 from rankscope.measure.errors import SettingError
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
