@@ -17,6 +17,7 @@ from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded
+from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -80,6 +81,10 @@ def full_rank(rank: int) -> RankSnapshot:
             full_stretch_ratio=4.0, light_stretch_ratio=1.0, changes=rank, attached_ratio=0.34, detached_ratio=-0.01,
         ),
         stalled=rank == 1,
+        flops=StepFlops(
+            model=FlopSum(times * 12e15, 100, 25_000 * MS), executed=FlopSum(times * 15e15, 100, 25_000 * MS),
+            source="measured", peak_flops_per_s=1e15, peak_type="bf16",
+        ),
     )  # fmt: skip
 
 
@@ -121,6 +126,8 @@ def totals_of(times: int) -> Totals:
         call_ns={"cudaMemcpyAsync": times * 2 * MS, "cudaStreamSynchronize": times * 24 * MS},
         device_tail_steps=8,
         device_tail_ns=times * 160 * MS,
+        model_flops=times * 12e15,
+        executed_flops=times * 15e15,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run_end import RunEnd
+from rankscope.collector.runs.run_flops import average_known
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
@@ -46,7 +47,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """Report of one run. `ends` maps each end of a rank process, `still up` without one, to its ranks as text (`0-6`).
     `reports_lost` counts sequence numbers that never arrived, `steps_late` steps that arrived too late to be compared.
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
-    run goes on, and for runs stored by an earlier version.
+    run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
+    last minute of their steps; None unless they are known of all.
     """
 
     run: str
@@ -71,6 +73,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     curve: tuple[CurvePoint, ...] = ()
     worst_ranks: tuple[RankLine, ...] = ()
     end: RunEnd | None = None
+    mfu_ratio: float | None = None
+    hfu_ratio: float | None = None
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -118,6 +122,8 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         curve=tuple(curve),
         worst_ranks=tuple(_find_worst(processes, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
         end=run.end,
+        mfu_ratio=average_known([process.flops.mfu for process in processes]),
+        hfu_ratio=average_known([process.flops.hfu for process in processes]),
     )
 
 

@@ -68,11 +68,20 @@ def _facts(report: RunReport) -> Section:
         "steps": f"{report.steps} in the last attempt, {report.steps_kept} in the history",
         "step time": "-" if report.step_ns_median is None else format_duration(report.step_ns_median),
         "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
+        **_describe_flops(report),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),
     }
     return section.of([(text_cell(name), text_cell(value)) for name, value in rows.items()], len(rows))
+
+
+def _describe_flops(report: RunReport) -> dict[str, str]:
+    """Return MFU and HFU where they are known."""
+    ratios = {"MFU": report.mfu_ratio, "HFU": report.hfu_ratio}
+    return {
+        name: f"{100 * ratio:.1f} % in the last minute of steps" for name, ratio in ratios.items() if ratio is not None
+    }
 
 
 def _describe_failure(end: RunEnd | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN,
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
+from rankscope.collector.runs.run_flops import describe_rank_flops, describe_run_flops
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import (
     RunStatus,
@@ -79,6 +80,9 @@ def _describe_run(status: RunStatus) -> str:
     goodput = status.run.goodput.goodput_ratio
     if goodput is not None:
         parts.append(f"goodput {goodput:.1%}")
+    flops = describe_run_flops(status.flops)
+    if flops:
+        parts.append(flops)
     return "; ".join(parts)
 
 
@@ -140,6 +144,9 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     memory = describe_memory(rank, run.ranks)
     if memory:
         lines.append(f"{INDENT}memory: {memory}")
+    flops = describe_rank_flops(rank.flops)
+    if flops:
+        lines.append(f"{INDENT}last minute of its steps: {flops}")
     lines += [colors.paint(HEAD, BOLD), render_rank(rank, colors)]
     if peers is not None:
         count, times = peers

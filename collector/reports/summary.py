@@ -8,6 +8,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_lost,
     describe_no_first,
 )
+from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.units import format_duration
@@ -93,6 +94,9 @@ def _describe_speed(run: RunSnapshot) -> list[str]:
     summed = ", ".join(f"{speed.summed:,.1f} {unit}" for speed, unit in known if speed.summed is not None)
     if summed and run.world_size > 1:
         parts.append(f"{summed} for the run if each rank reads its own batches")
+    flops = describe_run_flops(find_run_flops(run.ranks))
+    if flops:
+        parts.append(f"{flops} in the last minute of steps" if not flops.startswith("no ") else flops)
     return ["speed: " + "; ".join(parts)]
 
 

@@ -40,6 +40,7 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.codec import encode, find_body
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.out_of_memory import NOTICES_MAX
 from rankscope.measure.records import (
     Collectives,
@@ -82,6 +83,7 @@ class SavedRank(msgspec.Struct, frozen=True, kw_only=True):
     seen: RankEnded | None = None
     is_gone: bool = False
     ended_wall_s: float | None = None
+    flops: StepFlops = NO_FLOPS
 
     @property
     def missing(self) -> int:
@@ -149,7 +151,9 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def restore(cls, saved: SavedRank, clocks: Clocks) -> "RankState":
         """Return a rank process as it was saved. It counts as seen just now: it has all the time to come back."""
         ended_ns = None if saved.ended_wall_s is None else clocks.to_collector_ns(saved.ended_wall_s)
-        report = Report(sequence=1, host_ns=0, totals=saved.totals, losses=saved.losses, devices=saved.devices)
+        report = msgspec.structs.replace(
+            _NOTHING_REPORTED, totals=saved.totals, losses=saved.losses, devices=saved.devices, flops=saved.flops
+        )
         return cls(
             hello=saved.hello,
             last_seen_collector_ns=clocks.collector_ns,
@@ -184,6 +188,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             step_ns_median=step_ns_median,
             totals=last.totals,
             losses=last.losses,
+            flops=last.flops,
             devices=self.devices,
             said=liveness.said,
             seen=liveness.seen,
@@ -352,6 +357,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             synchronisations=self.synchronisations if basis.absent is None else None,
             totals=last.totals,
             losses=last.losses,
+            flops=last.flops,
             collectives=collectives,
             host=last.host if self.host_frame is None else self.host,
             devices=last.devices if self.devices_frame is None else self.devices,
@@ -385,6 +391,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ratio_basis=basis,
             cost=last.cost,
             totals=last.totals,
+            flops=last.flops,
             devices=last.devices if self.devices_frame is None else self.devices,
             node=last.node if self.node_frame is None else _read(self.node_frame).node,
             stalled=self.liveness.is_stalled if self.is_live else None,

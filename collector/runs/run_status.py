@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
+from rankscope.collector.runs.run_flops import RunFlops, find_run_flops
 from rankscope.collector.runs.run_ratios import RunRatios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
@@ -72,7 +73,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by state: `up`,
     `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
     medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first. `window_effect` says
-    what full windows of GPUs have done to the steps; None: nothing was measured.
+    what full windows of GPUs have done to the steps; None: nothing was measured. `flops` is over the live ranks.
     """
 
     run: RunSnapshot
@@ -84,6 +85,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[RankSnapshot, ...]
     window_ratios: RunRatios = RunRatios()
     window_effect: str | None = None
+    flops: RunFlops = RunFlops()
 
 
 def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = None) -> RunStatus:
@@ -103,6 +105,7 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
         worst=find_worst(run, worst_max),
         window_ratios=windows.ratios,
         window_effect=windows.effect,
+        flops=find_run_flops([rank for rank in run.ranks if rank.ended is None and not rank.awaited]),
     )
 
 

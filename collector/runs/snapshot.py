@@ -16,6 +16,7 @@ from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.collector.steps.least_waiting import LeastWaiting
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankEnded, RankUnresponsive
+from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -41,7 +42,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     recorded then, also before the end of a rank that has ended; `end` is what the sidecar saw of the end, None where
     only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
     are those known before, and its counters may be behind. `synchronisations` are the waits of its host for its GPU in
-    its last full windows; None: no window of a GPU.
+    its last full windows; None: no window of a GPU. `flops` are those of its last steps, beside the peak of its device.
     """
 
     identity: RankIdentity
@@ -85,13 +86,14 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ratio_basis: RatioBasis = NO_WINDOW
     synchronisations: WindowSynchronisations | None = None
     node: NodeSample | None = None
+    flops: StepFlops = NO_FLOPS
 
 
 SUMMARY_FIELDS: Final = frozenset(
     {
         "identity", "up", "ended", "awaited", "stalled", "torch_version", "agent_version", "reports_admitted", "totals",
         "devices", "node", "breakdown", "ratio_basis", "cost", "step_ns_median", "self_ns_median", "slowdown_ratio",
-        "wait_caused_ns_median",
+        "wait_caused_ns_median", "flops",
     }
 )  # fmt: skip
 """Fields of a rank that the measures of runs and nodes, and the history, read: a third of the time of all."""

@@ -20,6 +20,7 @@ ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "d": ("data", lambda rank: rank.phases_ns_median.get("data")),
     "e": ("exposed communication", lambda rank: rank.ratios.get("exposed_communication")),
     "i": ("idle device", lambda rank: rank.ratios.get("idle")),
+    "m": ("MFU", lambda rank: rank.mfu_ratio),
     "r": ("rank", None),
 }
 """Sort keys, with the name and the value of each: largest first, by rank the smallest; unknown values last."""

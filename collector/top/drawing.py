@@ -43,7 +43,7 @@ COPY_SIGN: Final = (" ", "default")
 STATE_STYLES: Final = {"up": "green", "stalled": "bold red", "silent": "red"}
 HELP: Final = (
     ("s t o w", "sort by slowdown, step time, self time (compute excluding waits), caused wait"),
-    ("d e i r", "sort by data, exposed communication, idle device, rank"),
+    ("d e i m r", "sort by data, exposed communication, idle device, MFU, rank"),
     ("", "the same key again reverses the order"),
     ("/", "filter: 12 or 8-15 are ranks, other text is part of a node's name or of a state"),
     ("esc", "clear the filter"),
@@ -105,6 +105,10 @@ def _draw_title(board: Board, latest: RunView, view: RunView) -> Text:
         title.append(f"  goodput {100 * run.goodput.goodput_ratio:.0f} %", style="default")
     if run.run_slowdown_ratio is not None:
         title.append(f"  slowdown {run.run_slowdown_ratio:.2f}x", style=_style_of(run.run_slowdown_ratio))
+    mfu = [rank.mfu_ratio for rank in view.ranks if rank.ended is None]
+    known = [ratio for ratio in mfu if ratio is not None]
+    if known and len(known) == len(mfu):
+        title.append(f"  MFU {100 * sum(known) / len(known):.0f} %", style="default")
     if len(view.runs) > 1:
         title.append(f"  (run {view.runs.index(run.run_id) + 1} of {len(view.runs)})", style="bright_black")
     return title

@@ -30,6 +30,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     phases_ns_median: Mapping[str, float] = {}
     ratios: Mapping[str, float] = {}
     ratio_basis: RatioBasis = NO_WINDOW
+    mfu_ratio: float | None = None
 
     @property
     def state(self) -> str:

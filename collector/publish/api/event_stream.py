@@ -28,6 +28,7 @@ from rankscope.collector.publish.routes import Response, RunSummary, refuse, sum
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end
+from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.run_status import describe_ranks_without_peers
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
@@ -55,7 +56,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     states how it ended and which rank failed first. `window_effect` says what full windows of GPUs have done to the
     steps; None: nothing was measured. `without_peers_said` says which ranks are judged by their own past only; None:
     none. `captures` are the newest ones of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the
-    `captures_kept`. The other fields are as in RunSnapshot and RunSummary; None: not known.
+    `captures_kept`. `mfu_ratio` and `hfu_ratio` are means over the live ranks, in the last minute of their steps;
+    `flops_said` is the same as text, or why there is no MFU, empty where no rank has FLOPs. The other fields are as in
+    RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -81,6 +84,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     without_peers_said: str | None = None
     captures: tuple[LiveCapture, ...] = ()
     captures_kept: int = 0
+    mfu_ratio: float | None = None
+    hfu_ratio: float | None = None
+    flops_said: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +286,7 @@ def _build_run(
     captures: tuple[Capture, ...],
     links: CaptureLinks,
 ) -> LiveRun:
+    flops = find_run_flops([rank for rank in run.ranks if rank.ended is None and not rank.awaited])
     newest, captures_kept = build_live_captures(captures, run.run_id)
     return LiveRun(
         run=run.run,
@@ -305,4 +312,7 @@ def _build_run(
         without_peers_said=describe_ranks_without_peers(run),
         captures=newest,
         captures_kept=captures_kept,
+        mfu_ratio=flops.mfu,
+        hfu_ratio=flops.hfu,
+        flops_said=describe_run_flops(flops),
     )

@@ -12,6 +12,7 @@ from rankscope.collector.runs.heat_map import HeatMapSteps, Numbers
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.ratios import read_ratios
+from rankscope.collector.runs.run_flops import describe_rank_flops
 from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
@@ -24,7 +25,7 @@ ORDERS: Final = (BY_RANK, BY_SLOWDOWN)
 
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name, and stand on
-    `ratio_basis`, which says why there are none.
+    `ratio_basis`, which says why there are none. `mfu_ratio` is that of its last minute of steps; None: not known.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     phases_ns_median: Mapping[str, float]
     ratios: Mapping[str, float]
     ratio_basis: RatioBasis = NO_WINDOW
+    mfu_ratio: float | None = None
 
 
 class RankList(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +102,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `ratios_said` says what these stand on or why there are none (its `ratio_basis` in words). `peers` and `recent` are
     None before detection has looked at it.
     `blocking_calls` are those with the longest waits, None before the first full window of a GPU and where the ratios
-    are absent. `memory_said` says what memory the rank has in use and left, empty where nothing is known.
+    are absent. `memory_said` says what memory the rank has in use and left, `flops_said` what its last minute of steps
+    needed and its MFU; empty where nothing is known.
     """
 
     run: str
@@ -116,6 +119,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     ratios_said: str = ""
     blocking_calls: tuple[BlockingCalls, ...] | None = None
     memory_said: str = ""
+    flops_said: str = ""
 
 
 def list_ranks(run: RunSnapshot, order: str, offset: int, limit: int) -> RankList:
@@ -145,6 +149,7 @@ def show_rank(run: RunSnapshot, number: int, recent_steps: HeatMapSteps | None) 
         ratios_said=found.ratio_basis.absent or describe_basis(found.ratio_basis),
         blocking_calls=_show_blocking_calls(found),
         memory_said=describe_memory(found, run.ranks),
+        flops_said=describe_rank_flops(found.flops),
     )
     column = None if recent_steps is None else recent_steps.find_column(number)
     if recent_steps is None or column is None:
@@ -171,6 +176,7 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         phases_ns_median=rank.phases_ns_median,
         ratios=read_ratios(rank.breakdown),
         ratio_basis=rank.ratio_basis,
+        mfu_ratio=rank.flops.mfu,
     )
 
 

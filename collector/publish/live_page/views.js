@@ -59,6 +59,7 @@ export const showFigures = (run) => {
     ["latest step", number(run.latest_step)],
     ...(run.end === null ? speed : []),
     ["goodput", percent(run.goodput_ratio)],
+    ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ["restarts", number(run.restart_count)],
     ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
@@ -149,7 +150,8 @@ export const showRank = (answer) => {
   say(at("rank-problem"), "");
   const basis = answer.ratios_said ? ` Shares of the device's time: ${answer.ratios_said}.` : "";
   const memory = answer.memory_said ? ` Memory: ${answer.memory_said}.` : "";
-  say(at("rank-said"), `${said}${basis}${memory}`);
+  const flops = answer.flops_said ? ` Last minute of its steps: ${answer.flops_said}.` : "";
+  say(at("rank-said"), `${said}${basis}${memory}${flops}`);
   at("rank-shown").hidden = false;
   const line = (name, mine, theirs, format) => ({
     cells: [name, format(mine), format(theirs), mine > 0 && theirs > 0 ? times(mine / theirs) : "-"],

@@ -16,6 +16,7 @@ from rankscope.collector.publish.metrics.agent_metrics import AGENT, DELIVERY
 from rankscope.collector.publish.metrics.collector_metrics import COLLECTOR
 from rankscope.collector.publish.metrics.device_metrics import DEVICES
 from rankscope.collector.publish.metrics.fabric_metrics import FABRIC
+from rankscope.collector.publish.metrics.flop_metrics import RANK_FLOPS, RUN_FLOPS
 from rankscope.collector.publish.metrics.measures import NOT_NEGATIVE, Measure, OfPage
 from rankscope.collector.publish.metrics.node_metrics import OVERVIEW, STORED_NODES
 from rankscope.collector.publish.metrics.rank_metrics import RANKS
@@ -26,8 +27,10 @@ SERIES_DROPPED: Final = "rankscope_series_dropped"
 
 CATALOG: Final[tuple[Measure, ...]] = (
     *RANKS,
+    *RANK_FLOPS,
     *RUNS,
     *OVERVIEW,
+    *RUN_FLOPS,
     *STORED_NODES,
     *DEVICES,
     *FABRIC,

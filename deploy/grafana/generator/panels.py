@@ -54,6 +54,8 @@ WATTS: Final = "watt"
 CELSIUS: Final = "celsius"
 PER_S: Final = "cps"
 """A count per second, with K and M, never as m/s."""
+FLOPS: Final = "flops"
+"""FLOPs per second, with G, T and P."""
 GPU_HOURS: Final = "suffix:GPU h"
 GPUS: Final = "suffix:GPUs"
 

@@ -23,6 +23,7 @@ from deploy.grafana.generator.panels import (
     BYTES,
     BYTES_PER_S,
     CELSIUS,
+    FLOPS,
     GPU_HOURS,
     HERTZ,
     NUMBER,
@@ -181,6 +182,24 @@ def _steps() -> list[Placed]:
             "Tokens of this rank, padding included.",
             PER_S,
             Query(rate("tokens_total", OF_RANK), "tokens"),
+            width=THIRD,
+        ),
+        lines(
+            "Use of the device's peak",
+            "Model FLOPs utilization (MFU), and with recomputation (HFU), of the last minute of steps; empty where the "
+            "FLOPs of a step or the peak are not known.",
+            RATIO,
+            Query(series("mfu_ratio", OF_RANK), "MFU"),
+            Query(series("hfu_ratio", OF_RANK), "HFU"),
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "FLOPs a second",
+            "FLOPs that the model needed, and those that were executed, recomputation included.",
+            FLOPS,
+            Query(rate("model_flops_total", OF_RANK), "model"),
+            Query(rate("executed_flops_total", OF_RANK), "executed"),
             width=THIRD,
         ),
     ]

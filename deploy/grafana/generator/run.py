@@ -202,6 +202,23 @@ def _throughput() -> list[Placed]:
             width=THIRD,
         ),
         lines(
+            "Use of the devices' peak",
+            "Model FLOPs utilization (MFU), and with recomputation (HFU), of the last minute of steps, mean of all "
+            "ranks; empty where the FLOPs of a step or the peak are not known.",
+            RATIO,
+            Query(series("run_mfu_ratio", OF_RUN), "MFU"),
+            Query(series("run_hfu_ratio", OF_RUN), "HFU"),
+            most=1,
+            width=THIRD,
+        ),
+        lines(
+            "Model FLOPs a step",
+            "FLOPs that the model needs for a step of all ranks together, as declared or measured.",
+            NUMBER,
+            Query(series("run_model_flops_per_step", OF_RUN), "FLOPs"),
+            width=THIRD,
+        ),
+        lines(
             "Waiting for data",
             "Share of the steps of all ranks in the data phase; above the dashed line the run is data-bound.",
             RATIO,
