@@ -29,6 +29,10 @@ MEMORY_NEARLY_FULL: Final = 0.98
 OVERHEAD: Final = 0.006
 CLOCK_SLOWER: Final = 0.1
 RETRIES: Final = 3
+MFU_FELL: Final = 0.8
+"""Of MFU in the hour before: a fifth less."""
+EQUAL_WORK: Final = 0.05
+"""Difference of the FLOPs of a step that counts as none."""
 
 OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeGoodputLow": (GOODPUT_LOW,),
@@ -37,5 +41,6 @@ OF_ALERTS: Final[Mapping[str, tuple[float, ...]]] = {
     "RankscopeAgentOverhead": (OVERHEAD,),
     "RankscopeGpuThrottled": (CLOCK_SLOWER,),
     "RankscopeAllocatorRetries": (RETRIES,),
+    "RankscopeMfuFell": (MFU_FELL, EQUAL_WORK),
 }
 """Alerts by name, with the thresholds in their expressions. Other alerts have none."""
