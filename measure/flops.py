@@ -13,7 +13,7 @@ inside layers of recurrent networks. Attention counts the whole product, also wh
     recurrent layer  x (T, N, C), matrices w            2 T N sum(prod(w)); its backward: twice that
 
 Operators nest (`linear`, `addmm`), and a DTensor's outer product has global shapes: of operators with a formula only
-the innermost ones count. This module counts one call; collector/traces/counted_operators.py finds those that count.
+the innermost ones count. This module counts one call; measure/counted_operators.py finds those that count.
 """
 
 import re

@@ -1,11 +1,12 @@
 """Pack the events of a live profiler window as columns: one process reads them off the profiler, another reduces them.
 
-They hold only what the breakdown and the collectives need: no shapes, no stacks, no memory. `to_trace` returns what
+They hold only what the breakdown and the collectives need: no stacks, no memory, and shapes only in a window that is to
+have its FLOPs counted. `to_trace` returns what
 `kineto_columns.read_trace` returns for a file of the same events, so that `RankView` serves both.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from rankscope.measure.kineto import (
     DEVICE_WORK,
     NONE,
+    AutogradLinks,
     CollectiveArguments,
     DeviceWork,
     Events,
@@ -22,7 +24,7 @@ from rankscope.measure.kineto import (
     MemoryEvents,
 )
 from rankscope.measure.kineto_columns import read_collective
-from rankscope.measure.kineto_json import Arguments
+from rankscope.measure.kineto_json import NOTHING, Arguments
 
 
 class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -31,7 +33,8 @@ class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `category` (int8) is a `kineto.Category`, `name` and `lane` (int32) index `names` and `lanes`; a lane is a thread of
     the host or a stream of the device. `start_ns` and `duration_ns` (int64) are of one clock, which the reader chooses;
     `correlation` (int64) links device work to its launch. `metadata` maps a place to Kineto's metadata of the operator
-    that launched a communication kernel: the inside of a JSON object.
+    that launched a communication kernel: the inside of a JSON object. `operators` likewise maps the place of an
+    operator to its own metadata: all of it where there is a formula for its FLOPs, else its numbers of autograd.
     """
 
     names: tuple[str, ...] = ()
@@ -43,6 +46,7 @@ class WindowColumns(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     duration_ns: bytes = b""
     correlation: bytes = b""
     metadata: Mapping[int, str] = {}
+    operators: Mapping[int, str] = {}
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -71,6 +75,7 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
     events = Events(category, name, lane, start_ns[order], duration_ns[order], correlation, nothing)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
+    found = _read_operators(columns.operators, place)
     return KinetoTrace(
         head={},
         names=columns.names,
@@ -78,8 +83,8 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
         events=events,
         device_work=_find_device_work(events, columns.lanes),
         collectives=_read_collectives(columns.metadata, place),
-        shapes={},
-        addresses={},
+        shapes=found.shapes,
+        addresses=found.values,
         stacks={},
         memory=MemoryEvents(*(nothing[:0] for _ in MemoryEvents.__slots__)),
         phases={},
@@ -87,6 +92,7 @@ def to_trace(columns: WindowColumns, *, ahead_ns: int = 0) -> KinetoTrace:
         event_count=len(order),
         warnings=(),
         stream_waits={},
+        autograd=found.autograd,
     )
 
 
@@ -111,3 +117,42 @@ def _read_collectives(metadata: Mapping[int, str], place: Ints) -> dict[int, Col
         if arguments.collective is not None:
             found[int(place[index])] = read_collective(arguments)
     return found
+
+
+class _OperatorFields(msgspec.Struct, gc=False):
+    """The fields of an operator's metadata from which FLOPs are counted."""
+
+    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
+    sequence: int = msgspec.field(default=NONE, name="Sequence number")
+    forward_thread: int = msgspec.field(default=NONE, name="Fwd thread id")
+
+
+class _Operators(NamedTuple):
+    """The types and shapes of inputs, and the values of scalar ones, by row; the numbers of autograd, None without
+    any operator.
+    """
+
+    shapes: Mapping[int, tuple[bytes, bytes]]
+    values: Mapping[int, bytes]
+    autograd: AutogradLinks | None
+
+
+def _read_operators(operators: Mapping[int, str], place: Ints) -> _Operators:
+    shapes, values, numbers = {}, {}, []
+    for index, text in operators.items():
+        try:
+            fields = msgspec.json.decode(f"{{{text}}}", type=_OperatorFields)
+        except msgspec.DecodeError:
+            continue
+        row = int(place[index])
+        if len(fields.dims) and len(fields.types):
+            shapes[row] = bytes(fields.types), bytes(fields.dims)
+        if len(fields.values):
+            values[row] = bytes(fields.values)
+        if fields.sequence != NONE:
+            numbers.append((row, fields.sequence, fields.forward_thread))
+    columns = np.array(sorted(numbers), dtype=np.int64).reshape(-1, 3)
+    autograd = AutogradLinks(*(np.ascontiguousarray(column) for column in columns.T)) if operators else None
+    return _Operators(shapes, values, autograd)

@@ -18,8 +18,9 @@ from rankscope.collector.reports.trace_cells import (
     share_of,
     text_cell,
 )
-from rankscope.collector.traces.profile_rows import ModelProfile, UncountedOperator
+from rankscope.collector.traces.profile_rows import ModelProfile
 from rankscope.collector.traces.report import RankReport
+from rankscope.measure.uncounted_operators import UncountedOperator
 from rankscope.measure.units import NS_PER_S
 
 GIGA, TERA = 10**9, 10**12

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.collector.traces.asked import FlopsAsked
-from rankscope.collector.traces.counted_operators import (
+from rankscope.collector.traces.module_profile import profile_modules
+from rankscope.collector.traces.profile_rows import FlopsByType, FlopsOperator, ModelProfile
+from rankscope.collector.traces.windows import find_step_bounds
+from rankscope.measure.counted_operators import (
     BACKWARD,
     FORWARD,
     PHASES,
@@ -18,18 +21,14 @@ from rankscope.collector.traces.counted_operators import (
     CountedOperators,
     ProfiledWindow,
     find_counted,
-    find_profiled_window,
 )
-from rankscope.collector.traces.module_profile import profile_modules
-from rankscope.collector.traces.profile_rows import FlopsByType, FlopsOperator, ModelProfile, UncountedOperator
-from rankscope.collector.traces.uncounted_operators import OUTSIDE_OPERATORS, find_uncounted_operators
 from rankscope.measure.device_peaks import TFLOP, PeakOverride, find_tflops, name_number_type
 from rankscope.measure.flops import NO_FORMULA, add_formulas
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.step_flops import TRAINING_FACTOR
+from rankscope.measure.uncounted_operators import OUTSIDE_OPERATORS, UncountedOperator, find_uncounted_operators
 from rankscope.measure.units import NS_PER_S
 
-TRAINING_FACTOR = 3
-"""Model FLOPs of a training step over those of its forward."""
 NO_BACKWARD = "the trace has no backward with products: model FLOPs are those of the forward"
 MAY_STOP_EARLY = (
     "recomputed and executed FLOPs are an upper bound: recomputation may have stopped before its last product, which a "
@@ -82,6 +81,16 @@ def profile_model(view: RankView, devices: Sequence[str], asked: FlopsAsked) -> 
         uncounted=uncounted,
         notes=_find_notes(view, counted, phases),
     )
+
+
+def find_profiled_window(view: RankView) -> ProfiledWindow:
+    """Return the steps of the trace; all of it where it has none."""
+    if view.steps:
+        length_ns = sum(end_ns - start_ns for _, start_ns, end_ns in find_step_bounds(view))
+        return ProfiledWindow(view.steps[0].start_ns, view.steps[-1].next_start_ns, length_ns, len(view.steps))
+    start_ns, end_ns = view.bounds_ns or (0, 0)
+    last_ns = int(view.events.end_ns.max(initial=0)) + 1
+    return ProfiledWindow(view.origin_ns, last_ns, end_ns - start_ns, None)
 
 
 def _name_types(counted: CountedOperators) -> list[str]:

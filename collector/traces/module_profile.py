@@ -4,14 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collector.traces.counted_operators import (
-    BACKWARD,
-    FORWARD,
-    PHASES,
-    RECOMPUTE,
-    CountedOperators,
-    ProfiledWindow,
-)
 from rankscope.collector.traces.module_ranges import read_parameters
 from rankscope.collector.traces.modules import (
     BACKWARD_ELSEWHERE,
@@ -22,6 +14,14 @@ from rankscope.collector.traces.modules import (
     order_modules,
 )
 from rankscope.collector.traces.profile_rows import FlopsModule
+from rankscope.measure.counted_operators import (
+    BACKWARD,
+    FORWARD,
+    PHASES,
+    RECOMPUTE,
+    CountedOperators,
+    ProfiledWindow,
+)
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.units import NS_PER_S

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.traces.backward_links import find_backward
 from rankscope.collector.traces.module_ranges import find_module_ranges
 from rankscope.collector.traces.report import ModuleRow
+from rankscope.measure.backward_links import find_backward
 from rankscope.measure.capture_limits import MODULE_PREFIX
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.nesting import OUTSIDE, Nesting

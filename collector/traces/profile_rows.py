@@ -2,6 +2,8 @@
 
 import msgspec
 
+from rankscope.measure.uncounted_operators import UncountedOperator
+
 
 class FlopsByType(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs of the products in one type of numbers: `bf16`, `tf32`, ..., or torch's name of a type without a peak.
@@ -47,19 +49,6 @@ class FlopsModule(msgspec.Struct, frozen=True, kw_only=True):
     self_flops: int
     time_ns: int | None
     flops_per_s: float | None
-
-
-class UncountedOperator(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of an operator whose FLOPs are not in the sums: of one with a formula always, with the `reason`; of others
-    where they have 5 % of the time or more and are not known to be without products. `time_ratio` is of all computing
-    time.
-    """
-
-    operator: str
-    reason: str
-    count: int
-    time_ns: int | None
-    time_ratio: float | None
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):

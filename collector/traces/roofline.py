@@ -13,11 +13,12 @@ import numpy as np
 
 from rankscope.collector.traces.operator_costs import OPERATORS, Cost, count_cost
 from rankscope.collector.traces.report import RooflineRow
-from rankscope.collector.traces.tables import describe_shapes, uses_tensor_cores
+from rankscope.collector.traces.tables import describe_shapes
 from rankscope.measure.device_peaks import GB, TFLOP, PeakOverride, find_peaks, find_tflops, name_number_type
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.units import NS_PER_S
 
 COMPUTE_BOUND, MEMORY_BOUND = "compute", "memory"

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.counted_operators import find_innermost_places
 from rankscope.collector.traces.origin import DeviceProperties
 from rankscope.collector.traces.report import Signs
 from rankscope.collector.traces.stages import DATA_LOADER
 from rankscope.measure import intervals
 from rankscope.measure.blocking_calls import COPIES_WITHIN_DEVICE, find_blocking_calls, find_launching_threads
 from rankscope.measure.communication import GEMMS
+from rankscope.measure.counted_operators import find_innermost_places
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, Category, Ints
 from rankscope.measure.nesting import OUTSIDE

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.collector.traces.backward_links import replace_by_forward
 from rankscope.collector.traces.report import SourceRow
+from rankscope.measure.backward_links import replace_by_forward
 from rankscope.measure.kineto import NONE, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import RankView

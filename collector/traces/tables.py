@@ -1,6 +1,5 @@
 """Sum one trace by name: kernels, copies, collectives, operators, user ranges, synchronisation points."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.collector.traces.backward_links import ENGINE
 from rankscope.collector.traces.module_ranges import is_module_range
 from rankscope.collector.traces.report import (
     CollectiveRow,
@@ -22,33 +20,17 @@ from rankscope.collector.traces.report import (
 )
 from rankscope.collector.traces.sources import find_sources, sum_sources
 from rankscope.measure import communication
+from rankscope.measure.backward_links import ENGINE
 from rankscope.measure.blocking_calls import find_blocking_calls, find_operators_around
 from rankscope.measure.kineto import NONE, Category, Codes, Ints
 from rankscope.measure.nesting import OUTSIDE
 from rankscope.measure.rank_view import STEP_NAME, RankView
+from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.traced_collectives import Collective
 from rankscope.measure.units import NS_PER_S
 
-_TENSOR_CORE = re.compile(
-    r"[ihsbf]\d{0,2}_?s?(?:884|1688|16816|161616|161632|8816)|hmma|imma|wmma|tensorop|tensor16x8x8|nvjet"
-    r"|sm(?:75|80|86|89|90|100|120)_xmma|xmma_(?:\w*_)?(?:implicit_gemm|gemm)\w*(?:f16|bf16|tf32|e4m3|i8)"
-    r"|MmaTensorOp|mfma|_xdl_|igemm_\w*gtcx|_MI(?:16x16|32x32|4x4)x"
-)
-"""CUTLASS, cuBLAS and cuDNN put the shape of the matrix instruction or its type into a kernel's name; AMD's Tensile and
-MIOpen the shape of theirs (MI, gtcx), Composable Kernel "xdl" (MFMA on gfx908 and later)."""
-
-
 SHAPES_TEXT_MAX = 1_000
 """Characters of the longest description of inputs: operators on lists have hundreds of inputs."""
-
-
-def uses_tensor_cores(name: str) -> bool:
-    """Return whether a kernel computes on tensor cores (AMD: matrix cores), by its name.
-
-    >>> [uses_tensor_cores(name) for name in ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_tn", "sgemm_32x32_nn")]
-    [True, False]
-    """
-    return _TENSOR_CORE.search(name) is not None
 
 
 # -- on the device ----------------------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from rankscope.collector.traces.report import (
     StepTimeline,
     Timeline,
 )
-from rankscope.collector.traces.tables import uses_tensor_cores
 from rankscope.measure import intervals
 from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals
 from rankscope.measure.kineto import NONE, Floats, Ints
 from rankscope.measure.rank_view import RankView, Step
+from rankscope.measure.tensor_cores import uses_tensor_cores
 from rankscope.measure.traced_collectives import find_communication_rows
 from rankscope.measure.units import format_duration
 

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from rankscope.measure.kineto import NONE, Category, CollectiveArguments
@@ -78,3 +79,32 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 def test_an_identity_is_missing_not_zero() -> None:
     assert to_trace(pack([(KERNEL, "nccl", 7, 20, 5)])).events.external_id.tolist() == [NONE]
+
+
+def test_operators_have_shapes_values_and_numbers_of_autograd_at_their_rows() -> None:
+    dims, types, values = (
+        '"Input Dims": [[2, 3], []]',
+        '"Input type": ["float", "Scalar"]',
+        '"Concrete Inputs": ["", "1"]',
+    )
+    numbers = '"Sequence number": 9, "Fwd thread id": 1'
+    operators = {0: f"{numbers}, {dims}, {types}, {values}", 1: numbers.replace("9", "4"), 2: "not JSON"}
+    events = [(OPERATOR, "late", 1, 30, 5), (OPERATOR, "early", 1, 10, 5), (OPERATOR, "damaged", 1, 20, 5)]
+    trace = to_trace(msgspec.structs.replace(pack(events), operators=operators))
+    assert trace.shapes == {2: (b'["float", "Scalar"]', b"[[2, 3], []]")}
+    assert trace.addresses == {2: b'["", "1"]'}
+    assert trace.autograd is not None
+    links = trace.autograd
+    assert [links.row.tolist(), links.sequence.tolist(), links.forward_thread.tolist()] == [[0, 2], [4, 9], [1, 1]]
+
+
+@pytest.mark.parametrize("operators", [{0: '"Input Dims": [[2]]'}, {0: '"Sequence number": "9"'}])
+def test_incomplete_metadata_of_an_operator_is_not_used(operators: dict[int, str]) -> None:
+    trace = to_trace(msgspec.structs.replace(pack([(OPERATOR, "mm", 1, 30, 5)]), operators=operators))
+    assert (trace.shapes, trace.addresses) == ({}, {})
+    assert trace.autograd is not None
+    assert trace.autograd.row.tolist() == []
+
+
+def test_window_without_shapes_has_no_numbers_of_autograd() -> None:
+    assert to_trace(pack([(OPERATOR, "mm", 1, 30, 5)])).autograd is None

@@ -14,9 +14,9 @@ from rankscope.collector.reports.trace_tables import build_sections
 from rankscope.collector.traces import analyze
 from rankscope.collector.traces.model_profile import MAY_STOP_EARLY, NO_BACKWARD, NO_NUMBERS
 from rankscope.collector.traces.profile_rows import FlopsModule, ModelProfile
-from rankscope.collector.traces.uncounted_operators import OUTSIDE_OPERATORS
 from rankscope.measure.errors import SettingError
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, Inputs
+from rankscope.measure.uncounted_operators import OUTSIDE_OPERATORS
 from tests.flop_models import MODELS, B, Block, record, train
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.traces.backward_links import find_backward
-from rankscope.collector.traces.tables import uses_tensor_cores
-from rankscope.collector.traces.windows import find_step_bounds
+from rankscope.measure.backward_links import find_backward
 from rankscope.measure.flops import NO_SHAPES, NOT_UNDERSTOOD, CallFlops, Formula, count_flops, decode_inputs
 from rankscope.measure.kineto import NONE, Ints
 from rankscope.measure.nesting import OUTSIDE, Nesting
 from rankscope.measure.rank_view import Bools, RankView
+from rankscope.measure.tensor_cores import uses_tensor_cores
 
 FORWARD, RECOMPUTE, BACKWARD = 0, 1, 2
 PHASES = ("forward", "recompute", "backward")
@@ -43,16 +42,6 @@ class ProfiledWindow(NamedTuple):
         """Return which of these times are in the window."""
         selected: Bools = (times_ns >= self.start_ns) & (times_ns < self.end_ns)
         return selected
-
-
-def find_profiled_window(view: RankView) -> ProfiledWindow:
-    """Return the steps of the trace; all of it where it has none."""
-    if view.steps:
-        length_ns = sum(end_ns - start_ns for _, start_ns, end_ns in find_step_bounds(view))
-        return ProfiledWindow(view.steps[0].start_ns, view.steps[-1].next_start_ns, length_ns, len(view.steps))
-    start_ns, end_ns = view.bounds_ns or (0, 0)
-    last_ns = int(view.events.end_ns.max(initial=0)) + 1
-    return ProfiledWindow(view.origin_ns, last_ns, end_ns - start_ns, None)
 
 
 @dataclass(frozen=True, slots=True)

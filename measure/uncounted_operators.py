@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from rankscope.collector.traces.counted_operators import CountedOperators, KernelTimes, ProfiledWindow
-from rankscope.collector.traces.profile_rows import UncountedOperator
+from rankscope.measure.counted_operators import CountedOperators, KernelTimes, ProfiledWindow
 from rankscope.measure.flops import NO_FORMULA, has_no_product
 from rankscope.measure.kineto import Ints
 from rankscope.measure.nesting import OUTSIDE
@@ -16,6 +16,19 @@ from rankscope.measure.rank_view import RankView
 TIME_RATIO_MIN = 0.05
 """Share of the computing time from which an operator without a formula is listed."""
 OUTSIDE_OPERATORS = "outside of operators: products in it, as of a replayed CUDA graph, are not counted"
+
+
+class UncountedOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of an operator whose FLOPs are not in the sums: of one with a formula always, with the `reason`; of others
+    where they have 5 % of the time or more and are not known to be without products. `time_ratio` is of all computing
+    time.
+    """
+
+    operator: str
+    reason: str
+    count: int
+    time_ns: int | None
+    time_ratio: float | None
 
 
 class _Key(NamedTuple):
