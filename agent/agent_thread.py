@@ -100,6 +100,7 @@ class AgentThread:
             events_max=config.window_events_max,
             communication_kernels=config.communication_kernels,
             read_transfers=training.transfers.find_between,
+            flops=self._samples.flops,
         )
 
     def _make_overhead(self) -> AgentOverhead:

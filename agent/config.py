@@ -236,6 +236,23 @@ class AgentConfig(Settings):
         20.0,
         Setting("Shortest time between two full windows.", unit="seconds", smallest=1, largest=_DAY_S),
     )
+    measure_flops: bool = setting(
+        True,
+        Setting(
+            "Count the FLOPs of a step, for MFU: now and then a full window also records the shapes of all operators. "
+            "It costs several times as much, and begins only when overhead_ratio_max pays for it."
+        ),
+    )
+    flops_interval_s: float = setting(
+        300.0,
+        Setting(
+            "Shortest time between two counts of the FLOPs of a step: they are counted again when the batch has had "
+            "another size for 16 steps, and after twelve times this time.",
+            unit="seconds",
+            smallest=1,
+            largest=_DAY_S,
+        ),
+    )
     warmup_steps: int = setting(
         4,
         Setting(

@@ -67,7 +67,7 @@ class DeviceGate:
         """Whether the window is due that without a reference would have begun after the warm-up: it gives the first
         ratios, and shows whether the process launches CUDA graphs.
         """
-        return self._owes_first and self._is_allowed and self._plan.affords_full
+        return self._owes_first and self._is_allowed and self._plan.affords_full()
 
     def steps_until_due(self, unknown: int) -> int:
         """Return after how many steps at least a device's windows may begin or be decided on; `unknown` if not yet."""

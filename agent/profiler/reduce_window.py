@@ -24,7 +24,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
+from rankscope.measure.window_flops import READ_OPTIONS, WindowFlops, count_window_flops
 
 NICENESS = 10
 """A tenth of the weight of training, so that idle cores are used first. With nice 19, a 70th, a reduction of 0.13 s
@@ -68,7 +69,7 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A full window of at least one step: its events in columns, or in the trace file that torch `saved`, which may be
     compressed by gzip. Their times are `wall_minus_host_ns` ahead of the host clock. Kernels in whose names the pattern
-    `communication_kernels` is found communicate too; empty: none.
+    `communication_kernels` is found communicate too; empty: none. With `counts_flops` it was recorded with shapes.
     """
 
     columns: WindowColumns
@@ -78,6 +79,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     on_device: bool
     lines: LineSamples = LineSamples()
     communication_kernels: str = ""
+    counts_flops: bool = False
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -98,7 +100,8 @@ class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The results of a full window that began with `first_step`. `steps_cut` counts the steps with work missing.
     `launches_graphs` is whether a CUDA graph was launched within it; None if no work of a device was recorded. Nor are
-    there `synchronisations` then, or without a whole step. With `has_impossible_times` none of the window is used.
+    there `synchronisations` then, or without a whole step. `flops` are there only if they were to be counted. With
+    `has_impossible_times` none of the window is used.
     """
 
     first_step: int
@@ -109,6 +112,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     launches_graphs: bool | None = None
     has_impossible_times: bool = False
     synchronisations: WindowSynchronisations | None = None
+    flops: WindowFlops | None = None
 
 
 class _Window(NamedTuple):
@@ -126,7 +130,8 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     first_step = request.steps[0].step
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
-        return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows))
+        flops = count_window_flops(view, windows) if request.counts_flops else None
+        return WindowAnswer(first_step=first_step, breakdowns=_break_down(view, windows), flops=flops)
     if not view.has_device:
         return WindowAnswer(first_step=first_step, steps_cut=len(request.steps) - 1, on_device=True)
     if _has_impossible_times(view, request):
@@ -145,6 +150,7 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
         on_device=True,
         launches_graphs=bool(len(_find_calls(view, lambda name: _GRAPH_LAUNCH in name))),
         synchronisations=sum_synchronisations(view, of_host, request.lines) if of_host else None,
+        flops=count_window_flops(view, of_host) if request.counts_flops else None,
     )
 
 
@@ -153,7 +159,8 @@ def read_events(request: WindowRequest) -> KinetoTrace:
     if not request.saved:
         return to_trace(request.columns, ahead_ns=request.wall_minus_host_ns)
     is_packed = request.saved.startswith(GZIP_BEGIN)
-    trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved])
+    wanted: Mapping[str, Any] = READ_OPTIONS if request.counts_flops else {}
+    trace = read_trace([gzip.decompress(request.saved) if is_packed else request.saved], **wanted)
     start_ns = trace.events.start_ns  # counted from a base of the file's own
     start_ns += trace.head.get("baseTimeNanoseconds", 0) - request.wall_minus_host_ns
     return trace

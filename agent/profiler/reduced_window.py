@@ -3,12 +3,14 @@
 from typing import Final, NamedTuple
 
 from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.window_flops import WindowFlops
 
 
 class ReducedWindow(NamedTuple):
     """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any.
     `synchronisations` are those of a device's full window with a whole step. `timed_steps` are the first and last step
-    between windows whose collectives are those that torch's flight recorder has timed.
+    between windows whose collectives are those that torch's flight recorder has timed. `flops` are those of a step of a
+    window with shapes.
     """
 
     collectives: list[CollectiveRecord]
@@ -16,6 +18,7 @@ class ReducedWindow(NamedTuple):
     covered_steps: tuple[int, int] | None
     synchronisations: WindowSynchronisations | None = None
     timed_steps: tuple[int, int] | None = None
+    flops: WindowFlops | None = None
 
 
 EMPTY_WINDOW: Final = ReducedWindow([], [], None)

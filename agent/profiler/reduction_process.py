@@ -81,6 +81,7 @@ class ReductionProcesses:
         is_small = (
             not request.saved
             and not request.communication_kernels
+            and not request.counts_flops
             and len(request.columns) <= self._in_place_events_max
         )
         if is_small and self._running is None and not self._waiting:

@@ -12,6 +12,7 @@ What a window records
   communicates, since `record_param_comms`, which describes a collective, is one of them (scope FUNCTION; there is none
   narrower). That doubles the events, 7 ms a step when the window ends. To infer group and sequence from the order of
   the `nccl:` ranges would fail with the first lost range. Backward nodes are left out.
+- A full one with shapes, for FLOPs: every operator and backward node, with the shapes of its inputs.
 
 The end of a session on a device
 --------------------------------
@@ -214,19 +215,20 @@ class TorchProfiler:
             self.wait_for_device(0)
             _pause(DETACH_PAUSE_S)
 
-    def start(self, *, full: bool) -> None:
+    def start(self, *, full: bool, shapes: bool = False) -> None:
         """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
+        A full one with `shapes` has every operator on a device too.
 
         Raises RuntimeError when a session is on, ours or another.
         """
         self._check_free()
-        configuration = self._without_shapes if full else self._with_shapes
+        configuration = self._with_shapes if shapes or not full else self._without_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         self._autograd._prepare_profiler(configuration, activities)
         self._ranges.on_session_begin()
         self._autograd._enable_profiler(
-            configuration, activities, self._find_scopes(full=full, on_device=bool(on_device))
+            configuration, activities, self._find_scopes(full=full, every_operator=shapes or not on_device)
         )
         self._thread = get_ident()
         self._activities_seen |= on_device
@@ -253,11 +255,11 @@ class TorchProfiler:
     def _find_activities(self) -> set[Any]:
         return {device.activity for device in self._devices if device.is_in_use() and device.can_be_recorded()}
 
-    def _find_scopes(self, *, full: bool, on_device: bool) -> set[Any]:
+    def _find_scopes(self, *, full: bool, every_operator: bool) -> set[Any]:
         scope = self._scope
         if not full:
             return {scope.USER_SCOPE}
-        if not on_device:
+        if every_operator:
             return {scope.USER_SCOPE, scope.FUNCTION, scope.BACKWARD_FUNCTION}
         return {scope.USER_SCOPE, scope.FUNCTION} if self._communicates() else {scope.USER_SCOPE}
 

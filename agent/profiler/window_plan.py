@@ -83,6 +83,11 @@ class WindowCosts:
         return round(self._light.fixed_ns + steps * self._light.step_ns)
 
     @property
+    def is_full_known(self) -> bool:
+        """Whether the cost of a full window has been measured."""
+        return self._is_full_known
+
+    @property
     def light_steps_max(self) -> int:
         """The largest power of two of steps with at most LIGHT_EVENTS_MAX events."""
         if not self._light_events_a_step:
@@ -198,17 +203,20 @@ class WindowPlan:
             found.append(_next_multiple(since, LIGHT_LENGTH_STEPS_MAX))
         return self._warmup_steps + min(found)
 
-    @property
-    def affords_full(self) -> bool:
-        """Whether a full window may begin now, as far as its cost is concerned."""
-        return FULL_WINDOWS not in self.dropped and self._costs.full_ns <= self._allowance.budget_left_ns
+    def affords_full(self, times: int = 1) -> bool:
+        """Return whether a full window may begin now, as far as its cost is concerned: one that costs so many times
+        what the last ones did, if that has been measured.
+        """
+        is_known = times == 1 or self._costs.is_full_known
+        pays = is_known and times * self._costs.full_ns <= self._allowance.budget_left_ns
+        return FULL_WINDOWS not in self.dropped and pays
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
         since = step - self._warmup_steps
         if since < 0 or not self._is_full_step(since):
             return False
-        return self.affords_full and (since == 0 or self._are_all_affordable(since))
+        return self.affords_full() and (since == 0 or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""

@@ -4,6 +4,7 @@ Each call into Kineto takes 0.15 to 0.25 us with the GIL held. So activities tha
 type, and the others are read in short batches; after each its memory is freed and the GIL released.
 """
 
+import re
 from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.measure.blocking_calls import may_block
 from rankscope.measure.communication import HOST_PREFIXES, is_backend_range
+from rankscope.measure.flops import FORMULAS
 from rankscope.measure.kineto import DEVICE_WORK, LAUNCHES, NONE, Category, find_category
 from rankscope.measure.window_columns import WindowColumns
 
@@ -22,6 +24,10 @@ _ON_CPU = frozenset({Category.CPU_OP})
 _ON_DEVICE = frozenset({*DEVICE_WORK, *LAUNCHES})
 """Of the operators only those around calls that may wait are needed when a device is in use; such a call knows its
 own. There are a few in a step, so that this takes some microseconds, where all operators take milliseconds."""
+_NUMBERS = re.compile(r'"Sequence number": \d+, "Fwd thread id": \d+')
+"""An operator's numbers of autograd, as torch writes them into its metadata."""
+METADATA_COUNTS = 4
+"""An operator whose metadata is read counts as so many more activities of a batch: it takes 5 us."""
 _MAY_BE_RANGES = frozenset({Category.ANNOTATION, Category.CPU_OP})
 
 
@@ -53,16 +59,25 @@ def read_window(window: RawWindow, found: list[Any], yield_gil: Callable[[], Non
     return reader.result()
 
 
+def _find_wanted(window: RawWindow) -> frozenset[Category]:
+    if not window.full:
+        return frozenset()
+    if window.has_shapes:
+        return _ON_DEVICE | _ON_CPU
+    return _ON_DEVICE if window.on_device else _ON_CPU
+
+
 class _Reader:
     def __init__(self, window: RawWindow) -> None:
         self._window = window
-        self._wanted = (_ON_DEVICE if window.on_device else _ON_CPU) if window.full else frozenset()
+        self._wanted = _find_wanted(window)
         self._used_types = self._wanted | ({Category.ANNOTATION} if window.full else _MAY_BE_RANGES)
         self._category_of_type: dict[str, Category] = {}
         self._ranges: list[HostRange] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[int, int] = {}
         self._collective_metadata: dict[int, str] = {}
+        self._operator_metadata: dict[int, str] = {}
         self._may_block: dict[str, bool] = {}
         self._operators_around: set[tuple[int, int, str]] = set()
         self.count = 0
@@ -86,12 +101,14 @@ class _Reader:
             self._ranges.append(self._read_range(activity, name))
 
     def _read_range(self, activity: Any, name: str) -> HostRange:
-        metadata = "" if self._window.full else activity.metadata_json()  # full windows are recorded without shapes
+        metadata = "" if self._window.full else activity.metadata_json()  # few full windows are recorded with shapes
         start_host_ns = activity.timestamp() - self._window.wall_minus_host_ns
         return HostRange(name, start_host_ns, activity.duration(), activity.resource_id(), metadata)
 
     def _keep(self, activity: Any, kind: Category, name: str, lane: int) -> None:
-        if kind in LAUNCHES:
+        if kind is Category.CPU_OP and self._window.has_shapes:
+            self._keep_metadata(activity, name)
+        elif kind in LAUNCHES and not self._window.has_shapes:  # with shapes every operator is kept
             self._keep_operator_around(activity, name, lane)
         if kind is Category.KERNEL:
             launcher = activity.linked_activity()
@@ -103,6 +120,16 @@ class _Reader:
         self._start_ns.append(activity.timestamp())
         self._duration_ns.append(activity.duration())
         self._correlation.append(activity.correlation_id() if kind in _ON_DEVICE else NONE)
+
+    def _keep_metadata(self, operator: Any, name: str) -> None:
+        """Keep from what the FLOPs of an operator are counted, or whether it is part of a forward or a backward."""
+        self.count += METADATA_COUNTS
+        metadata = operator.metadata_json()
+        numbers = _NUMBERS.search(metadata)
+        if name in FORMULAS:
+            self._operator_metadata[len(self._start_ns)] = metadata
+        elif numbers is not None:
+            self._operator_metadata[len(self._start_ns)] = numbers.group()
 
     def _keep_operator_around(self, call: Any, name: str, lane: int) -> None:
         """Keep the operator inside which the host may have waited for its device, as far as operators are recorded."""
@@ -132,5 +159,6 @@ class _Reader:
             duration_ns=self._duration_ns.tobytes(),
             correlation=self._correlation.tobytes(),
             metadata=self._collective_metadata,
+            operators=self._operator_metadata,
         )
         return ReadWindow(ranges, columns)

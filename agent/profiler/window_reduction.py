@@ -121,9 +121,9 @@ class WindowReduction:
             return EMPTY_WINDOW
         found = window.result.trace_activities()
         self.events_recorded += len(found)
-        if window.full:
+        if window.full and not window.has_shapes:
             self.full_events_a_step = len(found) / len(window.steps)
-        else:
+        elif not window.full:
             self.light_events_a_step = len(found) / len(window.steps)
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
@@ -170,11 +170,11 @@ class WindowReduction:
 
     def collect(self) -> list[ReducedWindow]:
         """Return the results of full windows since the last call. Never waits."""
-        return [self._to_reduced_window(answer) for answer in self._children.collect()]
+        return [self._to_reduced_window(answer)._replace(flops=answer.flops) for answer in self._children.collect()]
 
     def finish(self) -> list[ReducedWindow]:
         """Return the results of all full windows not collected yet; those not broken down yet are computed here."""
-        return [self._to_reduced_window(answer) for answer in self._children.finish()]
+        return [self._to_reduced_window(answer)._replace(flops=answer.flops) for answer in self._children.finish()]
 
     def _count(self, reason: str, count: int = 1) -> None:
         self._skipped[reason] = self._skipped.get(reason, 0) + count
@@ -327,7 +327,7 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
     """Return the input of the child: the columns, or the trace file of a device's window where torch has its data only
     there. Raises OSError when that cannot be written.
     """
-    is_in_file = window.on_device and isinstance(window.result, SessionEvents)
+    is_in_file = (window.on_device or window.has_shapes) and isinstance(window.result, SessionEvents)
     return WindowRequest(
         columns=WindowColumns() if is_in_file else columns,
         saved=read_saved(window.result) if is_in_file else b"",
@@ -335,6 +335,7 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
         wall_minus_host_ns=window.wall_minus_host_ns,
         on_device=window.on_device,
         lines=LineSamples() if window.lines is None else _pack_lines(window.lines),
+        counts_flops=window.has_shapes,
     )
 
 

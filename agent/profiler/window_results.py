@@ -11,11 +11,13 @@ from rankscope.agent.captures.captured_steps import CapturedSteps
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.malloc_trim import MallocTrim, find_malloc_trim
+from rankscope.agent.profiler.measured_flops import MeasuredFlops
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW, ReducedWindow
 from rankscope.agent.profiler.timed_collectives import EntrySource, TimedCollectives
 from rankscope.agent.profiler.window_scheduler import PART, RawWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.host_transfers import WaitedTransfer
+from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock, read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 
@@ -24,13 +26,17 @@ RECORDED_EVENT_NS = 500
 Measured: 210 to 320 ns, by blocks of steps within a profiler session and without
 (`tests/benchmarks/results/moments.md`). Rounded up, for machines that are slower.
 """
+SHAPED_EVENT_NS = 1500
+"""The same of a window with shapes (`tests/benchmarks/results/flops-windows.md`)."""
 
 if TYPE_CHECKING:
     from rankscope.agent.profiler.window_reduction import WindowReduction
 
 
 class WindowResults:
-    """The results of one rank's windows. An unreadable window is counted, and loses no steps."""
+    """The results of one rank's windows. An unreadable window is counted, and loses no steps. `flops` gets those
+    that were measured.
+    """
 
     def __init__(
         self,
@@ -42,7 +48,9 @@ class WindowResults:
         events_max: int,
         communication_kernels: str = "",
         read_transfers: Callable[[int, int], list[WaitedTransfer] | None] = lambda _begin, _end: None,
+        flops: ModelFlops | None = None,
     ) -> None:
+        self._measured_flops = MeasuredFlops(flops or ModelFlops(), windows)
         self._read_transfers = read_transfers
         self._windows = windows
         self._guard = guard
@@ -112,7 +120,14 @@ class WindowResults:
             self._windows.graphs_seen = self._reduction.launches_graphs
         if not self._guard.is_off(COLLECTIVE_TIMES):
             results += self._guarded(lambda: self._add_steps(steps, window_from_step, last=last), part=COLLECTIVE_TIMES)
+        self._pass_on_flops(results)
         return results
+
+    def _pass_on_flops(self, results: Sequence[ReducedWindow]) -> None:
+        try:
+            self._measured_flops.update(results)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.record(PART, error)
 
     def _submit_captured(self, steps: Sequence[StepRecord]) -> list[ReducedWindow]:
         """Submit the captured steps of a device for their breakdown; their result comes as that of a window does."""
@@ -155,12 +170,12 @@ class WindowResults:
             self._guard.record(PART, error)
             return EMPTY_WINDOW
         finally:
-            if reduction.windows_too_large > too_large_before:
+            if reduction.windows_too_large > too_large_before and not window.has_shapes:
                 self._windows.plan.learn_too_large(full=window.full)
             events = reduction.events_recorded - events_before
-            if window.full and events:
+            if window.full and events and not window.has_shapes:
                 self.full_ns_an_event = window.training_cost_ns / events
-            recording_ns = RECORDED_EVENT_NS * events
+            recording_ns = (SHAPED_EVENT_NS if window.has_shapes else RECORDED_EVENT_NS) * events
             self._learn_cost(window, time.thread_time_ns() - begin_ns, recording_ns, reduction.light_events_a_step)
 
     def _begin_reduction(self) -> "WindowReduction":
@@ -181,7 +196,8 @@ class WindowResults:
         cost_ns = reduction_ns + recording_ns + window.training_cost_ns
         if window.full:
             self.full_recording_ns += recording_ns
-            self._windows.plan.learn_full(cost_ns)
+            if not window.has_shapes:  # which is rare, and says nothing of the next window's cost
+                self._windows.plan.learn_full(cost_ns)
         else:
             self.light_recording_ns += recording_ns
             self._windows.plan.learn_light(cost_ns, len(window.steps), light_events_a_step)

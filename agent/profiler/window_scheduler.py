@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
+from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEVICE, FlopsWindows
 from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
@@ -60,8 +61,8 @@ class Profiler(DeviceProfiler, Protocol):
         """Take CUPTI out of the process; return False, and do nothing, while a CUDA graph is being captured."""
         ...
 
-    def start(self, *, full: bool) -> None:
-        """Begin to record."""
+    def start(self, *, full: bool, shapes: bool = False) -> None:
+        """Begin to record; a full window with `shapes` has those of all operators."""
         ...
 
     def stop(self) -> Any:
@@ -77,7 +78,7 @@ class RawWindow(NamedTuple):
     beginning and ending it on the training thread, and of sampling its `lines`. With `on_device` a full window has a
     device's work, and one step more than is reported: the last only bounds the one before. `resident_before_bytes` is
     the resident memory of the process at its begin, None: not known. `lines`: where the training thread was meanwhile,
-    None: not sampled.
+    None: not sampled. A full window that `has_shapes` is one from which FLOPs are counted.
     """
 
     full: bool
@@ -90,6 +91,7 @@ class RawWindow(NamedTuple):
     on_device: bool = False
     resident_before_bytes: int | None = None
     lines: WindowLines | None = None
+    has_shapes: bool = False
 
 
 class WindowScheduler:
@@ -107,6 +109,8 @@ class WindowScheduler:
     unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
 
     During a device's windows but the first the `sampler` notes where the training thread is.
+
+    A full window has shapes when FLOPs are due, `flops_interval_ns` apart (None: never), and the budget pays for it.
     """
 
     def __init__(
@@ -126,7 +130,11 @@ class WindowScheduler:
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
         sampler: LineSampler | None = None,
+        flops_interval_ns: int | None = None,
     ) -> None:
+        self.flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns)
+        """None if no windows are to have shapes."""
+        self._has_shapes = False
         self._sampler = sampler
         self._lines: WindowLines | None = None
         self._profiler = profiler
@@ -169,6 +177,8 @@ class WindowScheduler:
         if self._running is not None:
             self.open_from_step = record.step if not self._steps else self.open_from_step
             self._steps.append(record)
+        if self.flops is not None:
+            self.flops.on_step(record)
         try:
             in_window = self._running is True or self._user_profilers > 0
             self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
@@ -317,7 +327,9 @@ class WindowScheduler:
                 return
             on_device = full and self._profiler.sees_device
             is_first = full and self._profiler.is_first_of_device
-            self._profiler.start(full=full)
+            has_shapes = full and not is_first and self._affords_shapes(on_device=on_device)
+            self._profiler.start(full=full, shapes=has_shapes)
+            self._has_shapes = has_shapes
             self._running, self._thread, self._steps = full, get_ident(), []
             self._on_device, self._is_first_of_device = on_device, is_first
             if full and not is_first:
@@ -329,6 +341,10 @@ class WindowScheduler:
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
+
+    def _affords_shapes(self, *, on_device: bool) -> bool:
+        times = COST_TIMES_ON_DEVICE if on_device else COST_TIMES
+        return self.flops is not None and self.flops.is_due() and self._plan.affords_full(times)
 
     def _end_lines(self) -> None:
         """End sampling, if it is on, and keep the lines."""
@@ -346,7 +362,7 @@ class WindowScheduler:
             self._discard("user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED)
             return
         begin_ns = thread_time_ns()
-        full, on_device = bool(self._running), self._on_device
+        full, on_device, has_shapes = bool(self._running), self._on_device, self._has_shapes
         lines = self._lines if on_device else None
         result = self._stop()
         offset_ns = read_wall_minus_host_ns()
@@ -366,7 +382,10 @@ class WindowScheduler:
             on_device,
             self._resident_before_bytes,
             lines,
+            has_shapes,
         )
+        if has_shapes and self.flops is not None:
+            self.flops.on_recorded(self._steps)
         if not self._on_window(window):
             self._count_skip("backlog")
 
@@ -399,7 +418,7 @@ class WindowScheduler:
 
     def _stop(self) -> Any:
         on_device = self._on_device
-        self._running, self._on_device, self._is_first_of_device = None, False, False
+        self._running, self._on_device, self._is_first_of_device, self._has_shapes = None, False, False, False
         try:
             return self._profiler.stop()
         finally:

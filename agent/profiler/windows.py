@@ -116,6 +116,7 @@ class ProfilerWindows:
         self._environment = environment
         self._has_logged_effect = self._has_logged_timing = False
         self._profiler = profiler = self._find_profiler(config, environment)
+        self.measures_flops = config.measure_flops
         self.scheduler: WindowScheduler | None = None
         """None if there are no windows."""
         self._sampler: LineSampler | None = None
@@ -136,6 +137,7 @@ class ProfilerWindows:
                 effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,
                 sampler=self._sampler,
+                flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
             )
 
     def start_sampler(self) -> None:

@@ -25,9 +25,9 @@ from rankscope.measure.counted_operators import (
 from rankscope.measure.device_peaks import TFLOP, PeakOverride, find_tflops, name_number_type
 from rankscope.measure.flops import NO_FORMULA, add_formulas
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.step_flops import TRAINING_FACTOR
 from rankscope.measure.uncounted_operators import OUTSIDE_OPERATORS, UncountedOperator, find_uncounted_operators
 from rankscope.measure.units import NS_PER_S
+from rankscope.measure.window_flops import TRAINING_FACTOR
 
 NO_BACKWARD = "the trace has no backward with products: model FLOPs are those of the forward"
 MAY_STOP_EARLY = (

@@ -69,12 +69,12 @@ class FakeProfiler:
         self._has_seen_device = False
         return True
 
-    def start(self, *, full: bool) -> None:
+    def start(self, *, full: bool, shapes: bool = False) -> None:
         if self._thread is not None or self.somebody_elses_is_on:
             raise RuntimeError("a profiler is on already")
         self._thread, self._ranges = threading.get_ident(), []
         self._has_seen_device |= full and self.sees_device
-        self.log.append("full" if full else "light")
+        self.log.append("shapes" if shapes else "full" if full else "light")
 
     def stop(self) -> Any:
         if self._thread != threading.get_ident():

@@ -8,7 +8,7 @@ import pytest
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, VALUE_OPERATORS
 from rankscope.measure.kineto_columns import read_trace
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.step_flops import NO_PRODUCTS, NO_STEP, StepFlops, count_step_flops
+from rankscope.measure.window_flops import NO_PRODUCTS, NO_STEP, WindowFlops, count_window_flops
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
@@ -32,17 +32,18 @@ def step(start_us: int) -> list[Event]:
     return [product(start_us, number=7), backward(start_us + 20, 40), again, *gradients]
 
 
-def count(events: Sequence[Event], bounds_us: Sequence[tuple[int, int]], *, autograd: bool = True) -> StepFlops:
+def count(events: Sequence[Event], bounds_us: Sequence[tuple[int, int]], *, autograd: bool = True) -> WindowFlops:
     """Return the FLOPs of steps number 10 and up with these bounds."""
     text = to_json(*events)
     view = RankView(read_trace([text], every_shape=True, values_of=VALUE_OPERATORS, autograd=autograd))
-    return count_step_flops(view, [(10 + at, 1000 * a, 1000 * b) for at, (a, b) in enumerate(bounds_us)])
+    return count_window_flops(view, [(10 + at, 1000 * a, 1000 * b) for at, (a, b) in enumerate(bounds_us)])
 
 
 def test_model_flops_are_three_forwards_and_executed_flops_as_run() -> None:
     found = count([*step(0), *step(100)], [(0, 100), (100, 200)])
     assert (found.first_step, found.step_count, found.reason) == (10, 2, None)
     assert (found.model_flops, found.executed_flops) == (3 * ONCE, 4 * ONCE)
+    assert found.number_type == "fp32"
     assert found.is_upper_bound, "a CPU's window does not show whether the recomputation stopped early"
 
 

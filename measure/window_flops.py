@@ -8,8 +8,9 @@ it could be wrong: a product that could not be counted, work with 5 % of the tim
 steps that differ.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -23,40 +24,45 @@ from rankscope.measure.counted_operators import (
     ProfiledWindow,
     find_counted,
 )
-from rankscope.measure.flops import FORMULAS
+from rankscope.measure.device_peaks import name_number_type
+from rankscope.measure.flops import FORMULAS, VALUE_OPERATORS
 from rankscope.measure.kineto import Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.uncounted_operators import UncountedOperator, find_uncounted_operators
 
 TRAINING_FACTOR: Final = 3
 """Model FLOPs of a training step over those of its forward."""
+READ_OPTIONS: Final[Mapping[str, Any]] = {"every_shape": True, "values_of": VALUE_OPERATORS, "autograd": True}
+"""Options of `kineto_columns.read_trace` for a file in which FLOPs are to be counted."""
 NO_STEP: Final = "no step was recorded whole"
 NO_PRODUCTS: Final = "no products were counted"
 NAMES_MAX: Final = 3
 """How many operators a reason names."""
 
 
-class StepFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class WindowFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The FLOPs (2 for a multiply-accumulate) of each of `step_count` steps from `first_step` on, or the `reason` why
     they are not known. Without a backward model FLOPs are those of the forward. With `is_upper_bound` a recomputation
     may have stopped before its last product, which a window of a CPU does not show: executed FLOPs are at most this.
+    `number_type` is the type that most of them are of, as peaks are listed by; None for one that is not listed.
     """
 
     first_step: int
     step_count: int
     model_flops: int | None = None
     executed_flops: int | None = None
+    number_type: str | None = None
     is_upper_bound: bool = False
     reason: str | None = None
 
 
-def count_step_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> StepFlops:
+def count_window_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> WindowFlops:
     """Return the FLOPs of a step. `steps` are number, start and end (ns, of the view's clock), in order, of those that
     were recorded whole; what the host began outside of them does not count. The view has the shapes of operators with a
     formula, the values of convolutions, and the numbers of autograd.
     """
     if not steps:
-        return StepFlops(first_step=0, step_count=0, reason=NO_STEP)
+        return WindowFlops(first_step=0, step_count=0, reason=NO_STEP)
     first_step, count = steps[0][0], len(steps)
     start_ns, end_ns = steps[0][1], steps[-1][2]
     window = ProfiledWindow(start_ns, end_ns, end_ns - start_ns, count)
@@ -64,13 +70,14 @@ def count_step_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> S
     sums = _sum_by_step(view, counted, steps)
     reason = _find_reason(find_uncounted_operators(view, window, counted), sums)
     if reason is not None:
-        return StepFlops(first_step=first_step, step_count=count, reason=reason)
+        return WindowFlops(first_step=first_step, step_count=count, reason=reason)
     flops = sums[0].tolist()
-    return StepFlops(
+    return WindowFlops(
         first_step=first_step,
         step_count=count,
         model_flops=(TRAINING_FACTOR if flops[BACKWARD] else 1) * flops[FORWARD],
         executed_flops=sum(flops),
+        number_type=_find_number_type(counted),
         is_upper_bound=bool(flops[RECOMPUTE]) and not view.has_device,
     )
 
@@ -85,6 +92,13 @@ def _sum_by_step(view: RankView, counted: CountedOperators, steps: Sequence[tupl
     sums = np.zeros((len(steps), len(PHASES)), dtype=np.int64)
     np.add.at(sums, (step[inside], counted.phase[inside]), flops[inside])
     return sums
+
+
+def _find_number_type(counted: CountedOperators) -> str | None:
+    by_type: Counter[str | None] = Counter()
+    for one, on_tensor_cores in zip(counted.found, counted.on_tensor_cores.tolist(), strict=True):
+        by_type[name_number_type(one.dtype or "", on_tensor_cores=on_tensor_cores)] += one.flops or 0
+    return by_type.most_common(1)[0][0]
 
 
 def _find_reason(uncounted: Sequence[UncountedOperator], sums: Ints) -> str | None:

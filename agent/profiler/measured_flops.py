@@ -1,0 +1,63 @@
+"""Pass the FLOPs that windows with shapes have measured on to the count of FLOPs, or the reason why there are none."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.agent.governor import FULL_WINDOWS
+from rankscope.agent.profiler.reduced_window import ReducedWindow
+from rankscope.agent.profiler.windows import ProfilerWindows
+from rankscope.agent.steps.model_flops import ModelFlops
+from rankscope.measure.window_flops import WindowFlops
+
+SWITCHED_OFF: Final = "measure_flops is false"
+NO_WINDOWS: Final = "FLOPs are measured in full windows, and there are none"
+ENDED: Final = "FLOPs are measured in full windows, and those of the GPU have ended or are off (device_windows)"
+DROPPED: Final = "FLOPs are measured in full windows, which are off to stay within overhead_ratio_max"
+NOT_YET: Final = (
+    "no window with shapes has been reduced yet; one begins with the first full window for which overhead_ratio_max "
+    "leaves enough"
+)
+BATCH_CHANGED: Final = "the batch has had another size since FLOPs were measured, in step {step}"
+
+
+class MeasuredFlops:
+    """The latest measurement of one rank, on its agent thread. It holds while the batch has the size that it had."""
+
+    def __init__(self, flops: ModelFlops, windows: ProfilerWindows) -> None:
+        self._flops = flops
+        self._windows = windows
+        self._latest: WindowFlops | None = None
+
+    def update(self, reduced: Sequence[ReducedWindow]) -> None:
+        """Add the results since the last call."""
+        for window in reduced:
+            self._latest = window.flops or self._latest
+        found, reason = self._latest, self._find_reason()
+        if reason is not None or found is None or found.model_flops is None or found.executed_flops is None:
+            self._flops.clear_measured(reason or NOT_YET)
+        else:
+            self._flops.set_measured(found.model_flops, found.executed_flops, found.number_type)
+
+    def _find_reason(self) -> str | None:
+        """Return why no measurement holds now, None where one does."""
+        if self._latest is None:
+            return self._find_obstacle() or NOT_YET
+        if self._latest.reason is not None:
+            return self._latest.reason
+        scheduler = self._windows.scheduler
+        if scheduler is not None and scheduler.flops is not None and scheduler.flops.has_changed:
+            obstacle = self._find_obstacle()
+            changed = BATCH_CHANGED.format(step=self._latest.first_step)
+            return changed if obstacle is None else f"{changed}; {obstacle}"
+        return None
+
+    def _find_obstacle(self) -> str | None:
+        """Return why there will be no window with shapes, None where nothing is known to prevent one."""
+        if not self._windows.measures_flops:
+            return SWITCHED_OFF
+        if self._windows.scheduler is None or self._windows.scheduler.flops is None:
+            return NO_WINDOWS
+        effect = self._windows.find_effect()
+        if effect is not None and not (effect.allows_windows or effect.is_open):
+            return ENDED
+        return DROPPED if FULL_WINDOWS in self._windows.plan.dropped else None

@@ -1,0 +1,36 @@
+"""FLOPs of a step that a run measures by itself, against those counted by hand."""
+
+import json
+
+from rankscope.measure.model_flops import MEASURED
+from tests.integration.forked_scripts import run_forked
+from tests.integration.listening_collector import listening
+from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN
+
+FIRST, SECOND = 2 * 128 * 256, 2 * 256 * 10
+"""FLOPs of the forward of each layer for one sample."""
+FORWARD, BACKWARD = FIRST + SECOND, FIRST + 2 * SECOND
+"""The first layer's input needs no gradient."""
+BATCH, MICRO_BATCHES = 4, 2
+SOON = {"RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_FLOPS_INTERVAL_S": "1", "RANKSCOPE_GPU": "false"}
+
+
+def test_run_measures_its_flops_and_again_when_the_batch_has_changed() -> None:
+    with listening() as collector:
+        environment = {**ALONE, **OFTEN, **SOON, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT}
+        ended = run_forked("changing_batch.py", environment=environment)
+    assert ended.exit_code == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    for one, batch in zip(found, (BATCH, 2 * BATCH), strict=True):
+        samples = MICRO_BATCHES * batch
+        assert one["model"] == 3 * samples * FORWARD
+        assert one["executed"] == samples * (FORWARD + BACKWARD)
+        assert one["type"] == "fp32"
+    assert any("the batch has had another size" in reason for reason in found[1]["reasons"])
+    (life,) = collector.lives
+    assert life.losses.errors == {}
+    last = life.reports[-1]
+    assert last.flops.source == MEASURED
+    assert last.totals.executed_flops is not None
+    of_batch = MICRO_BATCHES * BATCH * (FORWARD + BACKWARD)
+    assert last.totals.executed_flops % of_batch == 0, "whole steps of the two batches"
