@@ -38,6 +38,11 @@ OPTIONS = ("--config", "--collector", "--run")
 PID_VARIABLE = "RANKSCOPE_PID"
 """Process id of the measured process, so that its children (data loader workers, tools) are not measured."""
 
+EARLY_FLOPS_MAX = 8
+"""Declarations of FLOPs that are kept for a session that has not started: one is usual, mistakes among them are logged
+when it starts.
+"""
+
 AUTOLOAD_SINCE = (2, 5)
 """The first torch that calls entry points at the end of its import."""
 
@@ -45,7 +50,8 @@ session: "Session | None" = None
 _requested = False
 _given: dict[str, str] = {}
 _launch_config: "LaunchConfig | None" = None
-_declared_flops: tuple[object, object, object] | None = None
+_early_flops: list[tuple[object, object, object]] = []
+"""Declarations of FLOPs before the session has started, at most EARLY_FLOPS_MAX."""
 _mismatches_logged: set[tuple[str | None, ...]] = set()
 
 
@@ -204,8 +210,8 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
         session = Session.start(launch_config.config, {**os.environ, **(launcher or {})})
         if session is not None:
             stop_with_process(session.script_exit, session.stop)
-            if _declared_flops is not None:
-                session.calls.declare_flops(*_declared_flops)
+            for declared in _early_flops:
+                session.calls.declare_flops(*declared)
     except RankscopeError as error:
         log_once_per_node(f"not started: {error} Training continues without it.", environment)
     except Exception as error:  # noqa: BLE001 - an error of the agent must not affect training
@@ -215,10 +221,11 @@ def start_session(launcher: Mapping[str, str] | None = None) -> bool:
 
 def declare_flops(per_step: object, per_token: object, dtype: object) -> None:
     """Declare model FLOPs to the session, or to the one that starts once the rank is known. Never raise."""
-    global _declared_flops  # noqa: PLW0603 - as the session
-    _declared_flops = per_step, per_token, dtype
     if session is not None:
         session.calls.declare_flops(per_step, per_token, dtype)
+        return
+    _early_flops.append((per_step, per_token, dtype))
+    del _early_flops[:-EARLY_FLOPS_MAX]
 
 
 @contextlib.contextmanager

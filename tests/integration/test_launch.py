@@ -131,7 +131,9 @@ def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> N
     assert [record.step for record in life.steps] == list(range(5))
     assert [(record.samples, record.tokens) for record in life.steps] == [(64, number) for number in range(5)]
     assert [report.totals.samples for report in life.reports][-1] == 5 * 64
-    assert life.losses.errors == {"batch_sizes": 1, "user_calls": 1}
+    assert life.losses.errors == {"batch_sizes": 1, "user_calls": 1, "model_flops": 1}
+    assert "per_step is -1; it must be above 0" in ended.stderr
+    assert [report.totals.model_flops for report in life.reports][-1] == 1_000 * sum(range(5))
     assert "samples is 'many', which is no whole number" in ended.stderr
     assert "steps/s" not in ended.stderr
     assert all(record.phases_ns["augment"] > 0 for record in life.steps)

@@ -9,6 +9,8 @@ import rankscope.agent as rankscope
 
 rankscope.step()  # before start: nothing happens
 rankscope.batch(samples=1)
+rankscope.model_flops(per_step=-1)  # told once the agent has started
+rankscope.model_flops(per_token=1_000)
 with rankscope.phase("before"), rankscope.evaluation():
     print("throughput", rankscope.throughput())
 print("started", rankscope.start(), rankscope.start())

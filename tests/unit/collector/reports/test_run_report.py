@@ -22,6 +22,7 @@ from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Goodbye
+from rankscope.measure.model_flops import FlopSum, StepFlops
 from tests.unit.collector.detect.findings import slow
 from tests.unit.collector.runs.kept_runs import WALL_S, S, interval_of, life_of, run_of, step_of
 
@@ -102,6 +103,21 @@ def test_text_has_every_part(path: Path) -> None:
         assert said in text
     assert re.search(r"^   1  node-a     80     1\.250 +<0\.001 +<0\.001 +1\.00  finished$", text, re.MULTILINE)
     assert re.search(r"^      0  76-79 .* 1,000\.000  2,000\.000$", text, re.MULTILINE)
+
+
+def test_facts_have_mfu_of_the_last_minute_where_all_ranks_have_it(path: Path) -> None:
+    batch = WriteBatch()
+    flops = StepFlops(model=FlopSum(3e15, 10, 10 * S), source="declared", peak_flops_per_s=1e15)
+    batch.ranks["bert", 0] = 0, msgspec.structs.replace(life_of("bert", 0), flops=flops)
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    assert (report_of(path).mfu_ratio, "MFU" in render_text(report_of(path), 20)) == (None, False)
+    batch.ranks["bert", 1] = 0, msgspec.structs.replace(life_of("bert", 1), flops=flops)
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    assert report_of(path).mfu_ratio == pytest.approx(0.3)
+    assert report_of(path).hfu_ratio is None
+    assert "MFU              30.0 % in the last minute of steps" in render_text(report_of(path), 20)
 
 
 def test_tables_have_at_most_top_rows(path: Path) -> None:

@@ -15,6 +15,7 @@ from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, Report
+from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -370,3 +371,11 @@ def window_at(step: int) -> WindowBreakdown:
 
 def table_to(step: int) -> Table:
     return steps_to_table([StepRecord(step=step, start_host_ns=0, duration_ns=10, phases_ns={})])
+
+
+def test_flops_of_the_last_steps_are_those_of_the_last_report_also_after_a_restart() -> None:
+    flops = StepFlops(model=FlopSum(6e15, 10, 20_000), source="declared", peak_flops_per_s=1e15)
+    rank = report_to(report_to(joined(), 1), 2, flops=flops)
+    assert rank.build(JOINED_NS, NO_MEDIANS, ()).flops == flops
+    restored = RankState.restore(rank.save(CLOCKS, None), CLOCKS)
+    assert restored.summarize(NO_MEDIANS).flops == flops

@@ -50,6 +50,12 @@ def test_device_bars_that_are_absent_have_a_reason() -> None:
 FINDING = Finding(kind="straggler", ranks=(2,), cause="host_cpu", sentence=SENTENCE)
 
 
+def test_title_has_mfu_where_every_live_rank_has_it() -> None:
+    known = (line(0, mfu_ratio=0.3), line(1, mfu_ratio=0.5), line(2, ended="failed"))
+    assert "MFU 40 %" in lines_of(Board(), view(known))[0]
+    assert "MFU" not in lines_of(Board(), view((*known, line(3))))[0]
+
+
 def test_screen_fits_eighty_columns_and_its_height() -> None:
     ranks = tuple(line(rank, phases_ns_median=PHASES_NS, ratios={"compute": 0.5, "idle": 0.5}) for rank in range(100))
     lines = lines_of(Board(), view(ranks, (FINDING,) * 5))
