@@ -12,12 +12,12 @@ from typing import Final
 
 from rankscope.measure.records import StepRecord
 
-COST_TIMES: Final = 5
-"""How often the cost of a full window must be left in the budget for one with shapes: measured 4.1 times
-(`tests/benchmarks/results/flops-windows.md`)."""
-COST_TIMES_ON_DEVICE: Final = 20
-"""The same on a device, where a full window without shapes has no operators, or not the backward's own. Estimated: some
-8 operators for each kernel, at 17 us each, beside two events at 4 us."""
+COST_TIMES: Final = 3
+"""How often the cost of a full window must be left in the budget for one with shapes: measured 2.4 times, for
+end, reading and recording (`tests/benchmarks/results/flops-windows.md`)."""
+COST_TIMES_ON_DEVICE: Final = 15
+"""The same on a device, where a full window without shapes has no operators, or not the backward's own. Estimated, not
+measured: some 8 operators for each kernel, at 11 us each, beside two events at 5 us."""
 CHANGED_STEPS: Final = 16
 """Steps in a row with another size of the batch after which it has changed. The last batch of an epoch is one step."""
 REFRESH_TIMES: Final = 12

@@ -26,8 +26,8 @@ RECORDED_EVENT_NS = 500
 Measured: 210 to 320 ns, by blocks of steps within a profiler session and without
 (`tests/benchmarks/results/moments.md`). Rounded up, for machines that are slower.
 """
-SHAPED_EVENT_NS = 1500
-"""The same of a window with shapes (`tests/benchmarks/results/flops-windows.md`)."""
+SHAPED_EVENT_NS = 1000
+"""The same of a window with shapes, which adds 310 ns (`tests/benchmarks/results/flops-windows.md`). Rounded up."""
 
 if TYPE_CHECKING:
     from rankscope.agent.profiler.window_reduction import WindowReduction

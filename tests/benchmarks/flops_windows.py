@@ -1,0 +1,130 @@
+"""What a full window with shapes costs, beside a plain one: python -m tests.benchmarks.flops_windows [--pairs 60]
+
+Pairs of windows of two steps of a model of many small layers on the CPU, one plain and one with shapes, in turns as to
+which is first. CPU time of the training thread by its own clock: of the steps while they are recorded, and of the end
+of the session; of the agent's thread: reading the window. The ratio is the median of the pairs' ratios, with the 95 %
+interval of that median by ranks (binomial). Counting is the CPU time of the child's work, done here in place, with its
+imports and its start left out.
+"""
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rankscope.agent.profiler.reduce_window import reduce_window
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_reading import read_window
+from rankscope.agent.profiler.window_reduction import make_request
+from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.measure.clock import read_wall_minus_host_ns
+from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_MS
+from tests.benchmarks.machine import RESULTS, describe_run
+from tests.benchmarks.windows import STEPS, Training
+
+PAIRS: Final = 60
+PARTS: Final = ("steps", "end the session", "read", "together")
+COUNTING: Final = "reduce (child)"
+Z_95: Final = 1.96
+
+
+class Cost(NamedTuple):
+    """CPU ns of each part of one window by its name, and how many events it has."""
+
+    parts_ns: dict[str, int]
+    events: int
+
+
+def measure(training: Training, profiler: TorchProfiler, *, shapes: bool) -> Cost:
+    """Record, read and reduce one window."""
+    parts_ns: dict[str, int] = {}
+
+    def timed(part: str, action: Callable[[], Any]) -> Any:
+        begin_ns = time.thread_time_ns()
+        result = action()
+        parts_ns[part] = time.thread_time_ns() - begin_ns
+        return result
+
+    def train() -> list[StepRecord]:
+        return [_train_one(training, number) for number in range(STEPS)]
+
+    profiler.start(full=True, shapes=shapes)
+    records = timed("steps", train)
+    result = timed("end the session", profiler.stop)
+    window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=shapes)
+    found = result.trace_activities()
+    events = len(found)
+    columns = timed("read", lambda: read_window(window, found, lambda: None).columns)
+    parts_ns["together"] = sum(parts_ns.values())
+    timed(COUNTING, lambda: reduce_window(make_request(window, columns)))
+    return Cost(parts_ns, events)
+
+
+def _train_one(training: Training, number: int) -> StepRecord:
+    begin_ns = time.monotonic_ns()
+    training.step()
+    return StepRecord(step=number, start_host_ns=begin_ns, duration_ns=time.monotonic_ns() - begin_ns, phases_ns={})
+
+
+def run(pairs: int) -> list[tuple[Cost, Cost]]:
+    """Return the costs of plain windows and of those with shapes, pair by pair, the first pair left out."""
+    training, profiler = Training(), TorchProfiler.find()
+    found = []
+    for number in range(pairs + 1):
+        costs = {}
+        for shapes in (False, True) if number % 2 else (True, False):
+            costs[shapes] = measure(training, profiler, shapes=shapes)
+        if number:
+            found.append((costs[False], costs[True]))
+    return found
+
+
+def find_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the median and the bounds of its 95 % interval, from the ranks of the values.
+
+    >>> find_interval([float(value) for value in range(1, 101)])
+    (50.5, 40.0, 61.0)
+    """
+    ordered, count = sorted(values), len(values)
+    reach = Z_95 * math.sqrt(count) / 2
+    low, high = max(0, round(count / 2 - reach) - 1), min(count - 1, round(count / 2 + reach))
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
+    """Return the result file."""
+    lines = ["| | plain, ms | with shapes, ms | us an event, plain | with shapes | ratio, 95 % interval |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for part in (*PARTS, COUNTING):
+        plain, shaped = ([pair[at].parts_ns[part] for pair in found] for at in (0, 1))
+        middle, low, high = find_interval([b / max(a, 1) for a, b in zip(plain, shaped, strict=True)])
+        each = [statistics.median(pair[at].parts_ns[part] / pair[at].events / 1000 for pair in found) for at in (0, 1)]
+        ms = [statistics.median(costs) / NS_PER_MS for costs in (plain, shaped)]
+        lines.append(
+            f"| {part} | {ms[0]:.1f} | {ms[1]:.1f} | {each[0]:.2f} | {each[1]:.2f} | {middle:.2f} "
+            f"({low:.2f} to {high:.2f}) |"
+        )
+    events = statistics.median(pair[1].events for pair in found)
+    text = f"{len(found)} pairs of windows with {events:,.0f} events each."
+    explanation = (__doc__ or "").partition("\n\n")[2].strip()
+    return "\n\n".join(["# What a full window with shapes costs", head, explanation, text, "\n".join(lines)]) + "\n"
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description="What a full window with shapes costs, beside a plain one.")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of windows [{PAIRS}]")
+    parser.add_argument("--out", type=Path, default=RESULTS / "flops-windows.md", help="the file to write")
+    options = parser.parse_args()
+    head = describe_run(f"python -m tests.benchmarks.flops_windows --pairs {options.pairs}")
+    text = render(head, run(options.pairs))
+    options.out.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
