@@ -12,6 +12,7 @@ from typing import Final
 from rankscope.collector.commands.analyze import Analyze
 from rankscope.collector.commands.capture import OrderCapture
 from rankscope.collector.commands.command import Command, close_stdout
+from rankscope.collector.commands.compare import Compare
 from rankscope.collector.commands.demo import Demo
 from rankscope.collector.commands.doctor import Doctor
 from rankscope.collector.commands.files import Files
@@ -33,7 +34,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
     Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
+    Compare(), Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

@@ -1,18 +1,18 @@
 """Read the history of a run from the store, whether or not a collector writes to it."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.run_ids import choose_run_id, read_run_name
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempt, FormerAttempts, PlacedRank
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import has_table, reading
-from rankscope.collector.storage.rank_intervals import Column, RankInterval, unpack
+from rankscope.collector.storage.rank_intervals import Column, IntervalSums, RankInterval, unpack, unpack_sums
 from rankscope.collector.storage.run_store import KeptRun, load_run
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Hello
@@ -88,13 +88,46 @@ class RunHistory:
     def read_steps(self) -> Iterator[StepAggregate]:
         """Iterate over all steps in order."""
         rows = self._connection.execute(
-            "SELECT attempt, step, wall_s, ranks, median_ns, longest_ns, slowest_rank, phases_ns FROM steps "
+            f"SELECT {', '.join(StepAggregate.__struct_fields__)} FROM steps "  # noqa: S608 - constant
             "WHERE run_id = ? ORDER BY attempt, step",
             (self._run_id,),
         )
-        for *values, phases_ns in rows:
-            named = dict(zip(StepAggregate.__struct_fields__[:-1], values, strict=True))
-            yield StepAggregate(**named, phases_ns=_decode_phases(phases_ns))
+        yield from map(_build_step, rows)
+
+    def read_last_steps(
+        self, count_max: int, *, attempt: int | None = None, first_step: int = 0, end_step: int | None = None
+    ) -> list[StepAggregate]:
+        """Return the last `count_max` steps in order: of all attempts or of one, from `first_step` up to and without
+        `end_step`.
+        """
+        rows = self._connection.execute(
+            f"SELECT {', '.join(StepAggregate.__struct_fields__)} FROM steps WHERE run_id = ? "  # noqa: S608 - constant
+            "AND (? IS NULL OR attempt = ?) AND step >= ? AND (? IS NULL OR step < ?) "
+            "ORDER BY attempt DESC, step DESC LIMIT ?",
+            (self._run_id, attempt, attempt, first_step, end_step, end_step, count_max),
+        ).fetchall()
+        return [_build_step(row) for row in reversed(rows)]
+
+    def find_last_attempt(self) -> int | None:
+        """Return the number of the last attempt with steps in the history; None without any."""
+        (found,) = self._connection.execute(
+            "SELECT max(attempt) FROM steps WHERE run_id = ?", (self._run_id,)
+        ).fetchone()
+        return None if found is None else int(found)
+
+    def read_sums(self, begin_wall_s: float, end_wall_s: float) -> Iterator[IntervalSums]:
+        """Iterate over the sums of the intervals that lie between these times, oldest first; rows that are unreadable
+        or without sums are skipped.
+        """
+        rows = self._connection.execute(
+            "SELECT attempt, begin_wall_s, end_wall_s, body FROM rank_intervals WHERE run_id = ? "
+            "AND begin_wall_s >= ? AND end_wall_s <= ? ORDER BY end_wall_s",
+            (self._run_id, begin_wall_s, end_wall_s),
+        )
+        for attempt, begin_s, end_s, body in rows:
+            sums = _try_unpack_sums(body)
+            if sums:
+                yield IntervalSums(attempt, begin_s, end_s, sums)
 
     def read_intervals(self, last: int | None = None) -> Iterator[RankInterval]:
         """Iterate over the intervals of its ranks, oldest first; over the `last` ones only when that is given.
@@ -109,6 +142,16 @@ class RunHistory:
             columns = _try_unpack(body)
             if columns is not None:
                 yield RankInterval(attempt, begin_wall_s, end_wall_s, columns)
+
+
+def read_earlier_runs(path: Path, run_id: str, count_max: int) -> list[str]:
+    """Return the ids of the runs of the same name that began before this one, the latest first, at most `count_max`.
+    Raises UnavailableError when the file cannot be used.
+    """
+    name = read_run_name(run_id)
+    with reading(path) as connection:
+        rows = connection.execute("SELECT run FROM runs WHERE run >= ? AND run < ? ORDER BY run DESC", (name, run_id))
+        return [run for (run,) in rows if read_run_name(run) == name][:count_max]
 
 
 @contextmanager
@@ -192,10 +235,23 @@ def _name_runs(connection: sqlite3.Connection) -> str:
     return f"the latest there are {', '.join(repr(run) for (run,) in found)}" if found else "there is none in it"
 
 
+def _build_step(row: Sequence[Any]) -> StepAggregate:
+    *values, phases_ns = row
+    named = dict(zip(StepAggregate.__struct_fields__[:-1], values, strict=True))
+    return StepAggregate(**named, phases_ns=_decode_phases(phases_ns))
+
+
 def _decode_phases(body: str) -> Mapping[str, int]:
     try:
         return msgspec.json.decode(body, type=dict[str, int])
     except msgspec.DecodeError:
+        return {}
+
+
+def _try_unpack_sums(body: bytes) -> dict[str, int]:
+    try:
+        return unpack_sums(body)
+    except ValueError:
         return {}
 
 

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
-from rankscope.collector.storage.rank_intervals import COLUMNS, RankInterval, RankIntervals, pack, unpack
+from rankscope.collector.storage.rank_intervals import (
+    COLUMNS,
+    SUM_MAX,
+    SUMS,
+    RankInterval,
+    RankIntervals,
+    pack,
+    unpack,
+    unpack_sums,
+)
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import Totals
 
@@ -103,6 +112,45 @@ def test_unknown_columns_are_dropped_and_missing_ones_nan() -> None:
     assert tuple(found) == COLUMNS
     assert (found["rank"].tolist(), bool(np.isnan(found["steps"]).all())) == ([3.0], True)
     assert unpack(zlib.compress(msgspec.msgpack.encode({})))["rank"].tolist() == []
+
+
+# -- sums over the ranks ----------------------------------------------------------------------------------------------
+
+
+def with_totals(rank: RankSnapshot, **totals: int) -> RankSnapshot:
+    return msgspec.structs.replace(rank, totals=msgspec.structs.replace(rank.totals, **totals))
+
+
+def test_sums_are_what_all_ranks_added_since_the_start() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.update(run_of(with_totals(rank_of(0, 5), window_ns=100, compute_ns=70), rank_of(1, 5)), 0, 0.0)
+    ranks = (
+        with_totals(rank_of(0, 9), window_ns=150, compute_ns=100, samples=40),
+        with_totals(rank_of(1, 7, life=1), window_ns=30, exposed_communication_ns=20),  # another process: all of it
+    )
+    found = intervals.update(run_of(*ranks), 0, 60.0)
+    assert found is not None
+    known = {"steps": 4 + 7, "step_ns": 11 * 10_000_000, "window_ns": 50 + 30, "compute_ns": 30, "samples": 40}
+    known["exposed_communication_ns"] = 20
+    assert found.sums == {name: known.get(name, 0) for name in SUMS}
+
+
+def test_totals_that_shrink_add_nothing_and_huge_ones_fit() -> None:
+    intervals = RankIntervals(60.0)
+    intervals.update(run_of(with_totals(rank_of(0, 5), idle_ns=9)), 0, 0.0)
+    ranks = (with_totals(rank_of(0, 6), idle_ns=4, tokens=2**62), with_totals(rank_of(1, 6), tokens=2**62))
+    found = intervals.update(run_of(*ranks), 0, 60.0)
+    assert found is not None
+    assert (found.sums["idle_ns"], found.sums["tokens"]) == (0, SUM_MAX)
+    assert unpack_sums(pack(found)) == found.sums
+
+
+def test_row_without_all_sums_has_none() -> None:
+    columns = {name: np.array([1.0], dtype=np.float32) for name in COLUMNS}
+    assert unpack_sums(pack(RankInterval(0, 0.0, 1.0, columns))) == {}
+    assert unpack_sums(pack(RankInterval(0, 0.0, 1.0, columns, {"steps": 5}))) == {}
+    with pytest.raises(ValueError, match="no packed columns"):
+        unpack_sums(b"no zlib")
 
 
 @pytest.mark.parametrize("body", [b"", b"no zlib", zlib.compress(b"\xc1")])

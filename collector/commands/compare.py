@@ -1,0 +1,114 @@
+"""`rankscope compare`: compare two runs of a store, or steps of one, and say whether B was slower than A."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.comparison.baseline import find_baseline
+from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison, compare_sides
+from rankscope.collector.comparison.run_side import RunSide, parse_selections, read_side
+from rankscope.collector.comparison.verdict import describe_comparison
+from rankscope.collector.reports.run_comparison_text import render_comparison
+from rankscope.measure.errors import SettingError, UnavailableError
+
+LAST_GOOD: Final = "last-good"
+SIDES: Final = 2
+SLOWER: Final = 3
+"""Exit status of `--fail-above` for a run that was slower; 1 and 2 are errors."""
+MARGIN_MAX: Final = 0.5
+
+
+class Compare:
+    """Compare two runs, print the verdict and the tables, and with a limit fail where B was slower."""
+
+    name = "compare"
+    summary = "compare the step times of two runs, or of two parts of a run"
+    example = """\
+rankscope compare bert@20261125T103005Z bert --store runs.db
+rankscope compare bert@steps 0:5000 bert@steps 5000: --store runs.db
+rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db      exits 3 if slower"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the two sides, the store, the limits and the form."""
+        parser.add_argument(
+            "runs", nargs="+", metavar="RUN",
+            help="A and B: a run's name (the latest of that name) or id, or RUN@steps FIRST:END for some of its steps",
+        )  # fmt: skip
+        parser.add_argument("--store", type=Path, required=True, metavar="FILE", help="the store of the collector")
+        parser.add_argument(
+            "--baseline", choices=[LAST_GOOD], help="name B only, and compare it with the last good run of its name"
+        )
+        parser.add_argument(
+            "--margin", type=float, default=MARGIN, metavar="RATIO",
+            help=f"a difference of less than this is no difference [{MARGIN}]",
+        )  # fmt: skip
+        parser.add_argument(
+            "--fail-above", type=float, default=None, metavar="RATIO",
+            help=f"exit with {SLOWER} where a step of B took more than RATIO times as long, beyond its noise",
+        )  # fmt: skip
+        parser.add_argument("--anyway", action="store_true", help="compare also where the work was not equal")
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Print the comparison and return 0, or 3. Raises SettingError, and UnavailableError for unequal work."""
+        _check_limits(options)
+        a, b, note = _read_sides(options)
+        found = compare_sides(a, b, options.margin)
+        if found.unequal and not options.anyway:
+            raise UnavailableError(
+                f"The runs are not compared, as their work was not equal: {'; '.join(found.unequal)}. "
+                "--anyway compares them."
+            )
+        notes = (*found.notes, note) if note else found.notes
+        found = msgspec.structs.replace(found, verdict=describe_comparison(found), notes=notes)
+        if options.json:
+            print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        else:
+            print(render_comparison(found))
+        return 0 if options.fail_above is None else find_exit_status(found, options.fail_above)
+
+
+def find_exit_status(found: RunComparison, fail_above: float) -> int:
+    """Return SLOWER where the whole interval of the ratio is above the limit, else 0. Where the interval contains the
+    limit that is said on stderr: the run is not known to be within it.
+    """
+    interval = f"{found.ratio:.3f} times as long, interval {found.ratio_low:.3f} to {found.ratio_high:.3f}"
+    if found.ratio_low > fail_above:
+        print(f"rankscope: B was slower than allowed: {interval}, limit {fail_above:g}", file=sys.stderr)
+        return SLOWER
+    if found.ratio_high > fail_above:
+        print(f"rankscope: not known whether B was within the limit of {fail_above:g}: {interval}", file=sys.stderr)
+    return 0
+
+
+def _check_limits(options: argparse.Namespace) -> None:
+    if not 0 < options.margin <= MARGIN_MAX:
+        raise SettingError(f"--margin is {options.margin:g}; allowed is more than 0, up to {MARGIN_MAX:g}.")
+    if options.fail_above is not None and not options.fail_above >= 1:
+        raise SettingError(
+            f"--fail-above is {options.fail_above:g}; the smallest allowed is 1, for equally long steps."
+        )
+
+
+def _read_sides(options: argparse.Namespace) -> tuple[RunSide, RunSide, str]:
+    """Return A, B, and a note on how A was chosen, empty where it was named."""
+    selections = parse_selections(options.runs)
+    if options.baseline is None:
+        if len(selections) != SIDES:
+            named = f"{len(selections)} run{'s' * (len(selections) != 1)}"
+            raise SettingError(f"{named} named; compare needs two, A and B, or B and --baseline {LAST_GOOD}.")
+        a, b = selections
+        return read_side(options.store, a), read_side(options.store, b), ""
+    if len(selections) != 1:
+        raise SettingError(f"{len(selections)} runs named; with --baseline name B only.")
+    baseline = find_baseline(options.store, selections[0].run)
+    note = f"A is the last good run of this name, {baseline.side.run_id}"
+    if baseline.findings:
+        note = (
+            f"no earlier run was without findings; A is the one with the fewest, {baseline.findings}: "
+            f"{baseline.side.run_id}"
+        )
+    return baseline.side, read_side(options.store, selections[0]), note

@@ -1,0 +1,311 @@
+"""Compare two runs, or parts of one: how long a step took, what the difference consists of, and what else is different.
+Pure: two sides -> RunComparison.
+
+Whether B was slower is judged by the interval of the ratio of two mean steps:
+
+    no difference   the interval lies within the margin: from 1 / (1 + margin) to 1 + margin
+    slower, faster  the whole interval lies above, below 1
+    not known       neither
+
+The means are those of the usual steps (`find_usual`). Where these show no difference, but all steps together do, it is
+in the long ones, and the means are those of all steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from rankscope.collector.comparison.block_bootstrap import (
+    CONFIDENCE,
+    RESAMPLES,
+    SEED,
+    find_interval,
+    resample_quantiles,
+)
+from rankscope.collector.comparison.run_side import RunSide
+from rankscope.collector.comparison.step_parts import (
+    INTERVALS_MIN,
+    Bools,
+    PartDifference,
+    ResampledSide,
+    compare_phases,
+    compare_uses,
+    count_windowed,
+    find_usual,
+    resample_side,
+)
+from rankscope.collector.storage.rank_intervals import SUMS
+from rankscope.measure.units import NS_PER_S
+
+SCHEMA: Final = 1
+MARGIN: Final = 0.03
+"""Default margin: equal runs on different nodes of one kind differ by a percent or two, and by less nobody acts."""
+QUANTILES: Final = (0.5, 0.9, 0.99)
+WORK_TOLERANCE: Final = 0.02
+"""Samples and tokens of a step may differ by so much and count as equal: last batches are smaller, and texts differ."""
+
+USUAL_STEPS: Final = "usual steps"
+ALL_STEPS: Final = "all steps"
+
+Outcome = Literal["slower", "faster", "no difference", "not known"]
+
+
+class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One side. Steps are of one attempt where a range was asked for. Samples and tokens are those of one rank, and per
+    second of its steps. None: not known, or not kept for a range of steps (`goodput_ratio`). `incidents` are sentences
+    of those that were opened in this time, `long_time_ratio` the share of the time in steps that are no usual ones,
+    `intervals` the rows of the history that samples, tokens and uses are from.
+    """
+
+    run: str
+    run_id: str
+    world_size: int
+    attempts: int
+    first_step: int
+    last_step: int
+    steps: int
+    intervals: int
+    steps_per_s: float
+    samples_per_step: float | None = None
+    tokens_per_step: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    goodput_ratio: float | None = None
+    incidents: tuple[str, ...] = ()
+    nodes: int = 0
+    versions: Mapping[str, tuple[str, ...]] = {}
+    left_out: str = ""
+    long_steps: int = 0
+    long_time_ratio: float = 0.0
+
+
+class StepTimeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The mean of the usual steps or of all, or a quantile (`p50`, `p90`, `p99`) of all, in ns; B's over A's, and the
+    interval of that ratio.
+    """
+
+    name: str
+    a_ns: float
+    b_ns: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+class PartRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the mean step in ns. `share` is its part of the whole difference (the shares sum to 1; below 0: it
+    moved the other way), None unless the step is slower or faster.
+    """
+
+    name: str
+    a_ns: float
+    b_ns: float
+    difference_ns: float
+    difference_low_ns: float
+    difference_high_ns: float
+    share: float | None = None
+
+
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Comparison of run B with run A. `ratio` is B's mean step over A's, with its interval, over the steps of `basis`:
+    `usual steps` or `all steps`, as are the parts. `phases` and `uses` each
+    sum to `difference_ns`; `uses` is empty with the reason in `uses_unknown`. `unequal` says why the work is not the
+    same, `notes` what limits the comparison.
+    """
+
+    schema: int = SCHEMA
+    verdict: str = ""
+    outcome: Outcome
+    basis: str = USUAL_STEPS
+    a: ComparedSide
+    b: ComparedSide
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    difference_ns: float
+    margin: float
+    confidence: float = CONFIDENCE
+    resamples: int = RESAMPLES
+    seed: int = SEED
+    step_times: tuple[StepTimeRow, ...] = ()
+    phases: tuple[PartRow, ...] = ()
+    uses: tuple[PartRow, ...] = ()
+    uses_unknown: str = ""
+    nodes_new: tuple[str, ...] = ()
+    nodes_gone: tuple[str, ...] = ()
+    versions_changed: tuple[str, ...] = ()
+    unequal: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparison:
+    """Return the comparison of B with A, without its verdict."""
+    pairs = {
+        USUAL_STEPS: (resample_side(a, find_usual(a), 0), resample_side(b, find_usual(b), 1)),
+        ALL_STEPS: (resample_side(a, _all_of(a), 0), resample_side(b, _all_of(b), 1)),
+    }
+    means = {name: _compare_means(name, *pair) for name, pair in pairs.items()}
+    outcomes = {name: judge(mean.ratio_low, mean.ratio_high, margin) for name, mean in means.items()}
+    is_by_long = outcomes[USUAL_STEPS] == "no difference" and outcomes[ALL_STEPS] in {"slower", "faster"}
+    basis = ALL_STEPS if is_by_long else USUAL_STEPS
+    mean, outcome, (resampled_a, resampled_b) = means[basis], outcomes[basis], pairs[basis]
+    difference_ns = mean.b_ns - mean.a_ns
+    whole_ns = difference_ns if outcome in {"slower", "faster"} else None
+    side_a, side_b = describe_side(a), describe_side(b)
+    return RunComparison(
+        outcome=outcome,
+        basis=basis,
+        a=side_a,
+        b=side_b,
+        ratio=mean.ratio,
+        ratio_low=mean.ratio_low,
+        ratio_high=mean.ratio_high,
+        difference_ns=difference_ns,
+        margin=margin,
+        step_times=(*means.values(), *_compare_quantiles(a, b)),
+        phases=_build_rows(compare_phases(resampled_a, resampled_b), whole_ns),
+        uses=_build_rows(compare_uses(resampled_a, resampled_b), whole_ns),
+        uses_unknown=_explain_unknown_uses(a, b),
+        nodes_new=tuple(sorted(b.nodes - a.nodes)),
+        nodes_gone=tuple(sorted(a.nodes - b.nodes)),
+        versions_changed=tuple(_find_changed_versions(a, b)),
+        unequal=tuple(find_unequal_work(side_a, side_b)),
+        notes=tuple(_find_notes(side_a, side_b)),
+    )
+
+
+def judge(low: float, high: float, margin: float) -> Outcome:
+    """Return what the interval of a ratio says.
+
+    >>> judge(0.99, 1.01, 0.03), judge(1.01, 1.2, 0.03), judge(0.7, 0.8, 0.03), judge(0.98, 1.05, 0.03)
+    ('no difference', 'slower', 'faster', 'not known')
+    """
+    if 1 / (1 + margin) <= low and high <= 1 + margin:
+        return "no difference"
+    if low > 1:
+        return "slower"
+    return "faster" if high < 1 else "not known"
+
+
+def find_unequal_work(a: ComparedSide, b: ComparedSide) -> list[str]:
+    """Return why a step of the two sides is not the same work, as far as that is known; empty where it is."""
+    found = []
+    if a.world_size != b.world_size:
+        found.append(f"A has {a.world_size} ranks and B {b.world_size}")
+    for what in ("samples", "tokens"):
+        of_a, of_b = getattr(a, f"{what}_per_step"), getattr(b, f"{what}_per_step")
+        if of_a and of_b and max(of_a, of_b) > (1 + WORK_TOLERANCE) * min(of_a, of_b):
+            found.append(f"a step of a rank has {of_a:,.1f} {what} in A and {of_b:,.1f} in B")
+    return found
+
+
+def describe_side(side: RunSide) -> ComparedSide:
+    """Return a side without its series."""
+    mean_ns = float(side.step_ns.mean())
+    known = {name: float(value) for name, value in zip(SUMS, side.sums.sum(axis=0), strict=True)}
+    is_long = ~find_usual(side)
+    speeds = {what: _find_speed(known, what) for what in ("samples", "tokens")}
+    return ComparedSide(
+        run=side.selection.run,
+        run_id=side.run_id,
+        world_size=side.world_size,
+        attempts=side.attempts,
+        first_step=side.first_step,
+        last_step=side.last_step,
+        steps=len(side.step_ns),
+        intervals=len(side.sums),
+        steps_per_s=NS_PER_S / mean_ns,
+        goodput_ratio=side.goodput_ratio,
+        incidents=tuple(f"{one.severity}: {one.sentence}" for one in side.incidents),
+        nodes=len(side.nodes),
+        versions=side.versions,
+        left_out=side.left_out,
+        long_steps=int(is_long.sum()),
+        long_time_ratio=float(side.step_ns[is_long].sum() / side.step_ns.sum()),
+        **{f"{what}_per_s": speed for what, speed in speeds.items()},
+        **{f"{what}_per_step": _find_per_step(known, speed) for what, speed in speeds.items()},
+    )
+
+
+def _find_speed(known: Mapping[str, float], what: str) -> float | None:
+    """Return samples or tokens per second of the steps where they are known."""
+    known_ns = known[f"{what}_step_ns"]
+    return known[what] * NS_PER_S / known_ns if known_ns else None
+
+
+def _find_per_step(known: Mapping[str, float], speed: float | None) -> float | None:
+    return speed * known["step_ns"] / known["steps"] / NS_PER_S if speed is not None and known["steps"] else None
+
+
+def _all_of(side: RunSide) -> Bools:
+    return np.ones(len(side.step_ns), dtype=np.bool_)
+
+
+def _compare_means(name: str, a: ResampledSide, b: ResampledSide) -> StepTimeRow:
+    low, high = find_interval(b.step_ns[1:] / a.step_ns[1:])
+    a_ns, b_ns = float(a.step_ns[0]), float(b.step_ns[0])
+    return StepTimeRow(name=f"mean, {name}", a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high)
+
+
+def _compare_quantiles(a: RunSide, b: RunSide) -> list[StepTimeRow]:
+    of_a, of_b = np.quantile(a.step_ns, QUANTILES), np.quantile(b.step_ns, QUANTILES)
+    ratios = resample_quantiles(b.step_ns, QUANTILES, 1) / resample_quantiles(a.step_ns, QUANTILES, 0)
+    rows = []
+    for place, quantile in enumerate(QUANTILES):
+        low, high = find_interval(ratios[:, place])
+        a_ns, b_ns = float(of_a[place]), float(of_b[place])
+        name = f"p{quantile * 100:.0f}"
+        rows.append(StepTimeRow(name=name, a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high))
+    return rows
+
+
+def _build_rows(parts: Sequence[PartDifference], whole_ns: float | None) -> tuple[PartRow, ...]:
+    return tuple(
+        PartRow(
+            name=part.name,
+            a_ns=part.a_ns,
+            b_ns=part.b_ns,
+            difference_ns=part.difference_ns,
+            difference_low_ns=part.low_ns,
+            difference_high_ns=part.high_ns,
+            share=part.difference_ns / whole_ns if whole_ns else None,
+        )
+        for part in parts
+    )
+
+
+def _explain_unknown_uses(a: RunSide, b: RunSide) -> str:
+    few = [
+        f"{name} has {count}" for name, side in (("A", a), ("B", b)) if (count := count_windowed(side)) < INTERVALS_MIN
+    ]
+    if not few:
+        return ""
+    return (
+        f"exposed communication is not known: {INTERVALS_MIN} intervals of the history with profiler windows are "
+        f"needed, and {' and '.join(few)}; a shorter history_interval_s gives more"
+    )
+
+
+def _find_changed_versions(a: RunSide, b: RunSide) -> list[str]:
+    found = []
+    for name in dict.fromkeys([*a.versions, *b.versions]):
+        of_a, of_b = a.versions.get(name, ()), b.versions.get(name, ())
+        if of_a and of_b and of_a != of_b:
+            found.append(f"{name} was {', '.join(of_a)} in A and {', '.join(of_b)} in B")
+    return found
+
+
+def _find_notes(a: ComparedSide, b: ComparedSide) -> list[str]:
+    sides = (("A", a), ("B", b))
+    found = [f"of {name} {side.left_out} are left out" for name, side in sides if side.left_out]
+    for what in ("samples", "tokens"):
+        missing = " and ".join(name for name, side in sides if getattr(side, f"{what}_per_step") is None)
+        if missing:
+            found.append(f"whether steps had equally many {what} is not known: {missing} did not report them")
+    if a.run_id != b.run_id:
+        found.append(
+            "the interval covers how much steps vary within the two runs, not what differs from one start to the next"
+        )
+    return found

@@ -1,0 +1,191 @@
+"""Read from the store what is compared of a run, or of some steps of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.comparison.block_bootstrap import Floats
+from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.store import read_store
+from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.steps.step_aggregates import StepAggregate
+from rankscope.collector.storage.rank_intervals import SUMS
+from rankscope.collector.storage.run_reader import RunHistory, opening_run
+from rankscope.measure.errors import SettingError, UnavailableError
+
+STEPS_MIN: Final = 100
+"""Fewer steps are not compared: their mean is known to a few percent only where steps vary by a tenth."""
+STEPS_READ_MAX: Final = 50_000
+"""The last steps that are compared, half a day of steps of a second; more would make an interval hardly shorter."""
+WARMUP_STEPS: Final = 10
+"""First steps of each attempt that are left out of a whole run: compiling and filling caches is not what it trains
+like."""
+
+_RANGE: Final = re.compile(r"(\d{0,15}):(\d{0,15})")
+_STEPS: Final = "@steps"
+
+
+class Selection(NamedTuple):
+    """A run by its name or id, and which steps of it: from `first_step` up to, not including, `end_step` (None: to the
+    last one) of its last attempt; `is_range` False: all of it.
+    """
+
+    run: str
+    is_range: bool = False
+    first_step: int = 0
+    end_step: int | None = None
+
+
+class RunSide(NamedTuple):
+    """One side of a comparison. `step_ns` are the durations of its steps, medians over the ranks, in ns, shape (n,),
+    and `phases_ns` their phases, the same shape; `sums` the intervals of the history, shape (intervals, len(SUMS)).
+
+    `left_out` says which steps of the selection are not compared, empty where all are.
+    """
+
+    selection: Selection
+    run_id: str
+    world_size: int
+    attempts: int
+    first_step: int
+    last_step: int
+    step_ns: Floats
+    phases_ns: Mapping[str, Floats]
+    sums: Floats
+    goodput_ratio: float | None
+    incidents: tuple[Incident, ...]
+    nodes: frozenset[str]
+    versions: Mapping[str, tuple[str, ...]]
+    left_out: str = ""
+
+
+def parse_selections(words: Sequence[str]) -> list[Selection]:
+    """Return the runs that these words name. A word that ends in `@steps` is followed by one with a range. Raises
+    SettingError.
+
+    >>> [(one.run, one.first_step, one.end_step) for one in parse_selections(["a@steps", "0:5000", "a@steps", "5000:"])]
+    [('a', 0, 5000), ('a', 5000, None)]
+    >>> parse_selections(["a", "b"])[1]
+    Selection(run='b', is_range=False, first_step=0, end_step=None)
+    """
+    found, rest = [], [part for word in words for part in word.split(" ") if part]
+    while rest:
+        word = rest.pop(0)
+        if not word.endswith(_STEPS):
+            found.append(Selection(word))
+            continue
+        text = rest.pop(0) if rest else ""
+        parsed = _RANGE.fullmatch(text)
+        first, end = (int(parsed[1] or 0), int(parsed[2]) if parsed[2] else None) if parsed else (0, 0)
+        if not parsed or not word.removesuffix(_STEPS) or (end is not None and end <= first):
+            raise SettingError(
+                f"{word} is followed by {text[:80]!r}, which is no range of steps; write RUN@steps FIRST:END, as in "
+                "`bert@steps 0:5000`, or `bert@steps 5000:` for all from 5000 on. END is not included."
+            )
+        found.append(Selection(word.removesuffix(_STEPS), is_range=True, first_step=first, end_step=end))
+    return found
+
+
+def read_side(path: Path, selection: Selection) -> RunSide:
+    """Return what the store has of a selection. Raises UnavailableError for no such run, or fewer than STEPS_MIN steps
+    of it in the history.
+    """
+    with opening_run(path, selection.run) as history:
+        run_id = history.kept.run.run
+        incidents = [one for one in read_store(path).incidents if one.run_id == run_id]
+        return build_side(history, selection, incidents)
+
+
+def build_side(history: RunHistory, selection: Selection, incidents: Sequence[Incident]) -> RunSide:
+    """Return a selection of an open history. Raises UnavailableError for fewer than STEPS_MIN steps."""
+    kept = history.kept
+    read = _read_steps(history, selection)
+    first_step = 0 if selection.is_range else WARMUP_STEPS
+    steps = [one for one in read if one.step >= first_step and one.median_ns > 0]
+    if len(steps) < STEPS_MIN:
+        raise UnavailableError(
+            f"{describe_selection(selection)} has {len(steps)} steps in the history that can be compared; at least "
+            f"{STEPS_MIN} are needed. A step is in the history once all ranks have reported it"
+            + ("." if selection.is_range else f", and the first {WARMUP_STEPS} of each attempt do not count.")
+        )
+    begin_s, end_s = (steps[0].wall_s, steps[-1].wall_s) if _is_part(selection, read) else (0.0, np.inf)
+    return RunSide(
+        selection=selection,
+        run_id=kept.run.run,
+        world_size=kept.run.world_size,
+        attempts=kept.run.attempt + 1,
+        first_step=steps[0].step,
+        last_step=steps[-1].step,
+        step_ns=np.array([one.median_ns for one in steps], dtype=np.float64),
+        phases_ns=_read_phases(steps),
+        sums=_read_sums(history, begin_s, end_s),
+        goodput_ratio=None if selection.is_range else kept.run.goodput.goodput_ratio,
+        incidents=tuple(one for one in incidents if begin_s <= one.opened_wall_s <= end_s),
+        nodes=frozenset(rank.hello.identity.node for rank in kept.ranks),
+        versions=_read_versions(kept.ranks),
+        left_out=_describe_left_out(selection, read),
+    )
+
+
+def describe_selection(selection: Selection) -> str:
+    """Return a selection in words.
+
+    >>> describe_selection(Selection("bert")), describe_selection(Selection("bert", is_range=True, first_step=5))
+    ("'bert'", "'bert' from step 5 on")
+    >>> describe_selection(Selection("bert", is_range=True, end_step=50))
+    "'bert' in steps 0 to 49"
+    """
+    if not selection.is_range:
+        return repr(selection.run)
+    if selection.end_step is None:
+        return f"{selection.run!r} from step {selection.first_step} on"
+    return f"{selection.run!r} in steps {selection.first_step} to {selection.end_step - 1}"
+
+
+def _read_steps(history: RunHistory, selection: Selection) -> list[StepAggregate]:
+    if not selection.is_range:
+        return history.read_last_steps(STEPS_READ_MAX)
+    return history.read_last_steps(
+        STEPS_READ_MAX,
+        attempt=history.find_last_attempt(),
+        first_step=selection.first_step,
+        end_step=selection.end_step,
+    )
+
+
+def _is_part(selection: Selection, read: Sequence[StepAggregate]) -> bool:
+    """Return whether the steps that were read are not the whole run, so that its intervals are too many."""
+    return selection.is_range or len(read) == STEPS_READ_MAX
+
+
+def _describe_left_out(selection: Selection, read: Sequence[StepAggregate]) -> str:
+    parts = [] if selection.is_range else [f"the first {WARMUP_STEPS} steps of each attempt"]
+    if len(read) == STEPS_READ_MAX:
+        parts.append(f"all steps before the last {STEPS_READ_MAX:,}")
+    return " and ".join(parts)
+
+
+def _read_phases(steps: Sequence[StepAggregate]) -> dict[str, Floats]:
+    """Return the phases of all steps, in the order of their first step; 0 where a step had no such phase."""
+    names = list(dict.fromkeys(name for one in steps for name in one.phases_ns))
+    return {name: np.array([one.phases_ns.get(name, 0) for one in steps], dtype=np.float64) for name in names}
+
+
+def _read_sums(history: RunHistory, begin_s: float, end_s: float) -> Floats:
+    rows = [[one.sums[name] for name in SUMS] for one in history.read_sums(begin_s, end_s)]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(SUMS))
+
+
+def _read_versions(ranks: Sequence[SavedRank]) -> dict[str, tuple[str, ...]]:
+    """Return what is known of the software and the hardware, by name: the different values on the ranks, sorted."""
+    hellos = [rank.hello for rank in ranks]
+    found = {
+        "torch": {hello.torch_version for hello in hellos},
+        "python": {hello.python_version for hello in hellos},
+        "agent": {hello.agent_version for hello in hellos},
+        "GPU": {device.model for rank in ranks for device in rank.devices},
+    }
+    return {name: tuple(sorted(values - {""})) for name, values in found.items()}

@@ -1,0 +1,102 @@
+"""Say in a sentence how two runs differ. Pure: RunComparison -> text.
+
+A part is named where it is a tenth of the difference or more, and its own interval lies on the same side of 0. The
+shares that are named, and that of all other parts, sum to 100 %.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.collector.comparison.run_comparison import ALL_STEPS, PartRow, RunComparison, judge
+from rankscope.collector.comparison.step_parts import USUAL_RATIO_MAX
+
+NAMED_SHARE_MIN: Final = 0.1
+NODES_NAMED_MAX: Final = 4
+
+
+def describe_comparison(found: RunComparison) -> str:
+    """Return the verdict: whether B was slower than A, which parts the difference consists of, and what else
+    changed.
+    """
+    return " ".join([_describe_step(found), *_describe_changes(found)])
+
+
+def find_named_parts(found: RunComparison) -> list[PartRow]:
+    """Return the parts that the verdict names, the largest first: uses of the device, or phases where those are not
+    known.
+    """
+    rows = found.uses or found.phases
+    named = [row for row in rows if row.share is not None and row.share >= NAMED_SHARE_MIN and _is_beyond_noise(row)]
+    return sorted(named, key=lambda row: -(row.share or 0.0))
+
+
+def _is_beyond_noise(row: PartRow) -> bool:
+    """Return whether its interval does not contain 0."""
+    return row.difference_low_ns > 0 or row.difference_high_ns < 0
+
+
+def _describe_step(found: RunComparison) -> str:
+    level = f"{100 * found.confidence:g} % interval"
+    interval = f"{found.ratio_low:.3f} to {found.ratio_high:.3f}"
+    ratio = f"a usual step of B took {found.ratio:.3f} times as long as one of A ({level} {interval})"
+    match found.outcome:
+        case "no difference":
+            within = f"No difference: {ratio}, which is within the margin of {100 * found.margin:g} %."
+            return f"{within}{_describe_long(found)}"
+        case "not known":
+            return (
+                f"Not known whether B was slower: {ratio}. The interval contains 1 and reaches beyond the margin of "
+                f"{100 * found.margin:g} %; four times as many steps would make it about half as wide."
+            )
+    factor, low, high = found.ratio, found.ratio_low, found.ratio_high
+    if found.outcome == "faster":
+        factor, low, high = 1 / factor, 1 / high, 1 / low
+    in_long = f" with its long steps (over {USUAL_RATIO_MAX:g} times the median)" if found.basis == ALL_STEPS else ""
+    sides = f"B was {factor:.2f}x {found.outcome} than A{in_long} ({level} {low:.2f}x to {high:.2f}x)"
+    return f"{sides}: {_describe_parts(found)}."
+
+
+def _describe_long(found: RunComparison) -> str:
+    """Return what is known of the long steps where usual ones show no difference; empty where neither side had one."""
+    if not found.a.long_steps and not found.b.long_steps:
+        return ""
+    row = next(row for row in found.step_times if row.name.endswith(ALL_STEPS))
+    shares = f"{found.a.long_time_ratio:.1%} of the time of A and {found.b.long_time_ratio:.1%} of B"
+    is_known = judge(row.ratio_low, row.ratio_high, found.margin) == "no difference"
+    verdict = "within the margin too" if is_known else "so whether these cost more is not known"
+    return (
+        f" Steps over {USUAL_RATIO_MAX:g} times the median took {shares}; with them the ratio is {row.ratio:.3f} "
+        f"({row.ratio_low:.3f} to {row.ratio_high:.3f}), {verdict}."
+    )
+
+
+def _describe_parts(found: RunComparison) -> str:
+    named = find_named_parts(found)
+    if not named:
+        return "no part of the step differs by more than its noise and a tenth of the difference"
+    shares = [(row.name, round(100 * (row.share or 0.0))) for row in named]
+    rest = 100 - sum(share for _, share in shares)
+    if rest:
+        shares.append(("other parts", rest))
+    (name, share), *others = shares
+    first = f"{share} % of the difference is {'' if found.uses else 'in the phase '}{name}"
+    return ", ".join([first, *(f"{share} % {name}" for name, share in others)])
+
+
+def _describe_changes(found: RunComparison) -> list[str]:
+    sentences = []
+    if found.nodes_new:
+        sentences.append(f"{_count(found.nodes_new, 'node')} of B had no rank of A: {_list(found.nodes_new)}.")
+    sentences += [f"{change[0].upper()}{change[1:]}." for change in found.versions_changed]
+    if found.unequal:
+        sentences.append(f"The work was not equal: {'; '.join(found.unequal)}.")
+    return sentences
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"{len(names)} {what}{'s' * (len(names) != 1)}"
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - NODES_NAMED_MAX
+    return ", ".join(names[:NODES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
