@@ -52,6 +52,14 @@ def _find_pattern_problem(pattern: str) -> str | None:
     return None
 
 
+def _find_fault_problem(text: str) -> str | None:
+    if not text:
+        return None
+    from rankscope.agent.fault_spec import find_fault_problem  # noqa: PLC0415 - hardly any training has a fault
+
+    return find_fault_problem(text)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig(Settings):
     """Settings of the agent of one rank. `_s` are seconds, `_bytes` bytes, `_ratio` shares of 1."""
@@ -112,6 +120,18 @@ class AgentConfig(Settings):
             "container's.",
             length_max=128,
         ),
+    )
+    fault: str = setting(
+        "",
+        Setting(
+            "Fault that one rank does to itself on purpose, to see what is reported of it (docs/selftest.md), such as "
+            "`rank=2 kind=host_sleep ms=50 phase=forward steps=200:400`. Every report and page states it.",
+            find_problem=_find_fault_problem,
+        ),
+    )
+    faults_allowed: bool = setting(
+        False,
+        Setting("Let `fault` disturb or end this training. Without it no fault is injected."),
     )
     report_interval_s: float = setting(
         1.0,

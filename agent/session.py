@@ -43,6 +43,12 @@ class Session:
         device = TrainingDevice()
         is_reader = reads_machine(environment, self.identity.world_size)
         samples = RankSamples(config, self._clock, self._guard, device, reads_machine=is_reader)
+        fault = None
+        if config.fault:
+            from rankscope.agent.faults.injected_fault import make_fault  # noqa: PLC0415 - hardly any training has one
+
+            fault = make_fault(config, self.identity.rank, self._guard, environment)
+        self._fault = fault
         self._training = TrainingThread(
             config,
             self.identity,
@@ -51,6 +57,7 @@ class Session:
             device,
             find_resident_bytes=samples.find_resident_bytes,
             on_step=samples.flops.add,
+            fault=fault,
         )
         self._reporter = AgentThread(
             config,
@@ -108,6 +115,7 @@ class Session:
             self._clock,
             report_interval_ns=s_to_ns(self._config.report_interval_s),
             torch_version=torch_version(),
+            fault="" if self._fault is None else self._fault.spec.describe(),
         )
 
     def _log_throughput(self) -> None:

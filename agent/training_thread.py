@@ -21,7 +21,7 @@ from rankscope.agent.steps.device_timers import DeviceTimers, TimingPlan, find_c
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.host_transfers import HostTransfers
 from rankscope.agent.steps.ring import Ring
-from rankscope.agent.steps.step_boundaries import NextBoundary, StepBoundaries
+from rankscope.agent.steps.step_boundaries import FaultPart, NextBoundary, StepBoundaries
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.agent.steps.throughput import ThroughputMeter
 from rankscope.agent.steps.torch_hooks import TorchHooks
@@ -39,7 +39,7 @@ class TrainingThread:
     """What runs on the training thread of one process.
 
     `find_resident_bytes` returns the resident memory of the process, None if it cannot be read. `on_step` is called
-    with each finished step, in order.
+    with each finished step, in order. `fault` is what this rank does to itself on purpose.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class TrainingThread:
         *,
         find_resident_bytes: Callable[[], int | None],
         on_step: Callable[[StepRecord], object] = lambda _record: None,
+        fault: FaultPart | None = None,
     ) -> None:
         self._config = config
         self._guard = guard
         self._device = device
         self._on_step = on_step
+        self._fault = fault
         self._records_made = 0
         self.is_measured = False
         """Whether the hooks are installed, in this process."""
@@ -72,7 +74,8 @@ class TrainingThread:
         """None if torch has no GPU, or device times are switched off."""
         self.read_event_ns = time.monotonic_ns if self.device_timers is None else self.device_timers.read_event_ns
         timers = [] if self.device_timers is None else [self.device_timers]
-        self._boundaries = StepBoundaries([*self.sessions.inline_parts, *timers])
+        faults = [] if fault is None else [fault]
+        self._boundaries = StepBoundaries([*self.sessions.inline_parts, *timers, *faults])
         self.timer = self._make_timer()
         self.hooks = TorchHooks(
             self.timer,
@@ -92,14 +95,22 @@ class TrainingThread:
 
     def start(self) -> None:
         """Begin to measure."""
+        if self._fault is not None:
+            self._fault.install_inside(lambda: self.hooks.buffer.thread)
         self.hooks.install()
+        if self._fault is not None:
+            self._fault.install_outside()
         self.transfers.install()
         self.is_measured = True
 
     def stop(self) -> None:
         """Finish the last step, and stop measuring."""
         self.is_measured = False
+        if self._fault is not None:
+            self._fault.remove_outside()
         self.hooks.remove()
+        if self._fault is not None:
+            self._fault.remove_inside()
         try:
             self.hooks.catch_up()
             self.timer.finish()
@@ -212,6 +223,8 @@ class TrainingThread:
         if self.device_timers is not None:
             self.device_timers.on_boundary(step)
         self.sessions.on_boundary(step)
+        if self._fault is not None:
+            self._fault.on_boundary(step)
 
     def _on_pause(self) -> None:
         if self.device_timers is not None:

@@ -77,6 +77,8 @@ class Hello(Message, frozen=True):
 
     `left_behind`: the rank process has ended, and another process delivers its orphaned reports from the disk; the
     times are those of its start. It replaces no other process of the rank.
+
+    `fault` describes what the rank does to itself on purpose, ordered by the setting `fault`; empty: nothing.
     """
 
     KIND: ClassVar[int] = 1
@@ -90,6 +92,7 @@ class Hello(Message, frozen=True):
     torch_version: Text = ""
     left_behind: bool = False
     hello_number: Count = 0
+    fault: Text = ""
 
 
 class Welcome(Message, frozen=True):

@@ -183,9 +183,15 @@ class ReportBuilder:
 
 
 def build_hello(
-    identity: RankIdentity, first_sequence: int, clock: Clock, *, report_interval_ns: int, torch_version: str
+    identity: RankIdentity,
+    first_sequence: int,
+    clock: Clock,
+    *,
+    report_interval_ns: int,
+    torch_version: str,
+    fault: str = "",
 ) -> Hello:
-    """Build the introduction of a rank process whose next report has this number."""
+    """Build the introduction of a rank process whose next report has this number. `fault` is what it does to itself."""
     return Hello(
         identity=identity,
         first_sequence=first_sequence,
@@ -195,6 +201,7 @@ def build_hello(
         agent_version=__version__,
         python_version=platform.python_version(),
         torch_version=torch_version,
+        fault=fault,
     )
 
 

@@ -4,7 +4,7 @@ Two things can only be done there and then: a profiler window, or the timing of 
 and the CPU clock of the thread is read, at the begin and at the end of the steps whose CPU time is measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.steps.step_intervals import nearest_power
@@ -32,6 +32,30 @@ class InlinePart(Protocol):
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one at whose begin the part may act."""
+        ...
+
+
+class FaultPart(InlinePart, Protocol):
+    """The part that disturbs the rank on purpose; `InjectedFault` is the only one. Its hooks are around the agent's."""
+
+    def install_inside(self, find_thread: Callable[[], int | None]) -> None:
+        """Install the hook that must be inside of the agent's own. `find_thread` returns the training thread's id."""
+        ...
+
+    def install_outside(self) -> None:
+        """Install the hook that must be outside of the agent's own."""
+        ...
+
+    def remove_outside(self) -> None:
+        """Remove the hook outside, and end the fault."""
+        ...
+
+    def remove_inside(self) -> None:
+        """Remove the hook inside."""
+        ...
+
+    def on_boundary(self, step: int) -> None:
+        """Begin or end the fault at the begin of this step."""
         ...
 
 

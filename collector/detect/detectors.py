@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import Abstain, Finding, match_open
+from rankscope.collector.detect.finding import Abstain, Finding, match_open, state_faults
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.memory.growth import MemoryGrowth
@@ -55,6 +55,8 @@ def detect(view: RunView, detectors: Sequence[Detector]) -> Detected:
         if isinstance(found, Abstain):
             results.append(DetectorResult(detector.kinds, abstained=found.reason))
             continue
+        if view.injected_faults:
+            found = [one._replace(finding=state_faults(one.finding, view.injected_faults)) for one in found]
         updated = {id(_update(held, candidate)) for candidate in found}
         known = [one.finding for one in held]
         judged = [

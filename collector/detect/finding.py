@@ -169,3 +169,19 @@ def describe_begin(since_step: int, since_range: SinceRange | None, *, is_gradua
     if not is_gradual and max(since_step - earliest, latest - since_step) <= SURE_STEPS:
         return f"step {since_step}"
     return f"about step {since_step} (between {earliest} and {latest})"
+
+
+def describe_faults(faults: Mapping[int, str]) -> str:
+    """Return what ranks do to themselves on purpose, by rank, as a sentence without a tense; empty without a fault.
+
+    >>> describe_faults({2: "host_sleep of 50 ms in the forward, steps 200 to 400"})
+    'Injected on purpose on rank 2: host_sleep of 50 ms in the forward, steps 200 to 400.'
+    """
+    each = "; ".join(f"on rank {rank}: {fault}" for rank, fault in sorted(faults.items()))
+    return f"Injected on purpose {each}." if each else ""
+
+
+def state_faults(finding: Finding, injected: str) -> Finding:
+    """Return the finding whose sentence also says what is injected on purpose in its run."""
+    past = finding.past and f"{finding.past} {injected}"
+    return msgspec.structs.replace(finding, sentence=f"{finding.sentence} {injected}", past=past)

@@ -100,6 +100,7 @@ class RunView:
     `is_last`: the run is over, and this is its last detection pass. `levels`: how long the steps
     were since the begin of the attempt, in blocks. `ras`: what NCCL's RAS service said in the present
     stall, None if it said nothing; its ranks have their number in the run as far as that is sure.
+    `injected_faults` says what ranks do to themselves on purpose, which each finding states too; empty: nothing.
     """
 
     now_collector_ns: int
@@ -118,6 +119,7 @@ class RunView:
     attempt: int = 0
     is_last: bool = False
     levels: Levels = NO_LEVELS
+    injected_faults: str = ""
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.detect.finding import Finding, describe_faults, format_ranks
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
@@ -48,7 +48,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `reports_lost` counts sequence numbers that never arrived, `steps_late` steps that arrived too late to be compared.
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
-    last minute of their steps; None unless they are known of all.
+    last minute of their steps; None unless they are known of all. `injected_faults` as in RunSnapshot.
     """
 
     run: str
@@ -75,6 +75,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd | None = None
     mfu_ratio: float | None = None
     hfu_ratio: float | None = None
+    injected_faults: str = ""
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -124,6 +125,9 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         end=run.end,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
+        injected_faults=describe_faults(
+            {one.hello.identity.rank: one.hello.fault for one in processes if one.hello.fault}
+        ),
     )
 
 

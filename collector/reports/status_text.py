@@ -33,6 +33,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
+    lines += [INDENT + printable(status.run.injected_faults)] if status.run.injected_faults else []
     lines += _list_others(status.run.open_findings, colors)
     lines += [INDENT + printable(text) for rank in status.worst if (text := describe_stall(rank)) is not None]
     if with_ranks and status.worst:
@@ -132,6 +133,8 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     lines = [f"{title} {colors.paint(state, BOLD, *color_of(state))} ({where})"]
     if rank.ended is not None:
         lines.append(INDENT + printable(_describe_end(rank)))
+    if run.injected_faults:
+        lines.append(INDENT + printable(run.injected_faults))
     if rank.last_step is not None:
         lines.append(f"{INDENT}the last step it reported {'is' if rank.ended is None else 'was'} {rank.last_step:,}")
     lines += [INDENT + printable(one.sentence) for one in run.open_findings if identity.rank in one.ranks]

@@ -69,6 +69,7 @@ def summarise(run: RunSnapshot) -> str:
         f"run {run.run}: {run.world_size} ranks, {steps} steps{median}; {reports} reports, {lost} lost",
         "ended: " + "; ".join([*end, *(f"{reason}: {_ranks(ranks)}" for reason, ranks in sorted(ends.items()))]),
         *describe_ended_run(run)[1:],
+        *([run.injected_faults] if run.injected_faults else []),
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
     ]

@@ -163,6 +163,8 @@ class Attempt:
     by_machine: dict[str, list[int]] = field(default_factory=dict)
     #: `{node: restarts}` of the nodes of `ranks`: torchrun counts only failures of its own node.
     counts_by_node: dict[str, int] = field(default_factory=dict)
+    #: `{rank: what it does to itself on purpose}` of the ranks with an injected fault.
+    faults: dict[int, str] = field(default_factory=dict)
     #: Nodes of the attempt before; empty where that is not known. Never changes.
     former_nodes: frozenset[str] = frozenset()
     #: Slowdown of each rank in the last detection pass, shape (ranks,), NaN where not known; None before any pass.
@@ -221,6 +223,9 @@ class Attempt:
         self.counts_by_node[identity.node] = identity.restart_count
         self.restart_count = max(self.restart_count, identity.restart_count)
         self.by_machine.setdefault(identity.machine_id, []).append(identity.rank)
+        self.faults.pop(identity.rank, None)
+        if rank.hello.fault:
+            self.faults[identity.rank] = rank.hello.fault
 
     # -- reports -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ former attempts are kept as a count only. A start that is no restart of this run
 from typing import Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import Finding, describe_faults
 from rankscope.collector.detect.view import Detected, RunView
 from rankscope.collector.invariants import require
 from rankscope.collector.run_ids import read_run_name
@@ -280,6 +280,7 @@ class RunState:
             ranks_without_peers=attempt.peer_search.without_peers if attempt.world_size > 1 else 0,
             least_waiting=attempt.peer_search.least_waiting,
             not_judged=dict(findings.abstained),
+            injected_faults=describe_faults(attempt.faults),
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)

@@ -73,7 +73,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended. `ended_wall_s` is when its last rank ended, or last reported; None: not known. `ranks` counts
     the ranks by how they ended, `unheard` those that never joined. `unknown` says why no rank is named as the first to
     fail, empty where one is, or where none failed. `lost_ranks` are the first of those that do not report any more,
-    `lost_since_wall_s` the earliest of their last reports.
+    `lost_since_wall_s` the earliest of their last reports. `injected_faults` as in RunSnapshot.
     """
 
     reason: str
@@ -84,6 +84,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str = ""
     lost_ranks: tuple[int, ...] = ()
     lost_since_wall_s: float | None = None
+    injected_faults: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -91,7 +92,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         return self.reason in ENDED_WELL
 
 
-def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int) -> RunEnd | None:
+def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int, injected_faults: str = "") -> RunEnd | None:
     """Return how the run of these ranks ended; None while one of them is live, or before any has joined."""
     if not ranks or any(rank.ending is None for rank in ranks):
         return None
@@ -108,6 +109,7 @@ def find_run_end(ranks: Sequence[RankProcessEnd], world_size: int) -> RunEnd | N
         unknown="" if first is not None or reason in ENDED_WELL else _explain_unknown(reason),
         lost_ranks=tuple(rank.rank for rank in lost[:RANKS_NAMED_MAX]),
         lost_since_wall_s=min((rank.heard_wall_s for rank in lost if rank.heard_wall_s is not None), default=None),
+        injected_faults=injected_faults,
     )
 
 

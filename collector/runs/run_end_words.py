@@ -118,7 +118,8 @@ def write_end(end: RunEnd) -> str:
     elif end.unknown:
         sentences.append(f"The first rank to fail is not known: {end.unknown}.")
     lost = describe_lost(end)
-    return " ".join([*sentences, *([f"{lost[0].upper()}{lost[1:]}."] if lost else [])])
+    sentences += [f"{lost[0].upper()}{lost[1:]}."] if lost else []
+    return " ".join([*sentences, *([end.injected_faults] if end.injected_faults else [])])
 
 
 def format_utc(wall_s: float) -> str:

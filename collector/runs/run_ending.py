@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Final
 
+from rankscope.collector.detect.finding import describe_faults
 from rankscope.collector.runs.attempt import Attempt
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.liveness import Ending
@@ -45,7 +46,7 @@ class RunEnding:
         # The clocks of the first call: a wall clock that is set must not move a past end.
         self._clocks = self._clocks or clocks
         self._known = known
-        self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size)
+        self.end = find_run_end(read_ends(ranks, self._clocks), attempt.world_size, describe_faults(attempt.faults))
 
 
 def find_last_end(ranks: Collection[RankState], last_message_collector_ns: int) -> int:

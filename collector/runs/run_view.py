@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.collector.detect.finding import HANG, Finding, describe_faults
 from rankscope.collector.detect.hang_state import RankHangState, date_failure
 from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
@@ -60,6 +60,7 @@ def build_view(
         attempt=attempts,
         is_last=is_last,
         levels=levels,
+        injected_faults=describe_faults(attempt.faults),
     )
 
 

@@ -113,7 +113,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     which successive runs may share, `run_id` its own id (run_ids.py), the name where none is given.
     `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their own past only.
     `not_judged` says by kind of finding why detection gives no verdict about it now. `least_waiting`: the rank that
-    nearly always waits least, where some ranks have no peers; None: there is none, or all have.
+    nearly always waits least, where some ranks have no peers; None: there is none, or all have. `injected_faults` says
+    what ranks do to themselves on purpose, by the agent's setting `fault`; empty: nothing.
     """
 
     run: str
@@ -131,6 +132,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ranks_without_peers: int = 0
     not_judged: Mapping[str, str] = {}
     least_waiting: LeastWaiting | None = None
+    injected_faults: str = ""
 
     def __post_init__(self) -> None:
         if not self.run_id:

@@ -118,15 +118,16 @@ def _draw_findings(view: RunView, width: int) -> list[Text]:
     run = view.run
     if run is None:
         return []
+    injected = [_cut(Text(printable(run.injected_faults)), width)] if run.injected_faults else []
     if run.end is not None:
         lines = [*describe_ended_run(run)[1:], f"verdict: {verdict(run)}"]
-        return [_cut(Text(printable(line)), width) for line in lines]
+        return injected + [_cut(Text(printable(line)), width) for line in lines]
     if not run.open_findings:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
         lines = [quiet, *([text] if (text := describe_ranks_without_peers(run)) is not None else [])]
-        return [_cut(Text(printable(line), style="bright_black"), width) for line in lines]
-    shown = [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
-    more = len(run.open_findings) - len(shown)
+        return injected + [_cut(Text(printable(line), style="bright_black"), width) for line in lines]
+    shown = injected + [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
+    more = len(run.open_findings) - FINDINGS_SHOWN_MAX
     return shown + ([Text(f"and {more} more findings", style="bright_black")] if more > 0 else [])
 
 

@@ -57,8 +57,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     steps; None: nothing was measured. `without_peers_said` says which ranks are judged by their own past only; None:
     none. `captures` are the newest ones of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the
     `captures_kept`. `mfu_ratio` and `hfu_ratio` are means over the live ranks, in the last minute of their steps;
-    `flops_said` is the same as text, or why there is no MFU, empty where no rank has FLOPs. The other fields are as in
-    RunSnapshot and RunSummary; None: not known.
+    `flops_said` is the same as text, or why there is no MFU, empty where no rank has FLOPs. `injected_faults` says what
+    ranks do to themselves on purpose; empty: nothing. The other fields are as in RunSnapshot and RunSummary; None: not
+    known.
     """
 
     run: str
@@ -87,6 +88,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     mfu_ratio: float | None = None
     hfu_ratio: float | None = None
     flops_said: str = ""
+    injected_faults: str = ""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,4 +317,5 @@ def _build_run(
         mfu_ratio=flops.mfu,
         hfu_ratio=flops.hfu,
         flops_said=describe_run_flops(flops),
+        injected_faults=run.injected_faults,
     )

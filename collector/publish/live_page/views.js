@@ -16,7 +16,7 @@ const TIMED = {
   "caused wait a step, ms": "wait_caused_ns_median",
 };
 
-const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows"]);
+const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows", "injected faults"]);
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
@@ -63,6 +63,7 @@ export const showFigures = (run) => {
     ["restarts", number(run.restart_count)],
     ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
+    ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
   ];

@@ -45,6 +45,8 @@ class Story:
         self.effects: list[RunEffect] = []
         self.nodes: dict[int, str] = {}
         """By rank; of others it is node-a."""
+        self.faults: dict[int, str] = {}
+        """What ranks do to themselves on purpose, by rank."""
         self.begun_wall_ns = 0
         """When rank processes begin, by the clocks of their nodes."""
 
@@ -72,6 +74,7 @@ class Story:
                 host_ns=0,
                 wall_ns=self.begun_wall_ns,
                 report_interval_ns=S,
+                fault=self.faults.get(rank, ""),
             )
             self.run.apply(RankJoined(hello, self.now_ns))
         return self
