@@ -82,25 +82,36 @@ class Actions:
             sum(range(CALIBRATED))
             self._sums_per_ns = CALIBRATED / max(1, time.thread_time_ns() - begin_ns)
         count = round(self._ms * 1e6 * self._sums_per_ns)
-        runs = threading.Event()
+        begin, done = threading.Lock(), threading.Lock()
+        begin.acquire()
+        done.acquire()
 
         def spin() -> None:
-            runs.set()
+            begin.acquire()
             sum(range(count))
+            done.release()
 
+        # The calling thread gives Python's lock up only where it waits for `done`: it never waits for that lock, which
+        # would wake it every few ms, each time to wait for a core on a busy machine.
         threading.Thread(target=spin, name="rankscope-fault", daemon=True).start()
-        runs.wait()
+        begin.release()
+        done.acquire()
 
     def _collect(self) -> None:
         """Make objects in cycles and collect them, until the collections have lasted that long."""
-        collected_ns = 0
-        while collected_ns < self._ms * 1e6:
-            for _ in range(CYCLES):
-                cycle: list[object] = []
-                cycle.append(cycle)
-            begin_ns = time.monotonic_ns()
-            gc.collect(0)
-            collected_ns += time.monotonic_ns() - begin_ns
+        collected_ns, was_enabled = 0, gc.isenabled()
+        gc.disable()  # else they would be collected in small lots while they are made
+        try:
+            while collected_ns < self._ms * 1_000_000:
+                for _ in range(CYCLES):
+                    cycle: list[object] = []
+                    cycle.append(cycle)
+                begin_ns = time.monotonic_ns()
+                gc.collect(0)
+                collected_ns += time.monotonic_ns() - begin_ns
+        finally:
+            if was_enabled:
+                gc.enable()
 
     def _churn(self) -> None:
         end_ns = time.monotonic_ns() + self._ms * 1_000_000

@@ -25,6 +25,7 @@ from rankscope.collector.commands.notify import Notify
 from rankscope.collector.commands.profile import Profile
 from rankscope.collector.commands.relay import RelayReports
 from rankscope.collector.commands.report import Report
+from rankscope.collector.commands.selftest import Selftest
 from rankscope.collector.commands.serve import Serve
 from rankscope.collector.commands.status import Status
 from rankscope.collector.commands.top import Top
@@ -34,7 +35,7 @@ from rankscope.measure.errors import RankscopeError, SettingError
 
 COMMANDS: Final[Sequence[Command]] = (
     Serve(), RelayReports(), Top(), Status(), Incidents(), OrderCapture(), Nodes(), Notify(), Keys(), Report(),
-    Compare(), Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(),
+    Compare(), Analyze(), Profile(), Memory(), Merge(), View(), Doctor(), Files(), Demo(), Selftest(),
 )  # fmt: skip
 """All commands, in the order of `rankscope --help`."""
 USAGE_ERROR: Final = 2

@@ -42,6 +42,7 @@ SMALL: Final = {
     "collector/commands/keys.py": ONE_COMMAND,
     "collector/commands/merge.py": ONE_COMMAND,
     "collector/commands/relay.py": ONE_COMMAND,
+    "collector/commands/selftest.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
     "collector/traces/cycles.py": ONE_TABLE,

@@ -1,0 +1,86 @@
+"""Say for each kind of fault which sentence about it is right, and find that in a run. Pure.
+
+A fault counts as found only by its own cause: the cause is what a person acts on. Where two kinds of fault cannot be
+told apart by what a host without a GPU reports, the sentence is the one that is true of both (docs/selftest.md).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding
+from rankscope.collector.runs.run_end_words import FAILURE, find_failure
+from rankscope.collector.runs.snapshot import RunSnapshot
+
+RANK: Final = 2
+RANKS: Final = 4
+FIRST_STEP: Final = 40
+"""The first step of each fault: by then detection knows how fast the ranks are without it."""
+LAST_STEP: Final = 100_000
+"""A fault lasts until its sentence is there, and the training is ended."""
+SLOW_MS: Final = 150
+"""How long a fault takes in each step: a step takes 40 ms on two idle cores, and 150 ms on busy ones."""
+ACCUSES: Final = frozenset({STRAGGLER, HANG})
+"""Kinds of findings that accuse ranks."""
+
+
+class Case(NamedTuple):
+    """A fault, and the sentence that is right: a finding of this kind and cause about RANK alone, or the end of the run
+    (kind FAILURE) with RANK as the first to fail, that has these words (a regular expression).
+    """
+
+    kind: str
+    cause: str
+    words: str = ""
+    ms: int | None = None
+
+    def order(self, name: str) -> str:
+        """Return the value of RANKSCOPE_FAULT."""
+        duration = "" if self.ms is None else f" ms={self.ms}"
+        return f"rank={RANK} kind={name}{duration} steps={FIRST_STEP}:{LAST_STEP}"
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "host_sleep": Case(STRAGGLER, "unseen_wait", "of it in forward", ms=SLOW_MS),
+    "gil_spin": Case(
+        STRAGGLER, "host_cpu", "waits for other threads of its process, or for Python's interpreter lock", ms=SLOW_MS
+    ),
+    "garbage_collection": Case(STRAGGLER, "garbage_collection", ms=SLOW_MS),
+    "loader_delay": Case(STRAGGLER, "data_loading", ms=SLOW_MS),
+    "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computes", ms=SLOW_MS),
+    "cpu_hog": Case(STRAGGLER, "cpu_pressure", "longer for a CPU core"),
+    "sigstop": Case(HANG, "missing_rank", "is stopped", ms=30_000),
+    "hang": Case(HANG, "missing_rank", r"is stalled at train\.py:\d+ \(main\)", ms=30_000),
+    "exit": Case(FAILURE, "failed", "exit code 3"),
+    "crash": Case(FAILURE, "crashed", "SIGSEGV"),
+}
+"""By the kind of the fault, in the order in which they are tried."""
+
+
+class Verdict(NamedTuple):
+    """What the monitor said of a fault. `said` is the right sentence, or the last other one; empty where nothing was
+    said. `steps` is how many steps after the fault's first one the last reported one was then, `is_right` whether the
+    sentence is right, `wrong` accuses another rank.
+    """
+
+    said: str
+    steps: int
+    is_right: bool
+    wrong: str = ""
+
+
+def judge(case: Case, run: RunSnapshot) -> Verdict:
+    """Return what is said of the fault now."""
+    failure = find_failure(run.end)
+    said = [*run.findings, *([] if failure is None else [failure])]
+    right = next((one for one in said if _is_right(case, one)), None)
+    wrong = next((one.sentence for one in said if one.kind in ACCUSES and one.ranks != (RANK,)), "")
+    known = [rank.last_step for rank in run.ranks if rank.last_step is not None]
+    steps = max(0, max(known, default=0) - FIRST_STEP)
+    last = said[-1].sentence if said else ""
+    return Verdict(last if right is None else right.sentence, steps, right is not None, wrong)
+
+
+def _is_right(case: Case, finding: Finding) -> bool:
+    is_about = (finding.kind, finding.cause, finding.ranks) == (case.kind, case.cause, (RANK,))
+    return is_about and re.search(case.words, finding.sentence) is not None

@@ -1,0 +1,164 @@
+"""Run the selftest: a collector, a training for each fault, and a table of what was said."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final, NamedTuple, TextIO
+
+from rankscope.collector.demo.run import read_run, running_collector
+from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
+from rankscope.measure.child_command import build_child_command
+from rankscope.measure.errors import UnavailableError
+
+DEADLINE_S: Final = 180.0
+"""How long a sentence may take, with the start of the training: that of a hang takes 20 s, the imports of four ranks as
+long on two busy cores."""
+POLL_S: Final = 0.5
+END_S_MAX: Final = 45.0
+"""torchrun ends its ranks by SIGTERM, and after 30 s by SIGKILL: a stopped rank hears of no SIGTERM."""
+OUTPUT_BYTES_SHOWN: Final = 2_000
+
+AGENT_ENVIRONMENT: Final = {
+    # A fault lasts seconds here: reports and windows are as frequent as they are nowhere else.
+    "RANKSCOPE_COLLECTIVE_WINDOW_S": "0.5",
+    "RANKSCOPE_COLLECTIVE_WINDOWS": "always",
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2",
+    "RANKSCOPE_REPORT_INTERVAL_S": "0.5",
+    "RANKSCOPE_STALL_S": "3",
+    "RANKSCOPE_FAULTS_ALLOWED": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Result(NamedTuple):
+    """The verdict on one kind of fault, and the seconds from the start of its training until then."""
+
+    kind: str
+    verdict: Verdict
+    took_s: float
+
+
+def run_selftest(kinds: Sequence[str], out: TextIO) -> int:
+    """Try each kind of fault, print the table, and return 0 where every sentence was right, else 1.
+
+    Raises UnavailableError when torch is missing, a process cannot be started, or a training does not report.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError("the selftest trains a model and needs PyTorch in this environment: pip install torch")
+    out.write(
+        f"selftest: a training of {RANKS} ranks for each of {len(kinds)} faults, on rank {RANK} from step {FIRST_STEP} "
+        "on; 20 to 60 s each, longer on a busy machine\n"
+    )
+    out.write(describe_load(os.getloadavg()[0], len(os.sched_getaffinity(0))))
+    out.flush()
+    results: list[Result] = []
+    with running_collector() as (endpoint, url):
+        for kind in kinds:
+            results.append(_try_kind(kind, CASES[kind], endpoint, url))
+            out.write(f"{describe(results[-1])}\n")
+            out.flush()
+    right = sum(is_good(result.verdict) for result in results)
+    out.write(f"{right} of {len(results)} faults were found, with the right cause and no other rank accused\n")
+    return 0 if right == len(results) else 1
+
+
+def describe_load(load: float, cores: int) -> str:
+    """Return a line about other work on this machine before the test begins; empty where there is little.
+
+    `load` is the mean number of processes that run or want to, over the last minute.
+
+    >>> describe_load(0.4, cores=2), describe_load(7.25, cores=2)[:47]
+    ('', 'this machine is busy: 7.2 processes on 2 cores.')
+    """
+    if load < cores:
+        return ""
+    return (
+        f"this machine is busy: {load:.1f} processes on {cores} cores. So gil_spin and cpu_hog may have another cause: "
+        "every rank waits for a core\n"
+    )
+
+
+def is_good(verdict: Verdict) -> bool:
+    """Return whether the sentence was right, and no other rank was accused."""
+    return verdict.is_right and not verdict.wrong
+
+
+def describe(result: Result) -> str:
+    """Return the result in lines: the fault, after how many steps and seconds, and what was said."""
+    verdict = result.verdict
+    grade = "right" if is_good(verdict) else "WRONG"
+    after = f"after {verdict.steps} steps of the fault, {result.took_s:.0f} s from the start"
+    lines = [f"{grade}  {result.kind:<18}  {after}"]
+    if not verdict.is_right:
+        lines.append(f"       expected: {describe_expected(CASES[result.kind])}")
+    lines.append(f"       said: {printable(verdict.said) if verdict.said else 'nothing'}")
+    if verdict.wrong:
+        lines.append(f"       accused another rank: {printable(verdict.wrong)}")
+    return "\n".join(lines)
+
+
+def describe_expected(case: Case) -> str:
+    """Return which sentence is right."""
+    words = f', with "{case.words}"' if case.words else ""
+    return f"a {case.kind} with the cause {case.cause} about rank {RANK} alone{words}"
+
+
+def _try_kind(kind: str, case: Case, endpoint: str, url: str) -> Result:
+    run, begin_s = f"selftest-{kind}", time.monotonic()
+    verdict, took_s = Verdict("", 0, is_right=False), 0.0
+    with tempfile.TemporaryFile() as output, _training(case.order(kind), run, endpoint, output) as training:
+        while not verdict.is_right and took_s < DEADLINE_S:
+            with suppress(subprocess.TimeoutExpired):
+                training.wait(POLL_S)
+                time.sleep(POLL_S)  # it has ended: the sidecar's notice of that may still come
+            took_s = time.monotonic() - begin_s
+            snapshot = read_run(url, run)
+            if snapshot is not None:
+                verdict = judge(case, snapshot)
+            elif training.poll() is not None:
+                output.seek(max(0, output.tell() - OUTPUT_BYTES_SHOWN))
+                text = output.read().decode(errors="replace")
+                raise UnavailableError(f"the training for {kind} ended before it reported; it printed: {text}")
+    return Result(kind, verdict, took_s)
+
+
+@contextmanager
+def _training(fault: str, run: str, endpoint: str, output: IO[bytes]) -> Iterator["subprocess.Popen[bytes]"]:
+    script = Path(__file__).with_name("train.py")
+    command = build_child_command(
+        sys.executable, "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
+        "-m", "rankscope.agent", str(script),
+    )  # fmt: skip
+    foreign = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
+    environment = {**foreign, **AGENT_ENVIRONMENT}
+    environment |= {"RANKSCOPE_COLLECTOR": endpoint, "RANKSCOPE_RUN": run, "RANKSCOPE_FAULT": fault}
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603
+    try:
+        yield child
+    finally:
+        _end(child)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End torchrun, which ends its ranks; where it does not, end it and them."""
+    import psutil  # noqa: PLC0415 - after a training only
+
+    below = []
+    with suppress(psutil.Error):
+        below = psutil.Process(child.pid).children()
+    child.terminate()
+    try:
+        child.wait(END_S_MAX)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    for rank in below:
+        with suppress(psutil.Error):
+            rank.kill()

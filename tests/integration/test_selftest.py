@@ -1,0 +1,38 @@
+"""`rankscope selftest`: faults in real trainings of four ranks, and what is said of each. With SOAK all, five times."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.selftest.cases import CASES
+from tests.integration.torchrun import python, run
+
+IS_LONG = os.environ.get("SOAK") == "1"
+KINDS = tuple(CASES) if IS_LONG else ("loader_delay", "exit")
+TIMES = 5 if IS_LONG else 1
+DEADLINE_S = 300.0
+"""The command's own limit for a kind is 180 s and the end of its training."""
+
+
+@pytest.mark.parametrize("time", range(TIMES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_right_sentence_is_said_of_the_fault(kind: str, time: int) -> None:
+    ended = run(python("-m", "rankscope.collector", "selftest", "--kind", kind), deadline_s=DEADLINE_S)
+    assert (ended.exit_code, ended.left) == (0, ()), f"time {time}: {ended.stdout}{ended.stderr}"
+    assert re.search(rf"^right  {kind} +after \d+ steps of the fault", ended.stdout, re.MULTILINE)
+    assert f"Injected on purpose on rank 2: {kind} " in ended.stdout
+
+
+def test_without_torch_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\nfind = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    ended = run(python("-m", "rankscope.collector", "selftest", "--kind", "exit"), environment)
+    assert ended.exit_code == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "rankscope: the selftest trains a model and needs PyTorch in this environment: pip install torch"
+    )

@@ -1,0 +1,96 @@
+"""Which sentence about a fault is right, by runs made by hand."""
+
+import pytest
+
+from rankscope.agent.fault_spec import KINDS, parse_fault
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.runs.run_end import FirstToFail, RunEnd
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, judge
+from rankscope.collector.selftest.run import Result, describe, is_good
+from tests.unit.collector.runs.run_snapshots import rank_of
+
+CASE = CASES["loader_delay"]
+
+
+def found(cause: str = "data_loading", ranks: tuple[int, ...] = (RANK,), kind: str = "straggler") -> Finding:
+    return Finding(kind=kind, ranks=ranks, cause=cause, sentence=f"{kind} {cause} {ranks}")
+
+
+def run_of(*findings: Finding, end: RunEnd | None = None) -> RunSnapshot:
+    ranks = (rank_of(0, last_step=FIRST_STEP + 23), rank_of(1, last_step=None))
+    return RunSnapshot(run="r", world_size=4, restart_count=0, ranks=ranks, findings=findings, end=end)
+
+
+def failed(rank: int, reason: str, detail: str) -> RunEnd:
+    return RunEnd(reason=reason, first=FirstToFail(rank=rank, node="n0", reason=reason, detail=detail))
+
+
+def test_every_kind_of_fault_has_a_case_and_an_order_that_the_agent_takes() -> None:
+    assert list(CASES) == list(KINDS)
+    for name, case in CASES.items():
+        spec = parse_fault(case.order(name))
+        assert (spec.rank, spec.kind, spec.first_step) == (RANK, name, FIRST_STEP)
+
+
+def test_the_right_cause_about_the_rank_alone_is_right() -> None:
+    verdict = judge(CASE, run_of(found("host_cpu"), found()))
+    assert (verdict.said, verdict.steps, is_good(verdict)) == ("straggler data_loading (2,)", 23, True)
+
+
+@pytest.mark.parametrize(
+    "other", [found("host_cpu"), found(ranks=(RANK, 3)), found(ranks=(1,)), found(kind="run_slowdown")]
+)  # fmt: skip
+def test_another_cause_rank_or_kind_is_not_right(other: Finding) -> None:
+    verdict = judge(CASE, run_of(other))
+    assert (verdict.said, verdict.is_right) == (other.sentence, False)
+
+
+def test_a_right_cause_in_other_words_is_not_right() -> None:
+    assert judge(CASES["allocation_churn"], run_of(found("host_cpu"))).is_right is False
+
+
+def test_nothing_said_is_not_right() -> None:
+    assert judge(CASE, RunSnapshot(run="r", world_size=4, restart_count=0, ranks=())) == ("", 0, False, "")
+
+
+@pytest.mark.parametrize("kind", ["straggler", "hang"])
+def test_whoever_accuses_another_rank_is_wrong_beside_the_right_sentence(kind: str) -> None:
+    verdict = judge(CASE, run_of(found("unseen_wait", (1,), kind), found()))
+    assert verdict.is_right
+    assert verdict.wrong == f"{kind} unseen_wait (1,)"
+    assert not is_good(verdict)
+
+
+def test_a_finding_about_the_whole_run_accuses_nobody() -> None:
+    assert is_good(judge(CASE, run_of(found("slower", (), "run_slowdown"), found())))
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "is_right"),
+    [
+        ("exit", failed(RANK, "failed", "exit code 3"), True),
+        ("exit", failed(RANK, "failed", "exit code 1"), False),
+        ("exit", failed(1, "failed", "exit code 3"), False),
+        ("crash", failed(RANK, "crashed", "SIGSEGV"), True),
+        ("crash", failed(RANK, "killed", "SIGKILL"), False),
+        ("crash", None, False),
+    ],
+)  # fmt: skip
+def test_an_end_is_right_with_its_rank_and_its_way(kind: str, end: RunEnd | None, is_right: bool) -> None:
+    assert judge(CASES[kind], run_of(end=end)).is_right is is_right
+
+
+def test_a_result_says_what_was_expected_where_it_was_not_said() -> None:
+    right = Result("loader_delay", judge(CASE, run_of(found())), 17.2)
+    assert describe(right) == (
+        "right  loader_delay        after 23 steps of the fault, 17 s from the start\n"
+        "       said: straggler data_loading (2,)"
+    )
+    wrong = Result("loader_delay", judge(CASE, run_of(found("unseen_wait", (1,)))), 120.0)
+    assert describe(wrong) == (
+        "WRONG  loader_delay        after 23 steps of the fault, 120 s from the start\n"
+        "       expected: a straggler with the cause data_loading about rank 2 alone\n"
+        "       said: straggler unseen_wait (1,)\n"
+        "       accused another rank: straggler unseen_wait (1,)"
+    )
