@@ -31,8 +31,6 @@ STOP_COMMAND: Final = 'trap "" HUP INT TERM; kill -STOP "$1"; sleep "$2"; kill -
 keep the shell alive when the run is ended meanwhile."""
 CHURN_BYTES: Final = 32 * 1024 * 1024
 """A block that the C library maps and unmaps each time, above any threshold of malloc's (mallopt(3): 32 MiB)."""
-CYCLES: Final = 20_000
-"""Objects in cycles for one collection of the youngest generation, some ms of it."""
 CALIBRATED: Final = 200_000
 """Numbers summed to learn how fast the processor sums: some ms."""
 
@@ -98,20 +96,10 @@ class Actions:
         done.acquire()
 
     def _collect(self) -> None:
-        """Make objects in cycles and collect them, until the collections have lasted that long."""
-        collected_ns, was_enabled = 0, gc.isenabled()
-        gc.disable()  # else they would be collected in small lots while they are made
-        try:
-            while collected_ns < self._ms * 1_000_000:
-                for _ in range(CYCLES):
-                    cycle: list[object] = []
-                    cycle.append(cycle)
-                begin_ns = time.monotonic_ns()
-                gc.collect(0)
-                collected_ns += time.monotonic_ns() - begin_ns
-        finally:
-            if was_enabled:
-                gc.enable()
+        """Run whole collections until they have lasted that long: one takes some 0.1 s in a process with torch."""
+        end_ns = time.monotonic_ns() + self._ms * 1_000_000
+        while time.monotonic_ns() < end_ns:
+            gc.collect()
 
     def _churn(self) -> None:
         end_ns = time.monotonic_ns() + self._ms * 1_000_000

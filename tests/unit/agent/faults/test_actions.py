@@ -70,14 +70,11 @@ def test_collections_last_as_long_as_ordered() -> None:
             paused_ns += time.monotonic_ns() - begun_ns
 
     gc.callbacks.append(on_collection)
-    cpu_ns = time.thread_time_ns()
     try:
         actions_of("garbage_collection", f"ms={MS}").act()
     finally:
         gc.callbacks.remove(on_collection)
     assert paused_ns >= 0.9 * NS  # the calls of the callbacks are not in it
-    assert time.thread_time_ns() - cpu_ns < 20 * NS, "to make the objects takes as long as to collect them, or so"
-    assert gc.isenabled()
 
 
 def test_churn_maps_new_pages_and_keeps_none() -> None:
