@@ -111,6 +111,25 @@ def test_windows_have_all_kernels_of_their_steps_wherever_the_device_is(tmp_path
     assert job.counts.lost <= 1, "the first session, which is discarded, may be"
 
 
+LAYERS, PRODUCT = 4, 2 * 4 * 16 * 16
+"""The model of scripts/fake_gpu.py, and the FLOPs of a product of its batch of 4 with one of its weights."""
+
+
+@pytest.mark.parametrize("how", ["waits", "ahead"])
+def test_window_with_shapes_has_the_flops_of_a_step_and_all_kernels(tmp_path: Path, how: str) -> None:
+    inside = ("--operators", "aten::addmm", "aten::mm", "aten::sum", "--faults", json.dumps({"at_end": 1}))
+    job = train(tmp_path, "always", 200, *options_of(how, *inside))
+    for one in job.life.breakdowns:
+        assert one.compute_ns == job.sum_kernels(one.first_step, one.step_count) > 0
+    found = job.life.reports[-1].flops
+    assert found.model is not None, found.absent
+    assert found.executed is not None
+    assert found.model.per_step == 3 * LAYERS * PRODUCT
+    # The input needs no gradient.
+    assert found.executed.per_step == (LAYERS + 2 * LAYERS - 1) * PRODUCT
+    assert found.source == "measured"
+
+
 def test_without_the_wait_the_device_loses_windows_as_a_real_one_did(tmp_path: Path) -> None:
     job = train(tmp_path, "always", 120, *options_of("ahead", "--impatient"))
     assert job.life.losses.windows_skipped["steps_cut"] > 0

@@ -32,11 +32,13 @@ parser.add_argument("--all-reduce", action="store_true", help="each step has one
 parser.add_argument("--is-seen-by-torch", action="store_true", help="sessions of torch.profiler record the device")
 parser.add_argument("--stop-amid-session", action="store_true", help="say so, and wait, in the second session")
 parser.add_argument("--call", default="cudaLaunchKernel", help="the name of each launch")
+parser.add_argument("--operators", nargs="+", default=[ALL_OPERATORS], help="those that launch a kernel")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
 gpu = FakeGpu(options.library)
-gpu.launch(ALL_OPERATORS, options.kernel_ns, call=options.call, count=options.kernels_a_launch)
+for operator in options.operators:
+    gpu.launch(operator, options.kernel_ns, call=options.call, count=options.kernels_a_launch)
 gpu.meet(options.work.with_suffix(".meeting"), rank=0, world_size=1)
 gpu.set_fault(**options.faults)
 if options.is_seen_by_torch:
