@@ -42,10 +42,10 @@ def judge(results: Sequence[RankResults], checks: Sequence[Check], past: Past) -
     not_compared: dict[str, str] = {}
     for check in checks:
         subjects = list_subjects(results, check)
-        found, reason = _judge_peers(subjects, check)
+        found, reason, had_peers = _judge_peers(subjects, check)
         earlier, was_compared = _judge_past(subjects, check, past.get(check.name, {}))
         slow += _join(found, earlier)
-        if not reason or was_compared:
+        if had_peers or was_compared:
             compared.append(check.title)
         if reason:
             not_compared[check.title] = reason
@@ -121,11 +121,11 @@ def _list_exchanges(results: Sequence[RankResults]) -> list[Subject]:
     return subjects
 
 
-def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow], str]:
-    """Return what is slow, and the reason if anything with a value could not be compared."""
+def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow], str, bool]:
+    """Return what is slow, the reason if anything with a value could not be compared, and whether anything could."""
     if not subjects:
-        return [], "no values"
-    slow, reason = [], ""
+        return [], "no values", False
+    slow, reason, had_peers = [], "", False
     for one in subjects:
         others = [other for other in subjects if other is not one and other.group == one.group]
         elsewhere = [other for other in others if other.node != one.node]
@@ -134,6 +134,7 @@ def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow],
             what = "nodes" if check.of_node else "ranks"
             reason = f"it needs {PEERS_MIN} other {what} with the same device ({one.group}), and there are {len(peers)}"
             continue
+        had_peers = True
         found = compare(one.values, [peer.values for peer in peers], check.ratio_min)
         if found.is_slow:
             slow.append(
@@ -142,7 +143,7 @@ def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow],
                     peers=len(peers), ratio=found.ratio, deviations=found.deviations,
                 )
             )  # fmt: skip
-    return slow, reason
+    return slow, reason, had_peers
 
 
 def find_slowest(subjects: Iterable[Subject]) -> dict[str, Subject]:

@@ -24,7 +24,7 @@ def describe_slow(slow: Slow, check: Check, results: Sequence[RankResults]) -> s
         where = f"{check.title}, between {_name(slow.node)} and {_name(slow.other)}"
         return f"{where}: {own} against {against} of {slow.peers} other pairs ({slow.ratio:.2f} of that), twice"
     subject = check.title if slow.rank is None else f"{check.title} of rank {slow.rank}"
-    others = "nodes" if slow.rank is None else "peer ranks"
+    others = "peer nodes" if slow.rank is None else "peer ranks"
     whom = f"in its last {slow.peers} pre-flights" if slow.is_past else f"of its {slow.peers} {others}"
     return f"{subject}: {own} against {against} {whom} ({slow.ratio:.2f} of that), twice{_explain(slow, results)}"
 

@@ -62,9 +62,10 @@ def test_equal_nodes_are_not_named() -> None:
 
 
 def test_other_devices_are_no_peers() -> None:
-    ranks = make_ranks({"a": [100.0], "b": [101.0], "c": [99.0]}) + make_ranks({"d": [30.0]}, device="NVIDIA A100")
+    ranks = make_ranks({"a": [100.0], "b": [101.0], "c": [99.0], "e": [100.0]})
+    ranks += make_ranks({"d": [30.0]}, device="NVIDIA A100")
     found = judge(ranks, [CHECKS[MEMORY]], NONE)
-    assert found.slow == ()
+    assert (found.slow, found.compared) == ((), ("memory bandwidth",))
     reason = found.not_compared["memory bandwidth"]
     assert reason == "it needs 3 other ranks with the same device (NVIDIA A100), and there are 0"
 
