@@ -81,7 +81,8 @@ def model_flops(*, per_step: float | None = None, per_token: float | None = None
     of them has no FLOPs. Both are above 0 and at most 1e24. Without either, nothing is declared any more.
 
     `dtype` is the type of the products' numbers, `torch.bfloat16` or `"bf16"`: the device's peak for it counts. None:
-    that of bf16, as is usual, or of fp16 for a GPU without bf16; `"tf32"` is float32 on tensor cores.
+    the type of most FLOPs that were measured, before that bf16 (fp16 for a GPU without bf16); `"tf32"` is float32 on
+    tensor cores.
 
     A declaration takes precedence over measured FLOPs, and may come before the agent knows its rank. It never raises:
     a value that cannot be used changes nothing and is logged once.

@@ -7,7 +7,7 @@ others.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.agent.preflight.checks import PAIRS, Check
@@ -132,7 +132,7 @@ def _judge_peers(subjects: Sequence[Subject], check: Check) -> tuple[list[Slow],
         peers = elsewhere if len(elsewhere) >= PEERS_MIN else others
         if len(peers) < PEERS_MIN:
             what = "nodes" if check.of_node else "ranks"
-            reason = f"it needs {PEERS_MIN} other {what} with the same device ({one.group}), and there are {len(peers)}"
+            reason = f"{PEERS_MIN} other {what} with the same device ({one.group}) are needed; there are {len(peers)}"
             continue
         had_peers = True
         found = compare(one.values, [peer.values for peer in peers], check.ratio_min)
@@ -185,7 +185,19 @@ def _join(found: Sequence[Slow], earlier: Sequence[Slow]) -> list[Slow]:
     return [*found, *(one for one in earlier if one.node not in known)]
 
 
-def confirm(first: Sequence[Slow], again: Sequence[Slow]) -> tuple[Slow, ...]:
-    """Return what was slow in both passes, with the numbers of the second."""
-    before = {(one.check, one.node, one.rank, one.other, one.is_past) for one in first}
+def confirm(first: Sequence[Slow], again: Sequence[Slow], repeated: Collection[str]) -> tuple[Slow, ...]:
+    """Return what was slow in both measurements, with the numbers of the second. `repeated` are the names of the checks
+    that were measured again: of the others `again` has the first values, which confirm nothing.
+    """
+    before = {(one.check, one.node, one.rank, one.other, one.is_past) for one in first if one.check in repeated}
     return tuple(one for one in again if (one.check, one.node, one.rank, one.other, one.is_past) in before)
+
+
+def describe_unconfirmed(first: Sequence[Slow], checks: Sequence[Check], repeated: Collection[str]) -> list[str]:
+    """Return for each check that was slow and not measured again where that was."""
+    said = []
+    for check in checks:
+        nodes = sorted({node for one in first if one.check == check.name for node in (one.node, one.other) if node})
+        if nodes and check.name not in repeated:
+            said.append(f"{check.title} again (slow once on {', '.join(nodes)}: nobody is named for it)")
+    return said

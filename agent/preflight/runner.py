@@ -3,7 +3,7 @@
 join      every rank says where it is and on what; each learns the nodes
 checks    one after the other, begun by all at the same time, while rank 0 says that there is time
 judge     rank 0 reads the results of all, and names the checks in which something was slow
-again     all ranks repeat those checks once: what is slow twice is named
+again     all ranks repeat those checks once, while there is time: what is slow both times is named
 end       rank 0 writes, and gives all ranks their exit status
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from rankscope.agent.preflight.checks import CUDA, DISK, NODE_ALL_REDUCE, PAIRS, Check, list_checks
 from rankscope.agent.preflight.ending import Watch
 from rankscope.agent.preflight.faults import Sensors, find_clock_notes
-from rankscope.agent.preflight.judgement import Judgement, Past, confirm, judge
+from rankscope.agent.preflight.judgement import Judgement, Past, confirm, describe_unconfirmed, judge
 from rankscope.agent.preflight.local_checks import CpuShare, Device, measure_disk
 from rankscope.agent.preflight.meeting import Meeting
 from rankscope.agent.preflight.network import Network, measure_clocks, pair_rounds
@@ -110,15 +110,18 @@ class Runner:
         found = None if first is None else judge(first, self.checks, find_past(first))
         suspected = [] if found is None else sorted({one.check for one in found.slow})
         again = self._meeting.exchange("suspected", "", lambda _: " ".join(suspected), planned_s=self._check_s).split()
-        for check in self.checks:
-            if check.name in again:
-                self._run(check, network, disk_folder, which="again", ratio_max=AGAIN_RATIO_MAX)
+        repeated = {
+            check.name
+            for check in self.checks
+            if check.name in again and self._run(check, network, disk_folder, which="again", ratio_max=AGAIN_RATIO_MAX)
+        }
         second = self._collect("results again") if again else first
         if second is None or found is None:
             return None
         if again:
-            repeated = judge(second, self.checks, find_past(second))
-            found = repeated._replace(slow=confirm(found.slow, repeated.slow))
+            left_out += describe_unconfirmed(found.slow, self.checks, repeated)
+            later = judge(second, self.checks, find_past(second))
+            found = later._replace(slow=confirm(found.slow, later.slow, repeated))
         return Results(ranks=second, judgement=found, checks=self.checks, left_out=tuple(left_out))
 
     @property

@@ -22,11 +22,11 @@ def describe_slow(slow: Slow, check: Check, results: Sequence[RankResults]) -> s
     own, against = f"{slow.own:.3g} {check.unit}", f"{slow.against:.3g}"
     if slow.other:
         where = f"{check.title}, between {_name(slow.node)} and {_name(slow.other)}"
-        return f"{where}: {own} against {against} of {slow.peers} other pairs ({slow.ratio:.2f} of that), twice"
+        return f"{where}: {own} against {against} of {slow.peers} other pairs ({slow.ratio:.2f} of that), both times"
     subject = check.title if slow.rank is None else f"{check.title} of rank {slow.rank}"
     others = "peer nodes" if slow.rank is None else "peer ranks"
     whom = f"in its last {slow.peers} pre-flights" if slow.is_past else f"of its {slow.peers} {others}"
-    return f"{subject}: {own} against {against} {whom} ({slow.ratio:.2f} of that), twice{_explain(slow, results)}"
+    return f"{subject}: {own} against {against} {whom} ({slow.ratio:.2f} of that), both times{_explain(slow, results)}"
 
 
 def _explain(slow: Slow, results: Sequence[RankResults]) -> str:
@@ -39,8 +39,11 @@ def _explain(slow: Slow, results: Sequence[RankResults]) -> str:
         return ""
     usual = statistics.median(shares.values())
     if own >= CPU_SHARE_RATIO * usual:
-        return f"; it had its CPUs for {own:.2f} of the time, as the others"
-    return f"; it had its CPUs for {own:.2f} of the time, others for {usual:.2f}: other processes or a limit hold them"
+        return f"; its threads ran for {own:.2f} of the time, as those of others"
+    return (
+        f"; its threads ran for {own:.2f} of the time, those of others for {usual:.2f}: other processes, or a limit of "
+        "CPU time, may be why"
+    )
 
 
 def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Sequence[str]) -> str:
@@ -49,7 +52,7 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
     >>> build_sentence(["node-2"], 0, 4, ["disk"])
     '1 of 4 nodes was named: node-2.'
     >>> build_sentence([], 0, 4, [])
-    'Not judged: nothing could be compared, and there are no error counts.'
+    'Not judged: nothing could be compared, and no error count names a node. Three others with one device are needed.'
     """
     parts = []
     if named:
@@ -57,11 +60,15 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
         more = f" and {len(named) - NAMES_SHOWN_MAX} others" if len(named) > NAMES_SHOWN_MAX else ""
         parts.append(f"{len(named)} of {nodes} nodes {'was' if len(named) == 1 else 'were'} named: {names}{more}.")
     if links:
-        parts.append(f"{links} slow link{'s' * (links != 1)} between other nodes.")
+        which = "nodes that are not slow themselves; no node is excluded for that"
+        parts.append(f"{links} slow link{'s' * (links != 1)} between {which}.")
     if parts:
         return " ".join(parts)
     if not compared:
-        return "Not judged: nothing could be compared, and there are no error counts."
+        return (
+            "Not judged: nothing could be compared, and no error count names a node. "
+            "Three others with one device are needed."
+        )
     return f"No node was named: {nodes} node{'s' * (nodes != 1)}, {len(compared)} checks compared."
 
 
@@ -75,7 +82,8 @@ def render(report: Report, checks: Sequence[Check]) -> str:
     for one in report.named:
         lines += [f"{_name(one.node)}: {to_line(reason)}" for reason in one.reasons]
     lines += [f"slow link: {to_line(link)}" for link in report.links]
-    lines += [f"not compared: {title}: {reason}" for title, reason in report.not_compared.items()]
+    for title, reason in report.not_compared.items():
+        lines.append(f"not compared{' for all' * (title in report.compared)}: {title}: {reason}")
     if report.left_out:
         lines.append(f"left out for lack of time (--budget-s): {', '.join(report.left_out)}")
     lines += [f"note: {to_line(note)}" for note in report.notes[:NOTES_SHOWN_MAX]]

@@ -23,9 +23,9 @@ DTYPES: Final = {
 }  # fmt: skip
 """Types of numbers by their names in torch, and by the names of the table of peaks."""
 
-UNKNOWN: Final = "FLOPs are neither declared nor measured"
+UNKNOWN: Final = "FLOPs are not declared, and not measured yet"
 NO_TOKENS: Final = "FLOPs are declared per token, and the number of tokens of a step is not known"
-NOT_MEASURED: Final = "executed FLOPs are not measured"
+NOT_MEASURED: Final = "executed FLOPs have not been measured yet"
 
 
 class Counted(NamedTuple):
@@ -58,7 +58,6 @@ class _Declared(NamedTuple):
 class _Measured(NamedTuple):
     model: int
     executed: int
-    number_type: str | None
 
 
 class ModelFlops:
@@ -68,6 +67,7 @@ class ModelFlops:
         self._declared: _Declared | None = None
         self._measured: _Measured | None = None
         self._why_not_measured = NOT_MEASURED
+        self._measured_type: str | None = None
         self._lacks_tokens = False
         #: Replaced as a whole, so that another thread reads consistent sums.
         self._totals = FlopTotals()
@@ -89,7 +89,8 @@ class ModelFlops:
         """Set what a step was measured to need and to execute, for the steps from now on. `dtype`: as for
         `set_declared`, that of most FLOPs.
         """
-        self._measured = _Measured(model, executed, _to_number_type(dtype))
+        self._measured_type = _to_number_type(dtype)
+        self._measured = _Measured(model, executed)
 
     def clear_measured(self, reason: str) -> None:
         """Measured FLOPs hold no longer, for this reason: the batch has another shape, a window could not be read."""
@@ -122,9 +123,11 @@ class ModelFlops:
 
     @property
     def number_type(self) -> str | None:
-        """The type of numbers that the FLOPs are of, one of the table of peaks; None: not stated."""
-        known = (self._declared, self._measured)
-        return next((one.number_type for one in known if one is not None and one.number_type), None)
+        """The type of numbers that the FLOPs are of, one of the table of peaks: the declared one, else the one measured
+        last, also where that measurement holds no longer, so that the peak stays the same; None: not known.
+        """
+        declared = None if self._declared is None else self._declared.number_type
+        return declared or self._measured_type
 
     @property
     def absent(self) -> dict[str, str]:

@@ -11,8 +11,8 @@ from rankscope.measure.model_flops import FlopSum, StepFlops
 
 class RunFlops(NamedTuple):
     """Means of MFU and HFU over the ranks, and the model FLOPs of a step of all ranks together; None unless they are
-    known of every rank: a mean over some ranks is not that of the run. `absent` says why there is no MFU, empty where
-    there is one, and where nobody has asked for it: no rank has FLOPs.
+    known of every rank: a mean over some ranks is not that of the run. `absent` says why there is no MFU; empty where
+    there is one, and where no rank says why.
     """
 
     mfu: float | None = None
@@ -35,23 +35,20 @@ def find_run_flops(ranks: Sequence[RankSnapshot]) -> RunFlops:
 
 
 def describe_run_flops(flops: RunFlops) -> str:
-    """Return MFU and HFU as text, or why there is no MFU; empty where no rank has FLOPs.
+    """Return MFU and HFU as text, and why there is no MFU; empty where neither is known, nor why.
 
     >>> describe_run_flops(RunFlops(mfu=0.412, hfu=0.5)), describe_run_flops(RunFlops(absent="rank 0: no GPU"))
     ('MFU 41.2 %, HFU 50.0 %', 'no MFU: rank 0: no GPU')
     """
-    if flops.mfu is None and flops.hfu is None:
-        return f"no MFU: {flops.absent}" if flops.absent else ""
-    return ", ".join(
-        _name(name, ratio) for name, ratio in (("MFU", flops.mfu), ("HFU", flops.hfu)) if ratio is not None
-    )
+    known = [_name(name, ratio) for name, ratio in (("MFU", flops.mfu), ("HFU", flops.hfu)) if ratio is not None]
+    return ", ".join([*known, *([f"no MFU: {flops.absent}"] if flops.absent else [])])
 
 
 def describe_rank_flops(flops: StepFlops) -> str:
     """Return what a rank's last steps needed and how much of the peak that is; empty where it has no FLOPs.
 
     >>> found = StepFlops(model=FlopSum(6e15, 10, 20 * 10**9), source="declared", peak_flops_per_s=9.894e14,
-    ...     peak_type="bf16", absent={"executed": "executed FLOPs are not measured"})
+    ...     peak_type="bf16", absent={"executed": "executed FLOPs have not been measured yet"})
     >>> describe_rank_flops(found)
     '600 TFLOPs of the model a step (declared), 300.0 TFLOP/s; MFU 30.3 % of 989.4 TFLOP/s (bf16)'
     """
@@ -90,7 +87,8 @@ def _add(amounts: Sequence[float | None]) -> float | None:
 
 
 def _find_absence(ranks: Sequence[RankSnapshot]) -> str:
-    if all(rank.flops.model is None for rank in ranks):
+    silent = all(rank.flops.model is None and "model" not in rank.flops.absent for rank in ranks)
+    if silent:  # agents of an earlier version, or no report with steps yet
         return ""
     first = next(rank for rank in ranks if rank.flops.mfu is None)
     absent = first.flops.absent

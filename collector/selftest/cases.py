@@ -26,12 +26,14 @@ ACCUSES: Final = frozenset({STRAGGLER, HANG})
 
 class Case(NamedTuple):
     """A fault, and the sentence that is right: a finding of this kind and cause about RANK alone, or the end of the run
-    (kind FAILURE) with RANK as the first to fail, that has these words (a regular expression).
+    (kind FAILURE) with RANK as the first to fail, that has these words (a regular expression; `in_words` is that for
+    people where it is not the same).
     """
 
     kind: str
     cause: str
     words: str = ""
+    in_words: str = ""
     ms: int | None = None
 
     def order(self, name: str) -> str:
@@ -50,7 +52,9 @@ CASES: Final[Mapping[str, Case]] = {
     "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computes", ms=SLOW_MS),
     "cpu_hog": Case(STRAGGLER, "cpu_pressure", "longer for a CPU core"),
     "sigstop": Case(HANG, "missing_rank", "is stopped", ms=30_000),
-    "hang": Case(HANG, "missing_rank", r"is stalled at train\.py:\d+ \(main\)", ms=30_000),
+    "hang": Case(
+        HANG, "missing_rank", r"is stalled at train\.py:\d+ \(main\)", "is stalled at train.py, in main", ms=30_000
+    ),
     "exit": Case(FAILURE, "failed", "exit code 3"),
     "crash": Case(FAILURE, "crashed", "SIGSEGV"),
 }

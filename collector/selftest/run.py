@@ -13,6 +13,7 @@ from typing import IO, Final, NamedTuple, TextIO
 
 from rankscope.collector.demo.run import read_run, running_collector
 from rankscope.collector.reports.trace_cells import printable
+from rankscope.collector.runs.run_end_words import FAILURE
 from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
@@ -100,13 +101,15 @@ def describe(result: Result) -> str:
         lines.append(f"       expected: {describe_expected(CASES[result.kind])}")
     lines.append(f"       said: {printable(verdict.said) if verdict.said else 'nothing'}")
     if verdict.wrong:
-        lines.append(f"       accused another rank: {printable(verdict.wrong)}")
+        lines.append(f"       not about rank {RANK} alone: {printable(verdict.wrong)}")
     return "\n".join(lines)
 
 
 def describe_expected(case: Case) -> str:
     """Return which sentence is right."""
-    words = f', with "{case.words}"' if case.words else ""
+    words = f', with "{case.in_words or case.words}"' if case.words else ""
+    if case.kind == FAILURE:
+        return f"the end of the run as {case.cause}, rank {RANK} as the first to fail{words}"
     return f"a {case.kind} with the cause {case.cause} about rank {RANK} alone{words}"
 
 

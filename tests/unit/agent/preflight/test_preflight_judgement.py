@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 
 from rankscope.agent.preflight.checks import CPU, CUDA, DISK, MEMORY, PAIRS, list_checks
-from rankscope.agent.preflight.judgement import confirm, find_slow_links, judge, list_subjects, merge_pairs
+from rankscope.agent.preflight.judgement import (
+    confirm,
+    describe_unconfirmed,
+    find_slow_links,
+    judge,
+    list_subjects,
+    merge_pairs,
+)
 from rankscope.agent.preflight.results import Measured, PairRates, RankResults, Slow
 
 GPU = "NVIDIA H100"
@@ -67,7 +74,7 @@ def test_other_devices_are_no_peers() -> None:
     found = judge(ranks, [CHECKS[MEMORY]], NONE)
     assert (found.slow, found.compared) == ((), ("memory bandwidth",))
     reason = found.not_compared["memory bandwidth"]
-    assert reason == "it needs 3 other ranks with the same device (NVIDIA A100), and there are 0"
+    assert reason == "3 other ranks with the same device (NVIDIA A100) are needed; there are 0"
 
 
 def test_two_peers_are_too_few() -> None:
@@ -145,8 +152,17 @@ def make_slow(node: str, ratio: float) -> Slow:
 
 
 def test_only_what_is_slow_twice_is_confirmed() -> None:
-    kept = confirm([make_slow("a", 0.5), make_slow("b", 0.5)], [make_slow("b", 0.6), make_slow("c", 0.5)])
+    kept = confirm([make_slow("a", 0.5), make_slow("b", 0.5)], [make_slow("b", 0.6), make_slow("c", 0.5)], {MEMORY})
     assert [(one.node, one.ratio) for one in kept] == [("b", 0.6)]
+
+
+def test_what_was_slow_once_is_not_confirmed_without_a_second_measurement() -> None:
+    slow = [make_slow("a", 0.5)]
+    assert confirm(slow, slow, repeated=()) == ()
+    checks = list_checks(CPU)
+    (said,) = describe_unconfirmed(slow, checks, repeated=())
+    assert said == "memory bandwidth again (slow once on a: nobody is named for it)"
+    assert describe_unconfirmed(slow, checks, repeated={MEMORY}) == []
 
 
 def test_cpu_and_gpu_have_checks_of_their_own() -> None:

@@ -39,15 +39,16 @@ def conclude(ranks: list[RankResults], *slow: Slow, compared: tuple[str, ...] = 
 def test_slow_rank_is_described_with_its_share_of_the_cpu() -> None:
     ranks = [make_result(0, 20.0), make_result(1, 5.0, share=0.2), make_result(2, 20.0, share=0.8)]
     assert describe_slow(make_slow(), CHECKS[MATMUL], ranks) == (
-        "matmul float32 of rank 1: 5 GFLOP/s against 20 of its 3 peer ranks (0.25 of that), twice; "
-        "it had its CPUs for 0.20 of the time, others for 0.85: other processes or a limit hold them"
+        "matmul float32 of rank 1: 5 GFLOP/s against 20 of its 3 peer ranks (0.25 of that), both times; "
+        "its threads ran for 0.20 of the time, those of others for 0.85: other processes, or a limit of CPU time, "
+        "may be why"
     )
 
 
 def test_share_of_the_cpu_as_the_others_is_said_too() -> None:
     ranks = [make_result(0, 20.0), make_result(1, 5.0)]
     assert describe_slow(make_slow(), CHECKS[MATMUL], ranks).endswith(
-        "it had its CPUs for 0.90 of the time, as the others"
+        "its threads ran for 0.90 of the time, as those of others"
     )
 
 
@@ -56,18 +57,18 @@ def test_share_of_the_cpu_as_the_others_is_said_too() -> None:
     [
         (
             make_slow(PAIRS, None),
-            "exchange with other nodes: 5 GB/s against 20 of its 3 peer nodes (0.25 of that), twice",
+            "exchange with other nodes: 5 GB/s against 20 of its 3 peer nodes (0.25 of that), both times",
         ),
         (
             make_slow(PAIRS, None, "node-2"),
             (
                 "exchange with other nodes, between node-1 and node-2: "
-                "5 GB/s against 20 of 3 other pairs (0.25 of that), twice"
+                "5 GB/s against 20 of 3 other pairs (0.25 of that), both times"
             ),
         ),
         (
             make_slow(MEMORY, is_past=True),
-            "memory bandwidth of rank 1: 5 GB/s against 20 in its last 3 pre-flights (0.25 of that), twice",
+            "memory bandwidth of rank 1: 5 GB/s against 20 in its last 3 pre-flights (0.25 of that), both times",
         ),
     ],
 )
@@ -91,7 +92,7 @@ def test_fault_alone_names_a_node() -> None:
 def test_slow_link_names_no_node_and_is_status_1() -> None:
     report = conclude([make_result(0, 20.0), make_result(1, 20.0)], make_slow(PAIRS, None, "node-0"))
     assert (report.named, len(report.links), report.status) == ((), 1, "named")
-    assert report.sentence == "1 slow link between other nodes."
+    assert report.sentence == "1 slow link between nodes that are not slow themselves; no node is excluded for that."
 
 
 def test_nothing_compared_is_not_judged() -> None:
@@ -124,5 +125,6 @@ def test_table_of_many_nodes_is_bounded() -> None:
 def test_sentence_names_eight_nodes_at_most() -> None:
     sentence = build_sentence([f"n{number}" for number in range(10)], 2, 64, ["disk"])
     assert sentence == (
-        "10 of 64 nodes were named: n0, n1, n2, n3, n4, n5, n6, n7 and 2 others. 2 slow links between other nodes."
+        "10 of 64 nodes were named: n0, n1, n2, n3, n4, n5, n6, n7 and 2 others. 2 slow links between "
+        "nodes that are not slow themselves; no node is excluded for that."
     )

@@ -83,6 +83,14 @@ def test_type_of_the_numbers_is_the_declared_one_else_the_measured() -> None:
     assert flops.number_type == "fp32"
 
 
+def test_type_stays_when_its_measurement_holds_no_longer() -> None:
+    flops = ModelFlops()
+    flops.set_declared(per_step=1)
+    flops.set_measured(1, 1, "tf32")
+    flops.clear_measured("the batch has another size")
+    assert flops.number_type == "tf32"
+
+
 @pytest.mark.parametrize(
     ("declared", "said"),
     [

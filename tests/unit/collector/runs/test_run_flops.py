@@ -16,7 +16,7 @@ from tests.full_snapshot import full_rank
 S = 1_000_000_000
 DECLARED = StepFlops(
     model=FlopSum(3e15, 10, 10 * S), source="declared", peak_flops_per_s=1e15, peak_type="bf16",
-    absent={"executed": "executed FLOPs are not measured"},
+    absent={"executed": "executed FLOPs have not been measured yet"},
 )  # fmt: skip
 """3e14 FLOPs a step, each a second long: MFU 0.3."""
 MEASURED = StepFlops(
@@ -65,9 +65,22 @@ def test_one_rank_without_utilization_leaves_the_run_without(flops: StepFlops, s
     assert describe_run_flops(found) == said
 
 
-def test_nothing_is_said_of_a_run_without_flops() -> None:
-    found = find_run_flops([rank_of(0, NO_FLOPS), rank_of(1, StepFlops(absent={"model": "not declared"}))])
+def test_nothing_is_said_of_a_run_whose_ranks_say_nothing_of_flops() -> None:
+    found = find_run_flops([rank_of(0, NO_FLOPS), rank_of(1, NO_FLOPS)])
     assert (found.mfu, found.model_flops_per_step, describe_run_flops(found)) == (None, None, "")
+
+
+def test_run_without_flops_has_the_reason() -> None:
+    found = find_run_flops([rank_of(0, StepFlops(absent={"model": "not declared"})) for _ in range(2)])
+    assert describe_run_flops(found) == "no MFU: rank 0: not declared"
+
+
+def test_run_with_executed_flops_alone_has_hfu_and_the_reason() -> None:
+    only = StepFlops(
+        executed=FlopSum(6e15, 10, 10 * S), peak_flops_per_s=1e15, absent={"model": "FLOPs are declared per token"}
+    )
+    found = find_run_flops([rank_of(0, only)])
+    assert describe_run_flops(found) == "HFU 60.0 %, no MFU: rank 0: FLOPs are declared per token"
     assert describe_rank_flops(NO_FLOPS) == ""
     assert find_run_flops([]) == find_run_flops([rank_of(0, NO_FLOPS)])
 

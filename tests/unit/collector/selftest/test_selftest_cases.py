@@ -7,7 +7,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, judge
-from rankscope.collector.selftest.run import Result, describe, is_good
+from rankscope.collector.selftest.run import Result, describe, describe_expected, is_good
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 CASE = CASES["loader_delay"]
@@ -92,5 +92,14 @@ def test_a_result_says_what_was_expected_where_it_was_not_said() -> None:
         "WRONG  loader_delay        after 23 steps of the fault, 120 s from the start\n"
         "       expected: a straggler with the cause data_loading about rank 2 alone\n"
         "       said: straggler unseen_wait (1,)\n"
-        "       accused another rank: straggler unseen_wait (1,)"
+        "       not about rank 2 alone: straggler unseen_wait (1,)"
+    )
+
+
+def test_the_right_sentence_is_described_in_words() -> None:
+    assert describe_expected(CASES["hang"]) == (
+        'a hang with the cause missing_rank about rank 2 alone, with "is stalled at train.py, in main"'
+    )
+    assert describe_expected(CASES["crash"]) == (
+        'the end of the run as crashed, rank 2 as the first to fail, with "SIGSEGV"'
     )
