@@ -260,7 +260,8 @@ class AgentConfig(Settings):
         True,
         Setting(
             "Count the FLOPs of a step, for MFU: now and then a full window also records the shapes of all operators. "
-            "It costs several times as much, and begins only when overhead_ratio_max pays for it."
+            "Such a window costs twice the CPU time (measured on a CPU; estimated up to 15 times on a GPU), and begins "
+            "only when overhead_ratio_max allows it."
         ),
     )
     flops_interval_s: float = setting(

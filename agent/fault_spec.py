@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 PHASES: Final = ("data", "forward", "backward", "optimizer")
-"""The phases of a step in which a fault may be: `forward` is before the backward, the others are at their begin."""
+"""The phases of a step in which a fault may be: `forward` is before the backward, the others are at their beginning."""
 STEP_MAX: Final = 10**9
 RANK_MAX: Final = 10**6
 
@@ -36,7 +36,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "allocation_churn": Kind("the training thread allocates and frees memory of the host", 50),
     "cpu_hog": Kind("three processes compute on the core to which the training thread is bound", None),
     "sigstop": Kind("the process is stopped (SIGSTOP), and continued", 30_000, 600_000, is_once=True),
-    "hang": Kind("the training thread sleeps for long, so it misses in a collective", 60_000, 600_000, is_once=True),
+    "hang": Kind(
+        "the training thread sleeps for long, so it is missing in the next collective", 60_000, 600_000, is_once=True
+    ),
     "exit": Kind("the process ends with exit code 3", None, is_once=True),
     "crash": Kind("the process crashes (SIGSEGV)", None, is_once=True),
 }
@@ -119,7 +121,8 @@ def _split(text: str) -> dict[str, str]:
     for word in text.split():
         name, separator, value = word.partition("=")
         if not separator or name not in known or name in words:
-            raise ValueError(f"it must be words of NAME=VALUE, each of {', '.join(known)} at most once")
+            allowed = f"words of NAME=VALUE, each of {', '.join(known)} at most once"
+            raise ValueError(f"it must be {allowed}; {word!r} is not one of these")
         words[name] = value
     missing = [name for name in ("rank", "kind", "steps") if name not in words]
     if missing:

@@ -1,9 +1,10 @@
 """Choose the full windows that are recorded with shapes, from which the FLOPs of a step are counted.
 
-Shapes make a full window several times as costly, and FLOPs of a step change only with its batch. So of one rank these
-windows have shapes: the first one that the budget pays for, another one once the batch has had another size for
-CHANGED_STEPS steps, and one every REFRESH_TIMES intervals, since a size that is not known may have changed unseen.
-Between two there is at least the interval. What a window costs is known after the first one without shapes.
+Shapes make a full window twice as costly on a CPU, and on a device more (estimated), and FLOPs of a step change only
+with its batch. So of one rank these windows have shapes: the first one that the budget pays for, another one once the
+batch has had another size for CHANGED_STEPS steps, and one every REFRESH_TIMES intervals, since a size that is not
+known may have changed unseen. Between two there is at least the interval. What a window costs is known after the first
+one without shapes.
 """
 
 import time
@@ -13,7 +14,7 @@ from typing import Final
 from rankscope.measure.records import StepRecord
 
 COST_TIMES: Final = 3
-"""How often the cost of a full window must be left in the budget for one with shapes: measured 2.4 times, for
+"""How often the cost of a full window must be left in the budget for one with shapes: measured 2.0 times, for
 end, reading and recording (`tests/benchmarks/results/flops-windows.md`)."""
 COST_TIMES_ON_DEVICE: Final = 15
 """The same on a device, where a full window without shapes has no operators, or not the backward's own. Estimated, not

@@ -9,15 +9,22 @@ from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.window_flops import WindowFlops
 
-SWITCHED_OFF: Final = "measure_flops is false"
-NO_WINDOWS: Final = "FLOPs are measured in full windows, and there are none"
-ENDED: Final = "FLOPs are measured in full windows, and those of the GPU have ended or are off (device_windows)"
-DROPPED: Final = "FLOPs are measured in full windows, which are off to stay within overhead_ratio_max"
-NOT_YET: Final = (
-    "no window with shapes has been reduced yet; one begins with the first full window for which overhead_ratio_max "
-    "leaves enough"
+_CURE: Final = "rankscope.model_flops() declares those of the model"
+SWITCHED_OFF: Final = f"measure_flops is false; {_CURE}"
+NO_WINDOWS: Final = (
+    "FLOPs are measured in full windows, and this rank has none (full_windows is false, or torch has no usable "
+    f"profiler); {_CURE}"
 )
-BATCH_CHANGED: Final = "the batch has had another size since FLOPs were measured, in step {step}"
+ENDED: Final = (
+    f"FLOPs are measured in full windows, and those of the GPU have ended or are off (device_windows); {_CURE}"
+)
+DROPPED: Final = f"FLOPs are measured in full windows, which are off to stay within overhead_ratio_max; {_CURE}"
+NOT_YET: Final = (
+    "FLOPs have not been measured yet: a full window after the first one does it, as soon as overhead_ratio_max "
+    f"allows; {_CURE} at once"
+)
+BATCH_CHANGED: Final = "the batch size differs from that of step {step}, in which FLOPs were measured"
+MEASURED_AGAIN: Final = "they are measured again flops_interval_s after that, if overhead_ratio_max allows"
 
 
 class MeasuredFlops:
@@ -48,7 +55,7 @@ class MeasuredFlops:
         if scheduler is not None and scheduler.flops is not None and scheduler.flops.has_changed:
             obstacle = self._find_obstacle()
             changed = BATCH_CHANGED.format(step=self._latest.first_step)
-            return changed if obstacle is None else f"{changed}; {obstacle}"
+            return f"{changed}; {obstacle or MEASURED_AGAIN}"
         return None
 
     def _find_obstacle(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.comparison.baseline import find_baseline
+from rankscope.collector.comparison.baseline import BASELINE_RUNS_MAX, find_baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison, compare_sides
 from rankscope.collector.comparison.run_side import RunSide, parse_selections, read_side
 from rankscope.collector.comparison.verdict import describe_comparison
@@ -42,8 +42,9 @@ rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db   
             "--baseline", choices=[LAST_GOOD], help="name B only, and compare it with the last good run of its name"
         )
         parser.add_argument(
-            "--margin", type=float, default=MARGIN, metavar="RATIO",
-            help=f"a difference of less than this is no difference [{MARGIN}]",
+            "--margin", type=float, default=MARGIN, metavar="SHARE",
+            help="no difference if the whole interval of the ratio is within 1 / (1 + SHARE) to 1 + SHARE "
+            f"[{MARGIN}]",
         )  # fmt: skip
         parser.add_argument(
             "--fail-above", type=float, default=None, metavar="RATIO",
@@ -55,14 +56,14 @@ rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db   
     def run(self, options: argparse.Namespace) -> int:
         """Print the comparison and return 0, or 3. Raises SettingError, and UnavailableError for unequal work."""
         _check_limits(options)
-        a, b, note = _read_sides(options)
+        a, b, notes_on_a = _read_sides(options)
         found = compare_sides(a, b, options.margin)
         if found.unequal and not options.anyway:
             raise UnavailableError(
                 f"The runs are not compared, as their work was not equal: {'; '.join(found.unequal)}. "
                 "--anyway compares them."
             )
-        notes = (*found.notes, note) if note else found.notes
+        notes = (*found.notes, *notes_on_a)
         found = msgspec.structs.replace(found, verdict=describe_comparison(found), notes=notes)
         if options.json:
             print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
@@ -93,22 +94,24 @@ def _check_limits(options: argparse.Namespace) -> None:
         )
 
 
-def _read_sides(options: argparse.Namespace) -> tuple[RunSide, RunSide, str]:
-    """Return A, B, and a note on how A was chosen, empty where it was named."""
+def _read_sides(options: argparse.Namespace) -> tuple[RunSide, RunSide, tuple[str, ...]]:
+    """Return A, B, and notes on how A was chosen, none where it was named."""
     selections = parse_selections(options.runs)
     if options.baseline is None:
         if len(selections) != SIDES:
             named = f"{len(selections)} run{'s' * (len(selections) != 1)}"
             raise SettingError(f"{named} named; compare needs two, A and B, or B and --baseline {LAST_GOOD}.")
         a, b = selections
-        return read_side(options.store, a), read_side(options.store, b), ""
+        return read_side(options.store, a), read_side(options.store, b), ()
     if len(selections) != 1:
         raise SettingError(f"{len(selections)} runs named; with --baseline name B only.")
     baseline = find_baseline(options.store, selections[0].run)
-    note = f"A is the last good run of this name, {baseline.side.run_id}"
+    notes: tuple[str, ...] = (f"A is the last good run of this name, {baseline.side.run_id}",)
     if baseline.findings:
-        note = (
-            f"no earlier run was without findings; A is the one with the fewest, {baseline.findings}: "
-            f"{baseline.side.run_id}"
+        # Two notes, since the table cuts what is wider than a line.
+        earlier = f"of the last {BASELINE_RUNS_MAX} earlier runs"
+        notes = (
+            f"{earlier}, all that could be compared had findings of severity warning or critical",
+            f"A is the one with the fewest, {baseline.findings}: {baseline.side.run_id}",
         )
-    return baseline.side, read_side(options.store, selections[0]), note
+    return baseline.side, read_side(options.store, selections[0]), notes

@@ -55,8 +55,8 @@ Outcome = Literal["slower", "faster", "no difference", "not known"]
 class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
     """One side. Steps are of one attempt where a range was asked for. Samples and tokens are those of one rank, and per
     second of its steps. None: not known, or not kept for a range of steps (`goodput_ratio`). `incidents` are sentences
-    of those that were opened in this time, `long_time_ratio` the share of the time in steps that are no usual ones,
-    `intervals` the rows of the history that samples, tokens and uses are from.
+    of those that were opened while these steps ran, `long_time_ratio` the share of the time in steps that are no usual
+    ones, `intervals` the rows of the history that samples, tokens and uses are from.
     """
 
     run: str
@@ -277,14 +277,15 @@ def _build_rows(parts: Sequence[PartDifference], whole_ns: float | None) -> tupl
 
 
 def _explain_unknown_uses(a: RunSide, b: RunSide) -> str:
-    few = [
-        f"{name} has {count}" for name, side in (("A", a), ("B", b)) if (count := count_windowed(side)) < INTERVALS_MIN
-    ]
+    counts = {name: count_windowed(side) for name, side in (("A", a), ("B", b))}
+    few = [f"{name} has {count}" for name, count in counts.items() if count < INTERVALS_MIN]
     if not few:
         return ""
+    none = "; 0: windows were off or rare, or an earlier version stored the run" if 0 in counts.values() else ""
     return (
         f"exposed communication is not known: {INTERVALS_MIN} intervals of the history with profiler windows are "
-        f"needed, and {' and '.join(few)}; a shorter history_interval_s gives more"
+        f"needed, and {' and '.join(few)}; for the next run, more steps or a shorter "
+        f"history_interval_s of the collector give more{none}"
     )
 
 

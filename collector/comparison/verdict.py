@@ -48,12 +48,12 @@ def _describe_step(found: RunComparison) -> str:
                 f"Not known whether B was slower: {ratio}. The interval contains 1 and reaches beyond the margin of "
                 f"{100 * found.margin:g} %; four times as many steps would make it about half as wide."
             )
-    factor, low, high = found.ratio, found.ratio_low, found.ratio_high
-    if found.outcome == "faster":
-        factor, low, high = 1 / factor, 1 / high, 1 / low
-    in_long = f" with its long steps (over {USUAL_RATIO_MAX:g} times the median)" if found.basis == ALL_STEPS else ""
-    sides = f"B was {factor:.2f}x {found.outcome} than A{in_long} ({level} {low:.2f}x to {high:.2f}x)"
-    return f"{sides}: {_describe_parts(found)}."
+    took = f"took {found.ratio:.2f} times as long as"
+    sides = f"a usual step {took} one of A"
+    if found.basis == ALL_STEPS:
+        sides = f"the mean step, with long ones (over {USUAL_RATIO_MAX:g} times the median), {took} that of A"
+    interval = f"{level} {found.ratio_low:.2f} to {found.ratio_high:.2f}"
+    return f"B was {found.outcome}: {sides} ({interval}): {_describe_parts(found)}."
 
 
 def _describe_long(found: RunComparison) -> str:
@@ -86,15 +86,12 @@ def _describe_parts(found: RunComparison) -> str:
 def _describe_changes(found: RunComparison) -> list[str]:
     sentences = []
     if found.nodes_new:
-        sentences.append(f"{_count(found.nodes_new, 'node')} of B had no rank of A: {_list(found.nodes_new)}.")
+        nodes = "1 node of B is" if len(found.nodes_new) == 1 else f"{len(found.nodes_new)} nodes of B are"
+        sentences.append(f"{nodes} not among those of A: {_list(found.nodes_new)}.")
     sentences += [f"{change[0].upper()}{change[1:]}." for change in found.versions_changed]
     if found.unequal:
         sentences.append(f"The work was not equal: {'; '.join(found.unequal)}.")
     return sentences
-
-
-def _count(names: Sequence[str], what: str) -> str:
-    return f"{len(names)} {what}{'s' * (len(names) != 1)}"
 
 
 def _list(names: Sequence[str]) -> str:

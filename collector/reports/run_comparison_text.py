@@ -107,7 +107,11 @@ def _parts(key: str, title: str, parts: Sequence[PartRow], explanation: str, rea
 
 def _incidents(found: RunComparison) -> Section:
     section = Section(
-        "incidents", "Incidents", "Those that were opened in this time.", columns_of("<side, <incident"), "None."
+        "incidents",
+        "Incidents",
+        "Those that were opened while the compared steps ran.",
+        columns_of("<side, <incident"),
+        "None.",
     )
     rows = [
         (text_cell(name), text_cell(one)) for name, side in (("A", found.a), ("B", found.b)) for one in side.incidents
@@ -116,7 +120,5 @@ def _incidents(found: RunComparison) -> Section:
 
 
 def _notes(found: RunComparison) -> Section:
-    section = Section(
-        "notes", "What limits it", "What to know before acting on it.", columns_of("<note"), "Nothing known."
-    )
+    section = Section("notes", "What limits it", "What to know before acting on it.", columns_of("<note"), "None.")
     return section.of([(text_cell(note),) for note in found.notes], TOP)

@@ -40,7 +40,7 @@ RANK_FLOPS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_mfu_ratio", "gauge", "ratio", RANK,
         "Model FLOPs utilization of the rank's device in the last minute of its steps; absent without a known peak. "
-        "Above 1 the declared FLOPs or the peak are wrong.",
+        "Above 1 the FLOPs of a step, or the peak (its value, or its type of numbers), are wrong.",
         "model FLOPs / (time of the steps * dense peak)", _RECENT, NOT_NEGATIVE,
         per_rank(lambda rank: rank.flops.mfu),
     ),

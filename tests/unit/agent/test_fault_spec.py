@@ -30,9 +30,9 @@ def test_what_is_left_out_has_the_default_of_its_kind(kind: str, phase: str, ms:
     [
         ("rank=2 kind=host_sleep", "it needs steps, as in rank=2"),
         ("kind=exit", "it needs rank and steps"),
-        ("rank=2 kind=host_sleep steps=1:2 rank=3", "each of rank, kind, ms, phase, steps at most once"),
-        ("rank=2 kind=host_sleep steps=1:2 speed=3", "words of NAME=VALUE"),
-        ("rank=2 host_sleep steps=1:2", "words of NAME=VALUE"),
+        ("rank=2 kind=host_sleep steps=1:2 rank=3", "each of rank, kind, ms, phase, steps at most once; 'rank=3' is"),
+        ("rank=2 kind=host_sleep steps=1:2 speed=3", "words of NAME=VALUE, .*; 'speed=3' is not one of these$"),
+        ("rank=2 host_sleep steps=1:2", "words of NAME=VALUE, .*; 'host_sleep' is not one of these$"),
         ("rank=2 kind=host_slep steps=1:2", r"\(did you mean host_sleep\?\)"),
         ("rank=2 kind=zzz steps=1:2", f"one of {', '.join(KINDS)}$"),
         ("rank=2 kind=host_sleep steps=3:2", "the first not after the last"),

@@ -10,6 +10,7 @@ from rankscope.agent.profiler.measured_flops import (
     BATCH_CHANGED,
     DROPPED,
     ENDED,
+    MEASURED_AGAIN,
     NO_WINDOWS,
     NOT_YET,
     SWITCHED_OFF,
@@ -66,7 +67,7 @@ def test_measurement_does_not_hold_for_another_batch() -> None:
     rank = Rank()
     rank.update(MEASURED)
     rank.batches.has_changed = True
-    assert rank.update() == BATCH_CHANGED.format(step=4)
+    assert rank.update() == f"{BATCH_CHANGED.format(step=4)}; {MEASURED_AGAIN}"
     assert rank.count() == (0, 0)
     rank.plan.dropped = frozenset({FULL_WINDOWS})
     assert rank.update() == f"{BATCH_CHANGED.format(step=4)}; {DROPPED}"

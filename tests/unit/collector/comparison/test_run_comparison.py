@@ -68,7 +68,8 @@ def test_slower_run_is_named_with_its_part() -> None:
     assert uses_ms(found) == {
         "compute": 0.0, "exposed communication": 28.0, "copies": 0.0, "data wait": 0.0, "idle without data wait": -8.0,
     }  # fmt: skip
-    assert describe_comparison(found).startswith("B was 1.20x slower than A (95 % interval 1.20x to 1.20x): ")
+    begin = "B was slower: a usual step took 1.20 times as long as one of A (95 % interval 1.20 to 1.20): "
+    assert describe_comparison(found).startswith(begin)
     assert "140 % of the difference is exposed communication, -40 % other parts." in describe_comparison(found)
 
 
@@ -91,7 +92,8 @@ def test_loader_that_no_device_waits_for_is_no_data_wait() -> None:
 def test_faster_run_is_called_faster() -> None:
     found = compare_sides(side(100.0), side(80.0, 10.0, 1))
     assert found.outcome == "faster"
-    assert describe_comparison(found).startswith("B was 1.25x faster than A (95 % interval 1.25x to 1.25x): 50 % of")
+    begin = "B was faster: a usual step took 0.80 times as long as one of A (95 % interval 0.80 to 0.80): 50 % of"
+    assert describe_comparison(found).startswith(begin)
 
 
 def test_noisy_runs_are_not_known_to_differ() -> None:
@@ -123,7 +125,9 @@ def test_difference_by_long_steps_alone_is_named() -> None:
     found = compare_sides(with_long(4), with_long(40))
     assert (found.outcome, found.basis) == ("slower", ALL_STEPS)
     assert sum(row.difference_ns for row in found.phases) == pytest.approx(found.difference_ns)
-    assert "slower than A with its long steps (over 1.5 times the median)" in describe_comparison(found)
+    assert "B was slower: the mean step, with long ones (over 1.5 times the median), took " in describe_comparison(
+        found
+    )
 
 
 def test_long_steps_that_change_little_are_within_the_margin() -> None:
@@ -141,7 +145,18 @@ def test_uses_are_not_known_with_few_intervals() -> None:
     found = compare_sides(side(100.0), side(120.0, 30.0, 1, intervals=7))
     assert found.uses == ()
     assert found.uses_unknown.startswith("exposed communication is not known: 8 intervals")
-    assert "needed, and B has 7" in found.uses_unknown
+    assert "needed, and B has 7; for the next run, more steps or a shorter" in found.uses_unknown
+    assert found.uses_unknown.endswith("give more")
+
+
+def test_side_without_windows_says_what_that_may_mean() -> None:
+    found = compare_sides(side(100.0, intervals=0), side(120.0, 30.0, 1))
+    assert "needed, and A has 0; " in found.uses_unknown
+    assert found.uses_unknown.endswith("; 0: windows were off or rare, or an earlier version stored the run")
+
+
+def test_phases_are_named_where_uses_are_not_known() -> None:
+    found = compare_sides(side(100.0), side(120.0, 30.0, 1, intervals=7))
     assert "100 % of the difference is in the phase data" in describe_comparison(found)
 
 
@@ -171,7 +186,7 @@ def test_new_nodes_and_versions_are_said() -> None:
     assert (found.nodes_new, found.nodes_gone) == (tuple(sorted(nodes)), ("node-a",))
     assert found.versions_changed == ("torch was 2.9 in A and 2.11 in B",)
     sentence = describe_comparison(found)
-    assert "6 nodes of B had no rank of A: node-0, node-1, node-2, node-3 and 2 more." in sentence
+    assert "6 nodes of B are not among those of A: node-0, node-1, node-2, node-3 and 2 more." in sentence
     assert "Torch was 2.9 in A and 2.11 in B." in sentence
 
 
