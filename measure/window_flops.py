@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from rankscope.measure.counted_operators import (
@@ -27,6 +26,7 @@ from rankscope.measure.counted_operators import (
 from rankscope.measure.device_peaks import name_number_type
 from rankscope.measure.flops import FORMULAS, VALUE_OPERATORS
 from rankscope.measure.kineto import Ints
+from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.uncounted_operators import UncountedOperator, find_uncounted_operators
 
@@ -38,22 +38,6 @@ NO_STEP: Final = "no step was recorded whole"
 NO_PRODUCTS: Final = "no products were counted"
 NAMES_MAX: Final = 3
 """How many operators a reason names."""
-
-
-class WindowFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The FLOPs (2 for a multiply-accumulate) of each of `step_count` steps from `first_step` on, or the `reason` why
-    they are not known. Without a backward model FLOPs are those of the forward. With `is_upper_bound` a recomputation
-    may have stopped before its last product, which a window of a CPU does not show: executed FLOPs are at most this.
-    `number_type` is the type that most of them are of, as peaks are listed by; None for one that is not listed.
-    """
-
-    first_step: int
-    step_count: int
-    model_flops: int | None = None
-    executed_flops: int | None = None
-    number_type: str | None = None
-    is_upper_bound: bool = False
-    reason: str | None = None
 
 
 def count_window_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> WindowFlops:

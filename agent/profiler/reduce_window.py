@@ -34,12 +34,13 @@ from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
 from rankscope.measure.kineto_columns import read_trace
+from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace
-from rankscope.measure.window_flops import READ_OPTIONS, WindowFlops, count_window_flops
+from rankscope.measure.window_flops import READ_OPTIONS, count_window_flops
 
 NICENESS = 10
 """A tenth of the weight of training, so that idle cores are used first. With nice 19, a 70th, a reduction of 0.13 s

@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
+from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowSynchronisations
-from rankscope.measure.window_flops import WindowFlops
 
 
 class ReducedWindow(NamedTuple):

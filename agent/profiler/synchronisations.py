@@ -7,14 +7,15 @@ which launches by threads of its own.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from rankscope.measure.blocking_calls import (
     find_blocking_calls,
+    find_innermost_operators,
     find_launching_threads,
-    find_operators_around,
     find_waits_and_idle_ns,
 )
 from rankscope.measure.bounds import NAME_LENGTH_MAX
@@ -68,13 +69,21 @@ def sum_synchronisations(
     )
 
 
+_WAITS_INSIDE: Final = {"aten::item": "aten::_local_scalar_dense"}
+"""Operators that wait in another one only. The begins of calls and of operators are of two clocks, which differ by
+some us: a call that begins with its operator may seem to begin before it.
+"""
+
+
 def _find_kinds(
     view: RankView, rows: Ints, names: Sequence[str], samples: LineSamples
 ) -> list[tuple[str, str | None, str | None]]:
+    # Most windows know only the innermost operator, so one with shapes, which has those around it too, names the same.
     operators = [
-        view.trace.name(row)[:NAME_LENGTH_MAX] if row != NONE else None for row in find_operators_around(view, rows)
+        _WAITS_INSIDE.get(name, name)[:NAME_LENGTH_MAX]
+        for name in (view.trace.name(row) if row != NONE else "" for row in find_innermost_operators(view, rows))
     ]
-    return list(zip(names, operators, _find_lines(view, rows, samples), strict=True))
+    return list(zip(names, (one or None for one in operators), _find_lines(view, rows, samples), strict=True))
 
 
 def _find_lines(view: RankView, rows: Ints, samples: LineSamples) -> list[str | None]:

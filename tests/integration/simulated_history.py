@@ -20,6 +20,7 @@ from rankscope.collector.runs.snapshot import (
     RunSnapshot,
     Snapshot,
 )
+from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -37,6 +38,8 @@ from tests.simulation.topology import Topology
 from tests.simulation.world import Scenario, World
 
 GIB: Final = 1 << 30
+STEP_FLOPS: Final = 8e13
+"""Model FLOPs of a step of one rank: 40 % of the peak of an H100 in a step of 0.2 s."""
 BEGIN_WALL_S: Final = 1_700_000_000
 """When the run began: any moment that is past."""
 SLOW_RANK, STALLED_RANK, CRASHED_RANK = 5, 14, 15
@@ -159,6 +162,11 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         ),
         node=_add_to_machine(rank.node, now_ns),
         overhead_ratio=0.002,
+        flops=StepFlops(
+            model=FlopSum(STEP_FLOPS * 100, 100, 100 * 200 * NS_PER_MS),
+            executed=FlopSum(STEP_FLOPS * 120, 100, 100 * 200 * NS_PER_MS),
+            source="measured", peak_flops_per_s=989.4e12, peak_type="bf16",
+        ),
         cost=AgentCost(
             part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0,
             attached_ratio=0.01
@@ -202,6 +210,8 @@ def _add_totals(totals: Totals) -> Totals:
         call_ns={"cudaStreamSynchronize": timed * NS_PER_MS},
         device_tail_steps=timed,
         device_tail_ns=timed * 15 * NS_PER_MS,
+        model_flops=STEP_FLOPS * totals.steps,
+        executed_flops=1.2 * STEP_FLOPS * totals.steps,
     )
 
 

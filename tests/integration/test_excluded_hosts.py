@@ -117,7 +117,8 @@ def test_torchrun_trains_on_the_hosts_that_are_left(launch: Launch) -> None:
     # Both names are this machine, so the rendezvous is a real one.
     (launch.folder / "hosts.txt").write_text("localhost\nnode-2\n127.0.0.1\n")
     (launch.folder / "train.py").write_text(
-        "import os\nprint(*(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GROUP_WORLD_SIZE')), flush=True)\n"
+        "import os\nseen = [os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GROUP_WORLD_SIZE')]\n"
+        "os.write(1, f'{\" \".join(seen)}\\n'.encode())  # at once, or the lines of the two would mix\n"
     )
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     done = launch.start(

@@ -19,8 +19,9 @@ from rankscope.agent.profiler.measured_flops import (
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.steps.model_flops import ModelFlops
+from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.records import StepRecord
-from rankscope.measure.window_flops import NO_PRODUCTS, WindowFlops
+from rankscope.measure.window_flops import NO_PRODUCTS
 
 STEP = StepRecord(step=9, start_host_ns=0, duration_ns=10, phases_ns={})
 MEASURED = WindowFlops(first_step=4, step_count=2, model_flops=300, executed_flops=400, number_type="bf16")
