@@ -33,20 +33,24 @@ class FlopsWindows:
         self._monotonic_ns = monotonic_ns
         self._size: tuple[int | None, int | None] = (None, None)
         self._steps_of_size = 0
+        self._usual_size: tuple[int | None, int | None] = (None, None)
         self._recorded_size: tuple[int | None, int | None] = (None, None)
         self._recorded_ns: int | None = None
 
     @property
     def has_changed(self) -> bool:
-        """Whether the batch has another size than in the last window with shapes."""
-        is_known = self._recorded_ns is not None and self._steps_of_size >= CHANGED_STEPS
-        return is_known and self._size != self._recorded_size
+        """Whether the batch has had another size for CHANGED_STEPS steps since the last window with shapes, and has not
+        had that window's own size again for as long.
+        """
+        return self._recorded_ns is not None and self._usual_size != self._recorded_size
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step."""
         size = record.samples, record.tokens
         self._steps_of_size = self._steps_of_size + 1 if size == self._size else 1
         self._size = size
+        if self._steps_of_size >= CHANGED_STEPS:
+            self._usual_size = size
 
     def is_due(self) -> bool:
         """Return whether a full window that begins now should have shapes."""
@@ -60,3 +64,4 @@ class FlopsWindows:
         self._recorded_ns = self._monotonic_ns()
         if steps:
             self._recorded_size = steps[0].samples, steps[0].tokens
+        self._usual_size = self._recorded_size

@@ -75,6 +75,16 @@ def test_other_batch_is_counted_again_after_some_steps(samples: int | None, toke
     assert (flops.has_changed, flops.is_due()) == (False, False)
 
 
+def test_last_batch_of_an_epoch_does_not_end_a_change() -> None:
+    flops, _ = make_flops()
+    flops.on_recorded([step(0, 8)])
+    add(flops, CHANGED_STEPS, 16)
+    add(flops, 1, 3)
+    assert flops.has_changed
+    add(flops, CHANGED_STEPS, 8)
+    assert not flops.has_changed
+
+
 def test_batches_that_vary_are_no_change() -> None:
     flops, clock = make_flops()
     flops.on_recorded([step(0, 8, 512)])
