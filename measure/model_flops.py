@@ -77,22 +77,6 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 NO_FLOPS: Final = StepFlops()
 
 
-class WindowFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The FLOPs (2 for a multiply-accumulate) of each of `step_count` steps from `first_step` on, or the `reason` why
-    they are not known. Without a backward model FLOPs are those of the forward. With `is_upper_bound` a recomputation
-    may have stopped before its last product, which a window of a CPU does not show: executed FLOPs are at most this.
-    `number_type` is the type that most of them are of, as peaks are listed by; None for one that is not listed.
-    """
-
-    first_step: int
-    step_count: int
-    model_flops: int | None = None
-    executed_flops: int | None = None
-    number_type: str | None = None
-    is_upper_bound: bool = False
-    reason: str | None = None
-
-
 def _divide(done: FlopSum | None, peak_flops_per_s: float | None) -> float | None:
     per_s = None if done is None else done.per_s
     return None if per_s is None or not peak_flops_per_s else per_s / peak_flops_per_s

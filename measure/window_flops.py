@@ -26,8 +26,8 @@ from rankscope.measure.counted_operators import (
 from rankscope.measure.device_peaks import name_number_type
 from rankscope.measure.flops import FORMULAS, VALUE_OPERATORS
 from rankscope.measure.kineto import Ints
-from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.records import WindowFlops
 from rankscope.measure.uncounted_operators import UncountedOperator, find_uncounted_operators
 
 TRAINING_FACTOR: Final = 3

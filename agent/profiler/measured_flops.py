@@ -7,7 +7,7 @@ from rankscope.agent.governor import FULL_WINDOWS
 from rankscope.agent.profiler.reduced_window import ReducedWindow
 from rankscope.agent.profiler.windows import ProfilerWindows
 from rankscope.agent.steps.model_flops import ModelFlops
-from rankscope.measure.model_flops import WindowFlops
+from rankscope.measure.records import WindowFlops
 
 _CURE: Final = "rankscope.model_flops() declares those of the model"
 SWITCHED_OFF: Final = f"measure_flops is false; {_CURE}"

@@ -34,9 +34,8 @@ from rankscope.measure.breakdown import break_down
 from rankscope.measure.intervals import Intervals, covered_before, touching
 from rankscope.measure.kineto import LAUNCHES, NONE, Ints, KinetoTrace
 from rankscope.measure.kineto_columns import read_trace
-from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.rank_view import RankView
-from rankscope.measure.records import WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import WindowBreakdown, WindowFlops, WindowSynchronisations
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns, to_trace

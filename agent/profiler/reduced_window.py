@@ -2,8 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from rankscope.measure.model_flops import WindowFlops
-from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowSynchronisations
+from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowFlops, WindowSynchronisations
 
 
 class ReducedWindow(NamedTuple):

@@ -7,8 +7,8 @@ import pytest
 
 from rankscope.measure.flops import NO_FORMULA, NO_SHAPES, VALUE_OPERATORS
 from rankscope.measure.kineto_columns import read_trace
-from rankscope.measure.model_flops import WindowFlops
 from rankscope.measure.rank_view import RankView
+from rankscope.measure.records import WindowFlops
 from rankscope.measure.window_flops import NO_PRODUCTS, NO_STEP, count_window_flops
 from tests.unit.measure.written_traces import Event, event, kernel, launch, to_json
 

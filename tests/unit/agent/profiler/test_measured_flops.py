@@ -19,8 +19,7 @@ from rankscope.agent.profiler.measured_flops import (
 from rankscope.agent.profiler.reduced_window import EMPTY_WINDOW
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.steps.model_flops import ModelFlops
-from rankscope.measure.model_flops import WindowFlops
-from rankscope.measure.records import StepRecord
+from rankscope.measure.records import StepRecord, WindowFlops
 from rankscope.measure.window_flops import NO_PRODUCTS
 
 STEP = StepRecord(step=9, start_host_ns=0, duration_ns=10, phases_ns={})
