@@ -1,4 +1,4 @@
-"""End a pre-flight that is told to, or that hangs, with a sentence, also while its main thread is inside torch.
+"""End a pre-flight on SIGTERM, or when it hangs, with a sentence, also while its main thread is inside torch.
 
 Python runs signal handlers only between instructions of its main thread, and a wait inside gloo, NCCL or CUDA is none.
 So SIGTERM, which torchrun sends to all ranks when one has failed, is blocked, and a thread waits for it.
