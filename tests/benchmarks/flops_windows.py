@@ -13,13 +13,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from rankscope.agent.profiler.reduce_window import reduce_window
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_reading import read_window
 from rankscope.agent.profiler.window_reduction import make_request
-from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.agent.profiler.window_scheduler import DEVICE_WAIT_NS_MAX, RawWindow
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
@@ -39,8 +39,15 @@ class Cost(NamedTuple):
     events: int
 
 
-def measure(training: Training, profiler: TorchProfiler, *, shapes: bool) -> Cost:
-    """Record, read and reduce one window."""
+class Steps(Protocol):
+    """Anything that can train one step."""
+
+    def step(self) -> None:
+        """Train one step, waited for or not."""
+
+
+def measure(training: Steps, profiler: TorchProfiler, *, shapes: bool) -> Cost:
+    """Record, read and reduce one window. A device in use has finished before its session ends, as in the agent."""
     parts_ns: dict[str, int] = {}
 
     def timed(part: str, action: Callable[[], Any]) -> Any:
@@ -54,6 +61,7 @@ def measure(training: Training, profiler: TorchProfiler, *, shapes: bool) -> Cos
 
     profiler.start(full=True, shapes=shapes)
     records = timed("steps", train)
+    profiler.wait_for_device(DEVICE_WAIT_NS_MAX)
     result = timed("end the session", profiler.stop)
     window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=shapes)
     found = result.trace_activities()
@@ -64,15 +72,15 @@ def measure(training: Training, profiler: TorchProfiler, *, shapes: bool) -> Cos
     return Cost(parts_ns, events)
 
 
-def _train_one(training: Training, number: int) -> StepRecord:
+def _train_one(training: Steps, number: int) -> StepRecord:
     begin_ns = time.monotonic_ns()
     training.step()
     return StepRecord(step=number, start_host_ns=begin_ns, duration_ns=time.monotonic_ns() - begin_ns, phases_ns={})
 
 
-def run(pairs: int) -> list[tuple[Cost, Cost]]:
+def run(pairs: int, training: Steps) -> list[tuple[Cost, Cost]]:
     """Return the costs of plain windows and of those with shapes, pair by pair, the first pair left out."""
-    training, profiler = Training(), TorchProfiler.find()
+    profiler = TorchProfiler.find()
     found = []
     for number in range(pairs + 1):
         costs = {}
@@ -95,12 +103,31 @@ def find_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[low], ordered[high]
 
 
+def compare_part(found: list[tuple[Cost, Cost]], part: str) -> tuple[list[int], list[int]]:
+    """Return the CPU ns of a part of each plain window, and of each one with shapes."""
+    return [plain.parts_ns[part] for plain, _ in found], [shaped.parts_ns[part] for _, shaped in found]
+
+
+def describe_part(found: list[tuple[Cost, Cost]], part: str) -> str:
+    """Return the medians of a part, and of the pairs' ratios with its 95 % interval.
+
+    >>> pairs = [(Cost({"read": 2_000_000}, 10), Cost({"read": 9_000_000}, 50))] * 20
+    >>> describe_part(pairs, "read")
+    '2.00 ms plain, 9.00 ms with shapes: 4.50 times (4.50 to 4.50, 20 pairs)'
+    """
+    plain, shaped = compare_part(found, part)
+    middle, low, high = find_interval([b / max(a, 1) for a, b in zip(plain, shaped, strict=True)])
+    ms = [statistics.median(costs) / NS_PER_MS for costs in (plain, shaped)]
+    interval = f"({low:.2f} to {high:.2f}, {len(found)} pairs)"
+    return f"{ms[0]:.2f} ms plain, {ms[1]:.2f} ms with shapes: {middle:.2f} times {interval}"
+
+
 def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
     """Return the result file."""
     lines = ["| | plain, ms | with shapes, ms | us an event, plain | with shapes | ratio, 95 % interval |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for part in (*PARTS, COUNTING):
-        plain, shaped = ([pair[at].parts_ns[part] for pair in found] for at in (0, 1))
+        plain, shaped = compare_part(found, part)
         middle, low, high = find_interval([b / max(a, 1) for a, b in zip(plain, shaped, strict=True)])
         each = [statistics.median(pair[at].parts_ns[part] / pair[at].events / 1000 for pair in found) for at in (0, 1)]
         ms = [statistics.median(costs) / NS_PER_MS for costs in (plain, shaped)]
@@ -121,7 +148,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "flops-windows.md", help="the file to write")
     options = parser.parse_args()
     head = describe_run(f"python -m tests.benchmarks.flops_windows --pairs {options.pairs}")
-    text = render(head, run(options.pairs))
+    text = render(head, run(options.pairs, Training()))
     options.out.write_text(text)
     print(text)
 

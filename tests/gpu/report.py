@@ -5,11 +5,12 @@
 Everything is measured in one run, and each number is a median: steps per second without the agent, with it before its
 first window, and between windows (`tests/gpu/agent_effect.py`); what torch's timing of NCCL's collectives costs each of
 them; the agent's reading of a window beside torch's trace file of the same session (what export_chrome_trace writes),
-and beside CUDA events around it; what a window costs to begin, to end, to read and to save; what device events, memory
-statistics and a sample of NVML cost; NVML compared with nvidia-smi; whether NCCL lets two ranks share the GPU; for how
-long captures stopped training, and were expected to (`tests/gpu/captures.py`); and how long steps take before the first
-window, between windows and after CUPTI was detached, without the rest of the agent (`tests/gpu/window_effect.py`): the
-median, and in brackets the tenth and the ninth tenth of the blocks.
+and beside CUDA events around it; what a window costs to begin, to end, to read and to save, and what more with shapes,
+by CPU time; what device events, memory statistics and a sample of NVML cost; NVML compared with nvidia-smi; whether
+NCCL lets two ranks share the GPU; for how long captures stopped training, and were expected to
+(`tests/gpu/captures.py`); and how long steps take before the first window, between windows and after CUPTI was
+detached, without the rest of the agent (`tests/gpu/window_effect.py`): the median, and in brackets the tenth and the
+ninth tenth of the blocks.
 
 The file is written after each part, so that what was measured stays if a part hangs or crashes the machine. A part that
 does not fit into LIMIT_S any more is left out, and says so; a process of a part is killed when no time is left, with
@@ -41,6 +42,7 @@ from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
+from tests.benchmarks import flops_windows
 from tests.benchmarks.machine import RESULTS, ROOT, describe_run
 from tests.gpu import agent_effect
 from tests.gpu.captures import OPTIONS, SECONDS, measure_captures
@@ -52,6 +54,8 @@ from tests.unit.agent.profiler.saved_window import record_window
 
 REPEATS = 20
 FEW_REPEATS = 7
+SHAPES_PAIRS = 20
+SHAPES_PARTS = (*flops_windows.PARTS, flops_windows.COUNTING)
 STEPS_PER_WINDOW = 2
 LAYERS = 24
 WIDTH = 512
@@ -186,6 +190,14 @@ def compare_window_with_events(training: Training) -> list[Row]:
     span_ns, busy_ns = (start_ns + duration_ns).max() - start_ns.min(), duration_ns.sum()
     by_kernels = f"{span_ns / 1e6:.3f} ms from the first to the last of {len(kernels)}, {busy_ns / 1e6:.3f} ms in them"
     return [("device time of a window: by CUDA events", by_events), ("device time of a window: by kernels", by_kernels)]
+
+
+def compare_shapes() -> list[Row]:
+    """Return what full windows with shapes cost beside plain ones, by the CPU time of their threads."""
+    found = flops_windows.run(SHAPES_PAIRS, Training())
+    events = [int(statistics.median(pair[at].events for pair in found)) for at in (0, 1)]
+    rows = [(f"window with shapes: {part}", flops_windows.describe_part(found, part)) for part in SHAPES_PARTS]
+    return [("window with shapes: events", f"{events[0]} plain, {events[1]} with shapes"), *rows]
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------
@@ -399,6 +411,7 @@ def main() -> int:
     find_left_s = report.find_left_s
     report.add("in one process", IN_PROCESS_S, measure_in_process)
     report.add("a window and torch's file", FEW_S, compare_window_with_file)
+    report.add("windows with shapes", FEW_S, compare_shapes)
     for how in agent_effect.HOWS:
         name = f"steps per second: {how}"
         report.add(name, ARMS_S, partial(compare_arms, name, how, find_left_s))
