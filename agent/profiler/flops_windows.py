@@ -1,6 +1,6 @@
 """Choose the full windows that are recorded with shapes, from which the FLOPs of a step are counted.
 
-Shapes make a full window twice as costly on a CPU, and on a device more (estimated), and FLOPs of a step change only
+Shapes make a full window twice as costly on a CPU, and five times on a device, and FLOPs of a step change only
 with its batch. So of one rank these windows have shapes: the first one that the budget pays for, another one once the
 batch has had another size for CHANGED_STEPS steps, and one every REFRESH_TIMES intervals, since a size that is not
 known may have changed unseen. Between two there is at least the interval. What a window costs is known after the first
@@ -16,9 +16,9 @@ from rankscope.measure.records import StepRecord
 COST_TIMES: Final = 3
 """How often the cost of a full window must be left in the budget for one with shapes: measured 2.0 times, for
 end, reading and recording (`tests/benchmarks/results/flops-windows.md`)."""
-COST_TIMES_ON_DEVICE: Final = 15
-"""The same on a device, where a full window without shapes has no operators, or not the backward's own. Estimated, not
-measured: some 8 operators for each kernel, at 11 us each, beside two events at 5 us."""
+COST_TIMES_ON_DEVICE: Final = 6
+"""The same on a device, where a full window without shapes has no operators, or not the backward's own: measured 5.0
+times (`tests/benchmarks/results/gpu-nvidia-h200.md`)."""
 CHANGED_STEPS: Final = 16
 """Steps in a row with another size of the batch after which it has changed. The last batch of an epoch is one step."""
 REFRESH_TIMES: Final = 12

@@ -21,7 +21,8 @@ A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its 
 mean, because a loop that waits for its device only every few steps has short steps and long ones; a median, because a
 checkpoint must not count, nor the reading of a window by the agent's thread. The reference has STRETCH_STEPS_MIN steps,
 doubled until they take STRETCH_NS_MIN, and the others have as many. A stretch is slower if it takes `slowdown_min` more
-than the reference, and more than ERRORS_MIN times the standard error of the difference.
+than the reference, and more than ERRORS_MIN times the standard error of the difference. Where steps differ so much among
+themselves that no two stretches in a row say so, all of them together decide, by ERRORS_MIN_TOGETHER.
 """
 
 import enum
@@ -42,6 +43,8 @@ SLOWDOWN_MIN: Final = 0.03
 """Smaller differences occur in the first minutes of a training anyhow, for example while a GPU becomes warm."""
 ERRORS_MIN: Final = 5.0
 """More than the usual three, since the error follows from four blocks only."""
+ERRORS_MIN_TOGETHER: Final = 4.0
+"""Of all stretches together, whose error follows from four times as many."""
 HELPED_MIN: Final = 0.5
 """Share of the slowdown that must be gone without CUPTI, if CUPTI was the cause."""
 _MAD_TO_SIGMA: Final = 1.4826
@@ -97,6 +100,10 @@ class Stretch:
         """The number of its blocks so far."""
         return len(self._means_ns)
 
+    def add_blocks_of(self, other: "Stretch") -> None:
+        """Add the blocks of another one."""
+        self._means_ns += other._means_ns
+
     def interrupt(self) -> None:
         """Drop the block that is not complete: the next step does not follow on."""
         self._sum_ns = self._count = 0
@@ -136,6 +143,7 @@ class WindowEffect:
         self._slowdown_min = slowdown_min
         self._before_ns: list[int] = []
         self._reference = self._stretch = Stretch(BLOCK_STEPS_MIN)
+        self._together = Stretch(BLOCK_STEPS_MIN)
         self._stretches = 0
         self._slower_in_a_row = 0
         self._is_confirmed = False
@@ -143,8 +151,8 @@ class WindowEffect:
         self._blocks_at_window = -1
         self.state = state
         self.attached_ratio: float | None = None
-        """How much longer steps between windows took than before the first, as a share, in the stretch compared last;
-        None before the first comparison. `detached_ratio` is that without CUPTI, after it was detached.
+        """How much longer steps between windows took than before the first, as a share, in the stretch compared last, or
+        in all together once they decide; None before the first comparison. `detached_ratio` is that without CUPTI, after it was detached.
         """
         self.detached_ratio: float | None = None
 
@@ -228,10 +236,9 @@ class WindowEffect:
         self.state = EffectState.READY
 
     def _compare(self) -> None:
-        ratio = self._stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
-        error = (self._stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
-        self._stretch = Stretch(self._reference.block_steps)
+        stretch, self._stretch = self._stretch, Stretch(self._reference.block_steps)
         self._stretches += 1
+        ratio = self._find_ratio(stretch)
         if self.state is EffectState.DETACHED:
             self.detached_ratio = ratio
             slower = self.attached_ratio or 0.0
@@ -241,12 +248,23 @@ class WindowEffect:
                 self.state = EffectState.KEPT
             return
         self.attached_ratio = ratio
-        is_slower = ratio > max(self._slowdown_min, ERRORS_MIN * error)
-        self._slower_in_a_row = self._slower_in_a_row + 1 if is_slower else 0
+        self._together.add_blocks_of(stretch)
+        self._slower_in_a_row = self._slower_in_a_row + 1 if self._is_slower(stretch, ERRORS_MIN) else 0
         if self._slower_in_a_row == 2:  # noqa: PLR2004 - two in a row, as above
             self.state = EffectState.SLOWER
         elif self._stretches == STRETCHES_MAX:
-            self.state = EffectState.KEPT
+            self.attached_ratio = self._find_ratio(self._together)
+            is_slower = self._is_slower(self._together, ERRORS_MIN_TOGETHER)
+            self.state = EffectState.SLOWER if is_slower else EffectState.KEPT
+        if self.state is not EffectState.ATTACHED:
+            self._together = Stretch(self._reference.block_steps)
+
+    def _find_ratio(self, stretch: Stretch) -> float:
+        return stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
+
+    def _is_slower(self, stretch: Stretch, errors_min: float) -> bool:
+        error = (stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
+        return self._find_ratio(stretch) > max(self._slowdown_min, errors_min * error)
 
 
 def _median(values: list[float]) -> float:

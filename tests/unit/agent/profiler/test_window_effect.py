@@ -232,6 +232,29 @@ def test_a_tenth_of_noise_does_not_end_windows_and_a_third_is_seen_in_it() -> No
     assert ended[0.35] >= 190
 
 
+@pytest.mark.parametrize(("ratio", "ended_min", "ended_max"), [(0.0, 0, 6), (0.45, 190, 200)])
+def test_stretches_that_differ_among_themselves_decide_together(ratio: float, ended_min: int, ended_max: int) -> None:
+    """As seen on an H200: blocks of steps 10 % apart, and 45 % between windows, in no two stretches beyond doubt."""
+    ended = sum(find_end_of_noisy_blocks(seed, ratio) is EffectState.SLOWER for seed in range(200))
+    assert ended_min <= ended <= ended_max
+
+
+def find_end_of_noisy_blocks(seed: int, ratio: float) -> EffectState:
+    run, chance = Run(), random.Random(seed)
+    block = STRETCH_STEPS_MIN // STRETCH_BLOCKS
+
+    def train(blocks: int, ratio: float) -> None:
+        for _ in range(blocks):
+            run.train(block, ratio=(1 + ratio) * (1 + 0.1 * chance.gauss(0, 1)) - 1)
+
+    run.train(WARMUP_STEPS)
+    train(STRETCH_BLOCKS, 0.0)
+    run.train(1, in_window=True).effect.on_attached()
+    run.train(SETTLE_STEPS)
+    train(STRETCHES_MAX * STRETCH_BLOCKS, ratio)
+    return run.effect.state
+
+
 def test_without_a_step_time_nothing_is_slower() -> None:
     run = Run().attach()
     run.effect._reference._means_ns = [0.0] * STRETCH_BLOCKS
