@@ -7,7 +7,8 @@ from typing import Final
 CAPTURE_STEPS_MAX: Final = 100
 """Most steps of one capture: each is kept in memory until the last has ended."""
 MODULES: Final = "modules"
-CAPTURE_OPTIONS: Final = ("shapes", "stacks", "memory", MODULES)
+SHAPES: Final = "shapes"
+CAPTURE_OPTIONS: Final = (SHAPES, "stacks", "memory", MODULES)
 """What a capture may record beside operators, kernels and copies."""
 MODULE_PREFIX: Final = "nn.Module: "
 """What the name of a module's forward begins with, as torch writes it and as captures mark it."""

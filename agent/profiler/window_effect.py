@@ -21,8 +21,8 @@ A stretch is STRETCH_BLOCKS blocks of consecutive steps outside of windows, its 
 mean, because a loop that waits for its device only every few steps has short steps and long ones; a median, because a
 checkpoint must not count, nor the reading of a window by the agent's thread. The reference has STRETCH_STEPS_MIN steps,
 doubled until they take STRETCH_NS_MIN, and the others have as many. A stretch is slower if it takes `slowdown_min` more
-than the reference, and more than ERRORS_MIN times the standard error of the difference. Where steps differ so much among
-themselves that no two stretches in a row say so, all of them together decide, by ERRORS_MIN_TOGETHER.
+than the reference, and more than ERRORS_MIN times the standard error of the difference. Where steps differ so much
+among themselves that no two stretches in a row say so, all of them together decide, by ERRORS_MIN_TOGETHER.
 """
 
 import enum
@@ -151,8 +151,9 @@ class WindowEffect:
         self._blocks_at_window = -1
         self.state = state
         self.attached_ratio: float | None = None
-        """How much longer steps between windows took than before the first, as a share, in the stretch compared last, or
-        in all together once they decide; None before the first comparison. `detached_ratio` is that without CUPTI, after it was detached.
+        """How much longer steps between windows took than before the first, as a share, in the stretch compared last,
+        or in all together once they decide; None before the first comparison. `detached_ratio` is that without CUPTI,
+        after it was detached.
         """
         self.detached_ratio: float | None = None
 
@@ -263,7 +264,7 @@ class WindowEffect:
         return stretch.median_ns / self._reference.median_ns - 1 if self._reference.median_ns else 0.0
 
     def _is_slower(self, stretch: Stretch, errors_min: float) -> bool:
-        error = (stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
+        error: float = (stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
         return self._find_ratio(stretch) > max(self._slowdown_min, errors_min * error)
 
 

@@ -6,7 +6,7 @@ file, any other one the capture.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,12 +16,14 @@ from rankscope.collector.captures.capture import ANALYSING, COMPLETE, ENDED, FAI
 from rankscope.collector.captures.orders import DiscardFile, Effect, FinishFile, Orders, Send, WriteBytes
 from rankscope.collector.captures.store import CaptureStore, KeptCapture, describe_disk_error, name_of
 from rankscope.collector.captures.trace_analysis import TraceAnalysis
-from rankscope.measure.capture_limits import MODULES
+from rankscope.measure.capture_limits import MODULES, SHAPES
 from rankscope.measure.messages import CapturePart, CaptureState, Message
 
 LOG = logging.getLogger("rankscope.collector")
 
 PROBLEMS_SHOWN: Final = 8
+TABLES: Final[Mapping[str, Sequence[str]]] = {MODULES: ("--modules",), SHAPES: ("--shapes", "--flops")}
+"""Options of `rankscope analyze` for what a capture has recorded by an option of its own."""
 
 
 class Surroundings(NamedTuple):
@@ -87,7 +89,7 @@ class CaptureWork:
                 self._complete(self._analysis)
         elif may_analyse:
             names = [one.file for one in self.capture.ranks if one.file]
-            tables = ["--modules"] if MODULES in self.capture.options else []
+            tables = [table for option in self.capture.options for table in TABLES.get(option, ())]
             self._analysis = TraceAnalysis(self.folder, names, tables=tables)
 
     def fail(self, reason: str) -> None:

@@ -23,7 +23,7 @@ from tests.integration.torchrun import ALONE, python, started
 
 RUN = "job"
 STEPS = 3
-REQUEST = CaptureRequest(run=RUN, ranks="all", steps=STEPS, options=("modules",))
+REQUEST = CaptureRequest(run=RUN, ranks="all", steps=STEPS, options=("modules", "shapes"))
 WAYS = ("eager", "checkpoint", "reentrant", "ddp")
 
 
@@ -69,8 +69,9 @@ def capture(folder: Path, way: str) -> Captured:
     files = folder / "store.db-captures" / done.id
     (rank,) = analyze(str(files / "rank-0.pt.trace.json.gz"), modules=True, flops=True).ranks
     assert rank.flops is not None
-    ordered = json.loads((files / "report.json").read_bytes())["ranks"][0]["modules"]
-    assert len(ordered) == len(rank.modules or ()), "the analysis of an ordered capture has the tree"
+    ordered = json.loads((files / "report.json").read_bytes())["ranks"][0]
+    assert len(ordered["modules"]) == len(rank.modules or ()), "the analysis of an ordered capture has the tree"
+    assert ordered["flops"]["model_flops"] == rank.flops.model_flops > 0, "and with shapes the model's FLOPs"
     trace = json.loads(gzip.decompress((files / "rank-0.pt.trace.json.gz").read_bytes()))
     windows = json.loads((folder / "windows.json").read_text())
     return Captured(
