@@ -12,8 +12,8 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.profiler.window_results import WindowResults
-from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
-from rankscope.agent.report.outbox import Outbox
+from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
+from rankscope.agent.reporting.outbox import Outbox
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sidecar.recorder_reader import RecorderReader
 from rankscope.agent.steps.user_steps import SteplessNotice

@@ -17,7 +17,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import ConnectThread
 from rankscope.agent.guard import Guard, log_line
 from rankscope.agent.identity import read_identity, reads_machine
-from rankscope.agent.report.builder import ScriptEnd, build_hello
+from rankscope.agent.reporting.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.shutdown.script_exit import ScriptExit

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from rankscope.agent.captures.stacks import find_raised_line
 from rankscope.agent.guard import describe
-from rankscope.agent.report.builder import ScriptEnd
+from rankscope.agent.reporting.builder import ScriptEnd
 
 DETAIL_LENGTH_MAX = 512
 BEFORE_CHILDREN = 100

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from rankscope.agent.guard import print_traceback
-from rankscope.agent.report.orphaned_reports import (
+from rankscope.agent.reporting.orphaned_reports import (
     Address,
     OrphanedReports,
     OrphanRefusedError,
     claim_orphan,
     describe_damage,
 )
-from rankscope.agent.report.spill_folder import find_boot_ids, find_files, remove_old
+from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, remove_old
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.measure.clock import Clock
@@ -164,6 +164,6 @@ class OrphanDelivery:
 def _deliver(
     orphan: OrphanedReports, address: Address, clock: Clock, deadline_ns: int, is_stopping: Callable[[], bool]
 ) -> bool:
-    from rankscope.agent.report.orphaned_reports import deliver  # noqa: PLC0415 - imports ZeroMQ
+    from rankscope.agent.reporting.orphaned_reports import deliver  # noqa: PLC0415 - imports ZeroMQ
 
     return deliver(orphan, address, clock, deadline_ns=deadline_ns, is_stopping=is_stopping)

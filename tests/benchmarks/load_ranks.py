@@ -86,7 +86,7 @@ class Progress(NamedTuple):
 
 
 class LoadRank:
-    """One rank: what `agent/report/sender.py` does, without its waiting."""
+    """One rank: what `agent/reporting/sender.py` does, without its waiting."""
 
     def __init__(self, task: Task, rank: int, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.rank = rank

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.collector.ingest.acknowledgements import REPORTS_MAX
 from rankscope.measure.identity import RankIdentity, group_label
 from rankscope.measure.messages import Hello, Report

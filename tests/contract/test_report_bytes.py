@@ -5,7 +5,7 @@ Every number in the reports below is as large as it can be in a frame, every nam
 
 import pytest
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.measure.codec import encode
 from rankscope.measure.records import (
     PHASES,

@@ -11,9 +11,9 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 
-from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
-from rankscope.agent.report.sender import Sender
-from rankscope.agent.report.spill import Spill
+from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
+from rankscope.agent.reporting.sender import Sender
+from rankscope.agent.reporting.spill import Spill
 from rankscope.agent.steps.ring import Ring
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.codec import encode

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.agent.report.sender import Sender
+from rankscope.agent.reporting.sender import Sender
 from rankscope.collector.ingest.curve import AllowedKeys, CurveServer
 from rankscope.collector.ingest.receiver import Received, Receiver
 from rankscope.collector.keys import make_key_pair, make_keys

@@ -9,7 +9,7 @@ import pytest
 from rankscope.agent.profiler.reduction_process import ReductionProcesses
 from rankscope.agent.profiler.window_reduction import GroupSource, WindowReduction
 from rankscope.agent.profiler.window_scheduler import RawWindow
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.events import RankJoined, ReportAdmitted
 from rankscope.collector.runs.report_fields import ReportFields

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankscope.agent.report.orphaned_reports import Address, claim_orphan, deliver
-from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
-from rankscope.agent.report.spill_format import REPORT, decode_records
+from rankscope.agent.reporting.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, open_folder
+from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from rankscope.agent.sidecar.beacon import find_names
 from rankscope.agent.sidecar.directory import find_root
 from rankscope.collector.runs.snapshot import RankSnapshot

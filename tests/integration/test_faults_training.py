@@ -7,8 +7,8 @@ import re
 import signal
 from pathlib import Path
 
-from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
-from rankscope.agent.report.spill_format import REPORT, decode_records
+from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, open_folder
+from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
 from tests.integration.serving import find_rank, have_ended, serving, wait_for

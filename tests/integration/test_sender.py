@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from rankscope.agent.report.sender import (
+from rankscope.agent.reporting.sender import (
     CAPTURE_MESSAGES_A_SECOND_MAX,
     FRAMES_A_SECOND_MAX,
     PINGS_A_SECOND_MAX,

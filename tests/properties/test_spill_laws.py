@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.agent.report.spill_format import REPORT, decode_records, encode_record
+from rankscope.agent.reporting.spill_format import REPORT, decode_records, encode_record
 from rankscope.uplink.delivery import Delivery, DeliverySettings, SendFrame
 from rankscope.uplink.resend_buffer import HeldFrame, ResendBuffer
 

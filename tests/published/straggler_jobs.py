@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.measure.codec import encode

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rankscope.agent.report.builder import Interval, ReportBuilder
+from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.agent.report.orphaned_reports import Address, claim_orphan, deliver
-from rankscope.agent.report.spill_folder import find_boot_ids, open_folder
+from rankscope.agent.reporting.orphaned_reports import Address, claim_orphan, deliver
+from rankscope.agent.reporting.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar.orphan_delivery import ATTEMPT_NS
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.key_files import ClientKeys, read_key_pair, read_public_key

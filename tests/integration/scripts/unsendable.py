@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankscope.agent.report import outbox
+from rankscope.agent.reporting import outbox
 from rankscope.measure.codec import encode
 from rankscope.measure.messages import Message, Report
 

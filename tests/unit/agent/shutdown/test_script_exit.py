@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rankscope.agent.report.builder import ScriptEnd
+from rankscope.agent.reporting.builder import ScriptEnd
 from rankscope.agent.shutdown.script_exit import ScriptExit, _stop
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, claim_orphan
-from rankscope.agent.report.spill_folder import find_boot_ids, open_folder
+from rankscope.agent.reporting.orphaned_reports import Address, OrphanedReports, OrphanRefusedError, claim_orphan
+from rankscope.agent.reporting.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.errors import SettingError
-from tests.unit.agent.report.spilled_reports import BOOT_ID, RUN, frame_of, hello_of, spill_in
+from tests.unit.agent.reporting.spilled_reports import BOOT_ID, RUN, frame_of, hello_of, spill_in
 
 DEADLINE_S = 30.0
 ENDPOINT = "tcp://collector:1"

@@ -20,7 +20,7 @@ from rankscope.measure.messages import RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import StackFrame
 from tests.ras_stand_in import Nccl, communicator, present, ras, to_json
 from tests.unit.agent.flight_dumps import dump_of, entry_of, status_of
-from tests.unit.agent.report.spilled_reports import frame_of, spill_in
+from tests.unit.agent.reporting.spilled_reports import frame_of, spill_in
 from tests.unit.agent.sidecar.fake_worker_server import dump, nccl_entry
 from tests.unit.agent.sidecar.ranks_of_a_node import ENDS, MS, S
 from tests.unit.agent.sidecar.watched_node import Node, RecordingSender

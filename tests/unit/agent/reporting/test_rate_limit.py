@@ -1,6 +1,6 @@
 """Tests of the limit on events per second."""
 
-from rankscope.agent.report.sender import RateLimit
+from rankscope.agent.reporting.sender import RateLimit
 from rankscope.measure.units import NS_PER_S
 
 

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.agent.private_folder import PRIVATE_FILE
-from rankscope.agent.report.spill_folder import (
+from rankscope.agent.reporting.spill_folder import (
     acquire_lock,
     file_path,
     open_folder,
     remove_old,
     remove_spill,
 )
-from rankscope.agent.report.spill_format import (
+from rankscope.agent.reporting.spill_format import (
     HELLO,
     RELEASED,
     REPORT,

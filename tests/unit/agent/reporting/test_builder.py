@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rankscope.agent.report.builder import Interval, ReportBuilder, ScriptEnd
+from rankscope.agent.reporting.builder import Interval, ReportBuilder, ScriptEnd
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.report.sender import Sender
-from rankscope.agent.report.spill_folder import SpillFile, acquire_lock, find_files, remove_spill
-from rankscope.agent.report.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
+from rankscope.agent.reporting.sender import Sender
+from rankscope.agent.reporting.spill_folder import SpillFile, acquire_lock, find_files, remove_spill
+from rankscope.agent.reporting.spill_format import HELLO, RELEASED, REPORT, Record, decode_records
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode
 from rankscope.measure.errors import DecodeError, RankscopeError

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.private_folder import NAMES_MAX
-from rankscope.agent.report.spill import FILES, PAUSE_MAX, Spill
-from rankscope.agent.report.spill_folder import KEPT_S, find_boot_ids, find_files, open_folder
-from rankscope.agent.report.spill_format import REPORT, decode_records
+from rankscope.agent.reporting.spill import FILES, PAUSE_MAX, Spill
+from rankscope.agent.reporting.spill_folder import KEPT_S, find_boot_ids, find_files, open_folder
+from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from rankscope.uplink.resend_buffer import ResendBuffer
-from tests.unit.agent.report.spilled_reports import BOOT_ID, frame_of, hold_lock, spill_in
+from tests.unit.agent.reporting.spilled_reports import BOOT_ID, frame_of, hold_lock, spill_in
 
 
 @pytest.fixture

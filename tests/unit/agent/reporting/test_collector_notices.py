@@ -1,6 +1,6 @@
 """Tests of rank 0's log lines about a configured collector."""
 
-from rankscope.agent.report.collector_notices import ABSENCES_LOGGED_MAX, CollectorNotices, Delivered
+from rankscope.agent.reporting.collector_notices import ABSENCES_LOGGED_MAX, CollectorNotices, Delivered
 from rankscope.measure.units import NS_PER_S
 
 ENDPOINT = "tcp://head:18490"

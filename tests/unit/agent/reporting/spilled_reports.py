@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.agent.report.spill import Spill
+from rankscope.agent.reporting.spill import Spill
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import Hello

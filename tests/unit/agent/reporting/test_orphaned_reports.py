@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.report.orphaned_reports import claim_orphan, describe_damage
-from rankscope.agent.report.spill_folder import find_boot_ids, find_files, open_folder
-from rankscope.agent.report.spill_format import HEAD_BYTES, HELLO, encode_record
-from tests.unit.agent.report.spilled_reports import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
+from rankscope.agent.reporting.orphaned_reports import claim_orphan, describe_damage
+from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, open_folder
+from rankscope.agent.reporting.spill_format import HEAD_BYTES, HELLO, encode_record
+from tests.unit.agent.reporting.spilled_reports import BOOT_ID, frame_of, hello_of, hold_lock, spill_in
 
 
 def leave(tmp_path: Path, through: int, released: int = 0, bytes_max: int = 1 << 20, size: int = 10) -> str:

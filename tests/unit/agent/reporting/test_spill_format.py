@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.agent.report.spill_format import (
+from rankscope.agent.reporting.spill_format import (
     HEAD_BYTES,
     HELLO,
     RELEASED,

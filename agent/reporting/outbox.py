@@ -11,9 +11,9 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.guard import log_line
 from rankscope.agent.once_per_node import log_once_per_node
-from rankscope.agent.report.collector_notices import CollectorNotices, Delivered
-from rankscope.agent.report.sender import AnswerCapture, Sender
-from rankscope.agent.report.spill import Spill
+from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
+from rankscope.agent.reporting.sender import AnswerCapture, Sender
+from rankscope.agent.reporting.spill import Spill
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity

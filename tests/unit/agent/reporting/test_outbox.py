@@ -6,9 +6,9 @@ import pytest
 
 from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
-from rankscope.agent.report import outbox as module
-from rankscope.agent.report.builder import Interval, ReportBuilder, build_hello
-from rankscope.agent.report.outbox import SPILL, Outbox
+from rankscope.agent.reporting import outbox as module
+from rankscope.agent.reporting.builder import Interval, ReportBuilder, build_hello
+from rankscope.agent.reporting.outbox import SPILL, Outbox
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Hello
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
