@@ -13,10 +13,12 @@
         attend(queries)
     rankscope.step()                       # end of a step; otherwise steps are detected
     rankscope.throughput()                 # steps, samples and tokens per second of this rank
+    rankscope.report()                     # on rank 0 what the collector has found: slowdown, goodput, MFU, findings
     rankscope.capture(steps=3)             # a trace of the next steps of this rank, into capture_folder
     rankscope.stop()                       # not needed: runs at the end of the process
 
-`rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls.
+`rankscope.agent.integrations` has callbacks for PyTorch Lightning and Transformers that make these calls, and logs for
+W&B, MLflow and TensorBoard.
 Nothing here imports torch until `start()` is called.
 """
 
@@ -29,9 +31,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rankscope.agent.run_report import RunReport
     from rankscope.agent.steps.throughput import Throughput
 
-__all__ = ["batch", "capture", "evaluation", "model_flops", "phase", "scope", "start", "step", "stop", "throughput"]
+__all__ = [
+    "batch", "capture", "evaluation", "model_flops", "phase", "report", "scope", "start", "step", "stop", "throughput",
+]  # fmt: skip
 
 
 def start() -> bool:
@@ -100,6 +105,24 @@ def throughput(last_steps: int | None = None) -> "Throughput | None":
     from rankscope.agent import launch  # noqa: PLC0415
 
     return None if launch.session is None else launch.session.calls.find_throughput(last_steps)
+
+
+def report() -> "RunReport":
+    """Return on rank 0 what the collector has found about the run so far, as a dict, from its last summary.
+
+    The collector sends one about every 10 s. This reads the last one, in some microseconds, on any thread, and waits
+    for nothing; `age_s` says how old it is. Ratios are `slowdown_ratio` (from 1), `goodput_ratio`, `mfu`,
+    `exposed_communication_ratio` and `data_wait_ratio` (0 to 1); `findings` is a list. What is not known is None, and
+    `absent` says why under its name: so is everything on other ranks, without a collector, and after 60 s without a
+    summary.
+    """
+    from rankscope.agent import launch  # noqa: PLC0415
+
+    if launch.session is not None:
+        return launch.session.calls.read_report()
+    from rankscope.agent.run_report import NOT_MEASURED, build_report  # noqa: PLC0415
+
+    return build_report("", None, NOT_MEASURED, 0)
 
 
 def capture(steps: int = 3) -> bool:

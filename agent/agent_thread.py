@@ -37,7 +37,7 @@ rank frozen, and after 15 s the collector considers it silent by default."""
 
 
 class AgentThread:
-    """The agent thread. `connect` and `stop` may be called from other threads."""
+    """The agent thread. `connect`, `stop` and `outbox.read_report` may be called from other threads."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AgentThread:
         self._make_hello = make_hello
         self._builder = ReportBuilder(identity.rank)
         self._orders = self._make_orders()
-        self._outbox = Outbox(
+        self.outbox = Outbox(
             config,
             identity,
             clock,
@@ -135,7 +135,7 @@ class AgentThread:
         """Start reporting."""
         self._samples.start()
         self._samples.out_of_memory.start(
-            self._training.hooks.buffer.add, self._training.timer.find_place, self._outbox.wake
+            self._training.hooks.buffer.add, self._training.timer.find_place, self.outbox.wake
         )
         self._watchdog.start()
         self._training.windows.start_sampler()
@@ -143,7 +143,7 @@ class AgentThread:
 
     def connect(self, address: CollectorAddress, is_configured: bool) -> None:  # noqa: FBT001 - of the connect thread
         """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
-        self._outbox.connect(address, is_configured=is_configured)
+        self.outbox.connect(address, is_configured=is_configured)
         self._watchdog.set_collector(address)
 
     def stop(self, end: ScriptEnd) -> None:
@@ -154,7 +154,7 @@ class AgentThread:
         self._training.windows.close_sampler()
         self._end = end
         self._stopping.set()
-        self._outbox.wake()
+        self.outbox.wake()
         self._thread.join(self._config.drain_s + 2 * IDLE_WAIT_S)
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
@@ -163,15 +163,15 @@ class AgentThread:
         next_report_ns = self._clock.monotonic_ns() + self._find_interval_ns()
         while not self._stopping.is_set() and not self._guard.is_off(PART):
             try:
-                self._outbox.exchange(next_report_ns)
+                self.outbox.exchange(next_report_ns)
                 if self._clock.monotonic_ns() >= next_report_ns or self._samples.out_of_memory.is_due:
                     interval_ns = self._find_interval_ns()
                     late_ns = max(-interval_ns, self._clock.monotonic_ns() - next_report_ns)
                     next_report_ns += interval_ns * (1 + late_ns // interval_ns)
                     self._report()
-                self._outbox.log_changes()
-                if self._outbox.spill_folder:  # from which the sidecar delivers orphaned reports
-                    self._watchdog.set_spill_folder(self._outbox.spill_folder)
+                self.outbox.log_changes()
+                if self.outbox.spill_folder:  # from which the sidecar delivers orphaned reports
+                    self._watchdog.set_spill_folder(self.outbox.spill_folder)
             except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
                 self._note(error)
                 self._stopping.wait(IDLE_WAIT_S)
@@ -183,20 +183,20 @@ class AgentThread:
         is_acknowledged = False
         try:
             self._report_last()
-            self._outbox.push(self._builder.build_goodbye(self._end), step_count=0)
+            self.outbox.push(self._builder.build_goodbye(self._end), step_count=0)
             deadline_ns = self._clock.monotonic_ns() + s_to_ns(self._config.drain_s)
-            is_acknowledged = self._outbox.drain(deadline_ns)
-            self._outbox.log_summary()
+            is_acknowledged = self.outbox.drain(deadline_ns)
+            self.outbox.log_summary()
             if is_acknowledged and self._orders is not None:
                 orders = self._orders
-                self._outbox.serve(deadline_ns, lambda: orders.has_files)
+                self.outbox.serve(deadline_ns, lambda: orders.has_files)
             if self._training.traces is not None:
                 self._training.traces.finish(deadline_ns)
         except Exception as error:  # noqa: BLE001
             self._guard.record(PART, error)
         finally:
             self._watchdog.stop(self._end.exit_code, is_acknowledged=is_acknowledged)
-            self._outbox.close()
+            self.outbox.close()
             if self._orders is not None:
                 self._orders.close()
             self._samples.close()
@@ -211,7 +211,7 @@ class AgentThread:
     def _note(self, error: Exception) -> None:
         """Count an error, and reuse the sequence number of the message that it prevented."""
         self._guard.record(PART, error)
-        self._builder.set_last_sequence(self._outbox.buffer.last_sequence)
+        self._builder.set_last_sequence(self.outbox.buffer.last_sequence)
 
     def _find_interval_ns(self) -> int:
         interval_s = self._config.report_interval_s
@@ -266,7 +266,7 @@ class AgentThread:
         if self._groups_wanted:
             self._builder.resend_groups()
             self._groups_wanted = False
-        self._outbox.push(self._builder.build(interval, now_ns), step_count=len(steps))
+        self.outbox.push(self._builder.build(interval, now_ns), step_count=len(steps))
         self._samples.out_of_memory.attach()
         if not last:
             self._samples.out_of_memory.read_held(interval.out_of_memory)
@@ -283,7 +283,7 @@ class AgentThread:
             self._window_results.captured.add(traces.plain_traces)
             traces.plain_traces = []
             for state in [] if self._orders is None else self._orders.collect():
-                self._outbox.send_state(state)
+                self.outbox.send_state(state)
             return traces.mark(steps)
         except Exception as error:  # noqa: BLE001 - no error of a capture may lose steps
             self._guard.record(trace_recording.PART, error)
@@ -309,10 +309,10 @@ class AgentThread:
         timers = self._training.device_timers
         return Losses(
             steps_overwritten=overwritten,
-            steps_dropped_in_reports=self._outbox.buffer.steps_dropped,
-            reports_dropped=self._outbox.buffer.reports_dropped,
+            steps_dropped_in_reports=self.outbox.buffer.steps_dropped,
+            reports_dropped=self.outbox.buffer.reports_dropped,
             windows_skipped=self._window_results.skipped,
-            errors=self._guard.errors | self._outbox.errors,
+            errors=self._guard.errors | self.outbox.errors,
             device_timings_skipped=dict(timers.skipped) if timers is not None else {},
             steps_made=made,
             steps_buffered=buffered,

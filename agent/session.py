@@ -70,7 +70,7 @@ class Session:
         )
         self._connecting = ConnectThread(config, self.identity, environment, self._guard, self._reporter.connect)
         self.script_exit = ScriptExit()
-        self.calls = UserCalls(self._training, self._guard, samples.flops)
+        self.calls = UserCalls(self._training, self._guard, samples.flops, self._reporter.outbox.read_report)
 
     @classmethod
     def start(cls, config: AgentConfig, environment: Mapping[str, str]) -> "Session | None":

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rankscope.agent.guard import Guard
+from rankscope.agent.run_report import RunReport
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.steps.throughput import Throughput
@@ -16,9 +17,12 @@ MODEL_FLOPS = "model_flops"
 class UserCalls:
     """The calls of one process, on its training thread. They do nothing while it is not measured."""
 
-    def __init__(self, training: TrainingThread, guard: Guard, flops: ModelFlops) -> None:
+    def __init__(
+        self, training: TrainingThread, guard: Guard, flops: ModelFlops, read_report: Callable[[], RunReport]
+    ) -> None:
         self._training = training
         self._flops = flops
+        self._read_report = read_report
         self._steps = training.timer.user
         self._guard = guard
         self._evaluations = 0
@@ -81,6 +85,10 @@ class UserCalls:
         except Exception as error:  # noqa: BLE001 - no error of the agent may reach the training script
             self._guard.record(PART, error)
             return None
+
+    def read_report(self) -> RunReport:
+        """Implement `rankscope.agent.report()`, on any thread."""
+        return self._read_report()
 
     def begin_phase(self, name: str) -> None:
         """Begin `with rankscope.agent.phase(name):`."""

@@ -34,6 +34,7 @@ from rankscope.collector.publish.publisher_link import Publisher, PublisherLink,
 from rankscope.collector.publish.snapshot_messages import Health
 from rankscope.collector.publisher import PublisherThread
 from rankscope.collector.recording import Recording
+from rankscope.collector.run_summaries import RunSummaries
 from rankscope.collector.run_updates import RunUpdates
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run_dump import RunDump, dump_run
@@ -117,6 +118,7 @@ class Service:
             exchange=self._exchange, admission=self._receive_thread.messages, journal=self._journal,
             faults=self._faults, on_forget=self._recording.forget,
         )  # fmt: skip
+        self._summaries = RunSummaries(self._exchange.answer, self._faults)
         self._notifier = make_notifier(
             config, receivers, self._journal,
             find_run=self._updates.runs.get,
@@ -214,6 +216,7 @@ class Service:
         self._recording.replace_lost(wall_s)
         self._recording.open(self._updates.runs, self._clocks())  # the store may have become usable
         self._publish(now_ns)
+        self._summaries.tick(self._updates.runs, self._snapshot)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
         self._link.wake()
 

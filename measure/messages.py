@@ -79,6 +79,8 @@ class Hello(Message, frozen=True):
     times are those of its start. It replaces no other process of the rank.
 
     `fault` describes what the rank does to itself on purpose, ordered by the setting `fault`; empty: nothing.
+
+    `wants_summary`: the collector is to send a RunSummary now and then, as rank 0 asks; no other message asks for one.
     """
 
     KIND: ClassVar[int] = 1
@@ -93,6 +95,7 @@ class Hello(Message, frozen=True):
     left_behind: bool = False
     hello_number: Count = 0
     fault: Text = ""
+    wants_summary: bool = False
 
 
 class Welcome(Message, frozen=True):
@@ -385,6 +388,44 @@ class CapturePart(Message, frozen=True):
     problem: Text = ""
 
 
+class OpenFinding(msgspec.Struct, frozen=True, array_like=True):
+    """A finding that holds now, as far as a log of the run says it. `number` counts the findings of the run from 1."""
+
+    number: Count
+    kind: Name
+    cause: Name
+    subject: Text
+    sentence: Text
+    severity: Name = ""
+    since_step: int | None = None
+
+
+SUMMARY_FINDINGS_MAX = 8
+"""Findings in a RunSummary, the most severe first; more are counted. An agent accepts frames of at most 64 KiB."""
+
+
+class RunSummary(Message, frozen=True):
+    """What the collector has found about the run so far, for rank 0, which logs it beside the loss.
+
+    `slowdown_ratio` is the step over the ideal step now (from 1), `goodput_ratio` the share of all time so far that
+    was productive, `mfu` the mean over the live ranks, `exposed_communication_ratio` the share of the time in the last
+    windows in which ranks only communicated, `data_wait_ratio` the share of the steps since the summary before in which
+    ranks waited for batches. None: not known, and `absent` has the reason under the field's name.
+
+    `findings_left_out` were open too, beyond SUMMARY_FINDINGS_MAX.
+    """
+
+    KIND: ClassVar[int] = 19
+    slowdown_ratio: float | None = None
+    goodput_ratio: float | None = None
+    mfu: float | None = None
+    exposed_communication_ratio: float | None = None
+    data_wait_ratio: float | None = None
+    absent: Reasons = {}
+    findings: Annotated[tuple[OpenFinding, ...], msgspec.Meta(max_length=SUMMARY_FINDINGS_MAX)] = ()
+    findings_left_out: Count = 0
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout",
@@ -399,4 +440,5 @@ and `silent` (no report, and no way to see whether the process runs)."""
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
     RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
+    RunSummary,
 )  # fmt: skip

@@ -202,6 +202,7 @@ def build_hello(
         python_version=platform.python_version(),
         torch_version=torch_version,
         fault=fault,
+        wants_summary=identity.rank == 0,
     )
 
 

@@ -14,6 +14,14 @@ from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.reporting.collector_notices import CollectorNotices, Delivered
 from rankscope.agent.reporting.sender import AnswerCapture, Sender
 from rankscope.agent.reporting.spill import Spill
+from rankscope.agent.run_report import (
+    NONE_SENT,
+    NOT_FOUND,
+    NOT_REACHED,
+    ReceivedSummary,
+    RunReport,
+    build_report,
+)
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import encode
 from rankscope.measure.identity import RankIdentity
@@ -62,6 +70,7 @@ class Outbox:
         self._sender = Sender(self._delivery, clock, identity.boot_id, introduce, on_capture=on_capture)
         self._address: CollectorAddress | None = None
         self._open_due_ns = 0
+        self._is_found = False
         self._notices: CollectorNotices | None = None
         self._is_refusal_logged = self._is_spill_logged = False
 
@@ -76,6 +85,22 @@ class Outbox:
         """The folder of the spilled reports; empty if there is none yet."""
         return "" if self._spill is None else self._spill.folder
 
+    def read_report(self) -> RunReport:
+        """Return what the collector has found about the run, from its last summary. Any thread may call it."""
+        identity = self._identity
+        return build_report(identity.run, identity.rank, self._find_summary(), self._clock.monotonic_ns())
+
+    def _find_summary(self) -> ReceivedSummary | str:
+        """Return the last summary, or why there is none."""
+        if self._sender.summary is not None:
+            return self._sender.summary
+        refusal = self._sender.refused
+        if refusal is not None:
+            return f"the collector refuses this rank: {refusal.detail}"
+        if self._sender.connected:
+            return NONE_SENT
+        return NOT_REACHED if self._is_found else NOT_FOUND
+
     def connect(self, address: CollectorAddress, *, is_configured: bool) -> None:
         """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
         if is_configured and self._identity.rank == 0:
@@ -83,6 +108,7 @@ class Outbox:
         chance = random.Random(self._identity.boot_id)  # noqa: S311 - as above
         self._open_due_ns = self._clock.monotonic_ns() + draw_first_delay_ns(self._identity.world_size, chance)
         self._address = address
+        self._is_found = True
         self.wake()
 
     def wake(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import zmq
 
+from rankscope.agent.run_report import ReceivedSummary
 from rankscope.measure.clock import Clock
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError
@@ -30,6 +31,7 @@ from rankscope.measure.messages import (
     HelloWanted,
     Message,
     Refused,
+    RunSummary,
     Welcome,
 )
 from rankscope.measure.text import to_line
@@ -128,6 +130,8 @@ class Sender:
         self._poller.register(self._wake_out, zmq.POLLIN)
         self.metrics_url: str | None = None
         """URL of the collector's /metrics, from its Welcome."""
+        self.summary: ReceivedSummary | None = None
+        """The last summary of the run from the collector; it is replaced, so that any thread may read it."""
         self.frames_ignored = 0
         """Number of messages from the collector that were invalid, unexpected, or about captures and too many."""
         self._reading = RateLimit(FRAMES_A_SECOND_MAX)
@@ -292,7 +296,10 @@ class Sender:
             except DecodeError:
                 self.frames_ignored += 1
             else:
-                self._handle(message, now_ns)
+                if isinstance(message, RunSummary):
+                    self.summary = ReceivedSummary(message, now_ns)
+                else:
+                    self._handle(message, now_ns)
 
     def _handle(self, message: Message, now_ns: int) -> None:
         match message:

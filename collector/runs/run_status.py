@@ -105,8 +105,13 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
         worst=find_worst(run, worst_max),
         window_ratios=windows.ratios,
         window_effect=windows.effect,
-        flops=find_run_flops([rank for rank in run.ranks if rank.ended is None and not rank.awaited]),
+        flops=find_run_flops(find_live(run.ranks)),
     )
+
+
+def find_live(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
+    """Return the ranks that have not ended and have reported to this collector."""
+    return [rank for rank in ranks if rank.ended is None and not rank.awaited]
 
 
 def describe_ranks_without_peers(run: RunSnapshot) -> str | None:

@@ -36,7 +36,11 @@ MANY_IMPORTS: Final = {
 
 ONE_TABLE: Final = "one table a file, apart from the many others"
 ONE_COMMAND: Final = "one file a command, so that it is found by its name"
+ONE_LOGGER: Final = "one logger a file, which imports it"
 SMALL: Final = {
+    "agent/integrations/mlflow.py": ONE_LOGGER,
+    "agent/integrations/tensorboard.py": ONE_LOGGER,
+    "agent/integrations/wandb.py": ONE_LOGGER,
     "collector/captures/incident_captures.py": "which incidents order a capture, apart from how one is taken",
     "collector/commands/demo.py": ONE_COMMAND,
     "collector/commands/keys.py": ONE_COMMAND,
@@ -44,6 +48,7 @@ SMALL: Final = {
     "collector/commands/relay.py": ONE_COMMAND,
     "collector/commands/selftest.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
+    "collector/run_summaries.py": "which rank is sent a summary, and when, apart from the service's loop",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
     "collector/traces/cycles.py": ONE_TABLE,
     "collector/reports/cycle_table.py": ONE_TABLE,

@@ -28,6 +28,7 @@ from rankscope.measure.messages import (
     Hello,
     HelloWanted,
     Message,
+    OpenFinding,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
@@ -37,6 +38,7 @@ from rankscope.measure.messages import (
     RelayedFrame,
     RelayHello,
     Report,
+    RunSummary,
     Welcome,
 )
 from rankscope.measure.model_flops import FlopSum, StepFlops
@@ -219,6 +221,7 @@ STATED: dict[str, Message] = {
         left_behind=True,
         hello_number=3,
         fault="host_sleep of 50 ms in the forward, steps 200 to 400",
+        wants_summary=True,
         identity=RankIdentity(
             run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
             boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
@@ -268,6 +271,14 @@ STATED: dict[str, Message] = {
         took_ns=300, nccl_version="2.29.2", communicators_total=3, communicators=(COMMUNICATOR,),
         communicators_left_out=1, timeouts=2, is_own=True, absent={"communicators": "its end did not come in time"},
     ),
+    "run_summary": RunSummary(
+        slowdown_ratio=1.25, goodput_ratio=0.75, mfu=0.5, exposed_communication_ratio=0.125, data_wait_ratio=0.25,
+        absent={"mfu": "rank 0: no GPU is in use"},
+        findings=(
+            OpenFinding(3, "straggler", "host_cpu", "rank 2", "rank 2 is slow", severity="critical", since_step=41),
+        ),
+        findings_left_out=2,
+    ),
     "relay_hello": RelayHello(name="n1", boot_id="0123456789abcdef", version="0.1.0"),
     "relayed": Relayed(
         frames=(RelayedFrame(peer=b"0123456789abcdef", frame=encode(Ack(through=5)), age_ns=900, key="k" * 40),),
@@ -316,6 +327,7 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("rank_unresponsive", ("threads", 0)),
     ("ras_answered", ("communicators", 0)),
     ("ras_answered", ("communicators", 0, "ranks", 0)),
+    ("run_summary", ("findings", 0)),
     ("relayed", ("frames", 0)),
     ("relayed", ("counts",)),
 ]
@@ -397,6 +409,7 @@ def test_the_kinds_keep_their_bytes() -> None:
         "capture_state": "52534350 000110",
         "capture_part_wanted": "52534350 000111",
         "capture_part": "52534350 000112",
+        "run_summary": "52534350 000113",
     }
 
 
@@ -420,18 +433,25 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
 
 def test_earlier_hello_without_left_behind_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], left_behind=False, hello_number=0, fault="")
+    assert decode(frame) == msgspec.structs.replace(
+        STATED["hello"], left_behind=False, hello_number=0, fault="", wants_summary=False
+    )
 
 
 def test_earlier_hello_without_fault_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_fault.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], fault="")
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], fault="", wants_summary=False)
+
+
+def test_earlier_hello_without_the_wish_for_summaries_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_summary.hex").read_text())
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], wants_summary=False)
 
 
 @pytest.mark.parametrize("name", ["hello", "welcome"])
 def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_number.hex").read_text())
-    later = {"hello_number": 0, "fault": ""} if name == "hello" else {"hello_number": 0}
+    later = {"hello_number": 0, "fault": "", "wants_summary": False} if name == "hello" else {"hello_number": 0}
     assert decode(frame) == msgspec.structs.replace(STATED[name], **later)
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
+from rankscope.agent.run_report import NOT_FOUND, build_report
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
 from rankscope.agent.steps.model_flops import ModelFlops
@@ -37,7 +38,7 @@ class Rank:
             find_resident_bytes=lambda: None,
             on_step=self.flops.add,
         )
-        self.calls = UserCalls(self.training, self.guard, self.flops)
+        self.calls = UserCalls(self.training, self.guard, self.flops, lambda: build_report("bert", 0, NOT_FOUND, 0))
         self.model = nn.Linear(4, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.loader = DataLoader(TensorDataset(torch.ones(64 * BATCH, 4)), batch_size=BATCH)

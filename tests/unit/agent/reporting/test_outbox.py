@@ -9,6 +9,7 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.reporting import outbox as module
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, build_hello
 from rankscope.agent.reporting.outbox import SPILL, Outbox
+from rankscope.agent.run_report import NOT_FOUND, NOT_REACHED
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Hello
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
@@ -73,4 +74,12 @@ def test_spilled_reports_have_a_folder(tmp_path: Path) -> None:
     outbox = outbox_of(AgentConfig(spill_dir=str(tmp_path)))
     outbox.push(ReportBuilder().build(Interval(), 0), step_count=0)
     assert outbox.spill_folder.startswith(str(tmp_path))
+    outbox.close()
+
+
+def test_without_a_summary_it_says_whether_a_collector_is_known() -> None:
+    outbox = outbox_of(AgentConfig())
+    assert outbox.read_report()["absent"]["mfu"] == NOT_FOUND
+    outbox.connect(CollectorAddress("tcp://127.0.0.1:9"), is_configured=True)
+    assert outbox.read_report()["absent"]["mfu"] == NOT_REACHED
     outbox.close()

@@ -47,6 +47,8 @@ class Story:
         """By rank; of others it is node-a."""
         self.faults: dict[int, str] = {}
         """What ranks do to themselves on purpose, by rank."""
+        self.wants_summaries = False
+        """Whether rank 0 asks for summaries of the run."""
         self.begun_wall_ns = 0
         """When rank processes begin, by the clocks of their nodes."""
 
@@ -75,6 +77,7 @@ class Story:
                 wall_ns=self.begun_wall_ns,
                 report_interval_ns=S,
                 fault=self.faults.get(rank, ""),
+                wants_summary=self.wants_summaries and rank == 0,
             )
             self.run.apply(RankJoined(hello, self.now_ns))
         return self
