@@ -1,7 +1,8 @@
 """Callback for PyTorch Lightning: `Trainer(callbacks=[RankscopeCallback()])`.
 
 Works with `lightning` and `pytorch_lightning`, preferring the one already imported. Steps are detected without it too
-(docs/loops.md); with it they are Lightning's own, writing a checkpoint is a phase, and the launch line needs no agent.
+(docs/loops.md); with it they are Lightning's own, writing a checkpoint is a phase, the launch line needs no agent, and
+what the collector has found is logged with the trainer's loggers (docs/loggers.md).
 """
 
 import importlib
@@ -10,6 +11,8 @@ from typing import Any
 
 from rankscope.agent.deferred_start import describe_launch
 from rankscope.agent.integrations.explicit_steps import ExplicitSteps
+from rankscope.agent.integrations.run_log import FINDINGS, FINDINGS_TAG, TAG_LENGTH_MAX, LogEntry, RunLog
+from rankscope.agent.integrations.tensorboard import write_to_summary
 
 __all__ = ["RankscopeCallback"]
 
@@ -34,11 +37,16 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
 
     A step ends when `trainer.global_step` has increased at the end of a batch. With several optimizers, which Lightning
     counts separately, a batch is still one step.
+
+    With `log_run` rank 0 logs the run with the trainer's loggers: numbers with all, findings as text with those for
+    TensorBoard, W&B and MLflow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_run: bool = True) -> None:
         super().__init__()
         self._steps = ExplicitSteps()
+        self._log_run = log_run
+        self._log: RunLog | None = None
         self._global_step = 0
         self._watches_saving = False
 
@@ -58,6 +66,8 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Begin the training, before the first batch is fetched."""
         self._global_step = trainer.global_step
+        if self._log_run:
+            self._log = RunLog(lambda entry, step: log_with(trainer.loggers, entry, step))
         self._watch_saving(trainer)
         self._steps.begin_training()
 
@@ -66,6 +76,8 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             self._steps.end_step()
+            if self._log is not None:
+                self._log.update(self._global_step)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Begin a validation, or the sanity check before training."""
@@ -85,6 +97,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
 
     def _end(self, trainer: Any) -> None:
         self._steps.end_training()
+        self._log = None
         if self._watches_saving:
             vars(trainer).pop("save_checkpoint", None)
             self._watches_saving = False
@@ -104,3 +117,22 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
 
         trainer.save_checkpoint = save_checkpoint
         self._watches_saving = True
+
+
+def log_with(loggers: Any, entry: LogEntry, step: int | None) -> None:
+    """Log an entry with each of Lightning's loggers."""
+    for logger in loggers:
+        if entry.findings is not None:
+            _log_findings(logger, entry.findings, step)
+        logger.log_metrics(entry.scalars, step=step)
+
+
+def _log_findings(logger: Any, findings: str, step: int | None) -> None:
+    """Log the findings with a logger whose own object has a call for texts; others have numbers only."""
+    own: Any = getattr(logger, "experiment", None)
+    if hasattr(own, "add_text"):
+        write_to_summary(own, LogEntry({}, findings), step)
+    elif type(logger).__name__ == "WandbLogger":
+        own.log({FINDINGS: findings}, commit=False)  # the numbers make the row
+    elif hasattr(own, "set_tag"):
+        own.set_tag(logger.run_id, FINDINGS_TAG, findings[:TAG_LENGTH_MAX])

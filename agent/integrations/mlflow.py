@@ -4,9 +4,9 @@ Everything is logged asynchronously, by MLflow's own threads: a tracking server 
 """
 
 import time
-from typing import Any, Final
+from typing import Any
 
-from rankscope.agent.integrations.run_log import LogEntry, RunLog
+from rankscope.agent.integrations.run_log import FINDINGS_TAG, TAG_LENGTH_MAX, LogEntry, RunLog
 
 try:
     import mlflow
@@ -18,10 +18,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["MlflowLog"]
-
-FINDINGS_TAG: Final = "rankscope.findings"
-TAG_LENGTH_MAX: Final = 5000
-"""Characters that every tracking store accepts in a tag (mlflow.set_tag)."""
 
 
 class MlflowLog(RunLog):

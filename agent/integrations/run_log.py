@@ -17,6 +17,10 @@ PREFIX: Final = "rankscope/"
 FINDINGS: Final = f"{PREFIX}findings"
 OPEN_FINDINGS: Final = f"{PREFIX}open_findings"
 NO_FINDINGS: Final = "no finding holds now"
+FINDINGS_TAG: Final = "rankscope.findings"
+"""Name of MLflow's tag with the findings."""
+TAG_LENGTH_MAX: Final = 5000
+"""Characters that every tracking store of MLflow accepts in a tag (mlflow.set_tag)."""
 READ_S: Final = 1.0
 """Time between two reads of the report: a summary comes every 10 s or so."""
 FAILURES_MAX: Final = 3

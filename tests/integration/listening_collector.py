@@ -14,7 +14,7 @@ import zmq
 
 from rankscope.collector.ingest.acknowledgements import Acknowledgements
 from rankscope.measure.codec import decode, encode
-from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, Welcome
+from rankscope.measure.messages import Ack, Goodbye, Hello, HelloWanted, Message, Report, RunSummary, Welcome
 from rankscope.measure.records import (
     CAPTURED,
     DEVICE_PREFIX,
@@ -87,7 +87,8 @@ class Life:
 class ListeningCollector:
     """A ROUTER on a free port of loopback, on a thread of its own. Made by `listening`."""
 
-    def __init__(self) -> None:
+    def __init__(self, summary: RunSummary | None = None) -> None:
+        self._summary = summary
         self._lives: dict[bytes, Life] = {}
         self._changed = threading.Condition()
         self._ending = threading.Event()
@@ -132,6 +133,8 @@ class ListeningCollector:
                     acknowledgements.note(peer, answer.through, time.monotonic_ns(), interval_ns=interval_ns)
                 else:
                     self._router.send_multipart([peer, encode(answer)])
+                if self._summary is not None and isinstance(message, Report) and self._lives[peer].hello.wants_summary:
+                    self._router.send_multipart([peer, encode(self._summary)])
             for peer, through in acknowledgements.pop_due(time.monotonic_ns()).items():
                 self._router.send_multipart([peer, encode(Ack(through=through))])
 
@@ -152,9 +155,9 @@ class ListeningCollector:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[ListeningCollector]:
-    """Start one, and kill it at the end."""
-    collector = ListeningCollector()
+def listening(summary: RunSummary | None = None) -> Iterator[ListeningCollector]:
+    """Start one, and kill it at the end. It answers each report of a rank that wants summaries with this one too."""
+    collector = ListeningCollector(summary)
     try:
         yield collector
     finally:

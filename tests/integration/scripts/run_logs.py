@@ -8,6 +8,17 @@ import torch.distributed as dist
 from rankscope.agent.integrations.run_log import OPEN_FINDINGS, LogEntry, RunLog
 
 
+class EntryCount(RunLog):
+    """A log that only counts its entries."""
+
+    def __init__(self) -> None:
+        super().__init__(self._count_entry)
+        self.entries = 0
+
+    def _count_entry(self, _entry: LogEntry, _step: int | None) -> None:
+        self.entries += 1
+
+
 class Witness(RunLog):
     """A log that only counts how many entries had a finding."""
 
