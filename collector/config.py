@@ -23,6 +23,10 @@ def _find_http_problem(address: str) -> str | None:
     return find_address_problem(address, listening=True)
 
 
+def _find_health_problem(address: str) -> str | None:
+    return _find_http_problem(address) if address else None
+
+
 def _find_webhook_problem(url: str) -> str | None:
     form = "it must be https://HOST[:PORT]/PATH or http://HOST[:PORT]/PATH"
     try:
@@ -88,6 +92,14 @@ class CollectorConfig(Settings):
             "Address of the HTTP server (metrics, API, live page), HOST:PORT. Port 0 is any free one. The default "
             "accepts connections from this machine only.",
             find_problem=_find_http_problem,
+        ),
+    )
+    health_listen: str = setting(
+        "",
+        Setting(
+            "Address where only /healthz is answered, HOST:PORT, for liveness probes: also while the HTTP server is "
+            "busy. Plain HTTP, no token. Empty: only http_listen answers it.",
+            find_problem=_find_health_problem,
         ),
     )
     key_file: str = setting(

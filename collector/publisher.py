@@ -50,12 +50,9 @@ from rankscope.measure.child_command import build_child_command
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
 from rankscope.measure.settings import find_settings
-from rankscope.measure.units import ns_to_s
 
 LOG = logging.getLogger("rankscope.collector")
 
-TICK_AGE_S_MAX: Final = 10.0
-"""A service whose last tick is older than this is not healthy."""
 DUMP_S_MAX: Final = 10.0
 """Longest wait for a description of the internal state of a run (`runs/run_dump.py`)."""
 ORDER_S_MAX: Final = 10.0
@@ -131,8 +128,7 @@ class Publisher:
         self._http.close()
 
     def _find_health_problem(self) -> str | None:
-        age_s = ns_to_s(self._health.tick_age_ns + time.monotonic_ns() - self._health_ns)
-        return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
+        return self._health.find_problem(time.monotonic_ns() - self._health_ns)
 
     def _ask_for_dump(self, run: str) -> bytes | None:
         """Return the internal state of a run from the service. Raises UnavailableError where it does not answer."""

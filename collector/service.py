@@ -102,7 +102,7 @@ class Service:
             Sources(
                 lambda: self._recording.choose_exported(self._snapshot),
                 lambda: self._journal.incidents,
-                self._read_health,
+                self.read_health,
                 self._dump_run,
                 order_capture=lambda request: self._captures.order(request),  # noqa: PLW0108 - made below
                 read_captures=lambda: self._captures.captures,
@@ -322,7 +322,8 @@ class Service:
         run = self._updates.runs.get(asked)
         return None if run is None else dump_run(run, self._clock.monotonic_ns())
 
-    def _read_health(self) -> Health:
+    def read_health(self) -> Health:
+        """Return the health at this moment; any thread may call it."""
         return Health(
             tick_age_ns=self._clock.monotonic_ns() - self._last_tick_ns,
             is_stopping=self._stopping.is_set(),

@@ -24,6 +24,8 @@ from rankscope.collector.process_tuning import (
     shorten_switch_interval,
     start_malloc_trim,
 )
+from rankscope.collector.publish.http_listener import PORT_WAIT_S, listen_http
+from rankscope.collector.publish.liveness import answering_liveness
 from rankscope.collector.publisher import PublisherProcess, PublisherThread
 from rankscope.collector.reports.summary import summarise
 from rankscope.collector.reports.trace_cells import printable
@@ -33,7 +35,7 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import UnavailableError
 
 SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    "addresses": ("listen", "http_listen"),
+    "addresses": ("listen", "http_listen", "health_listen"),
     "access (docs/keys.md)": (
         "key_file", "allowed_keys", "insecure", "http_token_file", "http_certificate_file", "http_key_file",
     ),
@@ -84,6 +86,8 @@ rankscope serve -v                                         also log joins, ends,
         map_large_blocks()
         clock = SystemClock()
         fresh = RunKeys.make() if options.fresh_keys else None
+        has_probes = config.health_listen and not options.embedded
+        health = listen_http(config.health_listen, PORT_WAIT_S) if has_probes else None
         service = _make_service(config, clock, fresh, is_embedded=options.embedded)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: service.stop())
@@ -95,7 +99,8 @@ rankscope serve -v                                         also log joins, ends,
         shorten_switch_interval()
         start_malloc_trim()
         if not options.embedded:
-            service.run()
+            with answering_liveness(health, lambda: service.read_health().find_problem()):
+                service.run()
             return 0
         lifetime = Lifetime(options.parent_pid or os.getppid(), config.linger_s, clock)
         service.run(lambda snapshot: service.stop() if lifetime.is_over(snapshot) else None)

@@ -20,9 +20,13 @@ from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.snapshot import CollectorCounts, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSnapshot
 from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.measure.units import ns_to_s
 
 BLOCK_RANKS: Final = 1024
 """Ranks encoded at a time, about 1 MiB: all of a large run in one piece would be held twice."""
+
+TICK_AGE_S_MAX: Final = 10.0
+"""A service whose last tick is older than this is not healthy."""
 
 _RANKS: Final = msgspec.msgpack.Decoder(tuple[RankState, ...])
 
@@ -35,6 +39,11 @@ class Health(NamedTuple):
     tick_age_ns: int
     is_stopping: bool = False
     degradation: str | None = None
+
+    def find_problem(self, age_ns: int = 0) -> str | None:
+        """Return why a service is not healthy whose health was this `age_ns` ago, or None."""
+        age_s = ns_to_s(self.tick_age_ns + age_ns)
+        return f"the last tick was {age_s:.1f} s ago" if age_s > TICK_AGE_S_MAX else None
 
 
 class RunParts(NamedTuple):

@@ -2,6 +2,7 @@
 # Every key, its default and its range: configs/collector.toml.
 listen = "tcp://0.0.0.0:18490"
 http_listen = "0.0.0.0:18491"
+health_listen = "0.0.0.0:18493"
 store = "/var/lib/rankscope/incidents.db"
 key_file = "/etc/rankscope/keys/collector.key"
 allowed_keys = "/etc/rankscope/keys/allowed"
