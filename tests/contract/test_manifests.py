@@ -1,7 +1,7 @@
 """Check the Kubernetes manifests, the images and the compose file: rendered, against schemas and against each other.
 
-Kinds without a schema here (PyTorchJob, ServiceMonitor and PrometheusRule are not Kubernetes' own) are checked as far
-as rankscope depends on them.
+Kinds without a schema here (those of job operators and of the Prometheus operator) are checked as far as rankscope
+depends on them.
 """
 
 import importlib.metadata
@@ -30,6 +30,34 @@ DOCKER = ROOT / "deploy" / "docker"
 KUSTOMIZATIONS = sorted(path.parent.name for path in K8S.glob("*/kustomization.yaml"))
 NOT_KUBERNETES = ("kubeflow.org/", "monitoring.coreos.com/")
 KUBERNETES = "1.31"
+EXAMPLES = sorted((K8S / "examples").glob("*.yaml"))
+REPORTING = ("jobset", "pytorchjob", "rayjob", "trainjob")
+"""Examples of one custom object that report to the standing collector."""
+TEMPLATES = {
+    "PyTorchJob": "pytorchReplicaSpecs.Worker.template",
+    "JobSet": "replicatedJobs[].template.spec.template",
+    "TrainJob": "runtimePatches[].trainingRuntimeSpec.template.spec.replicatedJobs[].template.spec.template",
+    "RayJob": "rayClusterSpec.workerGroupSpecs[].template",
+}
+"""Where the pods of kinds are described that are not Kubernetes' own; of a TrainJob it is a patch."""
+FIELDS = {
+    "TrainJob": """trainer.kubeflow.org/v1alpha1
+        runtimeRef.apiGroup runtimeRef.kind runtimeRef.name trainer.image trainer.numNodes trainer.numProcPerNode
+        trainer.resourcesPerNode.limits trainer.command[] trainer.env[] runtimePatches[].manager
+        runtimePatches[].trainingRuntimeSpec""",
+    "JobSet": """jobset.x-k8s.io/v1alpha2
+        coordinator.replicatedJob coordinator.jobIndex coordinator.podIndex failurePolicy.maxRestarts
+        replicatedJobs[].name replicatedJobs[].replicas replicatedJobs[]""",
+    "RayJob": """ray.io/v1
+        entrypoint shutdownAfterJobFinishes rayClusterSpec.headGroupSpec.rayStartParams rayClusterSpec.headGroupSpec
+        rayClusterSpec.workerGroupSpecs[].groupName rayClusterSpec.workerGroupSpecs[].replicas
+        rayClusterSpec.workerGroupSpecs[].minReplicas rayClusterSpec.workerGroupSpecs[].maxReplicas
+        rayClusterSpec.workerGroupSpecs[].rayStartParams rayClusterSpec.workerGroupSpecs[]""",
+}
+"""By kind its version, and the fields that the examples use outside of templates of pods. They were checked against the
+definitions in kubeflow/trainer 8c0f505 (2.3.0), kubernetes-sigs/jobset 08dfbdf and ray-project/kuberay feeaf72, all of
+August 2026, with unknown fields refused.
+"""
 HTTP_PORT = 18491
 
 Document = dict[str, Any]
@@ -70,18 +98,81 @@ def test_kubernetes_would_take_what_is_rendered(name: str) -> None:
             assert document["metadata"]["namespace"] == "rankscope"
 
 
-@pytest.mark.parametrize("path", sorted((K8S / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_kubernetes_would_take_the_examples(path: Path) -> None:
     for document in read_all(path):
-        if document["kind"] == "PyTorchJob":
-            template = document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-            document = {  # noqa: PLW2901 - its pods, as a kind that Kubernetes knows
-                "apiVersion": "v1",
-                "kind": "PodTemplate",
-                "metadata": {"name": "worker"},
-                "template": template,
-            }
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        if document["kind"] in TEMPLATES:
+            for template in find_templates(document):
+                pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "a"}, "template": template}
+                kubernetes_validate.validate(pods, KUBERNETES, strict=True)
+        else:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        if document["kind"] == "JobSet":
+            for job in document["spec"]["replicatedJobs"]:
+                whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **job["template"]}
+                kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+
+
+def find_templates(document: Document) -> list[Document]:
+    """Return the templates of pods in a document of a kind that is not one of Kubernetes."""
+    found = [document["spec"]]
+    for name in TEMPLATES[document["kind"]].split("."):
+        values = [each[name.removesuffix("[]")] for each in found]
+        found = [one for value in values for one in value] if name.endswith("[]") else values
+    return found
+
+
+def find_fields(value: Any, at: str = "") -> set[str]:
+    """Return the paths of all fields outside of templates of pods, without those inside of free maps."""
+    if at.endswith((".template", "Params", "limits", "env[]")):
+        return {at}
+    if isinstance(value, list):
+        return {field for each in value for field in find_fields(each, f"{at}[]")} or {at}
+    if isinstance(value, dict) and value:
+        return {field for name, each in value.items() for field in find_fields(each, f"{at}.{name}".lstrip("."))}
+    return {at}
+
+
+@pytest.mark.parametrize("name", ["trainjob", "jobset", "rayjob"])
+def test_custom_kinds_use_fields_of_their_definitions(name: str) -> None:
+    (document,) = read_all(K8S / "examples" / f"{name}.yaml")
+    version, *fields = FIELDS[document["kind"]].split()
+    assert document["apiVersion"] == version
+    used = {field.partition(".template")[0] for field in find_fields(document["spec"])}
+    assert used == set(fields)
+
+
+@pytest.mark.parametrize("name", REPORTING)
+def test_example_pods_have_label_address_keys_and_run(name: str) -> None:
+    (document,) = read_all(K8S / "examples" / f"{name}.yaml")
+    (agent,) = read_all(K8S / "examples" / "agent.yaml")
+    template = find_templates(document)[-1]
+    assert template["metadata"]["labels"]["rankscope/agent"] == "true", "the collector's policy lets in who has this"
+    (container,) = template["spec"]["containers"]
+    given = document["spec"]["trainer"] if name == "trainjob" else container  # sets what the runtime's container runs
+    settings = {one["name"]: one.get("value", one.get("valueFrom")) for one in given["env"]}
+    if name == "trainjob":
+        assert agent["data"].items() <= settings.items()
+    else:
+        assert given["envFrom"] == [{"configMapRef": {"name": agent["metadata"]["name"]}}]
+    assert {"RANKSCOPE_RUN", "RANKSCOPE_NODE"} <= settings.keys()
+    (keys,) = [mount for mount in container["volumeMounts"] if mount["name"] == "rankscope-keys"]
+    assert agent["data"]["RANKSCOPE_KEY_FILE"] == f"{keys['mountPath']}/agent.key"
+    (volume,) = [volume["secret"] for volume in template["spec"]["volumes"] if volume["name"] == "rankscope-keys"]
+    assert volume == {"secretName": "rankscope-agent-keys", "defaultMode": 0o440}
+    assert template["spec"]["securityContext"]["fsGroup"] == 1000, "else the key is root's alone to read"
+
+
+def test_pods_of_the_indexed_job_find_the_first_one() -> None:
+    service, job = read_all(K8S / "examples" / "indexed-job.yaml")
+    pod = job["spec"]["template"]["spec"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert pod["subdomain"] == service["metadata"]["name"]
+    command = pod["containers"][0]["command"][-1]
+    assert f"--master-addr={job['metadata']['name']}-0.{pod['subdomain']} " in command
+    assert f"--nnodes={job['spec']['completions']} " in command
+    assert not {"RANKSCOPE_COLLECTOR"} & {one["name"] for one in pod["containers"][0]["env"]}, "rank 0 starts one"
 
 
 @pytest.mark.parametrize("name", [name for name in KUSTOMIZATIONS if name != "monitoring"])
