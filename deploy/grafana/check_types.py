@@ -26,10 +26,11 @@ PANEL_TYPES: Final[Mapping[str, str]] = {
     "state-timeline": "StateTimeline",
     "status-history": "StatusHistory",
     "table": "Table",
+    "text": "Text",
     "timeseries": "TimeSeries",
 }
 """What the files are called that have the types of each kind of panel."""
-WITHOUT_FIELDS: Final = frozenset({"stat"})
+WITHOUT_FIELDS: Final = frozenset({"stat", "text"})
 """Kinds whose fields have nothing beyond what all have."""
 COMPILER_OPTIONS: Final = {
     "strict": True,
@@ -102,7 +103,8 @@ def write_module(page: dict[str, Any]) -> Iterator[str]:
         folder = f"@grafana/schema/dist/esm/raw/composable/{name.lower()}/panelcfg/x"
         yield f"import type * as {name} from '{folder}/{name}PanelCfg_types.gen';"
     yield f"export const page: Page = {json.dumps({**page, 'panels': []})};"
-    for panel in page["panels"]:
+    inside = [panel for row in page["panels"] for panel in row.get("panels", ())]
+    for panel in [*page["panels"], *inside]:
         yield f"export const panel{panel['id']}: {find_type(panel['type'])} = {json.dumps(panel)};"
 
 

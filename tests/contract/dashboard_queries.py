@@ -42,8 +42,15 @@ def read_dashboard(name: str) -> dict[str, Any]:
 
 
 def find_panels(name: str) -> Iterator[dict[str, Any]]:
-    """Yield its panels without the rows above them."""
-    return (panel for panel in read_dashboard(name)["panels"] if panel["type"] != "row")
+    """Yield its panels, also those of closed rows, without the rows and the text on top."""
+    for group in find_groups(name):
+        yield from (panel for panel in group if panel["type"] not in {"row", "text"})
+
+
+def find_groups(name: str) -> list[list[dict[str, Any]]]:
+    """Return what lies on the page itself, rows included, and the panels of each closed row."""
+    on_page = read_dashboard(name)["panels"]
+    return [on_page, *(row["panels"] for row in on_page if row["type"] == "row" and row.get("collapsed"))]
 
 
 def find_queries(name: str) -> Iterator[Asked]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from rankscope.collector.config import CollectorConfig
 from rankscope.collector.publish.metrics.catalog import CATALOG
 from rankscope.collector.publish.metrics.node_metrics import OVERVIEW
 from tests.contract.dashboard_queries import (
@@ -24,6 +25,7 @@ from tests.contract.dashboard_queries import (
     Asked,
     find_annotations,
     find_dashboards,
+    find_groups,
     find_panels,
     find_queries,
     find_variables,
@@ -128,8 +130,8 @@ def test_the_types_of_grafana_know_every_field_of_a_dashboard(name: str) -> None
 @reads_old_form
 def test_a_field_that_grafana_does_not_know_is_noticed() -> None:
     page = copy.deepcopy(read_dashboard("run"))
-    page["panels"][1]["fieldConfig"]["defaults"]["uint"] = "s"
-    assert find_unknown(page, read_and_write(page)) == ["panels.1.fieldConfig.defaults.uint"]
+    page["panels"][2]["fieldConfig"]["defaults"]["uint"] = "s"
+    assert find_unknown(page, read_and_write(page)) == ["panels.2.fieldConfig.defaults.uint"]
 
 
 def read_and_write(page: dict[str, Any]) -> Any:
@@ -173,7 +175,7 @@ def test_every_variable_that_is_used_is_there_to_be_chosen(name: str) -> None:
     offered = {variable["name"] for variable in read_dashboard(name)["templating"]["list"]}
     asked = [one.expr for one in EVERYTHING_ASKED if one.dashboard == name]
     used = {variable for expr in asked for variable in re.findall(r"\$(\w+)", expr)}
-    assert used - set(OF_GRAFANA) == offered - {"datasource"}
+    assert used - set(OF_GRAFANA) == offered - {"datasource", "collector"}
 
 
 @each_dashboard
@@ -198,21 +200,56 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(name: str) -> None:
 
 @each_dashboard
 def test_panels_lie_beside_each_other_on_the_grid(name: str) -> None:
-    taken: dict[tuple[int, int], str] = {}
-    for panel in read_dashboard(name)["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= GRID_COLUMNS
-        for cell in itertools.product(
-            range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
-        ):
-            assert cell not in taken, (panel["title"], taken[cell])
-            taken[cell] = panel["title"]
+    for group in find_groups(name):
+        taken: dict[tuple[int, int], str] = {}
+        for panel in group:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= GRID_COLUMNS
+            columns = range(place["x"], place["x"] + place["w"])
+            for cell in itertools.product(columns, range(place["y"], place["y"] + place["h"])):
+                assert cell not in taken, (panel["title"], taken[cell])
+                taken[cell] = panel["title"]
 
 
 @each_dashboard
 def test_every_panel_has_a_number_of_its_own(name: str) -> None:
-    numbers = [panel["id"] for panel in read_dashboard(name)["panels"]]
+    numbers = [panel["id"] for group in find_groups(name) for panel in group]
     assert len(set(numbers)) == len(numbers)
+
+
+@each_dashboard
+def test_page_begins_with_help_and_ends_with_closed_rows(name: str) -> None:
+    on_page = read_dashboard(name)["panels"]
+    help_text, first, *_ = on_page
+    assert (help_text["type"], help_text["options"]["mode"], help_text["gridPos"]["y"]) == ("text", "markdown", 0)
+    assert help_text["options"]["content"].startswith("**")
+    rows = [panel for panel in on_page if panel["type"] == "row"]
+    assert first is rows[0]
+    closed = [row.get("collapsed", False) for row in rows]
+    assert (closed[:2], closed[-1]) == ([False, False], True)
+    assert closed == sorted(closed), "open ones first"
+    for row in rows:
+        below = [panel["gridPos"]["y"] for panel in row["panels"]]
+        assert bool(below) == row["collapsed"]
+        assert all(y > row["gridPos"]["y"] for y in below)
+
+
+@each_dashboard
+def test_link_to_the_live_page_has_what_is_chosen(name: str) -> None:
+    page = read_dashboard(name)
+    (link,) = [link for link in page["links"] if link["type"] == "link"]
+    shown = {"fleet": "", "rank": "#run=${run:percentencode}&rank=${rank:percentencode}"}
+    assert link["url"] == "${collector}/" + shown.get(name, "#run=${run:percentencode}")
+    (address,) = [each for each in page["templating"]["list"] if each["name"] == "collector"]
+    assert address["type"] == "textbox"
+    assert address["query"] == f"http://{CollectorConfig().http_listen}"
+
+
+def test_live_page_reads_the_address_of_that_link() -> None:
+    script = (ROOT / "collector" / "publish" / "live_page" / "page.js").read_text()
+    reads = script.partition("const readAddress")[2].partition("};")[0]
+    assert "URLSearchParams(location.hash.slice(1))" in reads
+    assert {'wanted.get("run")', 'wanted.get("rank")'} <= set(re.findall(r'wanted\.get\("\w+"\)', reads))
 
 
 # -- how they fit together --------------------------------------------------------------------------------------------
@@ -264,7 +301,9 @@ def find_limits(expr: str) -> tuple[float, ...]:
 def test_every_dashboard_is_found_by_the_others() -> None:
     pages = [read_dashboard(name) for name in find_dashboards()]
     assert len({page["uid"] for page in pages}) == len(pages) == 4
-    assert all(page["tags"] == [tag] for page in pages for link in page["links"] for tag in link["tags"])
+    assert all(
+        page["tags"] == [tag] for page in pages for link in page["links"] for tag in link["tags"] or page["tags"]
+    )
 
 
 # -- provisioning -----------------------------------------------------------------------------------------------------

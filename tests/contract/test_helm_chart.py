@@ -144,7 +144,10 @@ def test_rules_and_dashboards_are_the_ones_of_the_repository() -> None:
         for name, text in document["data"].items()
     }
     files = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
-    assert given == {f"rankscope-{file.name}": file.read_text() for file in files}
+    texts = {f"rankscope-{file.name}": file.read_text() for file in files}
+    assert all(text.count('"http://127.0.0.1:18491"') == 1 for text in texts.values()), "the address of the live page"
+    there = "http://rankscope.example.com"
+    assert given == {name: text.replace("http://127.0.0.1:18491", there) for name, text in texts.items()}
     # No second copy: the folders of the chart are links to those.
     assert (CHART / "files" / "dashboards").resolve() == files[0].parent
     assert (CHART / "files" / "rules").resolve() == ROOT / "deploy" / "prometheus" / "rules"

@@ -1,9 +1,9 @@
-"""PromQL expressions that several panels share."""
+"""PromQL expressions that several panels share, and panels that several dashboards share."""
 
 from typing import Final
 
-from deploy.grafana.generator.frame import OF_RANK, OF_RUN
-from deploy.grafana.generator.panels import Query
+from deploy.grafana.generator.frame import OF_RANK, OF_RUN, Placed
+from deploy.grafana.generator.panels import RATIO, THIRD, Query, lines
 
 WINDOWS: Final = "10m"
 """Range for shares of profiler windows. Full windows are 20 s apart, up to some minutes where they cost much; the range
@@ -61,6 +61,15 @@ def phases_of_run() -> Query:
     """Return the mean duration of each phase of a step, over all ranks of the run."""
     ratio = recorded("run:step_phase:ratio_rate5m", OF_RUN)
     return Query(f"{ratio} * on (run) group_left () {STEP_OF_RUN}", "{{phase}}")
+
+
+def use_of_peak(title: str, mfu: str, hfu: str, of: str) -> Placed:
+    """Return a panel with MFU and HFU by these expressions; `of` says over what they are."""
+    description = (
+        f"Model FLOPs utilization (MFU), and with recomputation (HFU), {of}; empty where the FLOPs of a step or the "
+        "peak are not known."
+    )
+    return lines(title, description, RATIO, Query(mfu, "MFU"), Query(hfu, "HFU"), most=1, width=THIRD)
 
 
 def worst(count: int, expr: str, labels: str) -> str:

@@ -52,6 +52,12 @@ TO_RANK: Final = link_to(RANK, "The rank", run="__data.fields.Run", rank="__data
 TO_NODE: Final = link_to(NODE, "The node", run="__data.fields.Run", node="__data.fields.Node")
 
 
+HELP: Final = """\
+**Which runs lose time, and because of which ranks and nodes?** Begin with *Runs*, the most expensive one on
+top; a click on a run opens it. *Worst offenders* has ranks and nodes over all runs. *The monitor itself* says
+whether what you see is complete."""
+
+
 def build() -> Dashboard:
     """Return the dashboard."""
     page = dashboard(FLEET, "rankscope / Fleet", "All runs: lost time, and the ranks and nodes that caused it.")
@@ -63,7 +69,7 @@ def build() -> Dashboard:
         ("Agents", _agents()),
         ("Collectors and relays", _collectors()),
     )
-    return lay_out(page, rows)
+    return lay_out(page, HELP, rows, is_open=2)
 
 
 def _now() -> list[Placed]:

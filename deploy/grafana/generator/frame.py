@@ -1,8 +1,9 @@
 """Names, variables, links and the grid that all dashboards share."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
+from grafana_foundation_sdk.builders import text
 from grafana_foundation_sdk.builders.dashboard import (
     AnnotationQuery,
     Dashboard,
@@ -10,6 +11,7 @@ from grafana_foundation_sdk.builders.dashboard import (
     DatasourceVariable,
     QueryVariable,
     Row,
+    TextBoxVariable,
 )
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.builder import Builder
@@ -18,6 +20,8 @@ from grafana_foundation_sdk.models.dashboard import AnnotationQuery as Annotatio
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
+    FieldConfig,
+    FieldConfigSource,
     GridPos,
     Panel,
     VariableModel,
@@ -25,6 +29,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 from grafana_foundation_sdk.models.dashboard import DashboardLink as DashboardLinkModel
+from grafana_foundation_sdk.models.text import TextMode
 
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The data source chosen at the top of the page, so that the dashboards fit any Grafana with a Prometheus."""
@@ -32,6 +37,12 @@ TAG: Final = "rankscope"
 """Tag by which the dashboards link to each other."""
 FLEET, RUN, RANK, NODE = "rankscope-fleet", "rankscope-run", "rankscope-rank", "rankscope-node"
 """Uids of the dashboards; their addresses are /d/UID."""
+
+COLLECTOR_URL: Final = "http://127.0.0.1:18491"
+"""The collector's HTTP server as a browser reaches it, until another one is entered at the top of the page."""
+
+LIVE_RUN: Final = "#run=${run:percentencode}"
+"""Address of the chosen run on the live page."""
 
 GRID_COLUMNS: Final = 24
 """The width of a page in Grafana's units."""
@@ -68,8 +79,10 @@ Link = Built[DashboardLinkModel]
 """A link to another dashboard, or to all."""
 
 
-def dashboard(uid: str, title: str, description: str, *variables: QueryVariable) -> Dashboard:
-    """Return a dashboard without panels: the data source and these variables to choose, and links to the others."""
+def dashboard(uid: str, title: str, description: str, *variables: QueryVariable, live: str = "") -> Dashboard:
+    """Return a dashboard without panels: the data source and these variables to choose, and links to the others and to
+    the live page, where `live` is what it shows there, for example `#run=...`.
+    """
     others = (
         DashboardLink("rankscope")
         .type(DashboardLinkType.DASHBOARDS)
@@ -88,11 +101,25 @@ def dashboard(uid: str, title: str, description: str, *variables: QueryVariable)
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .readonly()
         .link(_outside_menu(others))
+        .link(_outside_menu(_link_to_live_page(live)))
         .with_variable(_without_foreign_fields(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
     )
     for variable in variables:
         page.with_variable(_without_foreign_fields(variable))
+    address = TextBoxVariable("collector").label("Collector").default_value(COLLECTOR_URL)
+    page.with_variable(_without_foreign_fields(address))
     return page
+
+
+def _link_to_live_page(shown: str) -> DashboardLink:
+    return (
+        DashboardLink("Live page and captures")
+        .type(DashboardLinkType.LINK)
+        .icon("external link")
+        .url("${collector}/" + shown)
+        .target_blank(target_blank=True)
+        .tooltip("The address is that of Collector at the top of the page")
+    )
 
 
 def _outside_menu(link: DashboardLink) -> Link:
@@ -173,25 +200,57 @@ def link_to(uid: str, title: str, **variables: str) -> Link:
     return _outside_menu(DashboardLink(title).url(f"/d/{uid}?{query}"))
 
 
-def lay_out(page: Dashboard, rows: Iterable[tuple[str, Iterable[Placed]]]) -> Dashboard:
-    """Place rows of panels on the page, left to right, then downwards.
+def lay_out(
+    page: Dashboard, help_text: str, rows: Iterable[tuple[str, Iterable[Placed]]], *, is_open: int
+) -> Dashboard:
+    """Place a text on top of the page, and below it rows of panels, left to right, then downwards.
 
+    The first `is_open` rows are open, the others are closed: Grafana queries what is in them once they are opened.
     Panels are numbered in their order, so a link to one stays valid as long as none is inserted before it.
     """
-    number = top = 0
-    for title, panels in rows:
+    number, top = 1, HELP_HEIGHT
+    page.with_panel(Built(_place([_help(help_text)], number, top=0)[0]))
+    for place, (title, panels) in enumerate(rows):
         number += 1
-        page.with_row(Row(title).id(number).grid_pos(GridPos(h=1, w=GRID_COLUMNS, x=0, y=top)))
+        row = Row(title).id(number).grid_pos(GridPos(h=1, w=GRID_COLUMNS, x=0, y=top))
         top += 1
-        left = height = 0
-        for panel, width, panel_height in panels:
-            if left + width > GRID_COLUMNS:
-                top, left, height = top + height, 0, 0
-            number += 1
-            built = panel.build()
-            built.id_val = number
-            built.grid_pos = GridPos(h=panel_height, w=width, x=left, y=top)
-            page.with_panel(Built(built))
-            left, height = left + width, max(height, panel_height)
-        top += height
+        built = _place(panels, number + 1, top)
+        number += len(built)
+        if place < is_open:
+            page.with_row(row)
+            top = max(_find_end(each) for each in built)
+        for each in built:
+            (page if place < is_open else row).with_panel(Built(each))
+        if place >= is_open:
+            page.with_row(row)
     return page
+
+
+HELP_HEIGHT: Final = 3
+
+
+def _help(content: str) -> Placed:
+    built = text.Panel().title("").mode(TextMode.MARKDOWN).content(content).transparent(transparent=True).build()
+    built.field_config = FieldConfigSource(defaults=FieldConfig(), overrides=[])
+    return Placed(Built(built), GRID_COLUMNS, HELP_HEIGHT)
+
+
+def _place(panels: Iterable[Placed], number: int, top: int) -> list[Panel]:
+    """Return the panels with their places from `top` on, and their numbers from `number` on."""
+    placed: list[Panel] = []
+    left = height = 0
+    for panel, width, panel_height in panels:
+        if left + width > GRID_COLUMNS:
+            top, left, height = top + height, 0, 0
+        built = panel.build()
+        built.id_val = number + len(placed)
+        built.grid_pos = GridPos(h=panel_height, w=width, x=left, y=top)
+        placed.append(built)
+        left, height = left + width, max(height, panel_height)
+    return placed
+
+
+def _find_end(panel: Panel) -> int:
+    """Return the first free line below a panel that has its place."""
+    place = cast("GridPos", panel.grid_pos)
+    return place.y + place.h

@@ -7,6 +7,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from deploy.grafana.generator import thresholds
 from deploy.grafana.generator.expressions import rate, recorded, series
 from deploy.grafana.generator.frame import (
+    LIVE_RUN,
     NODE,
     OF_NODE,
     OF_RUN,
@@ -56,6 +57,12 @@ UNCORRECTED: Final = f'{OF_NODE},kind="uncorrected"'
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 
+HELP: Final = """\
+**Is something wrong with this node?** One line for each of its GPUs; one that leaves the others is the one to
+look at. *Clocks, power and heat* shows throttling, *Errors* Xid and ECC, *Network ports* and *CPUs and TCP*
+what all ranks of the node share. `rankscope nodes` says how often a node has held up its runs."""
+
+
 def build() -> Dashboard:
     """Return the dashboard."""
     page = dashboard(
@@ -65,6 +72,7 @@ def build() -> Dashboard:
         run_variable(),
         node_variable(),
         ranks_of_node_variable(),
+        live=LIVE_RUN,
     )
     rows = (
         ("Now", [*_now(), *_table()]),
@@ -76,7 +84,7 @@ def build() -> Dashboard:
         ("CPUs and TCP", _machine()),
         ("Errors", _errors()),
     )
-    return lay_out(page, rows)
+    return lay_out(page, HELP, rows, is_open=2)
 
 
 def _now() -> list[Placed]:

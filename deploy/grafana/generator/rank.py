@@ -5,8 +5,17 @@ from typing import Final
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
-from deploy.grafana.generator.expressions import WINDOWS, phases_of_run, rate, series, shares_of_rank, shares_of_run
+from deploy.grafana.generator.expressions import (
+    WINDOWS,
+    phases_of_run,
+    rate,
+    series,
+    shares_of_rank,
+    shares_of_run,
+    use_of_peak,
+)
 from deploy.grafana.generator.frame import (
+    LIVE_RUN,
     NODE,
     OF_RANK,
     OF_RUN,
@@ -48,6 +57,13 @@ TO_NODE: Final = link_to(NODE, "The node", run="run", node="__field.labels.node"
 INFO: Final = series("rank_info", OF_RANK)
 
 
+HELP: Final = """\
+**What is different about this rank?** Each graph has the rank beside the median of its run. *Slowdown* is its
+compute without waits over that of its peer ranks. A slow rank waits less in collectives than the others, and
+makes them wait. Open *GPU* for clocks and heat, *Process and agent* for the CPU. On the live page a capture of
+it can be ordered."""
+
+
 def build() -> Dashboard:
     """Return the dashboard."""
     page = dashboard(
@@ -56,6 +72,7 @@ def build() -> Dashboard:
         "One rank: all of its metrics, beside its run.",
         run_variable(),
         rank_variable(),
+        live=LIVE_RUN + "&rank=${rank:percentencode}",
     )
     page.annotation(
         annotation(
@@ -74,7 +91,7 @@ def build() -> Dashboard:
         ("Memory", _memory()),
         ("Process and agent", _process()),
     )
-    return lay_out(page, rows)
+    return lay_out(page, HELP, rows, is_open=2)
 
 
 def _now() -> list[Placed]:
@@ -184,15 +201,11 @@ def _steps() -> list[Placed]:
             Query(rate("tokens_total", OF_RANK), "tokens"),
             width=THIRD,
         ),
-        lines(
+        use_of_peak(
             "Use of the device's peak",
-            "Model FLOPs utilization (MFU), and with recomputation (HFU), of the last minute of steps; empty where the "
-            "FLOPs of a step or the peak are not known.",
-            RATIO,
-            Query(series("mfu_ratio", OF_RANK), "MFU"),
-            Query(series("hfu_ratio", OF_RANK), "HFU"),
-            most=1,
-            width=THIRD,
+            series("mfu_ratio", OF_RANK),
+            series("hfu_ratio", OF_RANK),
+            "of the last minute of steps",
         ),
         lines(
             "FLOPs a second",

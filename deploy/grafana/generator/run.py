@@ -12,8 +12,10 @@ from deploy.grafana.generator.expressions import (
     recorded,
     series,
     shares_of_run,
+    use_of_peak,
 )
 from deploy.grafana.generator.frame import (
+    LIVE_RUN,
     OF_RUN,
     RUN,
     Placed,
@@ -52,11 +54,19 @@ UNCORRECTED: Final = f'{OF_RUN},kind="uncorrected"'
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 
+HELP: Final = """\
+**Where does the time of this run go, and which rank or node costs it?** *Goodput* and *Run slowdown* say how
+much is lost, *Findings* who is the cause; then open the row that the finding is about. Yellow and red are the
+limits of detection and alerts. A line says more under its (i); the live page has every rank and step, and the
+captures of a finding."""
+
+
 def build() -> Dashboard:
     """Return the dashboard."""
     page = dashboard(
-        RUN, "rankscope / Run", "One run: where its time goes, and which ranks slow it down.", run_variable()
-    )
+        RUN, "rankscope / Run", "One run: where its time goes, and which ranks slow it down.", run_variable(),
+        live=LIVE_RUN,
+    )  # fmt: skip
     page.annotation(
         annotation(
             "Findings",
@@ -93,7 +103,7 @@ def build() -> Dashboard:
         ("Communication", _communication()),
         ("GPUs", [*_gpu_signs(), *_gpus()]),
     )
-    return lay_out(page, rows)
+    return lay_out(page, HELP, rows, is_open=3)
 
 
 def _now() -> list[Placed]:
@@ -201,15 +211,11 @@ def _throughput() -> list[Placed]:
             Query(recorded("run:tokens:rate5m", OF_RUN), "tokens"),
             width=THIRD,
         ),
-        lines(
+        use_of_peak(
             "Use of the devices' peak",
-            "Model FLOPs utilization (MFU), and with recomputation (HFU), of the last minute of steps, mean of all "
-            "ranks; empty where the FLOPs of a step or the peak are not known.",
-            RATIO,
-            Query(series("run_mfu_ratio", OF_RUN), "MFU"),
-            Query(series("run_hfu_ratio", OF_RUN), "HFU"),
-            most=1,
-            width=THIRD,
+            series("run_mfu_ratio", OF_RUN),
+            series("run_hfu_ratio", OF_RUN),
+            "of the last minute of steps, mean of all ranks",
         ),
         lines(
             "Model FLOPs a step",

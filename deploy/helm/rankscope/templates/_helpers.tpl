@@ -41,6 +41,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ ternary "https" "http" (ne .Values.http.tlsSecret "") }}
 {{- end }}
 
+{{- /* The live page as browsers reach it. */ -}}
+{{- define "rankscope.liveUrl" -}}
+{{- if .Values.ingress.enabled -}}
+{{ ternary "https" "http" (ne .Values.ingress.tlsSecret "") }}://{{ .Values.ingress.host }}
+{{- else -}}
+{{ include "rankscope.scheme" . }}://127.0.0.1:18491
+{{- end -}}
+{{- end }}
+
 {{- /* A value of the collector's configuration. Helm reads numbers as floats: whole ones are written without a point. */ -}}
 {{- define "rankscope.toml" -}}
 {{- if kindIs "string" . -}}{{ toJson . }}
