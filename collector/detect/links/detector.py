@@ -11,6 +11,8 @@ from rankscope.collector.detect.finding import (
     TRANSFER_EXCESS,
     Abstain,
     Finding,
+    SinceRange,
+    describe_begin,
     format_ranks,
 )
 from rankscope.collector.detect.links.link_counters import Sign
@@ -24,6 +26,7 @@ from rankscope.collector.detect.links.slow_links import (
     find_slow_links,
 )
 from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.stragglers.begin import find_since_range
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
@@ -132,6 +135,9 @@ def _describe(
     leader = _find_leader(slow)
     before = next((finding for finding in known if not set(finding.groups).isdisjoint(location.groups)), None)
     since_step = min(_since_step(link, before) for link in slow)
+    since_range = _find_since_range(links, slow, since_step, before)
+    since_min, since_max = since_range or (None, None)
+    begin = describe_begin(since_step, since_range, is_gradual=False)
     lost_ns = _lost_to(view, slow, since_step)
     cost = price(lost_ns, view, since_step)
     costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
@@ -149,9 +155,11 @@ def _describe(
         nodes=() if location.suspect == "rank" else location.nodes,
         group=leader.group,
         since_step=since_step,
+        since_step_min=since_min,
+        since_step_max=since_max,
         cause=SLOW_LINK,
-        sentence=_write_sentence(location, leader, family_size, since_step, cost) + _write_signs(clearest),
-        past=_write_sentence(location, leader, family_size, since_step, cost, is_over=True)
+        sentence=_write_sentence(location, leader, family_size, begin, cost) + _write_signs(clearest),
+        past=_write_sentence(location, leader, family_size, f"step {since_step}", cost, is_over=True)
         + _write_signs(clearest, is_over=True),
         suggestion=SUGGESTION,
         severity="warning" if costs else "info",
@@ -190,6 +198,16 @@ def _since_step(link: SlowLink, before: Finding | None) -> int:
     if before is None or before.since_step is None:
         return link.slow.since_step
     return min(before.since_step, link.slow.since_step)
+
+
+def _find_since_range(
+    links: Links, slow: Sequence[SlowLink], since_step: int, before: Finding | None
+) -> SinceRange | None:
+    """Return the steps between which the begin of a link lies that is stated as `since_step`, by the group that was
+    slow first; None where it is not known.
+    """
+    first = min(slow, key=lambda link: link.slow.since_step).slow
+    return find_since_range(first, since_step, links.view, None if before is None else before.since_range)
 
 
 def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:
@@ -253,9 +271,11 @@ def _find_indications(view: RunView, location: Location) -> tuple[dict[str, floa
 
 
 def _write_sentence(
-    location: Location, leader: SlowLink, family_size: int, since_step: int, cost: Cost, *, is_over: bool = False
+    location: Location, leader: SlowLink, family_size: int, begin: str, cost: Cost, *, is_over: bool = False
 ) -> str:
-    """Write which links are slow, by how much, since when, and at what cost."""
+    """Write which links are slow, by how much, since when, and at what cost. `begin` is the first slow step, as text;
+    with `is_over` the period that replaces WHEN has its range.
+    """
     count = len(leader.siblings)
     where = _name_nodes(location.nodes)
     whose = {
@@ -265,9 +285,9 @@ def _write_sentence(
     }.get(location.suspect, f"of group {leader.group} ({where})")
     if family_size:
         whose = f"of most of the {family_size} groups {leader.group} ({where})"
-    slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since step {since_step}'}"
+    slower = f"as slowly as their {count} sibling groups{WHEN if is_over else f' since {begin}'}"
     if not count:
-        slower = f"as slowly as before step {since_step}{f',{WHEN}' if is_over else ''}"
+        slower = f"as slowly as before {begin}{f',{WHEN}' if is_over else ''}"
     slow = leader.slow
     text = (
         f"The links {whose} {'moved' if is_over else 'move'} data {slow.slowdown_ratio:.2f} times {slower}: "

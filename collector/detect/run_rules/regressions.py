@@ -46,9 +46,10 @@ from rankscope.collector.detect.run_rules.explained import (
     name_explaining,
 )
 from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
+from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise, rank_sum_deviations
-from rankscope.collector.detect.stragglers.cost import price
+from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import (
     CLOSE_STEPS_MAX,
     STEPS_TO_CLOSE,
@@ -102,7 +103,7 @@ known yet."""
 class _Change(NamedTuple):
     """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
     show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
-    `since_range`: the earliest and the latest step that may be the first, where that is not sure.
+    `since_range`: the earliest and the latest step that may be the first; None where it is that of the open finding.
     """
 
     since_step: int
@@ -163,10 +164,9 @@ class StageSlowdowns:
             others = len(ranks) - len(remaining)
             slow_ones = f"{others} slow rank{'s' if others > 1 else ''}"
             who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {slow_ones}, {{are}}"
-        return _describe(
-            view, change, known, mine_ns, kind=STAGE, who=who, ranks=ranks, blame=_blame(suspects, remaining, ranks),
-            nodes=tuple(sorted(nodes)) if alone and len(nodes) == 1 else (),
-        )  # fmt: skip
+        named = tuple(sorted(nodes)) if alone and len(nodes) == 1 else ()
+        subject = _Subject(STAGE, who, _blame(suspects, remaining, ranks), ranks, named)
+        return _describe(view, change, known, mine_ns, subject)
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the ranks are back at their level before, those that are found to be slow excepted."""
@@ -217,7 +217,7 @@ class RunSlowdown:
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
-        candidate = _describe(view, change, known, steps_ns, kind=RUN, who=who, blame=blame)
+        candidate = _describe(view, change, known, steps_ns, _Subject(RUN, who, blame))
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
@@ -309,9 +309,18 @@ def _find_rise(
         before_ns = float(np.median(times_ns[known[: rise.since]]))
         after_ns = float(np.median(times_ns[known[rise.level_from :]]))
         if math.log(after_ns / before_ns) >= max(RISE_SHARE * rise.size, math.log(thresholds.slowdown_ratio_min)):
-            since_step, level_from_step = view.series.steps[known[[rise.since, rise.level_from]]].tolist()
-            count = len(known) - rise.since
-            return _Change(since_step, before_ns, after_ns, rise.robust_z, count, level_from_step, rise.is_gradual)
+            steps = view.series.steps[known]
+            since_range = to_since_range(steps, *find_begin_range(logs, rise.since, len(logs)))
+            return _Change(
+                since_step=int(steps[rise.since]),
+                before_ns=before_ns,
+                after_ns=after_ns,
+                robust_z=rise.robust_z,
+                steps=len(known) - rise.since,
+                level_from_step=int(steps[rise.level_from]),
+                is_gradual=rise.is_gradual,
+                since_range=since_range,
+            )
     return None
 
 
@@ -447,68 +456,63 @@ def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool
     return has_recovered(logs, thresholds, steps)
 
 
-def _replace_unattributed(cause: Cause, known: Finding | None, since_range: tuple[int, int] | None) -> Cause:
-    """Return what can be said of the cause when the steps before the begin are kept no more."""
+def _replace_unattributed(cause: Cause, known: Finding | None, step_before_ns: float | None) -> Cause:
+    """Return what can be said of the cause when the steps before the begin are kept no more; `step_before_ns` is None
+    where they were not when it was found.
+    """
     if known is not None and known.cause != UNATTRIBUTED:
         return Cause(known.cause, FOUND_EARLIER, {})
-    return cause if since_range is None else Cause(UNATTRIBUTED, NOT_KEPT, {})
+    return cause if step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 
-def _describe(
-    view: RunView,
-    change: _Change,
-    known: Finding | None,
-    times_ns: Floats,
-    *,
-    kind: str,
-    who: str,
-    blame: str = NO_RANK,
-    ranks: tuple[int, ...] = (),
-    nodes: tuple[str, ...] = (),
-) -> Candidate:
-    """Build the finding. An open one keeps its begin and its level before, which may have left the step table."""
+class _Subject(NamedTuple):
+    """What has become slower: the kind of its finding, the begin of the sentence, who is to blame, and which ranks and
+    nodes it is about, none for the run.
+    """
+
+    kind: str
+    who: str
+    blame: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def _keep_begin(change: _Change, known: Finding | None) -> _Change:
+    """Return a change with the begin and the level before of the open finding, which may have left the step table."""
+    if known is None or known.since_step is None:
+        return change
+    return change._replace(since_step=known.since_step, before_ns=known.evidence[BEFORE], since_range=known.since_range)
+
+
+def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: Floats, subject: _Subject) -> Candidate:
+    """Build the finding about a stage or the run, whose times are `times_ns`, shape (n,)."""
+    change = _keep_begin(change, known)
     since, before_ns = change.since_step, change.before_ns
-    if known is not None and known.since_step is not None:
-        since, before_ns = known.since_step, known.evidence[BEFORE]
     pattern = DRIFTING if change.is_gradual or (known is not None and known.pattern == DRIFTING) else "steady"
-    # The parts of a step are compared by their medians since the begin: of a ramp that is its middle.
-    median_ns = float(np.nanmedian(times_ns[view.series.steps >= since])) if change.is_gradual else change.after_ns
-    since_range = change.since_range if known is None else known.since_range
-    cause = find_cause_of_change(view, ranks or view.series.ranks, since, median_ns - before_ns)
-    if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():
-        cause = _replace_unattributed(cause, known, since_range)
-    if cause.name == UNSEEN_WAIT and blame in (NO_RANK, NO_OTHER_RANK):
-        blame = OF_UNSEEN  # it may be a rank that is late where no report shows it
     step_before_ns = _find_step_before(view, since, known)
+    ranks = subject.ranks or view.series.ranks
+    cause = find_cause_of_change(view, ranks, since, _find_added_ns(view, change, times_ns))
+    if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():
+        cause = _replace_unattributed(cause, known, step_before_ns)
+    if cause.name == UNSEEN_WAIT and subject.blame in (NO_RANK, NO_OTHER_RANK):
+        subject = subject._replace(blame=OF_UNSEEN)  # it may be a rank that is late where no report shows it
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
     if step_before_ns is not None:  # a stage that is slow hides bubbles of the pipeline
         lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
     cost = price(lost_ns, view, max(since, change.level_from_step))
-    ratio = change.after_ns / before_ns
-    where = f" (node {nodes[0]})" if nodes else ""
-    where += ", growing slower gradually" if pattern == DRIFTING else ""
-    is_gradual = pattern == DRIFTING
-    slower = f"{ratio:.2f} times as slow as before {describe_begin(since, since_range, is_gradual=is_gradual)}{where}"
-    was_slower = f"{ratio:.2f} times as slow as before {describe_begin(since, None, is_gradual=is_gradual)}{where}"
-    numbers = f"{format_duration(change.after_ns)} a step against {format_duration(before_ns)}"
+    since_min, since_max = change.since_range or (None, None)
     finding = Finding(
-        kind=kind,
-        ranks=ranks,
-        nodes=nodes,
+        kind=subject.kind,
+        ranks=subject.ranks,
+        nodes=subject.nodes,
         since_step=since,
-        since_step_min=None if since_range is None else since_range[0],
-        since_step_max=None if since_range is None else since_range[1],
-        slowdown_ratio=ratio,
+        since_step_min=since_min,
+        since_step_max=since_max,
+        slowdown_ratio=change.after_ns / before_ns,
         cause=cause.name,
         pattern=pattern,
-        sentence=(
-            f"{who.format(do='do', are='are', cost='costs')} {slower}: {numbers}, {blame}; "
-            f"cause {cause.name}: {cause.because}.{describe_cost(cost)}"
-        ),
-        past=(
-            f"{who.format(do='did', are='were', cost='cost')} {was_slower},{WHEN}: {numbers}, {put_in_past(blame)}; "
-            f"cause {cause.name}: {put_in_past(cause.because)}.{describe_cost(cost, is_over=True)}"
-        ),
+        sentence=_write_sentence(change, subject, cause, cost, pattern),
+        past=_write_sentence(change, subject, cause, cost, pattern, is_over=True),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
             **cause.evidence,
@@ -520,3 +524,35 @@ def _describe(
         },
     )
     return Candidate(finding, lost_ns)
+
+
+def _find_added_ns(view: RunView, change: _Change, times_ns: Floats) -> float:
+    """Return by how much the steps since the begin are longer than before, to compare with the parts of a step: of a
+    ramp those of its middle, as the parts are compared by their medians.
+    """
+    if not change.is_gradual:
+        return change.added_ns
+    return float(np.nanmedian(times_ns[view.series.steps >= change.since_step])) - change.before_ns
+
+
+def _write_sentence(
+    change: _Change, subject: _Subject, cause: Cause, cost: Cost, pattern: str, *, is_over: bool = False
+) -> str:
+    """Write what has become slower, by how much, since when, who is to blame, and the cause. `is_over`: in the past
+    tense, with WHEN in place of the period.
+    """
+    do, are, costs = ("did", "were", "cost") if is_over else ("do", "are", "costs")
+    # The period that replaces WHEN has the range of the begin.
+    since_range = None if is_over else change.since_range
+    begin = describe_begin(change.since_step, since_range, is_gradual=pattern == DRIFTING)
+    where = f" (node {subject.nodes[0]})" if subject.nodes else ""
+    grows = ", growing slower gradually" if pattern == DRIFTING else ""
+    blame, because = subject.blame, cause.because
+    if is_over:
+        blame, because = put_in_past(blame), put_in_past(because)
+    return (
+        f"{subject.who.format(do=do, are=are, cost=costs)} {change.after_ns / change.before_ns:.2f} times as slow as "
+        f"before {begin}{where}{grows}{f',{WHEN}' if is_over else ''}: {format_duration(change.after_ns)} a step "
+        f"against {format_duration(change.before_ns)}, {blame}; "
+        f"cause {cause.name}: {because}.{describe_cost(cost, is_over=is_over)}"
+    )

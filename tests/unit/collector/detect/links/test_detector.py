@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -80,6 +81,33 @@ def test_sentence_states_ratio_comparison_and_cost() -> None:
 def test_sentence_of_a_group_without_siblings_names_its_past() -> None:
     sentence = only(view_of(ODD, flawless=True)).sentence
     assert "of group mesh_dp/1,3,5,7 (nodes a, b) move data 2.00 times as slowly as before step 60: 20.0 ms" in sentence
+
+
+@pytest.mark.parametrize("slow", [PAIR, ODD], ids=["beside siblings", "beside its past"])
+def test_range_of_the_begin_of_a_slow_link_holds_it(slow: str) -> None:
+    # Transfers with noise of 20 % of each group, and twice as long since step 60: the begin is known to 20 steps.
+    transfers = {group: noisy(120, 0.2, seed=number) for number, group in enumerate(MESH)}
+    transfers[slow][BEGIN:] *= 2.0
+    finding = only(view_with(MESH, transfers, nodes=NODES))
+    earliest, latest = finding.since_range or (0, 0)
+    assert 40 <= earliest <= BEGIN <= latest <= 80
+
+
+def test_slow_link_whose_begin_is_not_sure_states_the_range() -> None:
+    sure = only(view_of(ODD, flawless=True))
+    assert sure.since_range == (BEGIN, BEGIN)
+    # The steps before are kept no more: what was known of the begin stays.
+    known = msgspec.structs.replace(sure, since_step_min=41, since_step_max=66)
+    view = view_of(ODD, flawless=True)
+    for ns in view.transfers.ns.values():
+        ns[:BEGIN] = np.nan
+    finding = only(view, known)
+    assert (finding.since_step, finding.since_range) == (BEGIN, (41, 66))
+    assert "as slowly as before about step 60 (between 41 and 66): 20.0 ms" in finding.sentence
+    closed = close_finding(finding, until_step=80, lasted_s=60.0)
+    assert (
+        "as slowly as before step 60, from about step 60 (between 41 and 66) to step 80 (1.0 min): " in closed.sentence
+    )
 
 
 def test_recovered_link_without_siblings_is_in_the_past_tense() -> None:

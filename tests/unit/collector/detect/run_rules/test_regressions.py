@@ -328,11 +328,48 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     (finding,) = find(RUN, everybody(self_ms))
     assert abs((finding.since_step or 0) - 60) <= off_max
     assert finding.pattern == "drifting"
-    assert f"as slow as before about step {finding.since_step}, growing slower gradually" in finding.sentence
+    earliest, latest = finding.since_range or (0, 0)
+    assert earliest <= 60 <= latest
+    begin = f"about step {finding.since_step} (between {earliest} and {latest})"
+    assert f"as slow as before {begin}, growing slower gradually: " in finding.sentence
     # The median of the last twelve steps is that of the last but six of the ramp.
     assert finding.slowdown_ratio == pytest.approx(2.0 - 6 / ramp_steps, rel=0.04)
     assert "growing slower gradually" in finding.sentence
     assert "growing slower gradually, from step" not in finding.past
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_range_of_the_begin_of_a_slower_stage_and_run_holds_it(seed: int) -> None:
+    # Noise of 6 % of each rank, and a rise of 20 %: each begins with step 60.
+    self_ms = 100.0 * np.exp(np.random.default_rng(seed).normal(0.0, 0.06, (120, 12)))
+    self_ms[60:, 4:8] *= 1.2
+    (stage,) = find(STAGE, view(self_ms))
+    self_ms[60:, :4] *= 1.2
+    self_ms[60:, 8:] *= 1.2
+    (run,) = find(RUN, everybody(self_ms))
+    for finding in (stage, run):
+        earliest, latest = finding.since_range or (0, 0)
+        assert earliest <= 60 <= latest
+        assert latest - earliest < 40
+
+
+def test_begin_of_few_steps_of_noise_is_stated_without_its_range() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.3
+    (finding,) = find(RUN, everybody(self_ms))
+    assert (finding.since_step, finding.since_range) == (60, (60, 60))
+    assert " as slow as before step 60: " in finding.sentence
+
+
+def test_open_slower_run_keeps_the_range_of_its_begin() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.3
+    (found,) = find(RUN, everybody(self_ms))
+    wide = msgspec.structs.replace(found, since_step_min=50, since_step_max=64)
+    (later,) = find(RUN, everybody(self_ms[:100]), [wide])
+    assert (later.since_step, later.since_range) == (60, (50, 64))
+    assert " as slow as before about step 60 (between 50 and 64): " in later.sentence
+    assert " as slow as before step 60,{when}: " in later.past
 
 
 def test_ramp_without_enough_of_a_past_says_nothing() -> None:
