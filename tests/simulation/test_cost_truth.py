@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.finding import SLOW_LINK, STRAGGLER, Finding
 from tests.simulation.cost_truth import stated_step_share, step_share_without
 from tests.simulation.faults import Fault
 from tests.simulation.scenarios import LAYOUTS, slow_rank
@@ -35,3 +35,11 @@ def test_slowest_of_two_states_the_cost_of_both_and_the_other_its_own() -> None:
     assert stated_step_share(second) == pytest.approx(step_share_without(scenario, faults[1:]), abs=CLOSE)
     assert "without this and the slowness of rank 9; " in first.sentence
     assert "run takes" not in second.sentence  # while rank 3 is slower no step is shorter without it
+
+
+@pytest.mark.parametrize(("rank", "where"), [(5, "unequal pp 4 x dp 4"), (2, "unequal pp 4 x dp 2")])
+def test_stated_cost_of_a_link_in_a_pipeline_is_that_of_the_run_without_it(rank: int, where: str) -> None:
+    # Stage 1 sends its gradients while stage 0 is still in backward: 30 ms more of it cost a few.
+    scenario = LAYOUTS[where].scenario(slow_rank("slow_link", 1.3, ranks=(rank,)), seed=80_002, steps=150)
+    (finding,) = (one.finding for one in run(scenario).opened if one.finding.kind == SLOW_LINK)
+    assert stated_step_share(finding) == pytest.approx(step_share_without(scenario, scenario.faults), abs=CLOSE)

@@ -27,7 +27,7 @@ from rankscope.collector.detect.links.slow_links import (
 )
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.begin import find_since_range
-from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, Cost, find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     STEPS_TO_CLOSE,
     Thresholds,
@@ -138,7 +138,10 @@ def _describe(
     since_range = _find_since_range(links, slow, since_step, before)
     since_min, since_max = since_range or (None, None)
     begin = describe_begin(since_step, since_range, is_gradual=False)
+    step_before_ns = _find_step_before(view, location, since_step, before)
     lost_ns = _lost_to(view, slow, since_step)
+    if step_before_ns is not None:
+        lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
     cost = price(lost_ns, view, since_step)
     costs = cost.run_slowdown_ratio >= COST_RATIO_STATED_MIN or (before is not None and before.severity == "warning")
     indications, details = _find_indications(view, location)
@@ -170,6 +173,7 @@ def _describe(
             **excesses,
             **pasts,
             **indications,
+            **({} if step_before_ns is None else {STEP_BEFORE: step_before_ns}),
             **_join_evidence(signs.values()),
             STEPS_TO_CLOSE: keep_steps_to_close(before, leader.slow.steps_judged),
         },
@@ -208,6 +212,17 @@ def _find_since_range(
     """
     first = min(slow, key=lambda link: link.slow.since_step).slow
     return find_since_range(first, since_step, links.view, None if before is None else before.since_range)
+
+
+def _find_step_before(view: RunView, location: Location, since_step: int, before: Finding | None) -> float | None:
+    """Return the step before the link became slow, in ns, where no step would be shorter without its slowness; None
+    where that is not so, and where no step before is known.
+
+    It is so where there are other ranks than those of its groups, which compute meanwhile: a stage of a pipeline sends
+    its gradients while others are still in backward, and waits for them afterwards.
+    """
+    ranks = {rank for group in location.groups for rank in view.groups.get(group, location.ranks)}
+    return find_step_before(view, since_step, before) if len(ranks) < len(view.series.ranks) else None
 
 
 def _lost_to(view: RunView, slow: Sequence[SlowLink], since_step: int) -> Floats:

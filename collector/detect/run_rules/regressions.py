@@ -49,7 +49,7 @@ from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise, rank_sum_deviations
-from rankscope.collector.detect.stragglers.cost import Cost, price
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, Cost, find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     CLOSE_STEPS_MAX,
     STEPS_TO_CLOSE,
@@ -86,8 +86,6 @@ RANKED_SHARE: Final = 0.9
 """Of few steps even complete separation is less: then as much of that."""
 BEFORE: Final = "before_ns"
 """Evidence key: the level before the change, in ns."""
-STEP_BEFORE: Final = "step_before_ns"
-"""Evidence key: the step before the change, in ns. Without the slowness no step would be shorter."""
 EXPLAINED_RATIO_MIN: Final = 0.01
 """Least share of the present step that findings explain for the sentence to name them."""
 PATIENCE: Final = 8
@@ -440,15 +438,6 @@ def _have_grown_apart(view: RunView, change: _Change) -> bool:
     return bool(most_ns >= EXPLAINED_SHARE * change.added_ns and 2 * typical_ns < most_ns)
 
 
-def _find_step_before(view: RunView, since_step: int, known: Finding | None) -> float | None:
-    """Return the median step before a change in ns, of an open finding as it was found; None where it is not known."""
-    if known is not None:
-        return known.evidence.get(STEP_BEFORE)
-    before_ns = view.longest_ns[view.series.steps < since_step]
-    before_ns = before_ns[~np.isnan(before_ns)]
-    return float(np.median(before_ns)) if len(before_ns) else None
-
-
 def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
     """Return whether the level is that of before again, for as many known steps as had shown the rise."""
     logs = np.log(np.maximum(times_ns, 1.0) / finding.evidence[BEFORE])
@@ -489,7 +478,7 @@ def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: F
     change = _keep_begin(change, known)
     since, before_ns = change.since_step, change.before_ns
     pattern = DRIFTING if change.is_gradual or (known is not None and known.pattern == DRIFTING) else "steady"
-    step_before_ns = _find_step_before(view, since, known)
+    step_before_ns = find_step_before(view, since, known)
     ranks = subject.ranks or view.series.ranks
     cause = find_cause_of_change(view, ranks, since, _find_added_ns(view, change, times_ns))
     if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():

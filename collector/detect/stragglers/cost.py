@@ -6,14 +6,18 @@ work, and they come back once it is as fast as its peers. So there the time in p
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import ns_to_s
+
+STEP_BEFORE: Final = "step_before_ns"
+"""Evidence key: the step before a stage, a link or the run became slower, in ns. Without that no step is shorter."""
 
 
 class Cost(NamedTuple):
@@ -120,6 +124,15 @@ def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_
     self_ns = view.series.self_ns[:, view.series.columns_of(others)]
     longest_ns = np.fmax.reduce(self_ns, axis=1, initial=0.0) + usual_rest_ns
     return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
+
+
+def find_step_before(view: RunView, since_step: int, known: Finding | None) -> float | None:
+    """Return the median step before a change in ns, of an open finding as it was found; None where it is not known."""
+    if known is not None:
+        return known.evidence.get(STEP_BEFORE)
+    before_ns = view.longest_ns[view.series.steps < since_step]
+    before_ns = before_ns[~np.isnan(before_ns)]
+    return float(np.median(before_ns)) if len(before_ns) else None
 
 
 def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:

@@ -42,6 +42,7 @@ def view_with(
     transfers_ms: Mapping[str, Floats],
     *,
     exposed_ms: float = 1_000.0,
+    step_ms: Floats | None = None,
     size_bytes: Mapping[str, Floats] | None = None,
     nodes: Mapping[int, str] | None = None,
     samples: Samples | None = None,
@@ -57,6 +58,7 @@ def view_with(
         bus_bytes={group: moved.copy() for group, moved in sizes.items()},
         exposed_ns={group: np.full(steps, exposed_ms * MS) for group in transfers_ms},
     )
-    series = series_of(np.full((steps, world_size), STEP_MS).tolist(), first_step=first_step)
+    lasts_ms = np.full(steps, STEP_MS) if step_ms is None else step_ms
+    series = series_of(np.repeat(lasts_ms[:, np.newaxis], world_size, axis=1).tolist(), first_step=first_step)
     gpus = Samples({}, {}, {rank: [DeviceSample(host_ns=0, uuid="", model="")] for rank in range(world_size)})
     return view_of(series, groups=groups, transfers=transfers, nodes=nodes, samples=samples or gpus)

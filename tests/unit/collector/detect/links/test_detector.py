@@ -9,6 +9,7 @@ import pytest
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.links.detector import SlowLinks
 from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.detector import is_explained_by_links
 from rankscope.collector.detect.view import Candidate, RunView, Samples
 from rankscope.collector.steps.step_series import Floats
@@ -31,11 +32,17 @@ def flat(groups: Groups, steps: int = 120) -> dict[str, Floats]:
 
 
 def view_of(*slow: str, ratio: float = 2.0, flawless: bool = False, **changed: object) -> RunView:
-    """These groups are slow from BEGIN on."""
+    """These groups are slow from BEGIN on, and so are the steps."""
     transfers = flat(MESH) if flawless else draw(MESH, 120)
     for group in slow:
         transfers[group][BEGIN:] *= ratio
-    return view_with(MESH, transfers, nodes=NODES, **changed)  # type: ignore[arg-type]
+    fields = {"step_ms": grown(40.0), **changed}  # more than the transfers of two groups of twice the time
+    return view_with(MESH, transfers, nodes=NODES, **fields)  # type: ignore[arg-type]
+
+
+def grown(by_ms: float) -> Floats:
+    """Steps of 100 ms since BEGIN, and shorter ones before."""
+    return np.where(np.arange(120) < BEGIN, 100.0 - by_ms, 100.0)
 
 
 def candidates(view: RunView, *known: Finding) -> list[Candidate]:
@@ -148,6 +155,29 @@ def test_step_loses_no_more_than_what_of_the_transfer_was_exposed() -> None:
     assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 3e6], 60))
 
 
+def test_link_of_some_ranks_costs_no_more_than_the_steps_have_grown() -> None:
+    # The transfer of one pair takes 10 ms longer, of which the other ranks have computed for 7: 93 ms have become 100.
+    view = view_of(PAIR, flawless=True, step_ms=grown(7.0))
+    (candidate,) = candidates(view)
+    assert candidate.lost_ns == pytest.approx(np.repeat([0.0, 7e6], 60))
+    assert candidate.finding.run_slowdown_ratio == pytest.approx(100 / 93)
+    # Later, when no step before is kept.
+    later = dataclasses.replace(view, series=dataclasses.replace(view.series, step_ns=np.full((120, 8), 100e6)))
+    assert only(later, candidate.finding).run_slowdown_ratio == pytest.approx(100 / 93)
+    # Where the steps before the begin are not known, what was exposed is the cost.
+    evidence = {name: value for name, value in candidate.finding.evidence.items() if name != STEP_BEFORE}
+    unbound = only(later, msgspec.structs.replace(candidate.finding, evidence=evidence))
+    assert unbound.run_slowdown_ratio == pytest.approx(100 / 90)
+
+
+def test_link_of_all_ranks_costs_what_of_its_transfer_was_exposed() -> None:
+    # Nobody computes beside it: that the steps have grown by less is for another reason.
+    groups = {"fsdp/all": tuple(range(8))}
+    transfers = {"fsdp/all": np.repeat([10.0, 20.0], 60)}
+    finding = only(view_with(groups, transfers, nodes=NODES, step_ms=grown(7.0)))
+    assert finding.run_slowdown_ratio == pytest.approx(100 / 90)
+
+
 def test_slow_link_behind_compute_is_only_to_be_known() -> None:
     finding = only(view_of(PAIR, exposed_ms=0.0))
     assert (finding.severity, finding.run_slowdown_ratio) == ("info", 1.0)
@@ -164,7 +194,7 @@ def test_step_that_two_slow_links_made_longer_is_charged_once() -> None:
     transfers = flat(MESH)
     transfers["mesh_tp/0,1"][BEGIN:] = 30.0
     transfers[PAIR][BEGIN:] = 20.0
-    one, other = candidates(view_with(MESH, transfers, nodes=NODES))
+    one, other = candidates(view_with(MESH, transfers, nodes=NODES, step_ms=grown(40.0)))
     assert (one.finding.group, other.finding.group) == ("mesh_tp/0,1", PAIR)
     assert one.lost_ns == pytest.approx(np.repeat([0.0, 20e6], 60))
     assert other.lost_ns == pytest.approx(np.zeros(120))

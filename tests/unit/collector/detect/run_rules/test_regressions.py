@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
-from rankscope.collector.detect.run_rules.regressions import STEP_BEFORE, RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.group_transfers import GroupTransfers
