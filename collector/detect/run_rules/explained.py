@@ -84,6 +84,24 @@ def find_suspects(
     return tuple(rank for rank in (view.series.ranks[column] for column in suspects) if rank not in known)
 
 
+def find_growths(
+    view: RunView, since_step: int, level_from_step: int, middle_ns: Floats, known: frozenset[int]
+) -> tuple[float, float]:
+    """Return by how much ranks differ more than before, and by how much all of them take longer, in ns: the growth of
+    the largest excess of any rank but the `known`, and of `middle_ns`, the self time of the middle rank in each step,
+    shape (n,). The medians of the steps from `level_from_step` on are compared with those before `since_step`; 0 where
+    a side has none.
+    """
+    columns = view.series.columns_of([rank for rank in view.series.ranks if rank not in known])
+    largest_ns = np.fmax.reduce(view.excess_ns[:, columns], axis=1, initial=-np.inf)
+    compared = np.isfinite(largest_ns) & ~np.isnan(middle_ns)
+    now, before = compared & (view.series.steps >= level_from_step), compared & (view.series.steps < since_step)
+    if not now.any() or not before.any():
+        return 0.0, 0.0
+    apart_ns, together_ns = (float(np.median(ns[now]) - np.median(ns[before])) for ns in (largest_ns, middle_ns))
+    return apart_ns, together_ns
+
+
 def _means(excess_ns: Floats) -> Floats:
     """Return the mean of the known values of each rank, shape (ranks,); 0 where none is known."""
     known = np.count_nonzero(~np.isnan(excess_ns), axis=0)

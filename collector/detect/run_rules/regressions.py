@@ -12,8 +12,8 @@ levels of the whole run (`slow_growth.py`). They have passed once the steps are 
 `slowdown_close_ratio` of the level before, for as many steps as had shown the rise.
 
 What is judged is what remains of a step without what other findings explain (`explained.py`). While a rank that is
-not found yet may explain half of it, nothing is said until PATIENCE is used up, and then that it is not known whether
-one rank is to blame. More work in each step, by its tokens, is no slowdown.
+not found yet may explain half of it, or ranks only differ more, nothing is said until PATIENCE is used up; then in the
+first case that it is not known whether one rank is to blame. More work in each step, by its tokens, is no slowdown.
 """
 
 import math
@@ -39,6 +39,7 @@ from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
     find_explained_ns,
+    find_growths,
     find_slow_ranks,
     find_suspects,
     find_unseen_share,
@@ -62,7 +63,7 @@ from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED,
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.view import Candidate, RunView
-from rankscope.collector.steps.peer_groups import middle_of_ranks
+from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats, sum_computing
 from rankscope.measure.units import format_duration
 
@@ -199,8 +200,9 @@ class RunSlowdown:
         if change.added_ns - unsure_ns < (self._thresholds.slowdown_ratio_min - 1) * change.before_ns:
             return []
         are_compared = _are_compared(view, change, self._thresholds.steps_min)
-        suspects = _find_suspects(view, change, find_slow_ranks(others))
-        may_be_said = are_compared and not suspects
+        slow = find_slow_ranks(others)
+        suspects = _find_suspects(view, change, slow)
+        may_be_said = are_compared and not suspects and not _have_spread(view, change, slow)
         if not may_be_said and not _is_patience_used_up(view, change, self._thresholds.steps_min):
             return []
         if not are_compared and _have_grown_apart(view, change):
@@ -242,6 +244,18 @@ def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
 def _find_suspects(view: RunView, change: _Change, slow: frozenset[int]) -> tuple[int, ...]:
     """Return the ranks that are not found to be slow and may explain half of the change."""
     return find_suspects(view, change.since_step, change.level_from_step, change.added_ns, slow)
+
+
+def _have_spread(view: RunView, change: _Change, slow: frozenset[int]) -> bool:
+    """Return whether the steps are longer because ranks differ more, and not because all take longer: what holds them
+    up at random (a machine that is busier for a while) makes the step that of the unluckiest rank. The one must have
+    grown by as much as the other, and both by half of the added time together. The middle rank is that of
+    PEERS_SAMPLED_MAX at most.
+    """
+    sampled = view.series.ranks[:: -(-len(view.series.ranks) // PEERS_SAMPLED_MAX)]
+    middle_ns = _median_self_ns(view, sampled)
+    apart_ns, together_ns = find_growths(view, change.since_step, change.level_from_step, middle_ns, slow)
+    return apart_ns >= together_ns and apart_ns + together_ns >= EXPLAINED_SHARE * change.added_ns
 
 
 def _find_explaining(view: RunView, others: Sequence[Finding], change: _Change) -> list[Finding]:

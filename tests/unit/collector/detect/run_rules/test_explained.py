@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.run_rules.explained import find_explained_ns, find_suspects, name_explaining
+from rankscope.collector.detect.run_rules.explained import (
+    find_explained_ns,
+    find_growths,
+    find_suspects,
+    name_explaining,
+)
 from rankscope.collector.detect.view import RunView
 from tests.unit.collector.steps.step_series import MS, UNKNOWN, series_of, view_of
 
@@ -76,3 +81,22 @@ def test_only_some_that_explain_are_named() -> None:
 
 def test_excess_is_nothing_where_nobody_is_slow() -> None:
     assert np.all(find_explained_ns(view(*ROWS), []) == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("later", "growths_ms"),
+    [
+        ([102.0, 92.0, 102.0, 130.0], (18.0, 2.0)),
+        ([115.0, 105.0, 115.0, 125.0], (0.0, 15.0)),
+        ([UNKNOWN] * 4, (0.0, 0.0)),
+    ],
+)
+def test_growth_of_the_largest_excess_and_of_the_middle_rank(
+    later: list[float], growths_ms: tuple[float, float]
+) -> None:
+    rows = [*[[100.0, 90.0, 100.0, 110.0]] * 3, *[later] * 3]
+    middle_ns = np.array([row[0] for row in rows]) * MS
+    apart_ns, together_ns = find_growths(view(*rows), 3, 3, middle_ns, frozenset())
+    assert (apart_ns, together_ns) == pytest.approx((growths_ms[0] * MS, growths_ms[1] * MS), abs=1.0)
+    # A rank that is found to be slow is none of them: the others differ as before.
+    assert find_growths(view(*rows), 3, 3, middle_ns, frozenset({3}))[0] == pytest.approx(0.0, abs=1.0)

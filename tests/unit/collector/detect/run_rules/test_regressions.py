@@ -373,6 +373,18 @@ def test_open_slower_run_keeps_the_range_of_its_begin() -> None:
     assert " as slow as before step 60,{when}: " in later.past
 
 
+@pytest.mark.parametrize(("steps", "is_found"), [(80, False), (150, False), (180, True)])
+def test_steps_longer_as_ranks_differ_more_are_a_slower_run_when_they_stay_so(steps: int, is_found: bool) -> None:
+    # Since step 60 another rank each step takes 20 ms longer, and all others 2 ms: for 12 x 8 steps it may pass.
+    self_ms = times(steps=steps)
+    self_ms[60:] += 2.0
+    for step in range(60, steps):
+        self_ms[step, step % 12] += 20.0
+    found = find(RUN, everybody(self_ms))
+    assert bool(found) is is_found
+    assert all("and no single rank is to blame" in finding.sentence for finding in found)
+
+
 def test_ramp_without_enough_of_a_past_says_nothing() -> None:
     self_ms = times(steps=80)
     self_ms[8:] *= np.linspace(1.0, 1.5, 72)[:, np.newaxis]
