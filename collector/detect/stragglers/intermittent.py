@@ -60,7 +60,10 @@ EXCLUDED_RATIO: Final = 0.1
 FEW_RANKS_MAX: Final = 4
 """Of so few ranks the usual rate leaves out one, and is that of at most three: too few to take it as known."""
 QUIET_GAPS: Final = 4
-"""It has passed after this many usual gaps without a slow step, counted in known steps."""
+"""A regular slowness has passed after this many usual gaps without a slow step, counted in known steps."""
+QUIET_GAPS_AT_RANDOM: Final = 7
+"""Any other one after this many, of the steps that are kept: a gap at random is longer than 4 mean ones in one of 55
+cases, e^-4, and longer than 7 in one of 1100."""
 STALE_GAPS: Final = 8
 """After this many it is not found either, although its slow steps are still known. Gaps at random are twice as long
 as their median in one of four cases, and eight times in one of 250."""
@@ -127,11 +130,15 @@ def find_deviations(excess: Floats) -> Floats:
 
 
 def has_passed(view: RunView, ranks: Sequence[int], thresholds: Thresholds, known_gap: float) -> bool:
-    """Return whether the slow ranks have had no slow step for QUIET_GAPS usual gaps."""
+    """Return whether the slow ranks have had no slow step for QUIET_GAPS usual gaps, or QUIET_GAPS_AT_RANDOM, which may
+    be all that is kept. `known_gap`: the usual gap in known steps.
+    """
     periods = find_slow_periods(view, thresholds)
-    quiet = max(thresholds.steps_min, round(QUIET_GAPS * known_gap))
-    last = periods.slow[-quiet:, view.series.columns_of(ranks)]
-    return len(last) >= quiet and not last.any()
+    slow: Flags = np.any(periods.slow[:, view.series.columns_of(ranks)], axis=1)
+    least = max(thresholds.steps_min, round(QUIET_GAPS * known_gap))
+    is_regular = bool(slow.any()) and find_period(view.series.steps[periods.rows[slow]])[1]
+    quiet = least if is_regular else max(thresholds.steps_min, round(QUIET_GAPS_AT_RANDOM * known_gap))
+    return len(slow) >= least and not bool(slow[-quiet:].any())
 
 
 def _find_candidates(periods: SlowPeriods) -> Ints:

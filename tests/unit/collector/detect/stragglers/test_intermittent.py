@@ -146,6 +146,17 @@ def test_few_steps_tell_nothing() -> None:
     assert find_intermittent(view_of(series_of([[100.0, UNKNOWN, UNKNOWN]] * 30)), THRESHOLDS, ()) == ()
 
 
+def test_slowness_at_random_has_passed_after_seven_times_the_usual_distance() -> None:
+    # Gaps of 10 steps in the mean: a gap of 50 steps is one of e^-5, and of 70 one of e^-7.
+    self_ms = np.full((200, 8), 100.0)
+    self_ms[[20, 24, 41, 47, 60, 72, 80], SLOW] = 200.0
+    assert not has_passed(view(self_ms[:140]), [SLOW], THRESHOLDS, 10.0)
+    assert has_passed(view(self_ms[:151]), [SLOW], THRESHOLDS, 10.0)
+    # Where less is kept all of it counts, but no less than four times the distance.
+    assert not has_passed(view(self_ms[85:124]), [SLOW], THRESHOLDS, 10.0)
+    assert has_passed(view(self_ms[85:125]), [SLOW], THRESHOLDS, 10.0)
+
+
 def test_it_has_passed_after_four_times_the_usual_distance() -> None:
     self_ms = times(steps=150)
     self_ms[20:100:10, SLOW] *= 2
