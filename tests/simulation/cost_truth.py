@@ -4,11 +4,9 @@ python -m tests.simulation.cost_truth    prints both for some layouts
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER, Finding
@@ -98,16 +96,15 @@ def _read_ranks(text: str) -> set[int]:
 
 
 def _share(opened: Opened, ideal_ns: Floats, real_ns: Floats) -> float | None:
-    """Return the ideal step over the step since the present size of a finding, medians of the steps, means of an
-    intermittent one. None where the last of them is before the first.
+    """Return the ideal steps over the steps since the present size of a finding, as sums. None where the last of them
+    is before the first.
     """
     finding = opened.finding
     begin = round(finding.evidence.get(LEVEL_FROM, finding.since_step or 0))
     end = len(real_ns) if finding.until_step is None else finding.until_step + 1
     if end <= begin:
         return None
-    typical: Callable[[Floats], object] = np.mean if finding.pattern == "intermittent" else np.median
-    return float(typical(ideal_ns[begin:end])) / float(typical(real_ns[begin:end]))  # type: ignore[arg-type]
+    return float(ideal_ns[begin:end].sum() / real_ns[begin:end].sum())
 
 
 def steps_without(scenario: Scenario, without: Sequence[Fault]) -> Floats:
@@ -117,10 +114,10 @@ def steps_without(scenario: Scenario, without: Sequence[Fault]) -> Floats:
 
 
 def step_share_without(scenario: Scenario, without: Sequence[Fault]) -> float:
-    """Return the median step without these faults over that with all, since the first of them began."""
+    """Return the steps without these faults over those with all, since the first of them began."""
     begin = min(fault.begin for fault in without)
     ideal_ns, real_ns = (steps_without(scenario, removed)[begin:] for removed in (without, ()))
-    return float(np.median(ideal_ns) / np.median(real_ns))
+    return float(ideal_ns.sum() / real_ns.sum())
 
 
 def stated_step_share(finding: Finding) -> float:

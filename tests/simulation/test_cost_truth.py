@@ -43,3 +43,12 @@ def test_stated_cost_of_a_link_in_a_pipeline_is_that_of_the_run_without_it(rank:
     scenario = LAYOUTS[where].scenario(slow_rank("slow_link", 1.3, ranks=(rank,)), seed=80_002, steps=150)
     (finding,) = (one.finding for one in run(scenario).opened if one.finding.kind == SLOW_LINK)
     assert stated_step_share(finding) == pytest.approx(step_share_without(scenario, scenario.faults), abs=CLOSE)
+
+
+@pytest.mark.parametrize("ratio", [1.1, 1.3])
+def test_stated_cost_where_half_of_all_steps_have_a_stall_is_that_of_all_steps(ratio: float) -> None:
+    # Of 32 ranks another one stalls in every second step, and hides rank 5 there: the median step has a stall or none.
+    layout = LAYOUTS["ep 4, dp 32"]
+    scenario = layout.scenario(slow_rank("gpu_compute", ratio), noise="bursts", seed=80_004, steps=160)
+    (finding,) = stragglers(scenario)
+    assert stated_step_share(finding) == pytest.approx(step_share_without(scenario, scenario.faults), abs=0.02)

@@ -502,7 +502,7 @@ def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: F
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
     if step_before_ns is not None:  # a stage that is slow hides bubbles of the pipeline
         lost_ns = np.minimum(lost_ns, np.maximum(view.longest_ns - step_before_ns, 0.0))
-    cost = price(lost_ns, view, max(since, change.level_from_step))
+    cost = price(lost_ns, view, max(since, change.level_from_step), is_over_level=True)
     since_min, since_max = change.since_range or (None, None)
     finding = Finding(
         kind=subject.kind,

@@ -18,10 +18,12 @@ from rankscope.measure.units import ns_to_s
 
 STEP_BEFORE: Final = "step_before_ns"
 """Evidence key: the step before a stage, a link or the run became slower, in ns. Without that no step is shorter."""
+REST_RATIO_MAX: Final = 4.0
+"""A step without what it lost counts as at most so many usual ones."""
 
 
 class Cost(NamedTuple):
-    """The cost of a slowness. `run_slowdown_ratio`: median step over ideal step, means for an intermittent slowness.
+    """The cost of a slowness. `run_slowdown_ratio`: the steps over the ideal steps.
     `lost_rank_seconds`: over the priced steps, all ranks together (with one rank per GPU: GPU-seconds).
     `lost_rank_hours_per_hour`: at the present rate.
     """
@@ -135,9 +137,13 @@ def find_step_before(view: RunView, since_step: int, known: Finding | None) -> f
     return float(np.median(before_ns)) if len(before_ns) else None
 
 
-def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = False) -> Cost:
+def price(lost_ns: Floats, view: RunView, from_step: int, *, is_over_level: bool = False) -> Cost:
     """Return the cost of the steps from `from_step` on. `lost_ns` is as `lost_to` returns it; unknown steps do not
     count.
+
+    The steps are compared by their sums. Of a step what is not lost counts up to REST_RATIO_MAX times the usual one:
+    one stall of a minute hides no cost. Where what is lost is what a step is longer than a level of the past
+    (`is_over_level`) they are compared by their medians: some steps of the past were longer than that level, too.
     """
     series = view.series
     rows = np.flatnonzero((series.steps >= from_step) & ~np.isnan(lost_ns) & ~np.isnan(view.longest_ns))
@@ -145,7 +151,10 @@ def price(lost_ns: Floats, view: RunView, from_step: int, *, by_mean: bool = Fal
         return Cost(1.0, 0.0, 0.0)
     step_ns = np.maximum(view.longest_ns[rows], 1.0)
     lost_ns = np.minimum(lost_ns[rows], step_ns - 1.0)
-    typical = np.mean if by_mean else np.median
-    ratio = float(typical(step_ns) / typical(step_ns - lost_ns))
+    rest_ns = step_ns - lost_ns
+    if is_over_level:
+        ratio = float(np.median(step_ns) / np.median(rest_ns))
+    else:
+        ratio = 1.0 + float(lost_ns.sum() / np.minimum(rest_ns, REST_RATIO_MAX * np.median(rest_ns)).sum())
     share = float(lost_ns.sum() / step_ns.sum())
     return Cost(ratio, ns_to_s(float(lost_ns.sum())) * len(series.ranks), share * len(series.ranks))

@@ -195,7 +195,6 @@ class _Together:
     def price(self, number: int, since_step: int) -> Cost:
         """Return the cost of one of them, of the first that of all, since a step."""
         priced = range(len(self.found)) if number == 0 else (number,)
-        by_mean = any(one.pattern == "intermittent" for place in priced for one in self.found[place][1])
         lost_ns = self.lost_ns[number]
         if len(self.found) > 1:
             slow_ranks = [one for place in priced for one in self.found[place][1]]
@@ -204,7 +203,7 @@ class _Together:
         if number and others:
             rest_ns = self._healthy.usual_rest_ns(self.found[number][1][0], self._before_step)
             lost_ns = spared_by(lost_ns, self._view, others, rest_ns)
-        return price(lost_ns, self._view, since_step, by_mean=by_mean)
+        return price(lost_ns, self._view, since_step)
 
     def _ranks_of(self, number: int) -> set[int]:
         """Return the ranks of one of them, with those that an open finding about any of them has."""

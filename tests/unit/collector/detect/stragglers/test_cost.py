@@ -41,6 +41,29 @@ def test_step_loses_what_the_straggler_is_longer_than_the_slowest_healthy_rank()
     assert found.lost_rank_hours_per_hour == pytest.approx(40 / 160 * 4)
 
 
+def test_cost_where_every_second_step_is_longer_for_another_reason_is_that_of_all_steps() -> None:
+    # Of 110 ms 10 are lost, of 150 in every second step none: 260 instead of 250 for two. The median step is 150
+    # or 110 ms, whichever comes once more.
+    rows = [[100.0, 100.0, 100.0, 110.0], [100.0, 150.0, 100.0, 110.0]]
+    for more in (rows[:1], rows[1:]):
+        found = cost(rows * 50 + more, 3)
+        assert found.run_slowdown_ratio == pytest.approx(260 / 250, abs=0.001)
+        assert found.lost_rank_hours_per_hour / 4 == pytest.approx(1 - 250 / 260, abs=0.001)
+
+
+def test_stall_of_a_minute_hides_no_cost() -> None:
+    # 50 of 150 ms are lost in each of 12 steps; in the longest one a minute more is not, and counts as 4 x 100 ms.
+    found = cost([[100.0, 100.0, 100.0, 150.0]] * 11 + [[100.0, 60_000.0, 100.0, 150.0]], 3)
+    assert found.run_slowdown_ratio == pytest.approx(1 + 11 * 50 / (11 * 100 + 400))
+
+
+def test_cost_over_a_level_of_the_past_is_by_medians() -> None:
+    # A third of the steps have a stall of 100 ms, as they had before, when all others took 100 ms; now they take 110.
+    view = view_of(series_of([[110.0], [110.0], [210.0]] * 4))
+    lost_ns = view.longest_ns - 100 * MS
+    assert price(lost_ns, view, 0, is_over_level=True).run_slowdown_ratio == pytest.approx(110 / 100)
+
+
 def test_rank_of_other_work_does_not_bound_what_is_lost() -> None:
     # Rank 2 is a stage by itself: that it takes 130 ms may be waiting for the slow rank where no report shows it.
     slow = slow_of(3, (0, 1), self_ms=150.0, peers_ms=100.0)
