@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 
 from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.machine import read_machine_id
@@ -27,6 +28,21 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
         pid=os.getpid(),
         machine_id=read_machine_id(),
     )
+
+
+def name_script(arguments: Sequence[str]) -> str:
+    """Return the file name of the training script by the arguments of the interpreter; empty where it is no file.
+
+    >>> name_script(["/home/me/train.py", "--epochs", "3"]), name_script(["-c"]), name_script([])
+    ('train.py', '', '')
+    """
+    name = os.path.basename(arguments[0]) if arguments else ""
+    return "" if name.startswith("-") else name[:LABEL_LENGTH_MAX]
+
+
+def read_script() -> str:
+    """Return the file name of the script that this process runs; empty where it is no file."""
+    return name_script(sys.argv)
 
 
 def reads_machine(environment: Mapping[str, str], world_size: int) -> bool:

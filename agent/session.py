@@ -16,7 +16,7 @@ from rankscope.agent.agent_thread import AgentThread
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import ConnectThread
 from rankscope.agent.guard import Guard, log_line
-from rankscope.agent.identity import read_identity, reads_machine
+from rankscope.agent.identity import read_identity, read_script, reads_machine
 from rankscope.agent.reporting.builder import ScriptEnd, build_hello
 from rankscope.agent.sample.rank_samples import RankSamples
 from rankscope.agent.sample.torch_device import TrainingDevice
@@ -116,6 +116,7 @@ class Session:
             report_interval_ns=s_to_ns(self._config.report_interval_s),
             torch_version=torch_version(),
             fault="" if self._fault is None else self._fault.spec.describe(),
+            script=read_script(),
         )
 
     def _log_throughput(self) -> None:

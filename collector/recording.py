@@ -14,6 +14,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import Snapshot
+from rankscope.collector.storage.earlier_runs import EarlierRunReader, Found
 from rankscope.collector.storage.run_recorder import Recorder, StoreCounts, UnwrittenState
 from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure.errors import UnavailableError
@@ -46,6 +47,7 @@ class Recording:
         self._logged_error = ""
         self._unwritten: UnwrittenState | None = None
         self._recorder: Recorder | None = None
+        self._earlier_runs = EarlierRunReader(faults)
 
     def open(self, runs: Runs, clocks: Clocks) -> None:
         """Open a recorder where there is none and the store can be used; the first one restores the runs of the
@@ -93,11 +95,18 @@ class Recording:
             return
         try:
             self._recorder.tick(runs, snapshot, clocks, is_last=is_last)
+            if (database := self._journal.database) is not None:
+                self._earlier_runs.request(database.path, runs)
         except Exception:  # noqa: BLE001 - the fault log has it
             self._faults.note("history", "runs could not be handed to the store; continuing")
 
+    def pop_earlier_runs(self) -> list[Found]:
+        """Return the runs whose earlier runs were found in the store since the last call, with these."""
+        return self._earlier_runs.pop_found()
+
     def forget(self, run_id: str) -> None:
         """Forget a run; its history stays."""
+        self._earlier_runs.forget(run_id)
         if self._recorder is not None:
             self._recorder.forget(run_id)
         elif self._unwritten is not None:

@@ -27,6 +27,7 @@ from rankscope.collector.runs.events import (
     AskClock,
     CloseFinding,
     CollectorAway,
+    EarlierRunsRead,
     EndSeen,
     GoodbyeAdmitted,
     OpenFinding,
@@ -43,6 +44,7 @@ from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.saved_runs import restore_run
+from rankscope.collector.steps.run_start import EarlierRun
 from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
@@ -177,6 +179,12 @@ class RunUpdates:
         self._over = over
         if detects:
             self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
+
+    def record_earlier_runs(self, run_id: str, earlier: tuple[EarlierRun, ...]) -> None:
+        """Tell a run which earlier runs of the same work the store has."""
+        run = self.runs.get(run_id)
+        if run is not None:
+            self._apply(run, EarlierRunsRead(earlier))
 
     def _tick_run(self, run: RunState, now_ns: int, wall_s: float) -> None:
         try:

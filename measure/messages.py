@@ -81,6 +81,7 @@ class Hello(Message, frozen=True):
     `fault` describes what the rank does to itself on purpose, ordered by the setting `fault`; empty: nothing.
 
     `wants_summary`: the collector is to send a RunSummary now and then, as rank 0 asks; no other message asks for one.
+    `script` is the file name of the training script, without its folder; empty where it is none.
     """
 
     KIND: ClassVar[int] = 1
@@ -96,6 +97,7 @@ class Hello(Message, frozen=True):
     hello_number: Count = 0
     fault: Text = ""
     wants_summary: bool = False
+    script: Name = ""
 
 
 class Welcome(Message, frozen=True):

@@ -190,8 +190,11 @@ def build_hello(
     report_interval_ns: int,
     torch_version: str,
     fault: str = "",
+    script: str = "",
 ) -> Hello:
-    """Build the introduction of a rank process whose next report has this number. `fault` is what it does to itself."""
+    """Build the introduction of a rank process whose next report has this number. `fault` is what it does to itself,
+    `script` the file name of the training script.
+    """
     return Hello(
         identity=identity,
         first_sequence=first_sequence,
@@ -203,6 +206,7 @@ def build_hello(
         torch_version=torch_version,
         fault=fault,
         wants_summary=identity.rank == 0,
+        script=script,
     )
 
 

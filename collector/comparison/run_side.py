@@ -11,6 +11,7 @@ from rankscope.collector.comparison.block_bootstrap import Floats
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.steps.run_start import WARMUP_STEPS
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.collector.storage.run_reader import RunHistory, opening_run
@@ -20,9 +21,6 @@ STEPS_MIN: Final = 100
 """Fewer steps are not compared: their mean is known to a few percent only where steps vary by a tenth."""
 STEPS_READ_MAX: Final = 50_000
 """The last steps that are compared, half a day of steps of a second; more would make an interval hardly shorter."""
-WARMUP_STEPS: Final = 10
-"""First steps of each attempt that are left out of a whole run: compiling and filling caches is not what it trains
-like."""
 
 _RANGE: Final = re.compile(r"(\d{0,15}):(\d{0,15})")
 _STEPS: Final = "@steps"

@@ -18,13 +18,9 @@ import numpy.typing as npt
 
 from rankscope.collector.comparison.block_bootstrap import Floats, find_interval, resample_means
 from rankscope.collector.comparison.run_side import RunSide
+from rankscope.collector.steps.run_start import BETWEEN_PHASES, USES, USUAL_RATIO_MAX
 from rankscope.collector.storage.rank_intervals import SUMS
 
-USUAL_RATIO_MAX: Final = 1.5
-"""A step that is longer than this times the median holds something that is not in each step: a checkpoint, a stall, a
-batch that came late. Few of them decide a mean, and how many there were is chance."""
-BETWEEN_PHASES: Final = "between phases"
-USES: Final = ("compute", "exposed communication", "copies", "data wait", "idle without data wait")
 INTERVALS_MIN: Final = 8
 """Intervals with windows that a side needs for its uses: with fewer nothing can be said of how sure they are."""
 

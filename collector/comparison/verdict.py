@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.comparison.run_comparison import ALL_STEPS, PartRow, RunComparison, judge
-from rankscope.collector.comparison.step_parts import USUAL_RATIO_MAX
+from rankscope.collector.steps.run_start import USUAL_RATIO_MAX
 
 NAMED_SHARE_MIN: Final = 0.1
 NODES_NAMED_MAX: Final = 4

@@ -14,6 +14,7 @@ from rankscope.collector.detect.memory.growth import MemoryGrowth
 from rankscope.collector.detect.memory.out_of_memory import OutOfMemoryErrors
 from rankscope.collector.detect.run_rules.batch_imbalance import BatchImbalance
 from rankscope.collector.detect.run_rules.device_models import DeviceModels
+from rankscope.collector.detect.run_rules.earlier_runs import EarlierRuns
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
@@ -37,6 +38,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         DeviceModels(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),
+        EarlierRuns(),
         StageImbalance(read_imbalance_thresholds(config)),
         BatchImbalance(config.uneven_work_ratio_min),
         RunRules(config.detect_steps),

@@ -13,6 +13,7 @@ from rankscope.collector.detect.machine_growth import Machines, NodeCounts, find
 from rankscope.collector.detect.statistics.excess import find_excess, find_excess_ns, find_usual
 from rankscope.collector.steps.group_transfers import GroupTransfers
 from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
+from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
 from rankscope.measure.messages import RasAnswered
@@ -101,6 +102,8 @@ class RunView:
     were since the begin of the attempt, in blocks. `ras`: what NCCL's RAS service said in the present
     stall, None if it said nothing; its ranks have their number in the run as far as that is sure.
     `injected_faults` says what ranks do to themselves on purpose, which each finding states too; empty: nothing.
+    `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
+    in the store, the latest first, None while they are not known.
     """
 
     now_collector_ns: int
@@ -120,6 +123,8 @@ class RunView:
     is_last: bool = False
     levels: Levels = NO_LEVELS
     injected_faults: str = ""
+    start: RunStart | None = None
+    earlier_runs: Sequence[EarlierRun] | None = None
 
     @property
     def transfers_ns(self) -> Mapping[str, Floats]:

@@ -13,6 +13,7 @@ import msgspec
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.steps.run_start import EarlierRun
 from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, RasAnswered
 
 
@@ -93,6 +94,12 @@ class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
+class EarlierRunsRead(msgspec.Struct, frozen=True, gc=False):
+    """The store was read: the runs of the same work that began before this one, the latest first."""
+
+    runs: tuple[EarlierRun, ...]
+
+
 RankProcessEvent = (
     ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen | RasSeen
 )
@@ -101,7 +108,7 @@ RankProcessEvent = (
 PeerEvent = RankJoined | RankProcessEvent
 """An event that comes from a rank or a sidecar."""
 
-RunEvent = PeerEvent | CollectorAway
+RunEvent = PeerEvent | CollectorAway | EarlierRunsRead
 
 
 def find_boot_id(event: PeerEvent) -> str:

@@ -17,6 +17,7 @@ from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.events import (
     AskClock,
     CollectorAway,
+    EarlierRunsRead,
     EndSeen,
     EventLog,
     GoodbyeAdmitted,
@@ -35,9 +36,9 @@ from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.membership import RankProcesses, begins_attempt, is_to_be_added
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.run_ending import RunEnding, find_last_end
-from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_levels, keep_pass
+from rankscope.collector.runs.run_view import build_view, find_run_slowdown, keep_pass
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.steps.step_levels import StepLevels
+from rankscope.collector.runs.speed_history import SpeedHistory
 from rankscope.measure.units import s_to_ns
 
 RUN_IS_OVER: Final = "the run is over"
@@ -59,8 +60,8 @@ class RunState:
         self.is_superseded = False
         #: The present attempt; None before any rank has joined, and never again.
         self.attempt: Attempt | None = None
-        #: Medians of all steps of the present attempt, in blocks.
-        self.levels = StepLevels()
+        #: How long the steps of the present attempt were, and those of earlier runs.
+        self.speed = SpeedHistory()
         #: Attempts before the present one; only grows.
         self.attempts = 0
         #: Boot ids of the rank processes of `attempt`, and of the attempt before; where earlier ranks ran.
@@ -124,6 +125,9 @@ class RunState:
                 self.log.record("CollectorAway", None, "", now_collector_ns)
                 if self.attempt is not None:
                     self.attempt.excuse_absence(away_ns, now_collector_ns)
+            case EarlierRunsRead(runs):
+                self.log.record("EarlierRunsRead", None, "", None)
+                self.speed.earlier_runs = runs
             case _:
                 number = self.processes.find_rank(event.boot_id)
                 self.log.record(type(event).__name__, number, event.boot_id, find_event_time(event))
@@ -146,7 +150,7 @@ class RunState:
                 self.attempts += 1
             self.processes.begin_attempt(attempt)
             attempt = self.attempt = Attempt.begin(identity, self._config, attempt)
-            self.levels = StepLevels()
+            self.speed = SpeedHistory()
         if identity.rank < attempt.world_size:
             attempt.add(RankState.begin(event.hello, now_ns))
             self.processes.add(identity)
@@ -212,16 +216,16 @@ class RunState:
         if self.attempt is None or self.ending.is_concluded:
             return None
         self.flush_reports()
-        return build_view(
+        view = build_view(
             self.attempt,
             now_collector_ns,
             held=self.findings.held,
-            levels=self.levels.read(),
             steps_min=self._config.detect_steps_min,
             attempts=self.attempts,
             # A rank that is only silent may come back, and the findings hold then: so that is no end.
             is_last=end is not None and not end.lost_ranks,
         )
+        return self.speed.add_to(view)
 
     def _apply_detected(self, found: Detected) -> list[RunEffect]:
         """Apply the results of a pass, unless another attempt has begun since its view was made."""
@@ -245,7 +249,7 @@ class RunState:
         for steps, lost_ns in self.findings.charged:
             self.goodput.add_loss(steps.tolist(), lost_ns.tolist())
         keep_pass(attempt, view, self._config.detect_steps)
-        keep_levels(self.levels, view)
+        self.speed.keep(attempt, view, self.findings.held)
         self.heat_map_steps = HeatMapSteps.of(self.attempts, view)
         return effects
 
@@ -297,7 +301,7 @@ class RunState:
         self.findings.validate()
         self.goodput.validate()
         self.log.validate()
-        self.levels.validate()
+        self.speed.levels.validate()
         self.processes.validate({} if attempt is None else attempt.ranks)
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self.attempts, "a heat map of an attempt to come")

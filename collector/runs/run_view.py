@@ -18,7 +18,7 @@ from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.least_waiting import find_least_waiting
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
-from rankscope.collector.steps.step_levels import NO_LEVELS, Levels, StepLevels
+from rankscope.collector.steps.step_levels import StepLevels
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
@@ -35,11 +35,10 @@ def build_view(
     steps_min: int,
     attempts: int,
     is_last: bool,
-    levels: Levels = NO_LEVELS,
 ) -> RunView:
     """Return the view of an attempt. `attempts` is the number of attempts before it, `held` are the findings that the
-    run holds, `levels` those of its steps so far. `is_last`: the run is over, and its end closes hangs, which the view
-    is without.
+    run holds. `is_last`: the run is over, and its end closes hangs, which the view is without. How fast the run has
+    been so far is added by `SpeedHistory`.
     """
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
@@ -59,7 +58,6 @@ def build_view(
         open_findings=[one for one in held if not is_last or one.kind != HANG],
         attempt=attempts,
         is_last=is_last,
-        levels=levels,
         injected_faults=describe_faults(attempt.faults),
     )
 

@@ -24,6 +24,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.steps.collective_totals import CollectiveSums, SavedCounts
 from rankscope.collector.steps.rank_medians import RankMedians
+from rankscope.collector.steps.run_start import RunStart
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS, StepAggregate, aggregate_steps
 from rankscope.collector.steps.step_table import StepTable
 
@@ -51,13 +52,14 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, and
-    where the ranks of all earlier attempts ran.
+    """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
+    the ranks of all earlier attempts ran, and how long the first steps of this one took.
     """
 
     findings: tuple[Finding, ...] = ()
     former_boots: tuple[str, ...] = ()
     former_attempts: FormerAttempts = NO_ATTEMPTS
+    start: RunStart | None = None
 
 
 class RunToSave(NamedTuple):
@@ -119,6 +121,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         findings=findings.findings_as_closed,
         former_boots=tuple(sorted(run.processes.former)),
         former_attempts=run.processes.former_attempts,
+        start=run.speed.start,
     )
     return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
 
@@ -137,7 +140,7 @@ def restore_run(
     window = StepTable(config.steps_kept, saved.world_size, config.count_measured_min(saved.world_size))
     attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
     attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
-    run.processes.former_attempts = story.former_attempts
+    run.processes.former_attempts, run.speed.start = story.former_attempts, story.start
     run.attempts, run.processes.former = saved.attempt, frozenset(story.former_boots)
     for one in ranks:
         attempt.add(RankState.restore(one, clocks))

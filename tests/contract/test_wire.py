@@ -222,6 +222,7 @@ STATED: dict[str, Message] = {
         hello_number=3,
         fault="host_sleep of 50 ms in the forward, steps 200 to 400",
         wants_summary=True,
+        script="train.py",
         identity=RankIdentity(
             run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
             boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
@@ -434,24 +435,28 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
 def test_earlier_hello_without_left_behind_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(
-        STATED["hello"], left_behind=False, hello_number=0, fault="", wants_summary=False
+        STATED["hello"], left_behind=False, hello_number=0, fault="", wants_summary=False, script=""
     )
 
 
 def test_earlier_hello_without_fault_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_fault.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], fault="", wants_summary=False)
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], fault="", wants_summary=False, script="")
 
 
 def test_earlier_hello_without_the_wish_for_summaries_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_summary.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], wants_summary=False)
+    assert decode(frame) == msgspec.structs.replace(STATED["hello"], wants_summary=False, script="")
 
 
 @pytest.mark.parametrize("name", ["hello", "welcome"])
 def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_number.hex").read_text())
-    later = {"hello_number": 0, "fault": "", "wants_summary": False} if name == "hello" else {"hello_number": 0}
+    later = (
+        {"hello_number": 0, "fault": "", "wants_summary": False, "script": ""}
+        if name == "hello"
+        else {"hello_number": 0}
+    )
     assert decode(frame) == msgspec.structs.replace(STATED[name], **later)
 
 

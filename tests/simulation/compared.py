@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.collector.comparison.run_comparison import RunComparison, compare_sides
-from rankscope.collector.comparison.run_side import WARMUP_STEPS, Selection, read_side
+from rankscope.collector.comparison.run_side import Selection, read_side
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import collect_finished_steps, save_run
+from rankscope.collector.steps.run_start import WARMUP_STEPS
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.rank_intervals import RankIntervals
 from rankscope.collector.storage.run_store import HistoryStore

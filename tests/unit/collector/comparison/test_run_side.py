@@ -7,12 +7,12 @@ import pytest
 from rankscope.collector.comparison.run_side import (
     STEPS_MIN,
     STEPS_READ_MAX,
-    WARMUP_STEPS,
     RunSide,
     Selection,
     parse_selections,
     read_side,
 )
+from rankscope.collector.steps.run_start import WARMUP_STEPS
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.measure.errors import SettingError, UnavailableError
 from tests.unit.collector.comparison.compared_runs import keep_steps, kept_sums

@@ -1,0 +1,79 @@
+"""Keep how fast a run has been: the levels of its steps so far, its first steps, and those of earlier runs. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.rank import RankState, SavedRank
+from rankscope.collector.runs.run_view import keep_levels
+from rankscope.collector.steps.equal_work import Work
+from rankscope.collector.steps.run_start import EarlierRun, RunStart, find_start_rows, measure_start
+from rankscope.collector.steps.step_levels import StepLevels
+from rankscope.measure.messages import Hello
+from rankscope.measure.units import ns_to_s
+
+
+class SpeedHistory:
+    """How fast the present attempt of a run has been, and earlier runs of the same work. Written by RunState only."""
+
+    def __init__(self) -> None:
+        #: Medians of all steps of the present attempt, in blocks.
+        self.levels = StepLevels()
+        #: How long its first steps took; None while that is not known.
+        self.start: RunStart | None = None
+        #: Earlier runs of the same work in the store, the latest first; None while they have not been read.
+        self.earlier_runs: tuple[EarlierRun, ...] | None = None
+
+    def add_to(self, view: RunView) -> RunView:
+        """Return a view that has all of this."""
+        return replace(view, levels=self.levels.read(), start=self.start, earlier_runs=self.earlier_runs)
+
+    def keep(self, attempt: Attempt, view: RunView, held: Sequence[Finding]) -> None:
+        """Keep what the steps of a detection pass say. `held`: the findings that are open."""
+        keep_levels(self.levels, view)
+        if self.start is None:
+            self.start = find_start(attempt, view, held)
+
+
+def find_start(attempt: Attempt, view: RunView, held: Sequence[Finding]) -> RunStart | None:
+    """Return how long the first steps of an attempt took, once they have been made; None before, and where too few of
+    them are kept. The work in a step is that of the lowest rank.
+    """
+    rows = find_start_rows(view.series)
+    if not len(rows):
+        return None
+    breakdowns = [one for rank in view.series.ranks for one in view.samples.breakdowns.get(rank, ())]
+    hellos = [rank.hello for rank in attempt.ranks.values()]
+    return RunStart(
+        begun_wall_s=ns_to_s(min(hello.wall_ns for hello in hellos)),
+        work=find_work(attempt.world_size, attempt.ranks[min(attempt.ranks)]),
+        **measure_start(view.series, rows, breakdowns)._asdict(),
+        nodes=tuple(sorted({hello.identity.node for hello in hellos})),
+        versions=_find_versions(hellos),
+        was_disturbed=any(one.severity != "info" for one in held),
+    )
+
+
+def _find_versions(hellos: Sequence[Hello]) -> dict[str, tuple[str, ...]]:
+    found = {
+        "torch": {hello.torch_version for hello in hellos},
+        "python": {hello.python_version for hello in hellos},
+        "agent": {hello.agent_version for hello in hellos},
+    }
+    return {name: tuple(sorted(values - {""})) for name, values in found.items()}
+
+
+def find_work(world_size: int, rank: RankState | SavedRank) -> Work:
+    """Return the work of a step, by the totals and the FLOPs of one rank."""
+    totals = rank.totals if isinstance(rank, SavedRank) else rank.last_report.totals
+    flops = rank.flops if isinstance(rank, SavedRank) else rank.last_report.flops
+    return Work(
+        world_size,
+        samples_per_step=totals.samples / totals.steps if totals.samples and totals.steps else None,
+        tokens_per_step=totals.tokens / totals.steps if totals.tokens and totals.steps else None,
+        model_flops_per_step=None if flops.model is None else flops.model.per_step,
+        script=rank.hello.script,
+        peak_type=flops.peak_type,
+    )
