@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -74,7 +75,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
         _check_writable(options.json_path)
     out.write(f"{describe(options, len(os.sched_getaffinity(0)))}\n")
     out.flush()
-    with running_collector() as (endpoint, url), _training(options, endpoint) as training:
+    with ending_on_sigterm(), running_collector() as (endpoint, url), _training(options, endpoint) as training:
         samples = _watch(training, url, out)
         run = _wait_for_ends(url)
     result = build_result(run, samples)
@@ -102,6 +103,26 @@ longer on a busy machine.'
 
 
 # -- the two processes ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit in this context, so that child processes are ended as after an error; a second one
+    is ignored, as that is under way then. Does nothing on a thread that is not the main one, which gets no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

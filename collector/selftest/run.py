@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TextIO
 
-from rankscope.collector.demo.run import read_run, running_collector
+import msgspec
+
+from rankscope.collector.demo.run import ending_on_sigterm, read_run, running_collector
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.run_end_words import FAILURE
 from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
@@ -46,10 +48,42 @@ class Result(NamedTuple):
     took_s: float
 
 
-def run_selftest(kinds: Sequence[str], out: TextIO) -> int:
-    """Try each kind of fault, print the table, and return 0 where every sentence was right, else 1.
+class KindReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said of one kind of fault. `is_right`: its sentence was there, and no other rank was accused. `expected`
+    says which sentence is right, `said` is that one, or the last other one (empty: nothing was said), `accuses` one
+    that is not about the faulty rank alone, empty without one. `steps` is how many steps after the fault's first one
+    the last reported one was then, `took_s` the time from the start of the training.
+    """
 
-    Raises UnavailableError when torch is missing, a process cannot be started, or a training does not report.
+    kind: str
+    is_right: bool
+    expected: str
+    said: str
+    accuses: str
+    steps: int
+    took_s: float
+
+
+class SelftestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `rankscope selftest --json` prints. `load` is the mean number of processes that ran or wanted to before
+    the test, on `cores` cores.
+    """
+
+    schema: int = 1
+    rank: int = RANK
+    ranks: int = RANKS
+    first_step: int = FIRST_STEP
+    load: float
+    cores: int
+    right: int
+    kinds: tuple[KindReport, ...]
+
+
+def run_selftest(kinds: Sequence[str], out: TextIO) -> SelftestReport:
+    """Try each kind of fault, print a table while that goes on, and return what was said.
+
+    Raises UnavailableError when torch is missing, a process cannot be started, or a training does not report, and
+    SystemExit after SIGTERM, when the collector and the training have been ended.
     """
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError("the selftest trains a model and needs PyTorch in this environment: pip install torch")
@@ -57,17 +91,32 @@ def run_selftest(kinds: Sequence[str], out: TextIO) -> int:
         f"selftest: a training of {RANKS} ranks for each of {len(kinds)} faults, on rank {RANK} from step {FIRST_STEP} "
         "on; 20 to 60 s each, longer on a busy machine\n"
     )
-    out.write(describe_load(os.getloadavg()[0], len(os.sched_getaffinity(0))))
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    out.write(describe_load(load, cores))
     out.flush()
     results: list[Result] = []
-    with running_collector() as (endpoint, url):
+    with ending_on_sigterm(), running_collector() as (endpoint, url):
         for kind in kinds:
             results.append(_try_kind(kind, CASES[kind], endpoint, url))
             out.write(f"{describe(results[-1])}\n")
             out.flush()
     right = sum(is_good(result.verdict) for result in results)
     out.write(f"{right} of {len(results)} faults were found, with the right cause and no other rank accused\n")
-    return 0 if right == len(results) else 1
+    return SelftestReport(load=load, cores=cores, right=right, kinds=tuple(map(build_report, results)))
+
+
+def build_report(result: Result) -> KindReport:
+    """Return a result as `--json` has it."""
+    verdict = result.verdict
+    return KindReport(
+        kind=result.kind,
+        is_right=is_good(verdict),
+        expected=describe_expected(CASES[result.kind]),
+        said=verdict.said,
+        accuses=verdict.wrong,
+        steps=verdict.steps,
+        took_s=round(result.took_s, 1),
+    )
 
 
 def describe_load(load: float, cores: int) -> str:

@@ -46,7 +46,6 @@ SMALL: Final = {
     "collector/commands/keys.py": ONE_COMMAND,
     "collector/commands/merge.py": ONE_COMMAND,
     "collector/commands/relay.py": ONE_COMMAND,
-    "collector/commands/selftest.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
     "collector/run_summaries.py": "which rank is sent a summary, and when, apart from the service's loop",
     "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",

@@ -2,12 +2,14 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from rankscope.collector.selftest.cases import CASES
-from tests.integration.torchrun import python, run
+from tests.integration.serving import wait_for
+from tests.integration.torchrun import python, run, started
 
 IS_LONG = os.environ.get("SOAK") == "1"
 KINDS = tuple(CASES) if IS_LONG else ("loader_delay", "exit")
@@ -23,6 +25,16 @@ def test_the_right_sentence_is_said_of_the_fault(kind: str, time: int) -> None:
     assert (ended.exit_code, ended.left) == (0, ()), f"time {time}: {ended.stdout}{ended.stderr}"
     assert re.search(rf"^right  {kind} +after \d+ steps of the fault", ended.stdout, re.MULTILINE)
     assert f"Injected on purpose on rank 2: {kind} " in ended.stdout
+
+
+def test_sigterm_ends_the_collector_and_every_rank() -> None:
+    with started(python("-m", "rankscope.collector", "selftest", "--kind", "hang", "--json")) as job:
+        # Itself, a collector of two processes, torchrun, and the first rank.
+        wait_for(lambda: len(job.find_members()) >= 5 or None, lambda: str(job.find_members()), DEADLINE_S)
+        job.launcher.send_signal(signal.SIGTERM)
+        ended = job.wait(DEADLINE_S)
+    assert (ended.exit_code, ended.left) == (128 + signal.SIGTERM, ())
+    assert ended.stdout == ""  # JSON is printed when it is complete
 
 
 def test_without_torch_the_command_says_what_is_missing(tmp_path: Path) -> None:
