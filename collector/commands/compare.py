@@ -7,18 +7,18 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.comparison.baseline import BASELINE_RUNS_MAX, find_baseline
-from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison, compare_sides
+from rankscope.collector.commands.analyze import write_output
+from rankscope.collector.comparison.baseline import find_baseline
+from rankscope.collector.comparison.compared_runs import check_margin, compare_read, note_baseline
+from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.comparison.run_side import RunSide, parse_selections, read_side
-from rankscope.collector.comparison.verdict import describe_comparison
-from rankscope.collector.reports.run_comparison_text import render_comparison
-from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.collector.reports.run_comparison_text import render_comparison, render_comparison_page
+from rankscope.measure.errors import SettingError
 
 LAST_GOOD: Final = "last-good"
 SIDES: Final = 2
 SLOWER: Final = 3
 """Exit status of `--fail-above` for a run that was slower; 1 and 2 are errors."""
-MARGIN_MAX: Final = 0.5
 
 
 class Compare:
@@ -29,7 +29,8 @@ class Compare:
     example = """\
 rankscope compare bert@20261125T103005Z bert --store runs.db
 rankscope compare bert@steps 0:5000 bert@steps 5000: --store runs.db
-rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db      exits 3 if slower"""
+rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db      exits 3 if slower
+rankscope compare bert --baseline last-good --store runs.db --html compared.html"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the two sides, the store, the limits and the form."""
@@ -52,19 +53,15 @@ rankscope compare bert --baseline last-good --fail-above 1.05 --store runs.db   
         )  # fmt: skip
         parser.add_argument("--anyway", action="store_true", help="compare also where the work was not equal")
         parser.add_argument("--json", action="store_true", help="print it as JSON")
+        parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained HTML page to this file")
 
     def run(self, options: argparse.Namespace) -> int:
         """Print the comparison and return 0, or 3. Raises SettingError, and UnavailableError for unequal work."""
         _check_limits(options)
-        a, b, notes_on_a = _read_sides(options)
-        found = compare_sides(a, b, options.margin)
-        if found.unequal and not options.anyway:
-            raise UnavailableError(
-                f"The runs are not compared, as their work was not equal: {'; '.join(found.unequal)}. "
-                "--anyway compares them."
-            )
-        notes = (*found.notes, *notes_on_a)
-        found = msgspec.structs.replace(found, verdict=describe_comparison(found), notes=notes)
+        a, b, notes = _read_sides(options)
+        found = compare_read(a, b, margin=options.margin, compares_unequal=options.anyway, notes=notes)
+        if options.html is not None:
+            write_output(options.html, "--html", render_comparison_page(found).encode())
         if options.json:
             print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         else:
@@ -86,8 +83,7 @@ def find_exit_status(found: RunComparison, fail_above: float) -> int:
 
 
 def _check_limits(options: argparse.Namespace) -> None:
-    if not 0 < options.margin <= MARGIN_MAX:
-        raise SettingError(f"--margin is {options.margin:g}; allowed is more than 0, up to {MARGIN_MAX:g}.")
+    check_margin(options.margin)
     if options.fail_above is not None and not options.fail_above >= 1:
         raise SettingError(
             f"--fail-above is {options.fail_above:g}; the smallest allowed is 1, for equally long steps."
@@ -106,12 +102,4 @@ def _read_sides(options: argparse.Namespace) -> tuple[RunSide, RunSide, tuple[st
     if len(selections) != 1:
         raise SettingError(f"{len(selections)} runs named; with --baseline name B only.")
     baseline = find_baseline(options.store, selections[0].run)
-    notes: tuple[str, ...] = (f"A is the last good run of this name, {baseline.side.run_id}",)
-    if baseline.findings:
-        # Two notes, since the table cuts what is wider than a line.
-        earlier = f"of the last {BASELINE_RUNS_MAX} earlier runs"
-        notes = (
-            f"{earlier}, all that could be compared had findings of severity warning or critical",
-            f"A is the one with the fewest, {baseline.findings}: {baseline.side.run_id}",
-        )
-    return baseline.side, read_side(options.store, selections[0]), notes
+    return baseline.side, read_side(options.store, selections[0]), note_baseline(baseline)

@@ -36,6 +36,7 @@ from rankscope.collector.comparison.step_parts import (
     find_usual,
     resample_side,
 )
+from rankscope.collector.steps.equal_work import Work, find_unequal
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.measure.units import NS_PER_S
 
@@ -43,8 +44,6 @@ SCHEMA: Final = 1
 MARGIN: Final = 0.03
 """Default margin: equal runs on different nodes of one kind differ by a percent or two, and by less nobody acts."""
 QUANTILES: Final = (0.5, 0.9, 0.99)
-WORK_TOLERANCE: Final = 0.02
-"""Samples and tokens of a step may differ by so much and count as equal: last batches are smaller, and texts differ."""
 
 USUAL_STEPS: Final = "usual steps"
 ALL_STEPS: Final = "all steps"
@@ -56,7 +55,9 @@ class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
     """One side. Steps are of one attempt where a range was asked for. Samples and tokens are those of one rank, and per
     second of its steps. None: not known, or not kept for a range of steps (`goodput_ratio`). `incidents` are sentences
     of those that were opened while these steps ran, `long_time_ratio` the share of the time in steps that are no usual
-    ones, `intervals` the rows of the history that samples, tokens and uses are from.
+    ones, `intervals` the rows of the history that samples, tokens and uses are from. `script` is the file name of the
+    script, `number_type` the type of the numbers (`bf16`), empty where not known. `mfu_ratio` is the model FLOPs of a
+    step of the lowest rank, as it reported them last, over what its device could do in the mean step.
     """
 
     run: str
@@ -79,6 +80,10 @@ class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str = ""
     long_steps: int = 0
     long_time_ratio: float = 0.0
+    script: str = ""
+    number_type: str = ""
+    model_flops_per_step: float | None = None
+    mfu_ratio: float | None = None
 
 
 class StepTimeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,14 +196,13 @@ def judge(low: float, high: float, margin: float) -> Outcome:
 
 def find_unequal_work(a: ComparedSide, b: ComparedSide) -> list[str]:
     """Return why a step of the two sides is not the same work, as far as that is known; empty where it is."""
-    found = []
-    if a.world_size != b.world_size:
-        found.append(f"A has {a.world_size} ranks and B {b.world_size}")
-    for what in ("samples", "tokens"):
-        of_a, of_b = getattr(a, f"{what}_per_step"), getattr(b, f"{what}_per_step")
-        if of_a and of_b and max(of_a, of_b) > (1 + WORK_TOLERANCE) * min(of_a, of_b):
-            found.append(f"a step of a rank has {of_a:,.1f} {what} in A and {of_b:,.1f} in B")
-    return found
+    return find_unequal(*(
+        Work(
+            side.world_size, side.samples_per_step, side.tokens_per_step, side.model_flops_per_step, side.script,
+            side.number_type,
+        )
+        for side in (a, b)
+    ))  # fmt: skip
 
 
 def describe_side(side: RunSide) -> ComparedSide:
@@ -224,9 +228,18 @@ def describe_side(side: RunSide) -> ComparedSide:
         left_out=side.left_out,
         long_steps=int(is_long.sum()),
         long_time_ratio=float(side.step_ns[is_long].sum() / side.step_ns.sum()),
+        script=side.work.script,
+        number_type=side.work.peak_type,
+        model_flops_per_step=side.work.model_flops_per_step,
+        mfu_ratio=_find_mfu(side, mean_ns),
         **{f"{what}_per_s": speed for what, speed in speeds.items()},
         **{f"{what}_per_step": _find_per_step(known, speed) for what, speed in speeds.items()},
     )
+
+
+def _find_mfu(side: RunSide, step_ns: float) -> float | None:
+    flops, peak = side.work.model_flops_per_step, side.peak_flops_per_s
+    return flops * NS_PER_S / step_ns / peak if flops and peak else None
 
 
 def _find_speed(known: Mapping[str, float], what: str) -> float | None:

@@ -11,6 +11,8 @@ from rankscope.collector.comparison.block_bootstrap import Floats
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.runs.rank import SavedRank
+from rankscope.collector.runs.speed_history import find_work
+from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.run_start import WARMUP_STEPS
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.rank_intervals import SUMS
@@ -41,7 +43,8 @@ class RunSide(NamedTuple):
     """One side of a comparison. `step_ns` are the durations of its steps, medians over the ranks, in ns, shape (n,),
     and `phases_ns` their phases, the same shape; `sums` the intervals of the history, shape (intervals, len(SUMS)).
 
-    `left_out` says which steps of the selection are not compared, empty where all are.
+    `left_out` says which steps of the selection are not compared, empty where all are. `work` is that of a step of the
+    lowest rank, by its last report, as is the peak of its device.
     """
 
     selection: Selection
@@ -58,6 +61,8 @@ class RunSide(NamedTuple):
     nodes: frozenset[str]
     versions: Mapping[str, tuple[str, ...]]
     left_out: str = ""
+    work: Work = Work(0)
+    peak_flops_per_s: float | None = None
 
 
 def parse_selections(words: Sequence[str]) -> list[Selection]:
@@ -125,6 +130,8 @@ def build_side(history: RunHistory, selection: Selection, incidents: Sequence[In
         nodes=frozenset(rank.hello.identity.node for rank in kept.ranks),
         versions=_read_versions(kept.ranks),
         left_out=_describe_left_out(selection, read),
+        work=find_work(kept.run.world_size, kept.ranks[0]) if kept.ranks else Work(kept.run.world_size),
+        peak_flops_per_s=kept.ranks[0].flops.peak_flops_per_s if kept.ranks else None,
     )
 
 

@@ -49,6 +49,7 @@ from rankscope.collector.publish.api.capture_routes import (
     FileAnswer,
     find_ordered_run,
 )
+from rankscope.collector.publish.api.compare_route import CompareRoute
 from rankscope.collector.publish.api.event_stream import EVENT_STREAM, EVENTS_PATH, RETRY_AFTER, EventStream, LiveFeed
 from rankscope.collector.publish.api.refused_orders import RefusedOrders
 from rankscope.collector.publish.api.routes_api import Api
@@ -121,10 +122,11 @@ class HttpServer:
             count=server.count_refused, contain=server.contain, links=links,
             read_captures=read_captures, takes_orders=bool(access.control_token),
         )  # fmt: skip
+        api = Api(read_snapshot, read_time_slices, store, read_nodes, links)
         server.routes = Routes(
             read_snapshot, read_incidents, is_healthy=is_healthy, is_ready=is_ready, find_degradation=find_degradation,
             read_report=read_report, metric_pages=metric_pages, read_dump=read_dump,
-            answer_first=Api(read_snapshot, read_time_slices, store, read_nodes, links).answer, links=links,
+            answer_first=CompareRoute(store, api.answer).answer, links=links,
             on_scrape=refresh_nodes,
         )  # fmt: skip
         self._thread = threading.Thread(

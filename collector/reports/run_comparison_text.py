@@ -1,9 +1,10 @@
-"""Build the tables of a comparison of two runs, for the terminal. Pure: RunComparison -> text."""
+"""Build the tables of a comparison of two runs, for the terminal and as a page. Pure: RunComparison -> text."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from rankscope.collector.comparison.run_comparison import ComparedSide, PartRow, RunComparison
+from rankscope.collector.reports.run_page import frame_page
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cell,
@@ -26,6 +27,11 @@ def render_comparison(found: RunComparison, width: int = WIDTH) -> str:
     """Return the verdict and every table, in lines of `width` columns."""
     sections = ("\n".join(render_section(section, width)) for section in build_comparison_sections(found))
     return "\n\n".join([printable(found.verdict), *sections])
+
+
+def render_comparison_page(found: RunComparison) -> str:
+    """Return the verdict and every table as a self-contained HTML page without script; all names are escaped."""
+    return frame_page(printable(found.verdict), build_comparison_sections(found))
 
 
 def build_comparison_sections(found: RunComparison) -> list[Section]:
@@ -64,7 +70,8 @@ def _sides(found: RunComparison) -> Section:
         "steps/s": lambda side: amount(side.steps_per_s, decimals=3),
         "samples/s per rank": lambda side: amount(side.samples_per_s, decimals=1),
         "tokens/s per rank": lambda side: amount(side.tokens_per_s, decimals=1),
-        "goodput of the run": _goodput,
+        "MFU": lambda side: _share(side.mfu_ratio),
+        "goodput of the run": lambda side: _share(side.goodput_ratio),
         "incidents": lambda side: text_cell(str(len(side.incidents))),
     }
     rows: list[Cells] = [(text_cell(name), build(found.a), build(found.b)) for name, build in heads.items()]
@@ -74,8 +81,8 @@ def _sides(found: RunComparison) -> Section:
     return section.of(rows, len(rows))
 
 
-def _goodput(side: ComparedSide) -> Cell:
-    return Cell(MISSING) if side.goodput_ratio is None else Cell(f"{side.goodput_ratio:.1%}", side.goodput_ratio)
+def _share(ratio: float | None) -> Cell:
+    return Cell(MISSING) if ratio is None else Cell(f"{ratio:.1%}", ratio)
 
 
 def _step_times(found: RunComparison) -> Section:

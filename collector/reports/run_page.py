@@ -8,6 +8,7 @@ from typing import Final
 
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.reports.run_sections import TOP, build_sections, headline
+from rankscope.collector.reports.trace_cells import Section
 from rankscope.collector.reports.trace_page import hash_of, read_asset, render_section
 from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import NS_PER_MS
@@ -19,9 +20,13 @@ HEIGHT: Final = 240
 
 def render_page(report: RunReport, top: int = TOP) -> str:
     """Return the page, with at most `top` rows of each table."""
+    return frame_page(headline(report), build_sections(report, top), _render_curve(report.curve))
+
+
+def frame_page(title: str, sections: Sequence[Section], before: str = "") -> str:
+    """Return a page with a title and these sections, each in the contents. `before` is HTML that precedes them."""
     style = read_asset("trace_page.css")
-    sections = build_sections(report, top)
-    title = html.escape(headline(report))
+    title = html.escape(title)
     policy = f"default-src 'none'; style-src '{hash_of(style)}'; base-uri 'none'; form-action 'none'"
     contents = "".join(f'<li><a href="#{one.key}">{html.escape(one.title)}</a></li>' for one in sections)
     bodies = "".join(render_section(one) for one in sections)
@@ -33,7 +38,7 @@ def render_page(report: RunReport, top: int = TOP) -> str:
         f"<title>rankscope: {title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f'<a class="skip" href="#main">Skip to the run</a>\n<header><h1>rankscope</h1><p>{title}</p></header>\n'
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n'
-        f'<main id="main">\n{_render_curve(report.curve)}{bodies}</main>\n'
+        f'<main id="main">\n{before}{bodies}</main>\n'
         "</body>\n</html>\n"
     )
 

@@ -12,10 +12,19 @@ import msgspec
 
 from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import IncidentView, RunView, StatusView
+from rankscope.collector.comparison import compared_runs
+from rankscope.collector.comparison.run_comparison import RunComparison
 from rankscope.collector.incidents.incident import STATES
 from rankscope.collector.incidents.nodes import NodeList, NodeRecord
 from rankscope.collector.publish import routes
-from rankscope.collector.publish.api import capture_routes, event_stream, heat_map, rank_views, routes_api
+from rankscope.collector.publish.api import (
+    capture_routes,
+    compare_route,
+    event_stream,
+    heat_map,
+    rank_views,
+    routes_api,
+)
 from rankscope.collector.reports.run_report import RunReport
 from rankscope.collector.runs.run_dump import RunDump
 from rankscope.measure import __version__
@@ -48,7 +57,7 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, RunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    RunReport, Incidents, NodeList, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
+    RunReport, RunComparison, Incidents, NodeList, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
 )  # fmt: skip
 
@@ -118,10 +127,26 @@ def _paths_of_all() -> Json:
         f"{routes_api.NODES_PATH}/{{node}}": _operation(
             "showNode", "One node.", _json(NodeRecord), [_in_path("node", "The name that its ranks report.")], 400, 404
         ),
+        compare_route.COMPARE_PATH: _compare(),
         **_paths_of_captures(run),
         event_stream.EVENTS_PATH: events,
         routes_api.OPENAPI_PATH: _operation("describeApi", "This description.", described),
     }
+
+
+def _compare() -> Json:
+    a = {**_query("a", {"type": "string", "minLength": 1}, "What B is compared with: a run, or RUN@steps FIRST:END.")}
+    b = {**_query("b", {"type": "string", "minLength": 1}, "The run that is compared.")}
+    margin = _query(
+        "margin",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": compared_runs.MARGIN_MAX},
+        "Share that counts as none.",
+    )
+    anyway = _query("anyway", {"type": "string", "enum": ["yes", "no"]}, "Compare unequal work too.")
+    parameters = [{**a, "required": True}, {**b, "required": True}, margin, anyway]
+    return _operation(
+        "compareRuns", "B compared with A, from the store.", _json(RunComparison), parameters, 400, 404, 503
+    )
 
 
 def _paths_of_captures(run: Json) -> Json:

@@ -97,3 +97,14 @@ def test_unusable_words_are_refused(
 ) -> None:
     assert compare(store, *words) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_page_has_the_verdict_and_every_table(store: Path, tmp_path: Path) -> None:
+    page = tmp_path / "compared.html"
+    assert compare(store, OLD, NEW, "--html", str(page)) == 0
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert "<h1>rankscope</h1><p>B was slower: a usual step took 1.10 times" in text
+    assert "script" not in text.split("<body>")[1]
+    for key in ("sides", "step_times", "uses", "phases", "incidents", "notes"):
+        assert f'href="#{key}"' in text

@@ -13,6 +13,7 @@ from rankscope.collector.comparison.run_comparison import (
 )
 from rankscope.collector.comparison.run_side import RunSide
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
+from rankscope.collector.steps.equal_work import Work
 from tests.unit.collector.comparison.compared_runs import kept_sums, side_of, vary
 from tests.unit.collector.runs.kept_runs import MS
 
@@ -223,3 +224,23 @@ def test_two_starts_are_said_to_be_one_sample_each() -> None:
     assert not any("from one start to the next" in note for note in compare_sides(a, b).notes)
     other = compare_sides(a, b._replace(run_id="bert@20261126T103005Z"))
     assert any("from one start to the next" in note for note in other.notes)
+
+
+def test_other_script_numbers_and_flops_are_unequal_work() -> None:
+    work = Work(2, model_flops_per_step=1e15, script="train.py", peak_type="bf16")
+    a, b = side(100.0)._replace(work=work), side(100.0, 10.0, 1)
+    other = work._replace(model_flops_per_step=1.1e15, script="eval.py", peak_type="fp32")
+    assert compare_sides(a, b._replace(work=other)).unequal == (
+        "the script is train.py in A and eval.py in B",
+        "the type of numbers is bf16 in A and fp32 in B",
+        "a step of a rank has 1e+15 model FLOPs in A and 1.1e+15 in B",
+    )
+    assert compare_sides(a, b).unequal == ()  # of B none is known
+
+
+def test_mfu_is_that_of_the_mean_step() -> None:
+    # 2e13 FLOPs in 0.1 s are 2e14 a second, a fifth of the peak.
+    work = Work(2, model_flops_per_step=2e13)
+    found = compare_sides(side(100.0)._replace(work=work, peak_flops_per_s=1e15), side(100.0, 10.0, 1))
+    assert found.a.mfu_ratio == pytest.approx(0.2)
+    assert found.b.mfu_ratio is None
