@@ -5,8 +5,8 @@
     FOLDER/ranks.parquet   a row a rank and interval: attempt, begin_wall_s, end_wall_s, rank, steps, and the means and
                            medians of `rank_intervals.COLUMNS`
 
-FOLDER is a path or a URL that fsspec supports (`s3://bucket/history`). Needs `pip install rankscope[parquet]`. Unknown
-values are null, and both files name the run in their metadata, as `rankscope.run`.
+FOLDER is a path or a URL that fsspec supports (`s3://bucket/history`). Needs `pip install 'rankscope[parquet]'`.
+Unknown values are null, and both files name the run in their metadata, as `rankscope.run`.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def write_parquet(history: RunHistory, folder: str) -> tuple[str, str]:
         import pyarrow as pa  # noqa: PLC0415 - an optional extra
         from fsspec.core import url_to_fs  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise UnavailableError(f"{error}; `pip install rankscope[parquet]` installs what Parquet needs.") from error
+        raise UnavailableError(f"{error}; `pip install 'rankscope[parquet]'` installs what Parquet needs.") from error
     steps, ranks = f"{folder.rstrip('/')}/steps.parquet", f"{folder.rstrip('/')}/ranks.parquet"
     try:
         files, place = url_to_fs(folder)

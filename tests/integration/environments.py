@@ -16,10 +16,15 @@ def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[
     return subprocess.run(parts, check=False, **settings)  # type: ignore[call-overload,no-any-return]
 
 
+def make_empty(folder: Path) -> Path:
+    """The programs of a new environment that has nothing but pip."""
+    venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
 def make_environment(package: Path | str, folder: Path, *options: str | Path) -> Path:
     """The programs of a new environment with the package."""
-    venv.create(folder, with_pip=True)
-    programs = folder / "bin"
+    programs = make_empty(folder)
     done = run(programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package, *options)
     assert done.returncode == 0, done.stderr
     return programs

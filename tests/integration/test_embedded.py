@@ -22,7 +22,7 @@ from tests.integration.serving import (
 )
 from tests.integration.torchrun import DEADLINE_S, Ended, Job, started, torchrun
 
-WATCHING = re.compile(r"^rankscope: watching run '(.+)': (http://\S+)/metrics$", re.MULTILINE)
+WATCHING = re.compile(r"^rankscope: watching run '(.+)': live page (http://\S+)/, metrics \2/metrics$", re.MULTILINE)
 LINGER_S = 1.0
 A_STORE_FOR_EACH_LIFE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """By default torchrun (torch 2.13) keeps one store for all lives, where gloo finds its neighbour's address of the life
@@ -201,7 +201,8 @@ def test_a_port_that_is_in_use_is_replaced_by_a_free_one_and_rank_0_says_so(tmp_
             stderr = job.read_stderr()
     assert (ended.exit_code, ended.left) == (0, ())
     said = (
-        rf"^rankscope: watching run '.+': http://127\.0\.0\.1:(\d+)/metrics \(a free port: {port} could not be used\)$"
+        rf"^rankscope: watching run '.+': live page \S+/, metrics http://127\.0\.0\.1:(\d+)/metrics "
+        rf"\(a free port: {port} could not be used\)$"
     )
     (free,) = re.findall(said, stderr, re.MULTILINE)
     assert free != str(port)

@@ -14,20 +14,7 @@ from tests.integration.serving import find_fixed_port
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", QUICKSTART.read_text(), flags=re.MULTILINE | re.DOTALL)
 LONGEST_S = 200.0
-SCRIPT = """\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(16, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(60):
-    optimizer.zero_grad()
-    model(torch.ones(4, 16)).sum().backward()
-    optimizer.step()
-dist.destroy_process_group()
-"""
+(SCRIPT,) = re.findall(r"^```python\n(.*?)^```", QUICKSTART.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -60,7 +47,7 @@ def test_own_script_ends_with_a_summary(word: str, home: Path) -> None:
     block = next(block for block in BLOCKS if word in block)
     done = type_in(block, home)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"rankscope: run .*: 2 ranks, 60 steps", done.stderr)
+    assert re.search(r"rankscope: run .*: 2 ranks, 200 steps", done.stderr)
     assert "rankscope: verdict: " in done.stderr
 
 

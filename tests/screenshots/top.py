@@ -1,4 +1,4 @@
-"""The picture of `rankscope top` in the README: `python -m tests.screenshots.top [docs/images/top.svg]`.
+"""The picture of `rankscope top` in the quick start: `python -m tests.screenshots.top [docs/images/top.svg]`.
 
 It runs `rankscope demo` and `rankscope top` at a pseudo-terminal of 100 x 16, waits until the slow rank is found, and
 draws what the terminal shows then, sign by sign and colour by colour.
