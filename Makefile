@@ -18,7 +18,7 @@ EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score bench screenshots dist clean
+.PHONY: docs release help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score bench screenshots dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,6 +122,12 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 screenshots: packages $(STAMP) ## the pictures of the docs, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page
 	$(BIN)/python -m tests.screenshots.top
+
+docs: $(STAMP) ## the site of docs/, with the reference of the Python modules, into build/docs; a broken link fails
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c deploy/docs -b html docs build/docs
+
+release: $(STAMP) ## what a release consists of, with checksums and a bill of materials, the same bytes wherever it is made
+	$(BIN)/python -m deploy.release
 
 dist: $(STAMP) ## the wheel and the source distribution of this commit, the same bytes wherever it is made
 	$(BIN)/python deploy/dist.py

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except subprocess.CalledProcessError as error:
         print(f"dist: {' '.join(error.cmd)} failed: {error.stderr.decode(errors='replace').strip()}", file=sys.stderr)
         return 1
-    print(f"commit {_git('rev-parse', options.commit)}, setuptools {importlib.metadata.version('setuptools')}")
+    print(f"commit {run_git('rev-parse', options.commit)}, setuptools {importlib.metadata.version('setuptools')}")
     for path in built:
         print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
     return 0
@@ -48,13 +49,14 @@ def build(commit: str, out: Path) -> list[Path]:
 
     Raises CalledProcessError if git or the build backend fails; its `stderr` says why.
     """
-    epoch_s = int(_git("log", "-1", "--format=%ct", commit))
+    epoch_s = read_epoch_s(commit)
     with tempfile.TemporaryDirectory(prefix="rankscope-dist-") as temporary:
         folder = Path(temporary)
-        tree = _unpack_commit(commit, folder / "tree")
+        tree = unpack_commit(commit, folder / "tree")
         (made,) = _run_backend("--sdist", tree, folder / "sdist", epoch_s)
         sdist = out / made.name
-        sdist.write_bytes(_even_out(made, epoch_s))
+        with tarfile.open(made) as archive:
+            sdist.write_bytes(even_out(archive, epoch_s))
         with tarfile.open(sdist) as archive:
             _extract(archive, folder / "unpacked")
         (source,) = (folder / "unpacked").iterdir()
@@ -64,17 +66,29 @@ def build(commit: str, out: Path) -> list[Path]:
     return [sdist, wheel]
 
 
-def _git(*arguments: str) -> str:
+def read_epoch_s(commit: str) -> int:
+    """Return the time of a commit, in seconds since 1970. Raises CalledProcessError where there is no such commit."""
+    return int(run_git("log", "-1", "--format=%ct", commit))
+
+
+def run_git(*arguments: str) -> str:
+    """Return what git prints in this repository. Raises CalledProcessError if it fails."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True)  # noqa: S607 - the user's git
     return done.stdout.decode().strip()
 
 
-def _unpack_commit(commit: str, folder: Path) -> Path:
-    command = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", commit]
-    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+def unpack_commit(commit: str, folder: Path) -> Path:
+    """Return the folder with the files of a commit in it. Raises CalledProcessError if git fails."""
+    with open_commit(commit) as archive:
         _extract(archive, folder)
     return folder
+
+
+def open_commit(tree: str) -> tarfile.TarFile:
+    """Return an archive of a commit's files, or of one folder's (`COMMIT:FOLDER`). Raises CalledProcessError."""
+    command = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", tree]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    return tarfile.open(fileobj=io.BytesIO(packed))
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
@@ -94,16 +108,19 @@ def _run_backend(kind: str, tree: Path, out: Path, epoch_s: int) -> list[Path]:
     return list(out.iterdir())
 
 
-def _even_out(made: Path, epoch_s: int) -> bytes:
-    """The archive with times, owners, modes and order that do not depend on who packed it, and when."""
+def even_out(archive: tarfile.TarFile, epoch_s: int, rename: Callable[[str], str | None] = lambda name: name) -> bytes:
+    """The archive with times, owners, modes and order that do not depend on who packed it, and when. `rename` gives
+    the name of each member in it; None leaves the member out.
+    """
+    named = [(rename(member.name), member) for member in archive.getmembers()]
     packed = io.BytesIO()
-    with tarfile.open(made) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
-        for member in sorted(old.getmembers(), key=lambda one: one.name):
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+        for name, member in sorted(((name, one) for name, one in named if name), key=lambda one: one[0]):
             is_program = member.isdir() or bool(member.mode & 0o100)
-            entry = tarfile.TarInfo(member.name)
+            entry = tarfile.TarInfo(name)
             entry.type, entry.size, entry.mtime = member.type, member.size, epoch_s
             entry.mode = MODE_OF_PROGRAMS if is_program else MODE
-            new.addfile(entry, old.extractfile(member) if member.isfile() else None)
+            new.addfile(entry, archive.extractfile(member) if member.isfile() else None)
     return gzip.compress(packed.getvalue(), COMPRESSION, mtime=epoch_s)
 
 

@@ -1,19 +1,28 @@
-"""`make dist`: the same commit gives the same bytes, and what comes out works where nothing else is installed."""
+"""`make release`, `make dist`: the same commit gives the same bytes, and what comes out works where nothing else is."""
 
+import email
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import zipfile
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from rankscope.measure import __version__
+from tests.integration.docker_builds import read_instructions
 from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run
 from tests.integration.torchrun import ALONE
 from tests.lowest_versions import read_lowest, render
+from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests" / "traces"
@@ -27,10 +36,39 @@ def build(tree: Path, out: Path, umask: int = 0o022) -> list[Path]:
     return sorted(out.iterdir())
 
 
+def release(tree: Path, out: Path, umask: int = 0o022) -> dict[str, Path]:
+    """All files of a release by what they are: their names without the version."""
+    done = run(sys.executable, "-m", "deploy.release", "--out", out, cwd=tree, umask=umask)
+    assert done.returncode == 0, done.stderr
+    return {path.name.replace(f"-{__version__}", ""): path for path in out.iterdir()}
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def released(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What `make release` makes of this commit."""
+    if sys.version_info < (3, 11):
+        pytest.skip("the image's own pins ask for Python 3.11 or later")
+    return release(ROOT, tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The wheel and the source distribution of this commit, in this order."""
-    return build(ROOT, tmp_path_factory.mktemp("dist"))
+    if sys.version_info < (3, 11):
+        return build(ROOT, tmp_path_factory.mktemp("dist"))
+    files = request.getfixturevalue("released")
+    return [files["rankscope-py3-none-any.whl"], files["rankscope.tar.gz"]]
+
+
+@pytest.fixture(scope="module")
+def materials(released: dict[str, Path]) -> dict[str, Any]:
+    """The bill of materials."""
+    found: dict[str, Any] = json.loads(released["rankscope.cdx.json"].read_text(encoding="utf-8"))
+    return found
+
+
+def normalise(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +77,108 @@ def empty(built: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_environment(built[0], tmp_path_factory.mktemp("empty"))
 
 
-def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(built: list[Path], tmp_path: Path) -> None:
+def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(
+    released: dict[str, Path], tmp_path: Path
+) -> None:
     done = run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tmp_path / "clone")
     assert done.returncode == 0, done.stderr
-    again = build(tmp_path / "clone", tmp_path / "out", umask=0o077)
-    assert [path.name for path in again] == [path.name for path in built]
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
+    again = release(tmp_path / "clone", tmp_path / "out", umask=0o077)
+    assert {name: path.read_bytes() for name, path in again.items()} == {
+        name: path.read_bytes() for name, path in released.items()
+    }
+
+
+def test_checksums_are_of_all_other_files(released: dict[str, Path]) -> None:
+    sums = released["SHA256SUMS"]
+    done = run(find_program("sha256sum"), "--check", "--strict", sums.name, cwd=sums.parent)
+    assert done.returncode == 0, done.stderr
+    checked = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
+    assert checked == {path.name for path in released.values()} - {"SHA256SUMS"}
+    kinds = {"rankscope-py3-none-any.whl", "rankscope.tar.gz", "rankscope-docker-context.tar.gz", "rankscope.cdx.json"}
+    assert kinds <= set(released)
+
+
+def test_bill_of_materials_has_what_the_image_installs(materials: dict[str, Any]) -> None:
+    text = (ROOT / "deploy" / "docker" / "requirements.txt").read_text(encoding="utf-8")
+    pinned = {line for line in text.splitlines() if line and not line.startswith("#")}
+    assert {f"{normalise(one['name'])}=={one['version']}" for one in materials["components"]} == pinned
+    assert [one["name"] for one in materials["components"] if not one["purl"].startswith("pkg:pypi/")] == []
+
+
+def test_bill_of_materials_has_a_licence_of_each(materials: dict[str, Any]) -> None:
+    parts = [*materials["components"], materials["metadata"]["component"]]
+    named = {
+        normalise(part["name"]): [
+            entry.get("expression") or entry["license"].get("id") or entry["license"]["name"]
+            for entry in part["licenses"]
+        ]
+        for part in parts
+    }
+    assert [name for name, licences in named.items() if not all(licences) or not licences] == []
+    assert named["rankscope"] == ["Apache-2.0"]
+    assert named["pyzmq"] == ["BSD-3-Clause"]
+
+
+def test_bill_of_materials_names_what_the_wheel_requires(built: list[Path], materials: dict[str, Any]) -> None:
+    with zipfile.ZipFile(built[0]) as wheel:
+        metadata = email.message_from_bytes(wheel.read(f"rankscope-{__version__}.dist-info/METADATA"))
+    asked = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    required = {normalise(one.name) for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})}
+    root = materials["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("rankscope", __version__)
+    (uses,) = [one["dependsOn"] for one in materials["dependencies"] if one["ref"] == root["bom-ref"]]
+    assert required <= {normalise(ref.partition("==")[0]) for ref in uses}
+
+
+def test_bill_of_materials_says_nothing_of_who_made_it(materials: dict[str, Any]) -> None:
+    committed_s = int(run("git", "-C", ROOT, "log", "-1", "--format=%ct").stdout)
+    assert datetime.fromisoformat(materials["metadata"]["timestamp"]).timestamp() == committed_s
+    text = json.dumps(materials)
+    assert "file:" not in text
+    assert "/tmp" not in text  # noqa: S108 - where it was made
+
+
+def test_docker_context_has_what_the_dockerfiles_copy(released: dict[str, Path]) -> None:
+    with (
+        tarfile.open(released["rankscope-docker-context.tar.gz"]) as archive,
+        tarfile.open(released["rankscope.tar.gz"]) as sdist,
+    ):
+        inside, top = archive.getnames(), f"rankscope-{__version__}"
+        assert sorted(f"{top}/{name}" for name in inside) == sorted(set(sdist.getnames()) - {top})
+        files = [name for name in inside if name.startswith("deploy/docker/Dockerfile.")]
+    assert len(files) == 2
+    for name in files:
+        copied = [rest.split() for word, rest in read_instructions(ROOT / name) if word == "COPY"]
+        sources = [one for words in copied if not words[0].startswith("--") for one in words[:-1] if one != "."]
+        assert [one for one in sources if one not in inside] == []
+
+
+def test_chart_is_packed_as_helm_does(tmp_path: Path) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "out"
+    assert run("git", "clone", "--quiet", "--no-hardlinks", ROOT, clone).returncode == 0
+    shutil.rmtree(clone / "deploy" / "helm", ignore_errors=True)
+    chart = clone / "deploy" / "helm" / "tried"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: tried\nversion: 1.2.3\nappVersion: '9'\n")
+    (chart / "templates" / "service.yaml").write_text("kind: Service\n")
+    git = ["git", "-C", str(clone), "-c", "user.name=somebody", "-c", "user.email=somebody@example.com"]
+    assert run(*git, "add", "--all", "deploy").returncode == 0
+    assert run(*git, "commit", "--quiet", "--message", "a chart").returncode == 0
+    out.mkdir()
+    program = (
+        "import sys, pathlib, deploy.release as r; r.build_charts('HEAD', pathlib.Path(sys.argv[1]), 1_700_000_000)"
+    )
+    done = run(sys.executable, "-c", program, out, cwd=clone)
+    assert done.returncode == 0, done.stderr
+    (packed,) = out.iterdir()
+    assert packed.name == "tried-1.2.3.tgz"
+    with tarfile.open(packed) as archive:
+        files = {one.name: one for one in archive.getmembers() if one.isfile()}
+        assert sorted(files) == ["tried/Chart.yaml", "tried/templates/service.yaml"]
+        assert {one.mtime for one in files.values()} == {1_700_000_000}
+        member = archive.extractfile("tried/templates/service.yaml")
+        assert member is not None
+        assert member.read() == b"kind: Service\n"
 
 
 def test_what_is_not_committed_is_not_built(built: list[Path], tmp_path: Path) -> None:
@@ -54,8 +188,9 @@ def test_what_is_not_committed_is_not_built(built: list[Path], tmp_path: Path) -
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
 
 
-def test_unknown_commit_is_said_and_builds_nothing(tmp_path: Path) -> None:
-    done = run(sys.executable, ROOT / "deploy" / "dist.py", "--out", tmp_path, "--commit", "no-such-commit")
+@pytest.mark.parametrize("module", ["deploy.dist", "deploy.release"])
+def test_unknown_commit_is_said_and_builds_nothing(module: str, tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", module, "--out", tmp_path, "--commit", "no-such-commit", cwd=ROOT)
     assert done.returncode == 1
     assert "no-such-commit" in done.stderr
     assert list(tmp_path.iterdir()) == []
