@@ -4,8 +4,8 @@ Snapshots are kept for a while, so this is small: 17 MB of 16,384 ranks, a tenth
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,11 @@ import numpy.typing as npt
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.step_series import Floats, Ints
+
+MARKS_MAX: Final = 1_024
+"""Twice STEPS_MAX: a step has at most one mark, and one that is not known in any rank has no column."""
+NO_STEPS: Final[Ints] = np.empty(0, dtype=np.int64)
+NO_TIMES: Final[Floats] = np.empty(0)
 
 STEPS_MAX: Final = 512
 """A screen does not show more."""
@@ -30,7 +35,8 @@ class HeatMapSteps:
     have shape (n, m), NaN where not known; excess is log(self time / median of those the rank is compared with), as in
     `detect/statistics/excess.py`. 32-bit floats: seven digits are enough. `latest_step` is the last step of the pass,
     also when nothing of it is known yet; None when there is none. `attempt` counts elastic restarts; steps begin anew
-    with each.
+    with each. `marked_steps`, shape (k,), are the latest steps of the last passes of this attempt, ascending, and
+    `marked_wall_s` when the last report before that pass had come, in seconds since 1970.
     """
 
     attempt: int
@@ -40,11 +46,22 @@ class HeatMapSteps:
     excess: Numbers
     peer_groups: PeerGroups
     latest_step: int | None
+    marked_steps: Ints = field(default_factory=lambda: NO_STEPS)
+    marked_wall_s: Floats = field(default_factory=lambda: NO_TIMES)
 
     @classmethod
-    def of(cls, attempt: int, view: RunView) -> "HeatMapSteps":
-        """Return the steps of this view."""
+    def of(
+        cls, attempt: int, view: RunView, before: "HeatMapSteps | None" = None, reported_wall_s: float | None = None
+    ) -> "HeatMapSteps":
+        """Return the steps of this view. `before` are those of the pass before it; `reported_wall_s` is when the last
+        report came, None: not known.
+        """
         series = view.series
+        latest_step = int(series.steps[-1]) if len(series.steps) else None
+        of_attempt = before is not None and before.attempt == attempt
+        marked = (
+            (before.marked_steps, before.marked_wall_s) if before is not None and of_attempt else (NO_STEPS, NO_TIMES)
+        )
         compared = view.excess if len(series.ranks) > 1 else series.self_ns  # a single rank has no peers
         rows = _find_last_known(compared, min(STEPS_MAX, CELLS_MAX // max(1, len(series.ranks))))
         return cls(
@@ -54,8 +71,17 @@ class HeatMapSteps:
             self_ns=_copy(series.self_ns, rows),
             excess=_copy(view.excess, rows),
             peer_groups=view.peer_groups,
-            latest_step=int(series.steps[-1]) if len(series.steps) else None,
+            latest_step=latest_step,
+            **_mark(*marked, latest_step, reported_wall_s),
         )
+
+    def find_wall_s(self) -> Floats:
+        """Return when the collector had each of `steps`, in seconds since 1970, between marks in proportion; NaN for
+        one that came before the first mark.
+        """
+        if not len(self.marked_steps):
+            return np.full(len(self.steps), np.nan)
+        return np.interp(self.steps, self.marked_steps, self.marked_wall_s, left=np.nan, right=np.nan)
 
     def find_column(self, rank: int) -> int | None:
         """Return the column of a rank; None when it is not included."""
@@ -65,6 +91,18 @@ class HeatMapSteps:
     def find_columns(self, ranks: Sequence[int]) -> Ints:
         """Return the columns of these ranks, all of which must be included."""
         return np.searchsorted(self.ranks, np.array(ranks, dtype=np.int64))
+
+
+def _mark(
+    steps: Ints, wall_s: Floats, latest_step: int | None, reported_wall_s: float | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the marks with one more where there is a new step; a clock that is set back forgets those before."""
+    if latest_step is None or reported_wall_s is None or (len(steps) and latest_step <= steps[-1]):
+        return {"marked_steps": steps, "marked_wall_s": wall_s}
+    kept_max = 0 if len(wall_s) and reported_wall_s < wall_s[-1] else MARKS_MAX - 1
+    first = max(0, len(steps) - kept_max)
+    steps, wall_s = np.append(steps[first:], latest_step), np.append(wall_s[first:], reported_wall_s)
+    return {"marked_steps": steps, "marked_wall_s": wall_s}
 
 
 def _copy(values: Floats, rows: Ints) -> Numbers:

@@ -250,7 +250,7 @@ class RunState:
             self.goodput.add_loss(steps.tolist(), lost_ns.tolist())
         keep_pass(attempt, view, self._config.detect_steps)
         self.speed.keep(attempt, view, self.findings.held)
-        self.heat_map_steps = HeatMapSteps.of(self.attempts, view)
+        self.heat_map_steps = HeatMapSteps.of(self.attempts, view, self.heat_map_steps, self.last_report_wall_s)
         return effects
 
     # -- snapshots -----------------------------------------------------------------------------------------------------

@@ -24,8 +24,10 @@ const found = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
 probe.remove();
 return found;
 """
-LEFT, BELOW = 62, 20
+LEFT, BELOW = 62, 36
 """What the axes of the heat map take of its canvas, in CSS pixels (heat_map.js)."""
+CHART_BELOW = 20
+"""The same below the other charts (charts.js)."""
 
 Colour = list[int]
 

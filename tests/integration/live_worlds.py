@@ -36,13 +36,14 @@ WORK_NS = 100.0 * MS
 SLOWER = 2.0
 NOISE = 0.01
 SEED = 20_260_314
+BEGIN_WALL_S = 1_773_500_000.0
 
 
 class LiveWorld:
     """What a server is given, for the test to change. Every change is a new picture."""
 
     def __init__(self) -> None:
-        self.snapshot = Snapshot(wall_s=1_773_500_000.0, version="0.1.0")
+        self.snapshot = Snapshot(wall_s=BEGIN_WALL_S, version="0.1.0")
         self.read: Callable[[], Snapshot] = lambda: self.snapshot
         self.dumps: dict[str, RunDump] = {}
         self.time_slices = Shares()
@@ -143,6 +144,7 @@ def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> t
     picture = HeatMapSteps(
         attempt=0, steps=series.steps, ranks=np.array(numbers), self_ns=self_ns.astype(np.float32),
         excess=excess.astype(np.float32), peer_groups=groups, latest_step=first_step + STEPS - 1,
+        marked_steps=series.steps, marked_wall_s=np.linspace(BEGIN_WALL_S, BEGIN_WALL_S + 0.2 * (STEPS - 1), STEPS),
     )  # fmt: skip
     return run, picture
 

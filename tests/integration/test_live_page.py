@@ -14,7 +14,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.records import AgentCost, Synchronisation, WindowSynchronisations
 from rankscope.measure.units import NS_PER_MS
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
-from tests.integration.live_pages import BELOW, LivePage, heat_of, is_near
+from tests.integration.live_pages import BELOW, CHART_BELOW, LivePage, heat_of, is_near
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story, totals_of
 from tests.unit.collector.runs.kept_runs import keep_run
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -226,7 +226,7 @@ def test_shares_are_stacked_as_the_time_was_spent(page: LivePage, world: LiveWor
 
     def drawn(chart: str, share: float) -> list[int]:
         width, height = page.size(chart)
-        return page.pixel(chart, width / 2, (1 - share) * (height - BELOW))
+        return page.pixel(chart, width / 2, (1 - share) * (height - CHART_BELOW))
 
     phases = [(0.25, "data"), (0.55, "forward"), (0.7, "backward"), (0.85, "optimizer"), (0.95, "other")]
     assert [name for share, name in phases if is_near(drawn("#phases", share), page.colour(name))] == [
@@ -247,8 +247,8 @@ def test_rank_is_shown_beside_its_peers_in_table_and_chart(page: LivePage) -> No
     width, height = page.size("#peers")
     found = {name: find_highest(page, name, width * 0.9) for name in ("mine", "peers")}
     # The axis ends at 1.05 * 65 ms: its peers' line is at 35 / 68.25 of the height, its own at 65 / 68.25.
-    assert found["mine"] == pytest.approx((1 - 65 / 68.25) * (height - BELOW), abs=4)
-    assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - BELOW), abs=4)
+    assert found["mine"] == pytest.approx((1 - 65 / 68.25) * (height - CHART_BELOW), abs=4)
+    assert found["peers"] == pytest.approx((1 - 35 / 68.25) * (height - CHART_BELOW), abs=4)
 
 
 def test_lines_at_which_a_host_waits_for_its_gpu_are_shown_as_text(page: LivePage, world: LiveWorld) -> None:

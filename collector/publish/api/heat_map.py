@@ -10,6 +10,7 @@ A cell is 0 for unknown, else 1 to 255 for the self time of the rank over that o
 ratio = 2 ** ((cell - 128) / 32). So 128 is equal, 160 twice as slow, and 255 stands for everything beyond 15.6 times.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -34,7 +35,9 @@ Cells = npt.NDArray[np.uint8]
 
 
 class HeatMapColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, or, of `source` intervals, a time interval: `step` or both times (s since 1970) are given."""
+    """One step, or, of `source` intervals, a time interval: `step` or both times (s since 1970) are given. Of a step
+    `end_wall_s` is when the collector had it, to a report's interval; None: this collector process does not know.
+    """
 
     attempt: int
     step: int | None = None
@@ -61,7 +64,10 @@ def of_steps(run: str, world_size: int, recent: HeatMapSteps) -> bytes:
         source=OF_STEPS,
         world_size=world_size,
         ranks=_find_ranges(recent.ranks.tolist()),
-        columns=tuple(HeatMapColumn(attempt=recent.attempt, step=step) for step in recent.steps.tolist()),
+        columns=tuple(
+            HeatMapColumn(attempt=recent.attempt, step=step, end_wall_s=None if math.isnan(wall_s) else wall_s)
+            for step, wall_s in zip(recent.steps.tolist(), recent.find_wall_s().round(3).tolist(), strict=True)
+        ),
     )
     return _pack(head, to_cells(recent.excess))
 

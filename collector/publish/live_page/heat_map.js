@@ -1,11 +1,13 @@
 // The heat map, ranks x time: decode /heatmap (format: publish/api/heat_map.py) and draw it.
 
 import { colour, clock, number, prepare, times } from "./dom.js";
+import { labelFound, nameRanks, outlineFound, place } from "./found_ranks.js";
 
 const EQUAL = 128;
 const CELLS_PER_OCTAVE = 32;
 const LEFT = 62; // room for the numbers of ranks
-const BELOW = 20; // and of steps
+const BELOW = 36; // of steps, and the time of day below them
+const TICK_PX = 150; // least room for one number of a step
 const PAGE_RANKS = 16;
 const [LOW_REM, RANK_REM, TALL_REM] = [9, 2.5, 26]; // a map of few ranks need not be tall
 const ROWS_MIN = 8; // least ranks in view when zoomed in
@@ -31,7 +33,7 @@ const buildColours = () => {
   );
   const stops = [
     [0, equal],
-    [16, warm],
+    [10, warm],
     [48, hot],
     [96, hottest],
   ];
@@ -77,15 +79,19 @@ const paint = (pen, image, x, y, width, height) => {
 };
 
 /** The heat map on a canvas. `onRead(text)` gets a text for the cell under the cursor, `onPick(rank)` the chosen rank,
- * `onView(first, last)` which ranks are in view when that changes by itself or by a key. */
+ * `onView(first, last)` which ranks are in view when that changes by itself or by a key. `found` is the list beside it
+ * that links to the ranks of open findings. */
 export class HeatMap {
-  constructor(canvas, { onRead, onPick, onView }) {
+  constructor(canvas, { found, onRead, onPick, onView }) {
     Object.assign(this, {
       canvas,
+      list: found,
       onRead,
       onPick,
       onView,
       map: null,
+      findings: [],
+      placed: [],
       view: null,
       cursor: null,
       kept: null,
@@ -109,6 +115,12 @@ export class HeatMap {
       if (ranks.length) this.onView(ranks[0], ranks.at(-1));
     }
     if (this.cursor !== null && this.cursor.column >= map.columns.length) this.cursor = null;
+    this.setFound(this.findings, this.run);
+  }
+
+  /** Outline the ranks of the open findings of a run, by its address. */
+  setFound(findings, run) {
+    Object.assign(this, { findings, run, placed: place(findings, this.map) });
     this.canvas.setAttribute("aria-label", this.describe());
     this.draw();
   }
@@ -134,7 +146,10 @@ export class HeatMap {
     if (this.map === null || !this.map.columns.length) return "Heat map: no data yet.";
     const worst = this.findSlowest();
     const size = `${number(this.map.ranks.length)} ranks by ${number(this.map.columns.length)} ${this.map.source}`;
-    return worst === null ? `Heat map: ${size}.` : `Heat map: ${size}. The slowest cell: ${this.read(worst)}.`;
+    const found = this.placed.map(({ finding }) => nameRanks(finding.ranks)).join("; ");
+    const outlined = found ? ` Outlined, as they are in open findings: ${found}.` : "";
+    const slowest = worst === null ? "" : ` The slowest cell: ${this.read(worst)}.`;
+    return `Heat map: ${size}.${slowest}${outlined}`;
   }
 
   findSlowest() {
@@ -148,7 +163,8 @@ export class HeatMap {
     const { cells, ranks, columns } = this.map;
     const ratio = ratioOf(cells[column * ranks.length + row]);
     const { step, end_wall_s: end } = columns[column];
-    const where = step === null ? `until ${clock(end)}` : `step ${number(step)}`;
+    const when = end === null ? "" : ` at ${clock(end)}`;
+    const where = step === null ? `until ${clock(end)}` : `step ${number(step)}${when}`;
     return `rank ${ranks[row]}, ${where}: ${ratio === null ? "unknown" : `${times(ratio)} times its peers`}`;
   }
 
@@ -246,13 +262,16 @@ export class HeatMap {
     const { pen, width, height } = prepare(this.canvas);
     pen.fillStyle = colour("faint");
     if (this.map === null || !this.map.columns.length) {
-      pen.fillText("No data yet: ranks appear once their steps can be compared.", LEFT, 20);
+      this.list.hidden = true;
+      pen.fillText("No data yet: ranks appear once", LEFT, 20);
+      pen.fillText("their steps can be compared.", LEFT, 36);
       return;
     }
     const [first, end] = this.rows();
     const lines = Math.min(end - first, Math.max(1, Math.round((height - BELOW) * (window.devicePixelRatio || 1))));
     paint(pen, this.imageOf(first, end, lines), LEFT, 0, width - LEFT, height - BELOW);
     this.label(pen, width, height);
+    this.markFound(pen, width, height);
     if (this.cursor !== null) this.outline(pen, width, height);
   }
 
@@ -292,11 +311,41 @@ export class HeatMap {
       const row = first + Math.floor((part * (end - first)) / parts);
       pen.fillText(number(ranks[row]), LEFT - 6, ((row - first) / (end - first)) * (height - BELOW) + 11);
     }
-    const name = ({ step, end_wall_s: wallS }) => (step === null ? clock(wallS) : `step ${number(step)}`);
-    pen.textAlign = "left";
-    pen.fillText(name(columns[0]), LEFT, height - 5);
-    pen.textAlign = "right";
-    if (columns.length > 1) pen.fillText(name(columns.at(-1)), width, height - 5);
+    const ticks = Math.max(2, Math.min(columns.length, Math.floor((width - LEFT) / TICK_PX)));
+    const wide = (width - LEFT) / columns.length;
+    for (let tick = 0; tick < Math.min(ticks, columns.length); tick += 1) {
+      const column = Math.round((tick * (columns.length - 1)) / (ticks - 1));
+      const isLast = tick === ticks - 1;
+      const x = LEFT + column * wide + (isLast ? wide : 0);
+      pen.textAlign = isLast ? "right" : "left";
+      pen.fillRect(isLast ? width - 1 : x, height - BELOW, 1, 4);
+      this.labelColumn(pen, columns[column], x, height);
+    }
+  }
+
+  labelColumn(pen, { step, end_wall_s: wallS }, x, height) {
+    if (step !== null) pen.fillText(`step ${number(step)}`, x, height - 20);
+    if (wallS !== null) pen.fillText(clock(wallS), x, height - 5);
+  }
+
+  /** Outline the ranks of open findings, and place their links beside the canvas. */
+  markFound(pen, width, height) {
+    const [first, end] = this.rows();
+    const bottom = height - BELOW;
+    const tall = bottom / (end - first);
+    const wide = (width - LEFT) / this.map.columns.length;
+    const toY = (row) => (row - first) * tall;
+    const scale = { toX: (column) => LEFT + column * wide, toY, right: width, bottom };
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, 0, width - LEFT, bottom);
+    pen.clip();
+    outlineFound(pen, this.placed, scale);
+    pen.restore();
+    const key = [this.placed, this.run, first, end, bottom];
+    if (this.labelled?.every((one, at) => one === key[at])) return;
+    this.labelled = key;
+    labelFound(this.list, this.placed, this.run, scale);
   }
 
   outline(pen, width, height) {

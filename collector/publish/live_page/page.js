@@ -28,6 +28,7 @@ const shown = {
   recent: null,
   pastKnown: -1,
   following: null,
+  outlined: "", // what of the open findings is outlined in the heat map
 };
 const capture = (rank) => openOrder(shown.snapshot.run, rank, shown.snapshot.takes_orders);
 const open = new FindingList(at("open-findings"), capture);
@@ -37,6 +38,7 @@ const captures = new CaptureList(at("capture-list"));
 // -- requests -------------------------------------------------------------------------------------------------------
 
 const heat = new HeatMap(at("heat"), {
+  found: at("heat-found"),
   onRead: (text) => say(at("heat-readout"), text),
   onPick: (rank) => goTo(shown.run, rank),
   onView: (first, last) => ((at("first-rank").value = first), (at("last-rank").value = last)),
@@ -144,6 +146,9 @@ const showSnapshot = (snapshot) => {
 
 const showFindings = (run, isFirst) => {
   const fresh = open.show(run.open_findings);
+  const outlined = JSON.stringify(run.open_findings.map((one) => [one.number, one.ranks, one.since_step, one.slowdown_ratio]));
+  if (outlined !== shown.outlined) heat.setFound(run.open_findings, shown.run);
+  shown.outlined = outlined;
   at("no-findings").hidden = run.open_findings.length > 0;
   if (!isFirst) announce(fresh);
   if (run.findings_past !== shown.pastKnown) refreshers.findings.ask();
@@ -201,7 +206,9 @@ const readAddress = () => {
   open.show([]);
   past.show([]);
   captures.clear();
+  heat.setFound([], run);
   heat.show(null);
+  shown.outlined = "";
   at("announcement").textContent = "";
   for (const one of Object.values(refreshers)) one.readyAt = 0; // do not delay a new run because of the previous one
   followRun();

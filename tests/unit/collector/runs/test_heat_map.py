@@ -1,10 +1,12 @@
 """The steps of a heat map: which, how many, and that they do not change with the run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rankscope.collector.detect.view import RunView, Samples
-from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.heat_map import MARKS_MAX, HeatMapSteps
 from rankscope.collector.steps.peer_groups import find_peer_groups
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.runs.run_stories import MS, Story
@@ -16,7 +18,12 @@ def picture_of(story: Story) -> HeatMapSteps:
     return story.run.heat_map_steps
 
 
-def look_at(self_ns: "np.typing.NDArray[np.float64]") -> HeatMapSteps:
+def look_at(
+    self_ns: "np.typing.NDArray[np.float64]",
+    before: HeatMapSteps | None = None,
+    reported_wall_s: float | None = None,
+    attempt: int = 0,
+) -> HeatMapSteps:
     """The picture of ranks with these own times, shape (steps, ranks)."""
     steps, ranks = self_ns.shape
     numbers = tuple(range(ranks))
@@ -30,7 +37,7 @@ def look_at(self_ns: "np.typing.NDArray[np.float64]") -> HeatMapSteps:
         nodes={},
         samples=samples,
     )
-    return HeatMapSteps.of(0, view)
+    return HeatMapSteps.of(attempt, view, before, reported_wall_s)
 
 
 def test_excess_is_the_self_time_over_that_of_the_peers() -> None:
@@ -85,3 +92,43 @@ def test_no_heat_map_before_a_pass_or_without_steps() -> None:
     story = Story(4)
     assert story.run.heat_map_steps is None
     assert picture_of(story.join().tick()).latest_step is None
+
+
+def of_steps(count: int, before: HeatMapSteps | None, wall_s: float | None, attempt: int = 0) -> HeatMapSteps:
+    """The picture after so many steps of two equal ranks."""
+    return look_at(np.full((count, 2), 100.0), before, wall_s, attempt)
+
+
+def test_time_of_a_step_is_between_those_of_two_passes() -> None:
+    # The passes have read steps 0 to 4 at 100 s and up to 8 at 108 s: 2 s a step between them. Before 4: not known.
+    picture = of_steps(9, of_steps(5, None, 100.0), 108.0)
+    assert picture.find_wall_s()[4:].tolist() == [100.0, 102.0, 104.0, 106.0, 108.0]
+    assert np.isnan(picture.find_wall_s()[:4]).all()
+
+
+def test_pass_without_a_new_step_moves_no_step_in_time() -> None:
+    picture = of_steps(5, of_steps(5, None, 100.0), 150.0)
+    assert picture.find_wall_s()[4] == 100.0
+
+
+def test_time_of_steps_is_unknown_without_a_report() -> None:
+    assert np.isnan(of_steps(5, None, None).find_wall_s()).all()
+    assert len(of_steps(0, None, 100.0).find_wall_s()) == 0
+
+
+def test_times_begin_anew_with_an_attempt_and_with_a_clock_set_back() -> None:
+    first = of_steps(9, of_steps(5, None, 100.0), 108.0)
+    assert of_steps(9, first, 200.0, attempt=1).marked_steps.tolist() == [8]
+    assert of_steps(12, first, 50.0).marked_steps.tolist() == [11]
+
+
+def test_marks_are_bounded() -> None:
+    full = replace(of_steps(4, None, None), marked_steps=np.arange(-MARKS_MAX, 0), marked_wall_s=np.zeros(MARKS_MAX))
+    assert of_steps(5, full, 1.0).marked_steps.tolist() == [*range(1 - MARKS_MAX, 0), 4]
+
+
+def test_times_come_from_the_reports_of_a_run() -> None:
+    times = picture_of(Story(4).join().train(20).train(20)).find_wall_s()
+    known = times[~np.isnan(times)]
+    assert len(known) > 10
+    assert (np.diff(known) >= 0).all()
