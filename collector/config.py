@@ -27,7 +27,8 @@ def _find_health_problem(address: str) -> str | None:
     return _find_http_problem(address) if address else None
 
 
-def _find_webhook_problem(url: str) -> str | None:
+def _find_url_problem(url: str) -> str | None:
+    """Return what is wrong with an address that a request or a link leads to; None for the empty one."""
     form = "it must be https://HOST[:PORT]/PATH or http://HOST[:PORT]/PATH"
     try:
         parts = urlsplit(url)
@@ -139,6 +140,22 @@ class CollectorConfig(Settings):
         Setting("File with the certificate of the HTTP server and its chain, PEM. With it the server speaks HTTPS."),
     )
     http_key_file: str = setting("", Setting("File with the secret key of that certificate, PEM."))
+    grafana_url: str = setting(
+        "",
+        Setting(
+            "Address of a Grafana with the dashboards of deploy/grafana, https://HOST[:PORT][/PATH]: the live page "
+            "links findings to them. Empty: no links.",
+            find_problem=_find_url_problem,
+        ),
+    )
+    runbooks_url: str = setting(
+        "",
+        Setting(
+            "Address of the folder with the runbooks of docs/runbooks, https://HOST[:PORT]/PATH: the live page links "
+            "findings to them. Empty: it names the files.",
+            find_problem=_find_url_problem,
+        ),
+    )
     tick_s: float = setting(
         1.0,
         Setting(
@@ -401,7 +418,7 @@ class CollectorConfig(Settings):
         Setting(
             "Address that gets a signed POST of JSON when an incident opens, changes or is resolved, "
             "https://HOST[:PORT]/PATH (docs/notifications.md). Empty: none.",
-            find_problem=_find_webhook_problem,
+            find_problem=_find_url_problem,
         ),
     )
     notify_webhook_secret_file: str = setting(

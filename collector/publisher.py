@@ -36,6 +36,7 @@ from rankscope.collector.publish.http_auth import HttpAuth, read_http_auth
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
+from rankscope.collector.publish.page_settings import PageSettings
 from rankscope.collector.publish.snapshot_messages import (
     CaptureAnswer,
     CaptureWanted,
@@ -102,6 +103,12 @@ class Publisher:
             order_capture=self._order_capture,
             read_captures=lambda: self._captures,
             captures_folder=find_captures_folder(store) if config.store else None,
+            page_settings=PageSettings(
+                listen=config.listen,
+                needs_keys=bool(config.key_file),
+                grafana_url=config.grafana_url.rstrip("/"),
+                runbooks_url=config.runbooks_url.rstrip("/"),
+            ),
         )
 
     def handle(self, message: Update | DumpAnswer | CaptureAnswer) -> None:

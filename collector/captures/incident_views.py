@@ -12,12 +12,31 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import HANG, PAUSES, SLOW_LINK, STRAGGLER, Finding
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 
 View = TypeVar("View", bound=msgspec.Struct)
+
+
+RUNBOOKS: Final[Mapping[str, str]] = {
+    STRAGGLER: "RankscopeStragglerRank",
+    HANG: "RankscopeRunStalled",
+    SLOW_LINK: "RankscopeRunSlower",
+    "stage_slowdown": "RankscopeRunSlower",
+    "run_slowdown": "RankscopeRunSlower",
+    "data_bound": "RankscopeDataBound",
+    "communication_bound": "RankscopeCommunicationBound",
+    "serialised_communication": "RankscopeNoOverlap",
+    "memory_growth": "RankscopeHostMemoryGrows",
+    "memory_pressure": "RankscopeAllocatorRetries",
+    "low_gpu_utilisation": "RankscopeLowGpuUtilisation",
+    "host_bound": "RankscopeLowGpuUtilisation",
+    "cpu_pressure": "RankscopeLowGpuUtilisation",
+}
+"""The runbook for each kind of finding that an alert is about, a page in docs/runbooks."""
+OF_A_NODE: Final = "RankscopeStragglerNode"
 
 
 class IncidentView(Incident, frozen=True, kw_only=True):
@@ -31,9 +50,14 @@ class IncidentView(Incident, frozen=True, kw_only=True):
 
 
 class FindingView(Finding, frozen=True, kw_only=True):
-    """A finding, and the ids of the captures about its incident that are kept, newest first."""
+    """A finding, and the ids of the captures about its incident that are kept, newest first. `incident` is the id of
+    its incident, None where there is none yet, or it is no longer kept. `runbook` is the name of the page about it in
+    docs/runbooks, empty where there is none.
+    """
 
     captures: tuple[str, ...] = ()
+    incident: int | None = None
+    runbook: str = ""
 
 
 class RunView(RunSnapshot, frozen=True, kw_only=True, gc=False):
@@ -71,7 +95,7 @@ class CaptureLinks:
     def of_findings(self, run_id: str, findings: Iterable[Finding]) -> tuple[FindingView, ...]:
         """Return findings of a run with their captures; one without an incident has none."""
         captures = _CaptureIndex(one for one in self._read_captures() if one.run_id == run_id)
-        incidents = [one for one in self._read_incidents() if one.run_id == run_id] if captures.count else []
+        incidents = [one for one in self._read_incidents() if one.run_id == run_id]
         # Incidents are oldest first: of two that have a number, the later one is that of the finding.
         by_number = {number: one for one in incidents for number in one.findings}
         return tuple(_view_finding(one, by_number, captures) for one in findings)
@@ -113,6 +137,21 @@ def view_status(status: RunStatus, links: CaptureLinks) -> StatusView:
     return _view(StatusView, status, run=view_run(status.run, links))
 
 
+def find_runbook(finding: Finding) -> str:
+    """Return the name of the runbook for a finding; empty where there is none.
+
+    >>> find_runbook(Finding(kind="straggler", ranks=(3,), cause="host_cpu", sentence=""))
+    'RankscopeStragglerRank'
+    >>> find_runbook(Finding(kind="hang", cause="data_wait", sentence=""))
+    ''
+    """
+    if finding.kind == STRAGGLER and finding.nodes:
+        return OF_A_NODE
+    if finding.kind == HANG and finding.cause in PAUSES:
+        return ""
+    return RUNBOOKS.get(finding.kind, "")
+
+
 def is_about(capture: Capture, incident: Incident) -> bool:
     """Return whether a capture was ordered by an incident, or while it was open, with one of its ranks."""
     if capture.run_id != incident.run_id:
@@ -136,11 +175,6 @@ class _CaptureIndex:
             for key in {one.incident, *(rank.rank for rank in one.ranks)}:
                 self._places.setdefault((one.run_id, key), []).append(place)
 
-    @property
-    def count(self) -> int:
-        """The number of captures."""
-        return len(self._captures)
-
     def find(self, incident: Incident) -> tuple[str, ...]:
         """Return the ids of the captures about an incident, in the order of the captures."""
         keys = {str(incident.id), *incident.ranks}
@@ -150,8 +184,12 @@ class _CaptureIndex:
 
 def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures: _CaptureIndex) -> FindingView:
     incident = by_number.get(finding.number)
-    found = () if incident is None else captures.find(incident)
-    return FindingView(**_read_fields(finding), captures=found)
+    return FindingView(
+        **_read_fields(finding),
+        captures=() if incident is None else captures.find(incident),
+        incident=None if incident is None else incident.id,
+        runbook=find_runbook(finding),
+    )
 
 
 def _read_fields(found: Incident | Finding) -> dict[str, Any]:

@@ -66,6 +66,7 @@ from rankscope.collector.publish.http_connections import BUSY, Connection, Conne
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
+from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
 from rankscope.collector.publish.routes import JSON, Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
@@ -89,7 +90,8 @@ ALLOWED: Final = {"Allow": "GET, HEAD"}
 
 class HttpServer:
     """Answers at a listening socket, from threads of its own. See Routes for the other arguments. `read_time_slices`
-    returns where the time of a run went. See CaptureRoutes for those of captures.
+    returns where the time of a run went. See CaptureRoutes for those of captures. `page_settings`
+    are those that the live page shows.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class HttpServer:
         order_capture: Callable[[CaptureRequest], Capture | CaptureRefusal] = lambda _request: NO_CAPTURES,
         read_captures: Callable[[], tuple[Capture, ...]] = tuple,
         captures_folder: Path | None = None,
+        page_settings: PageSettings = NO_SETTINGS,
     ) -> None:
         server = self._server = _Server(listener, access, limits or HttpLimits())
         server.captures = CaptureRoutes(order_capture, read_captures, captures_folder)
@@ -121,6 +124,7 @@ class HttpServer:
             read_snapshot, streams_max=server.limits.answers_max // 2,
             count=server.count_refused, contain=server.contain, links=links,
             read_captures=read_captures, takes_orders=bool(access.control_token),
+            settings=page_settings,
         )  # fmt: skip
         api = Api(read_snapshot, read_time_slices, store, read_nodes, links)
         server.routes = Routes(

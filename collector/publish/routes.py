@@ -19,6 +19,7 @@ from rankscope.collector.runs.run_end_words import describe_end
 from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.units import ns_to_s
 
 GZIP_LEVEL: Final = 1
 """Level 1 takes an eighth of the time of level 9, for a fifth more bytes."""
@@ -62,7 +63,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     largest step count of any current rank process, None before the first report; `open_findings` is a count.
     `samples_per_s`, `tokens_per_s` and `steps_per_s` are per rank, as the median over the ranks (`runs/run_status.py`);
     None where no rank reports them, and for a run that has ended. `end` is how the run ended, None while it goes on;
-    `end_in_words` is the same as a short text.
+    `end_in_words` is the same as a short text. `age_s` is the time since its first rank joined, until its end for one
+    that has ended, in seconds; None before that.
     """
 
     run: str
@@ -76,6 +78,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float | None = None
     end: RunEnd | None = None
     end_in_words: str = ""
+    age_s: float | None = None
 
 
 class Routes:
@@ -243,6 +246,7 @@ def summarise_run(run: RunSnapshot) -> RunSummary:
         steps_per_s=None if found is None else found.steps_per_s,
         end=run.end,
         end_in_words="" if run.end is None else describe_end(run.end),
+        age_s=ns_to_s(run.goodput.wall_ns) if run.goodput.wall_ns else None,
     )
 
 

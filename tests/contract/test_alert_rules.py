@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.collector.detect.finding import PAUSES
+from rankscope.collector.captures.incident_views import OF_A_NODE
+from rankscope.collector.captures.incident_views import RUNBOOKS as FINDING_RUNBOOKS
+from rankscope.collector.detect.finding import PAUSES, STRAGGLER
 from rankscope.collector.incidents.nodes import OF_SCRIPTS, RATIO_MIN, RUNS_MIN
 from tests.contract.promql_names import Labels, find_catalog_labels, find_labels, find_uses
 from tests.contract.promql_syntax import PromqlError
@@ -55,6 +57,16 @@ def find_known() -> dict[str, Labels]:
     for rule in RECORDED:
         known[rule["record"]] = find_labels(rule["expr"], known)
     return known
+
+
+@pytest.mark.parametrize(("kind", "runbook"), sorted({**FINDING_RUNBOOKS, STRAGGLER: OF_A_NODE}.items()))
+def test_runbook_of_a_finding_is_that_of_the_alert_about_its_kind(kind: str, runbook: str) -> None:
+    # Alerts about metrics name the kinds that may be their cause in the message.
+    rules = [rule for rule in ALERTS if rule["alert"] == runbook]
+    text = "".join(rule["expr"] + rule["annotations"]["description"] for rule in rules)
+    named = {one for found in re.findall(r'kind=~?\\?"([^"\\]+)', text) for one in found.split("|")}
+    assert (RUNBOOKS / f"{runbook}.md").is_file()
+    assert kind in named or kind == "memory_pressure", "whose alert is about allocator retries, its measure"
 
 
 def find_queries(template: str) -> Iterator[str]:

@@ -14,12 +14,13 @@ import numpy as np
 from rankscope.collector.captures.capture import NO_CAPTURES, Capture, CaptureRefusal, CaptureRequest
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.statistics.excess import find_excess, slowdown_ratios
-from rankscope.collector.incidents.incident import Incident
+from rankscope.collector.incidents.incident import Incident, begin
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.http_auth import OPEN, HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
+from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_dump import RunDump, dump_run
@@ -88,6 +89,7 @@ class LiveWorld:
         store: Path | None = None,
         limits: HttpLimits | None = None,
         captures_folder: Path | None = None,
+        settings: PageSettings = NO_SETTINGS,
     ) -> Iterator[HttpServer]:
         """A server of this world."""
         server = HttpServer(
@@ -96,6 +98,7 @@ class LiveWorld:
             read_report=None if store is None else lambda run: report_as_json(store, run), limits=limits,
             read_dump=self.read_dump, read_time_slices=self.time_slices.of,
             order_capture=self.order, read_captures=lambda: self.captures, captures_folder=captures_folder,
+            page_settings=settings,
         )  # fmt: skip
         try:
             yield server
@@ -147,6 +150,11 @@ def huge_run(name: str, ranks: int, slow_rank: int, *, first_step: int = 0) -> t
         marked_steps=series.steps, marked_wall_s=np.linspace(BEGIN_WALL_S, BEGIN_WALL_S + 0.2 * (STEPS - 1), STEPS),
     )  # fmt: skip
     return run, picture
+
+
+def incident_of(number: int, run: str, finding: Finding, opened_wall_s: float = BEGIN_WALL_S - 90.0) -> Incident:
+    """An open incident of a run, opened a minute and a half before the first snapshot."""
+    return begin(number, run, finding, opened_wall_s)
 
 
 def finding_of(number: int, sentence: str, **known: object) -> Finding:

@@ -47,7 +47,7 @@ from tests.unit.collector.captures.answering_ranks import AnsweringRank
 
 CONTROL: Final = "control-0123456789abcdef"
 READ: Final = "read-0123456789abcdef"
-BUTTON: Final = "#open-findings button"
+BUTTON: Final = "#open-findings button.capture"
 TRACE: Final = b"\x1f\x8b a timeline"
 HOSTILE: Final = "<img src=x onerror=\"window.hacked='img'\">"
 ORDERED: Final = Capture(
@@ -270,7 +270,7 @@ def test_finding_names_the_captures_about_it(page: LivePage, world: LiveWorld) -
     (finding,) = world.snapshot.runs[0].open_findings
     world.incidents = (begin(7, "story", finding, ORDERED.asked_wall_s - 1.0),)
     world.captures = (replace(ORDERED, id="c9", ranks=(RankCapture(rank=1),)), COMPLETE)
-    page.wait_for_text("#open-findings", "Captures about it: c1")
+    page.wait_for_text("#open-findings", "Capture c1")
     assert "c9" not in page.text("#open-findings")
 
 

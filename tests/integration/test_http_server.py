@@ -222,6 +222,7 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
                 "steps_per_s": None,
                 "end": None,
                 "end_in_words": "",
+                "age_s": None,
             }
         ]
     }

@@ -8,10 +8,15 @@ import msgspec
 import pytest
 from selenium import webdriver
 
+from rankscope.collector.captures.capture import Capture, RankCapture
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.incidents.incident import resolve
+from rankscope.collector.publish.page_settings import PageSettings
+from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LEFT, LivePage, is_near
-from tests.integration.live_worlds import STEPS, LiveWorld, finding_of, huge_run
+from tests.integration.live_worlds import BEGIN_WALL_S, STEPS, LiveWorld, finding_of, huge_run, incident_of
 
 RANKS, SLOW_RANK, SINCE_STEP = 256, 77, 32
 PHONE_PX = 390
@@ -46,6 +51,14 @@ def world() -> LiveWorld:
 def page(browser: webdriver.Chrome, world: LiveWorld) -> Iterator[LivePage]:
     prefer(browser, color_scheme="light")
     with world.serve() as server:
+        yield LivePage(browser, server)
+        browser.get("about:blank")
+
+
+@contextmanager
+def serving(browser: webdriver.Chrome, world: LiveWorld, settings: PageSettings) -> Iterator[LivePage]:
+    """The page of a collector with these settings."""
+    with world.serve(settings=settings) as server:
         yield LivePage(browser, server)
         browser.get("about:blank")
 
@@ -160,3 +173,159 @@ def test_no_table_of_a_phone_has_letters_below_each_other(page: LivePage, world:
         assert page.run(LETTERS_IN_COLUMNS) == []
         assert page.run("return document.scrollingElement.scrollWidth") <= PHONE_PX
         assert page.size("#heat")[0] > PHONE_PX - 40, "the names of found ranks are below it, not beside it"
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def show_linked(page: LivePage, world: LiveWorld) -> None:
+    """A run with a finding, its incident, an earlier one, and a capture."""
+    found = straggler(3, SLOW_RANK)
+    earlier = resolve(
+        incident_of(6, "gpt", straggler(1, 5), BEGIN_WALL_S - 7_200.0), "passed", BEGIN_WALL_S - 3_600.0,
+        lost_rank_seconds=12.0,
+    )  # fmt: skip
+    world.incidents = (earlier, incident_of(7, "gpt", found))
+    world.captures = (
+        Capture(
+            id="c5", run="gpt", run_id="gpt", state="failed", asked_wall_s=BEGIN_WALL_S, changed_wall_s=BEGIN_WALL_S,
+            ranks=(RankCapture(rank=SLOW_RANK),),
+        ),
+    )  # fmt: skip
+    show(page, world, found)
+
+
+def press_link(page: LivePage, words: str) -> None:
+    """Press what has these words among the links of the open finding."""
+    page.wait_for_text("#open-findings .links", words)
+    page.run(
+        "[...document.querySelectorAll('#open-findings .links > *')].find((one) => "
+        "one.textContent === arguments[0]).click()",
+        words,
+    )
+
+
+def test_finding_leads_to_its_rank(page: LivePage, world: LiveWorld) -> None:
+    show_linked(page, world)
+    press_link(page, f"Rank {SLOW_RANK} beside its peers")
+    page.wait_for_text("#rank-said", f"Rank {SLOW_RANK} on node-9")
+    assert page.run("return document.activeElement.id") == "rank-title"
+
+
+def test_finding_leads_to_its_row_of_the_heat_map(page: LivePage, world: LiveWorld) -> None:
+    show_linked(page, world)
+    press_link(page, "Its row in the heat map")
+    assert page.text("#heat-readout").startswith(f"rank {SLOW_RANK}, step 63")
+    assert page.run("return document.activeElement.id") == "heat"
+    ends = [find(page.browser, f"#{name}-rank").get_attribute("value") for name in ("first", "last")]
+    assert ends == [str(SLOW_RANK - 4), str(SLOW_RANK + 4)]
+
+
+@pytest.mark.parametrize(("words", "reached"), [("Incident 7", "incident-7"), ("Capture c5", "capture-c5")])
+def test_finding_leads_to_its_incident_and_capture(page: LivePage, world: LiveWorld, words: str, reached: str) -> None:
+    show_linked(page, world)
+    find(page.browser, f"#{reached}")
+    press_link(page, words)
+    assert page.run("return document.activeElement.id") == reached
+
+
+def test_finding_names_its_runbook_and_no_dashboard_without_settings(page: LivePage, world: LiveWorld) -> None:
+    show_linked(page, world)
+    page.wait_for_text("#open-findings", "Runbook: docs/runbooks/RankscopeStragglerRank.md")
+    assert page.count("#open-findings a[target=_blank]") == 0
+
+
+def test_runbook_and_dashboard_are_linked_where_settings_name_them(browser: webdriver.Chrome, world: LiveWorld) -> None:
+    settings = PageSettings(grafana_url="https://g.example/graf", runbooks_url="https://docs.example/runbooks")
+    with serving(browser, world, settings) as page:
+        show_linked(page, world)
+        links = page.run(
+            "return [...document.querySelectorAll('#open-findings a[target=_blank]')].map(({ href }) => href)"
+        )
+    assert links == [
+        "https://docs.example/runbooks/RankscopeStragglerRank.md",
+        "https://g.example/graf/d/rankscope-rank?var-run=gpt&var-rank=77",
+    ]
+
+
+def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LivePage, world: LiveWorld) -> None:
+    show_linked(page, world)
+    page.run("document.querySelector('#open-findings .links a').focus()")
+    run, picture = huge_run("gpt", RANKS, SLOW_RANK)
+    later = msgspec.structs.replace(straggler(3, SLOW_RANK), sentence="It is slower.", evidence={"self_ns": 2e8})
+    world.show(msgspec.structs.replace(run, open_findings=(later,)), steps={"gpt": picture})
+    page.wait_for_text("#open-findings", "It is slower.")
+    assert page.run("return document.activeElement.textContent") == "Rank 77 beside its peers"
+
+
+def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: LivePage, world: LiveWorld) -> None:
+    # Opened 90 s before the first snapshot, of which the shown one is a second later.
+    show_linked(page, world)
+    said = page.wait_for_text("#incident-7", "open for 1 min, opened ")
+    assert "straggler, host_cpu" in said
+    assert page.run("return [...document.querySelectorAll('#incident-list > li')].map(({ id }) => id)") == [
+        "incident-7",
+        "incident-6",
+    ]
+    ended = page.text("#incident-6")
+    assert ", passed; opened " in ended
+    assert "it cost 12 s of all ranks together" in ended
+
+
+def test_run_without_incidents_says_so(page: LivePage, world: LiveWorld) -> None:
+    show(page, world, straggler(1, SLOW_RANK))
+    assert page.shown("#no-incidents")
+
+
+# -- the list of runs -------------------------------------------------------------------------------------------------
+
+
+def small_run(name: str, wall_s: int = 0) -> RunSnapshot:
+    """A run without a rank that began so long ago."""
+    goodput = GoodputSnapshot(wall_ns=wall_s * 10**9, startup_ns=wall_s * 10**9)
+    return RunSnapshot(run=name, world_size=1, restart_count=0, ranks=(), goodput=goodput)
+
+
+def test_runs_are_listed_with_their_age(page: LivePage, world: LiveWorld) -> None:
+    world.show(small_run("a"), small_run("b", 59), small_run("c", 7_500), small_run("d", 90_000))
+    page.open()
+    assert [row[-1] for row in page.wait_for_rows("#runs", 4)] == ["-", "59 s", "2 h 5 min", "1 d 1 h"]
+    assert not page.shown("#run-filter"), "four runs are seen at a glance"
+
+
+def test_runs_are_filtered_by_words_in_any_order(page: LivePage, world: LiveWorld) -> None:
+    world.show(*[small_run(name) for name in ("bert-base", "bert-large", "gpt", "t5-base", "t5-large", "vit")])
+    page.open()
+    page.wait_for_rows("#runs", 6)
+    find(page.browser, "#run-filter").send_keys("LARGE t5")
+    assert [row[0] for row in page.rows("#runs")] == ["t5-large"]
+    assert page.text("#runs-count") == "1 of 6 runs"
+    find(page.browser, "#run-filter").clear()
+    find(page.browser, "#run-filter").send_keys("nothing")
+    assert page.rows("#runs") == []
+    assert not page.shown("#no-runs"), "there are runs, though none is asked for"
+
+
+@pytest.mark.parametrize(
+    ("settings", "command", "note"),
+    [
+        (
+            PageSettings(listen="tcp://0.0.0.0:18490"),
+            "RANKSCOPE_COLLECTOR=tcp://127.0.0.1:18490 RANKSCOPE_RUN",
+            "doctor",
+        ),
+        (PageSettings(listen="tcp://127.0.0.1:5"), "RANKSCOPE_COLLECTOR=tcp://127.0.0.1:5 ", "its own machine only"),
+        (PageSettings(listen="tcp://10.0.0.7:0"), "RANKSCOPE_COLLECTOR=tcp://10.0.0.7:PORT ", "first lines of its log"),
+        (PageSettings(listen="tcp://h:1", needs_keys=True), "RANKSCOPE_COLLECTOR_KEY_FILE=collector.pub", "keys.md"),
+    ],
+)
+def test_empty_page_says_how_to_point_a_run_here(
+    browser: webdriver.Chrome, world: LiveWorld, settings: PageSettings, command: str, note: str
+) -> None:
+    with serving(browser, world, settings) as page:
+        page.open()
+        assert command in page.wait_for_text("#join-command", "torchrun ... -m rankscope.agent train.py")
+        assert note in page.text("#join-note")
+        assert page.shown("#no-runs")
+        world.show(small_run("gpt"))
+        wait_until(browser, lambda: not page.shown("#no-runs"))

@@ -14,7 +14,7 @@ from rankscope.collector.publish.page_files import POLICY
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
 from tests.integration.live_pages import LivePage
-from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, slow_story
+from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, incident_of, slow_story
 from tests.unit.collector.runs.run_stories import Story
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of this test only
@@ -73,6 +73,7 @@ def story() -> Story:
 @pytest.fixture
 def world(story: Story) -> LiveWorld:
     world = LiveWorld()
+    world.incidents = (incident_of(1, "story", finding_of(1, "Rank 2 is slow.")),)
     world.tell(story)
     return world
 
@@ -227,6 +228,7 @@ def test_what_is_new_is_told_politely_and_only_then(page: LivePage, world: LiveW
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_and_edges_can_be_seen(page: LivePage, scheme: str) -> None:
     prefer(page.browser, color_scheme=scheme)
+    find(page.browser, "#incident-1 .links a")
     page.click("#open-findings summary")
     texts, edges = page.run(CONTRASTS)
     assert len(texts) > 60

@@ -24,6 +24,7 @@ from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
+from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
 from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
@@ -93,7 +94,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All runs at one moment, and the one that was asked for. `takes_orders`: a capture can be ordered with the control
-    token; False: this collector has none, and refuses every order.
+    token; False: this collector has none, and refuses every order. `settings` are those that the page shows.
     """
 
     wall_s: float
@@ -101,6 +102,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[RunSummary, ...]
     run: LiveRun | None
     takes_orders: bool = False
+    settings: PageSettings = NO_SETTINGS
 
 
 class _Numbered(NamedTuple):
@@ -129,7 +131,9 @@ class LiveFeed:
         links: CaptureLinks = NO_LINKS,
         read_captures: Callable[[], tuple[Capture, ...]] = tuple,
         takes_orders: bool = False,
+        settings: PageSettings = NO_SETTINGS,
     ) -> None:
+        self._settings = settings
         self._read_snapshot = read_snapshot
         self._links = links
         self._streams_max = streams_max
@@ -226,7 +230,7 @@ class LiveFeed:
                 live = build_live_snapshot(
                     newest.snapshot, run, newest.captures, self._links, takes_orders=self._takes_orders
                 )
-                body = msgspec.json.encode(live).decode()
+                body = msgspec.json.encode(msgspec.structs.replace(live, settings=self._settings)).decode()
                 event = newest.events[run] = f"id: {newest.revision}\nevent: snapshot\ndata: {body}\n\n".encode()
             return event
 

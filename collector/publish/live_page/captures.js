@@ -120,14 +120,14 @@ const perfettoButton = (capture, said) => {
   return [button];
 };
 
-const build = () => {
+const build = (id) => {
   const [head, state, cost, problem, files] = [1, 2, 3, 4, 5].map(() => element("p"));
   const verdict = element("div");
   const said = element("p", { role: "status" });
   head.className = "severity";
   problem.className = "problem";
   files.className = "files";
-  const node = element("li", {}, head, state, cost, problem, verdict, files, said);
+  const node = element("li", { id: `capture-${id}` }, head, state, cost, problem, verdict, files, said);
   let listed = "";
   const update = (run, now) => {
     const options = now.options.length ? `, with ${now.options.join(", ")}` : "";
@@ -171,7 +171,7 @@ export class CaptureList {
     for (const [id, { node }] of this.shown) if (!ids.has(id)) (node.remove(), this.shown.delete(id));
     const changed = [];
     captures.forEach((capture, place) => {
-      const entry = this.shown.get(capture.id) ?? build();
+      const entry = this.shown.get(capture.id) ?? build(capture.id);
       if (entry.state !== capture.state) changed.push(capture);
       entry.state = capture.state;
       entry.update(run, capture);

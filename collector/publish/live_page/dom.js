@@ -26,6 +26,20 @@ export const clock = (wallS) => new Date(wallS * 1000).toLocaleTimeString("en-GB
 /** Format seconds since 1970 as the local date and time of day, as 2026-03-14 09:26:53. */
 export const dateAndClock = (wallS) => new Date(wallS * 1000).toLocaleString("sv-SE");
 
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
+
+/** Format a duration in seconds with its largest unit and the next one: 2 d 3 h, 5 min, 40 s. */
+export const duration = (seconds) => {
+  if (!isKnown(seconds)) return UNKNOWN;
+  const whole = Math.floor(seconds);
+  const place = UNITS.findIndex(([, size]) => whole >= size);
+  if (place < 0) return `${whole} s`;
+  const [unit, size] = UNITS[place];
+  const [next, nextSize] = UNITS[place + 1] ?? ["s", 1];
+  const rest = Math.floor((whole % size) / nextSize);
+  return `${Math.floor(whole / size)} ${unit}${rest && next !== "s" ? ` ${rest} ${next}` : ""}`;
+};
+
 /** Create an element; attributes whose value is null are omitted, children are elements or text. */
 export const element = (tag, attributes = {}, ...children) => {
   const made = document.createElement(tag);

@@ -1,9 +1,9 @@
 // List of findings: sentence, suggestion and evidence. A finding that changes keeps its place and stays open.
 
 import { at, element, ms, number, say } from "./dom.js";
+import { linksOf } from "./links.js";
 
 const KEPT_MAX = 200; // past findings on the page; the API has them all
-const CAPTURES_MAX = 5; // captures that a finding names, the newest
 
 /** Format a number of the evidence; its name ends in its unit. */
 const withUnit = (name, value) => {
@@ -24,7 +24,7 @@ const evidenceOf = (finding) => {
 
 /** Return a button that captures the first rank of a finding. A run that hangs reaches no further step. */
 const captureButton = (onCapture) => {
-  const button = element("button", { type: "button" });
+  const button = element("button", { type: "button", class: "capture" });
   let rank = null;
   button.addEventListener("click", () => onCapture(rank));
   const update = ({ kind, ranks }) => {
@@ -39,19 +39,23 @@ const build = (finding, onCapture) => {
   const evidence = element("details", {}, element("summary", {}, `Evidence of finding ${finding.number}`));
   const body = element("div");
   evidence.append(body);
-  const [head, sentence, suggestion, captured] = [1, 2, 3, 4].map(() => element("p"));
+  const [head, sentence, suggestion, links] = [1, 2, 3, 4].map(() => element("p"));
   head.className = "severity";
-  const node = element("li", {}, head, sentence, suggestion, captured, evidence);
+  links.className = "links";
+  const node = element("li", {}, head, sentence, suggestion, links, evidence);
   const capture = onCapture === null ? null : captureButton(onCapture);
   if (capture !== null) node.insertBefore(capture.button, evidence);
+  let aimed = "";
   const update = (now) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
     say(sentence, now.sentence);
     say(suggestion, now.suggestion);
     suggestion.hidden = !now.suggestion;
-    say(captured, now.captures.length ? `Captures about it: ${now.captures.slice(0, CAPTURES_MAX).join(", ")}` : "");
-    captured.hidden = !now.captures.length;
+    const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
+    if (aims !== aimed) links.replaceChildren(...linksOf(now)); // else one of them may have the focus
+    aimed = aims;
+    links.hidden = !links.children.length;
     capture?.update(now);
     const made = evidenceOf(now);
     evidence.hidden = !made.length;
@@ -95,6 +99,5 @@ export class FindingList {
 
 /** Announce new findings to screen readers. */
 export const announce = (findings) => {
-  if (findings.length)
-    at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");
+  if (findings.length) at("announcement").textContent = findings.map((one) => `New finding. ${one.sentence}`).join(" ");
 };

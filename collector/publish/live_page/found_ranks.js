@@ -54,7 +54,10 @@ export const outlineFound = (pen, placed, { toX, toY, right, bottom }) => {
       const tall = Math.max(TALL_MIN, toY(end) - toY(first) + 4);
       if (toY(end) <= 0 || toY(first) >= bottom) continue;
       const box = [toX(column) + 1, middle - tall / 2, right - toX(column) - 2, tall];
-      for (const [name, wide] of [["paper", 4], ["mark", 2]]) {
+      for (const [name, wide] of [
+        ["paper", 4],
+        ["mark", 2],
+      ]) {
         Object.assign(pen, { strokeStyle: colour(name), lineWidth: wide });
         pen.strokeRect(...box);
       }
@@ -79,7 +82,8 @@ export const labelFound = (list, placed, run, { toY, bottom }) => {
   });
   seen.sort((a, b) => a.y - b.y);
   const shown = seen.slice(0, Math.min(SHOWN_MAX, Math.max(1, Math.floor(bottom / LABEL_PX))));
-  const said = JSON.stringify([run, shown.map(({ one }) => [one.finding.number, one.finding.slowdown_ratio, one.finding.ranks])]);
+  const facts = shown.map(({ one: { finding } }) => [finding.number, finding.slowdown_ratio, finding.ranks]);
+  const said = JSON.stringify([run, facts]);
   if (list.dataset.said !== said) {
     list.dataset.said = said;
     list.replaceChildren(...shown.map(({ one }) => element("li", {}, labelOf(one, run))));

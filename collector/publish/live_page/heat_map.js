@@ -159,6 +159,18 @@ export class HeatMap {
     return cells[best] ? { row: best % ranks.length, column: Math.floor(best / ranks.length) } : null;
   }
 
+  /** Move the cursor to the slowest of the last cells of the ranks from `first` to `last`. */
+  moveToSlowestOf(first, last) {
+    if (this.map === null || !this.map.columns.length) return;
+    const { cells, ranks, columns } = this.map;
+    const base = (columns.length - 1) * ranks.length;
+    const rows = ranks.flatMap((rank, row) => (rank >= first && rank <= last ? [row] : []));
+    if (!rows.length) return;
+    const row = rows.reduce((best, one) => (cells[base + one] > cells[base + best] ? one : best));
+    this.moveTo({ row, column: columns.length - 1 });
+    this.onView(ranks[this.rows()[0]], ranks[this.rows()[1] - 1]);
+  }
+
   read({ row, column }) {
     const { cells, ranks, columns } = this.map;
     const ratio = ratioOf(cells[column * ranks.length + row]);

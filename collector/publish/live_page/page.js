@@ -6,12 +6,16 @@ import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes,
 import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
+import { showIncidents } from "./incidents.js";
+import { aimLinks, goToElement } from "./links.js";
 import { openOrder } from "./order_dialog.js";
 import { Refresher } from "./refresher.js";
-import { addressOf, showFigures, showRank, showRuns, showShares, showSlowest } from "./views.js";
+import { addressOf, showFigures, showJoining, showRank, showRuns, showShares, showSlowest } from "./views.js";
 
 const SLOWEST_SHOWN = 10;
+const RANKS_BESIDE = 4;
 const HISTORY_MS = 5000;
+const INCIDENTS_MS = 5000;
 const INTERVALS_MS = 30000;
 const STEPS_MS = 1000;
 const CALM_MS = 5000; // with reduced motion
@@ -87,6 +91,10 @@ const refreshers = {
     drawn.phases();
     drawn.device();
   }),
+  incidents: refreshing(INCIDENTS_MS, async (run) => {
+    const { incidents } = await readJson(`incidents?run=${encodeURIComponent(shown.snapshot.run.run_id)}`);
+    if (run === shown.run) showIncidents(incidents, shown.snapshot.wall_s);
+  }),
   findings: refreshing(STEPS_MS, async (run) => {
     const found = await readJson(ofRun(run, "findings"));
     if (run !== shown.run) return;
@@ -111,6 +119,14 @@ const refreshers = {
   }),
 };
 
+/** Show ranks in the heat map with some beside them, and read the slowest of their cells. */
+const showInHeatMap = (ranks) => {
+  const [first, last] = [Math.min(...ranks), Math.max(...ranks)];
+  heat.setView(first - RANKS_BESIDE, last + RANKS_BESIDE);
+  heat.moveToSlowestOf(first, last);
+  goToElement("heat");
+};
+
 const pickInTable = (rank) => {
   goTo(shown.run, rank);
   at("rank-title").focus();
@@ -129,24 +145,28 @@ const showSnapshot = (snapshot) => {
   shown.snapshot = snapshot;
   at("sign-in").hidden = true;
   say(at("connection"), `Live; collector ${snapshot.version}.`);
-  showRuns(snapshot.runs, shown.run);
+  showRuns(snapshot.runs, shown.run, at("run-filter").value);
+  if (!snapshot.runs.length) showJoining(snapshot.settings, location.hostname);
   if (shown.run === null && snapshot.runs.length) return goTo(addressOf(snapshot.runs[0], snapshot.runs), null);
   at("run").hidden = snapshot.run === null;
   if (snapshot.run === null) {
     if (shown.run !== null) say(at("connection"), `No run ${shown.run} is known.`);
     return undefined;
   }
+  aimLinks({ run: shown.run, name: snapshot.run.run, settings: snapshot.settings });
   showFigures(snapshot.run);
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
   refreshers.history.ask();
+  refreshers.incidents.ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
 
 const showFindings = (run, isFirst) => {
   const fresh = open.show(run.open_findings);
-  const outlined = JSON.stringify(run.open_findings.map((one) => [one.number, one.ranks, one.since_step, one.slowdown_ratio]));
+  const facts = run.open_findings.map((one) => [one.number, one.ranks, one.since_step, one.slowdown_ratio]);
+  const outlined = JSON.stringify(facts);
   if (outlined !== shown.outlined) heat.setFound(run.open_findings, shown.run);
   shown.outlined = outlined;
   at("no-findings").hidden = run.open_findings.length > 0;
@@ -155,10 +175,7 @@ const showFindings = (run, isFirst) => {
 };
 
 const sayPaused = () =>
-  say(
-    at("connection"),
-    `Paused; ${number(shown.missed)} snapshot${shown.missed === 1 ? "" : "s"} skipped.`,
-  );
+  say(at("connection"), `Paused; ${number(shown.missed)} snapshot${shown.missed === 1 ? "" : "s"} skipped.`);
 
 const followRun = () => {
   shown.following?.abort();
@@ -206,6 +223,7 @@ const readAddress = () => {
   open.show([]);
   past.show([]);
   captures.clear();
+  showIncidents([], 0);
   heat.setFound([], run);
   heat.show(null);
   shown.outlined = "";
@@ -234,6 +252,9 @@ at("sign-in").addEventListener("submit", (event) => {
   at("token").value = "";
   followRun();
 });
+at("run-filter").addEventListener("input", () =>
+  showRuns(shown.snapshot?.runs ?? [], shown.run, at("run-filter").value),
+);
 at("source").addEventListener("change", () => refreshers[at("source").value].askAtOnce());
 at("ranks-shown").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -250,6 +271,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   at("run").focus();
 });
 addEventListener("hashchange", readAddress);
+aimLinks({ showRanks: showInHeatMap });
 // Redraw a canvas when it appears and when its size or the colours of the page change.
 const resized = new ResizeObserver((entries) => entries.forEach((entry) => drawn[entry.target.id]()));
 for (const name of Object.keys(drawn)) resized.observe(at(name));

@@ -1,7 +1,7 @@
 // Text and tables: runs, figures, ranks, time shares.
 
 import { PHASES, addUp } from "./charts.js";
-import { at, element, fill, ms, number, percent, say, times } from "./dom.js";
+import { at, duration, element, fill, ms, number, percent, say, times } from "./dom.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
 const PART_NAMES = {
@@ -24,12 +24,25 @@ const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${e
 export const addressOf = (run, runs) =>
   runs.findLast((one) => one.run === run.run).run_id === run.run_id ? run.run : run.run_id;
 
-/** Show the list of runs; `current` is the selected one. */
-export const showRuns = (runs, current) => {
+const FILTER_FROM = 6; // fewer runs need no field for a filter
+
+/** Whether every word is part of the name, the id or the state of a run. */
+export const isAsked = (run, words) => {
+  const text = `${run.run} ${run.run_id} ${run.end === null ? "running" : run.end_in_words}`.toLowerCase();
+  return words.every((word) => text.includes(word));
+};
+
+/** Show the list of runs; `current` is the selected one, `wanted` the text of the filter. */
+export const showRuns = (runs, current, wanted) => {
   at("no-runs").hidden = runs.length > 0;
+  at("runs").hidden = !runs.length;
+  at("run-filter-shown").hidden = runs.length < FILTER_FROM && !wanted;
+  const words = wanted.toLowerCase().split(/\s+/).filter((word) => word);
+  const asked = runs.filter((one) => isAsked(one, words));
+  say(at("runs-count"), words.length ? `${number(asked.length)} of ${number(runs.length)} runs` : "");
   fill(
     at("runs"),
-    runs.map((one) => ({
+    asked.map((one) => ({
       cells: [
         linkTo(addressOf(one, runs)),
         `${number(one.ranks_up)} of ${number(one.world_size)}`,
@@ -37,11 +50,30 @@ export const showRuns = (runs, current) => {
         number(one.samples_per_s, 1),
         number(one.open_findings),
         one.end === null ? "running" : one.end_in_words,
+        duration(one.age_s),
       ],
-      right: [1, 2, 3, 4],
+      right: [1, 2, 3, 4, 6],
       current: [one.run_id, addressOf(one, runs)].includes(current),
     })),
   );
+};
+
+/** Show how to point a run here: `settings` are those of the collector, `host` the name by which this page is read. */
+export const showJoining = ({ listen, needs_keys: needsKeys }, host) => {
+  const [, own, port] = /^tcp:\/\/(.*):(\d+)$/.exec(listen) ?? [null, "", "0"];
+  const isAnywhere = ["*", "0.0.0.0", "[::]"].includes(own);
+  const isLocal = /^(127\.|\[::1\]|localhost$)/.test(own);
+  const address = `tcp://${isAnywhere ? host : own}:${port === "0" ? "PORT" : port}`;
+  const keys = needsKeys ? "RANKSCOPE_KEY_FILE=agent.key RANKSCOPE_COLLECTOR_KEY_FILE=collector.pub " : "";
+  const variables = `RANKSCOPE_COLLECTOR=${address} RANKSCOPE_RUN=first ${keys}`;
+  say(at("join-command"), `${variables}torchrun ... -m rankscope.agent train.py`);
+  const notes = [
+    isLocal ? "This collector accepts ranks of its own machine only: its setting listen says where it does." : "",
+    port === "0" ? "PORT is in the first lines of its log." : "",
+    needsKeys ? "It requires keys: docs/keys.md says how to make them." : "",
+    "RANKSCOPE_RUN names the run; docs/quickstart.md has the rest, and rankscope doctor says why nothing arrives.",
+  ];
+  say(at("join-note"), notes.filter((one) => one).join(" "));
 };
 
 /** Show the figures of a run, from a LiveRun. */

@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from rankscope.collector.captures.capture import Capture, RankCapture
-from rankscope.collector.captures.incident_views import CaptureLinks, IncidentView, is_about, link_incidents
+from rankscope.collector.captures.incident_views import (
+    NO_LINKS,
+    CaptureLinks,
+    IncidentView,
+    is_about,
+    link_incidents,
+)
 from rankscope.collector.incidents.incident import Incident, begin, reopen, resolve
 from tests.unit.collector.detect.findings import slow
 
@@ -97,6 +103,17 @@ def test_finding_has_the_captures_of_its_incident() -> None:
     named, unnamed = links.of_findings(RUN, [slow(2, number=4), slow(2, number=5)])
     assert (named.captures, unnamed.captures) == (("c1",), ())
     assert (named.number, named.sentence) == (4, "Rank 2 is slow.")
+
+
+def test_finding_names_its_incident_also_without_captures() -> None:
+    links = CaptureLinks(lambda: [OPEN], tuple)
+    assert [one.incident for one in links.of_findings(RUN, [slow(2, number=4), slow(2, number=5)])] == [7, None]
+    assert links.of_findings("bert@20261126T103005Z", [slow(2, number=4)])[0].incident is None
+
+
+def test_finding_about_a_node_and_one_about_a_rank_have_a_runbook_each() -> None:
+    named = NO_LINKS.of_findings(RUN, [slow(2), msgspec.structs.replace(slow(2), nodes=("n1",))])
+    assert [one.runbook for one in named] == ["RankscopeStragglerRank", "RankscopeStragglerNode"]
 
 
 def test_number_of_two_incidents_is_that_of_the_later_one() -> None:

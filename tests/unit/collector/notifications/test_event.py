@@ -94,5 +94,6 @@ def test_nothing_is_notified_of_by_default() -> None:
      "https://hooks.example/#part", "https://hooks.example/a b", "https://[::1/"],
 )  # fmt: skip
 def test_address_that_cannot_be_used_is_refused(url: str) -> None:
-    with pytest.raises(SettingError, match=r"notify_webhook_url is .*; it must be https://HOST\[:PORT\]/PATH"):
-        CollectorConfig(notify_webhook_url=url)
+    for name in ("notify_webhook_url", "grafana_url", "runbooks_url"):
+        with pytest.raises(SettingError, match=rf"{name} is .*; it must be https://HOST\[:PORT\]/PATH"):
+            CollectorConfig(**{name: url})  # type: ignore[arg-type]
