@@ -36,7 +36,7 @@ from rankscope.collector.publish.http_auth import HttpAuth, read_http_auth
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
-from rankscope.collector.publish.page_settings import PageSettings
+from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.publish.snapshot_messages import (
     CaptureAnswer,
     CaptureWanted,

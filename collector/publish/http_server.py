@@ -66,8 +66,7 @@ from rankscope.collector.publish.http_connections import BUSY, Connection, Conne
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.metrics.pages import MetricPages
 from rankscope.collector.publish.page_files import find_page_file
-from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
-from rankscope.collector.publish.routes import JSON, Response, Routes, refuse
+from rankscope.collector.publish.routes import JSON, NO_SETTINGS, PageSettings, Response, Routes, refuse
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.clock import SystemClock
 

@@ -81,6 +81,21 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
+class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the collector that the live page shows. `listen` is the address of the setting, tcp://HOST:PORT, as
+    the collector listens: HOST may stand for all addresses of its machine. `needs_keys`: agents need keys
+    (docs/keys.md). `grafana_url` and `runbooks_url` are without a slash at the end; empty: not set.
+    """
+
+    listen: str = ""
+    needs_keys: bool = False
+    grafana_url: str = ""
+    runbooks_url: str = ""
+
+
+NO_SETTINGS: Final = PageSettings()
+
+
 class Routes:
     """Responses by path. No socket; thread-safe.
 

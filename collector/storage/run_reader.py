@@ -71,16 +71,19 @@ class RunHistory:
         self.kept = kept
         """The run as it was last saved, with its findings and the ranks of its last attempt."""
 
-    def read_curve(self, points_max: int) -> list[CurvePoint]:
-        """Return all steps in order as at most `points_max` points; neighbouring steps are merged where there are
-        more.
+    def read_curve(self, points_max: int, since_wall_s: float = 0.0) -> list[CurvePoint]:
+        """Return the steps that were complete at `since_wall_s` or later, in order, as at most `points_max` points
+        and one more for each restart: neighbouring steps are merged where there are more.
         """
-        (count,) = self._connection.execute("SELECT count(*) FROM steps WHERE run_id = ?", (self._run_id,)).fetchone()
+        wanted = (self._run_id, since_wall_s)
+        (count,) = self._connection.execute(
+            "SELECT count(*) FROM steps WHERE run_id = ? AND wall_s >= ?", wanted
+        ).fetchone()
         rows = self._connection.execute(
             "SELECT attempt, min(step), max(step), count(*), max(wall_s), avg(median_ns), max(longest_ns) FROM "
-            "(SELECT *, row_number() OVER (ORDER BY attempt, step) - 1 AS place FROM steps WHERE run_id = ?) "
-            "GROUP BY attempt, place / ? ORDER BY attempt, min(step)",
-            (self._run_id, max(1, -(-count // max(1, points_max)))),
+            "(SELECT *, row_number() OVER (ORDER BY attempt, step) - 1 AS place FROM steps WHERE run_id = ? "
+            "AND wall_s >= ?) GROUP BY attempt, place / ? ORDER BY attempt, min(step)",
+            (*wanted, max(1, -(-count // max(1, points_max)))),
         )
         names = CurvePoint.__struct_fields__
         return [CurvePoint(**dict(zip(names, row, strict=True))) for row in rows]

@@ -199,6 +199,7 @@ def _paths_of_a_run() -> Json:
     points = _query(
         "points", {**number, "minimum": 0, "maximum": routes_api.POINTS_MAX}, "Draw steps together to so many."
     )
+    since = _query("since_wall_s", {**number, "minimum": 0, "maximum": routes_api.NUMBER_MAX}, "Later steps only.")
     worst = _query(
         "worst", {**number, "minimum": 0, "maximum": routes_api.WORST_MAX}, "At most so many of its worst ranks."
     )
@@ -220,7 +221,9 @@ def _paths_of_a_run() -> Json:
             400, 404,
         ),
         f"{of}/findings": _operation("listFindings", "What was found.", _json(routes_api.FindingList), [RUN], 400, 404),
-        f"{of}/history": _operation("showHistory", "Its past.", _json(routes_api.RunHistory), [RUN, points], 400, 404),
+        f"{of}/history": _operation(
+            "showHistory", "Its past.", _json(routes_api.RunHistory), [RUN, points, since], 400, 404
+        ),
         f"{of}/heatmap": _operation(
             "showHeatMap", f"Ranks x time in bytes.\n\n{heat_map.__doc__ or ''}", cells, [RUN, source], 400, 404
         ),

@@ -20,7 +20,7 @@ from rankscope.collector.publish.http_auth import OPEN, HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_listener import listen_http
 from rankscope.collector.publish.http_server import HttpServer
-from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
+from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings
 from rankscope.collector.reports.run_report import report_as_json
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_dump import RunDump, dump_run

@@ -11,7 +11,7 @@ from selenium import webdriver
 from rankscope.collector.captures.capture import Capture, RankCapture
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import resolve
-from rankscope.collector.publish.page_settings import PageSettings
+from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.chromium import find, prefer, starting_chromium, wait_until

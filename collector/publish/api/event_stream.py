@@ -24,8 +24,7 @@ from rankscope.collector.captures.capture import Capture
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.api.live_captures import LiveCapture, build_live_captures
-from rankscope.collector.publish.page_settings import NO_SETTINGS, PageSettings
-from rankscope.collector.publish.routes import Response, RunSummary, refuse, summarise_run
+from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, Response, RunSummary, refuse, summarise_run
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import write_end

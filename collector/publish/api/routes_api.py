@@ -5,7 +5,8 @@
     GET /api/v1/runs/RUN/ranks               its ranks; ?order=rank|slowdown&offset=N&limit=N
     GET /api/v1/runs/RUN/ranks/RANK          one rank beside those that do the same work
     GET /api/v1/runs/RUN/findings            what was found: open, and past
-    GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none
+    GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none;
+                                             since_wall_s=S for steps that ended then or later
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
     GET /api/v1/nodes                        nodes by how often they have held up a run, from the store
     GET /api/v1/nodes/NODE                   one of them; one that no stored run used has zeros
@@ -233,7 +234,9 @@ class Api:
         return _as_json(found)
 
     def _show_history(self, name: str, text: str) -> Response:
-        points = _Query.parse(text, "points").number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
+        query = _Query.parse(text, "points", "since_wall_s")
+        points = query.number("points", POINTS_DEFAULT, least=0, most=POINTS_MAX)
+        since_wall_s = query.number("since_wall_s", 0, least=0, most=NUMBER_MAX)
         known = self._find_or_none(name)
         run_id = name if known is None else known.run_id
         shares = self._read_time_slices(run_id)
@@ -241,7 +244,7 @@ class Api:
         if self._store is not None and points:
             try:
                 with opening_run(self._store, run_id) as history:
-                    steps = tuple(history.read_curve(points))
+                    steps = tuple(history.read_curve(points, since_wall_s))
                     run_id = history.kept.run.run
             except UnavailableError as error:
                 if known is None:

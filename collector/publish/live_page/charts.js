@@ -1,10 +1,16 @@
-// Two charts: time shares over time, and one rank between its peers.
+// Two charts: time shares over time, and one rank between its peers. Each draws and returns what Readout asks for.
 
-import { colour, clock, ms, number, prepare } from "./dom.js";
+import { colour, clock, ms, number, percent } from "./dom.js";
 
 const BELOW = 20;
 const LEFT = 62;
 
+/** Names of shares that are not their own. */
+export const PART_NAMES = {
+  "own-phase": "phases of the script",
+  communication: "exposed communication",
+  compute: "compute only",
+};
 export const PHASES = ["data", "forward", "backward", "optimizer", "other"];
 const OWN_PHASE = "own-phase";
 
@@ -44,8 +50,7 @@ export const addUp = (stretches) => {
 };
 
 /** Shares over time, stacked from below. `sharesOf` gives those of a stretch; one that has none leaves a gap. */
-export const drawShares = (canvas, stretches, sharesOf) => {
-  const { pen, width, height } = prepare(canvas);
+export const drawShares = (pen, width, height, stretches, sharesOf) => {
   const told = stretches.filter((stretch) => sharesOf(stretch).length);
   if (!told.length) return drawNothing(pen);
   const [begin, end] = [told[0].begin_wall_s, told.at(-1).end_wall_s];
@@ -66,16 +71,26 @@ export const drawShares = (canvas, stretches, sharesOf) => {
   pen.textAlign = "right";
   pen.fillText(clock(end), width, height - 5);
   pen.textAlign = "left";
+  return {
+    places: told.map((one) => place((one.begin_wall_s + one.end_wall_s) / 2)),
+    read: (column) => readShares(told[column], sharesOf),
+  };
+};
+
+const readShares = (stretch, sharesOf) => {
+  const parts = sharesOf(stretch).filter(({ share }) => share > 0);
+  const said = parts.map(({ name, share }) => `${PART_NAMES[name] ?? name} ${percent(share)}`).join(", ");
+  return `${clock(stretch.begin_wall_s)} to ${clock(stretch.end_wall_s)}: ${said}`;
 };
 
 const drawNothing = (pen) => {
   pen.fillStyle = colour("faint");
   pen.fillText("No data yet.", 0, 20);
+  return null;
 };
 
 /** `recent` of a rank: its own time, and the median of its peers between the least and the most of them. */
-export const drawPeers = (canvas, recent) => {
-  const { pen, width, height } = prepare(canvas);
+export const drawPeers = (pen, width, height, recent) => {
   const series = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
     (name) => recent?.[name] ?? [],
   );
@@ -108,6 +123,16 @@ export const drawPeers = (canvas, recent) => {
   pen.fillText(`${ms(most)} ms`, LEFT - 4, 11);
   pen.fillText("0", LEFT - 4, height - BELOW);
   pen.textAlign = "left";
+  return { places: recent.steps.map((_, column) => place(column)), read: (column) => readPeers(recent, column) };
+};
+
+const readPeers = (recent, column) => {
+  const [mine, peers, least, most] = ["self_ns", "peers_self_ns_median", "peers_self_ns_min", "peers_self_ns_max"].map(
+    (name) => recent[name][column],
+  );
+  const withUnit = (ns) => (ns === null ? "not known" : `${ms(ns)} ms`);
+  const spread = least === null ? "" : ` (${ms(least)} to ${ms(most)} ms)`;
+  return `step ${number(recent.steps[column])}: this rank ${withUnit(mine)}, its peers ${withUnit(peers)}${spread}`;
 };
 
 const trace = (pen, points) => {

@@ -9,16 +9,31 @@ import { HeatMap, decode, drawScale } from "./heat_map.js";
 import { showIncidents } from "./incidents.js";
 import { aimLinks, goToElement } from "./links.js";
 import { openOrder } from "./order_dialog.js";
+import { Readout } from "./readout.js";
 import { Refresher } from "./refresher.js";
+import { describeSteps, drawSteps, eventsOf, pointsOf } from "./step_chart.js";
 import { addressOf, showFigures, showJoining, showRank, showRuns, showShares, showSlowest } from "./views.js";
 
 const SLOWEST_SHOWN = 10;
 const RANKS_BESIDE = 4;
+const POINTS = 400; // of the step time
+const STEP_TIMES_MS = 10000;
 const HISTORY_MS = 5000;
 const INCIDENTS_MS = 5000;
 const INTERVALS_MS = 30000;
 const STEPS_MS = 1000;
 const CALM_MS = 5000; // with reduced motion
+
+// Of a run before its first answers.
+const NOTHING_KNOWN = {
+  stretches: [],
+  recent: null,
+  points: [],
+  events: [],
+  incidents: [],
+  history: null,
+  pastKnown: -1,
+};
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -28,9 +43,7 @@ const shown = {
   isPaused: false,
   missed: 0,
   snapshot: null,
-  stretches: [],
-  recent: null,
-  pastKnown: -1,
+  ...NOTHING_KNOWN,
   following: null,
   outlined: "", // what of the open findings is outlined in the heat map
 };
@@ -91,9 +104,18 @@ const refreshers = {
     drawn.phases();
     drawn.device();
   }),
+  stepTimes: refreshing(STEP_TIMES_MS, async (run) => {
+    const lastS = Number(at("steps-range").value);
+    const since = lastS ? `&since_wall_s=${Math.max(0, Math.floor(shown.snapshot.wall_s - lastS))}` : "";
+    const history = await readJson(`${ofRun(run, "history")}?points=${POINTS}${since}`);
+    if (run === shown.run && lastS === Number(at("steps-range").value)) showSteps(history, lastS);
+  }),
   incidents: refreshing(INCIDENTS_MS, async (run) => {
     const { incidents } = await readJson(`incidents?run=${encodeURIComponent(shown.snapshot.run.run_id)}`);
-    if (run === shown.run) showIncidents(incidents, shown.snapshot.wall_s);
+    if (run !== shown.run) return;
+    shown.incidents = incidents;
+    if (shown.history !== null) showSteps(shown.history, Number(at("steps-range").value));
+    showIncidents(incidents, shown.snapshot.wall_s);
   }),
   findings: refreshing(STEPS_MS, async (run) => {
     const found = await readJson(ofRun(run, "findings"));
@@ -119,6 +141,18 @@ const refreshers = {
   }),
 };
 
+/** Show the step time of the last so many seconds, 0 for all, from an answer of /history. */
+const showSteps = (history, lastS) => {
+  shown.history = history;
+  const least = lastS ? shown.snapshot.wall_s - lastS : 0;
+  shown.points = pointsOf(history).filter(({ wallS }) => wallS >= least);
+  const begin = shown.points[0]?.wallS ?? Infinity; // what happened before is in the list of incidents
+  const { captures: ordered, end } = shown.snapshot.run;
+  shown.events = eventsOf(shown.points, shown.incidents, ordered, end).filter(({ wallS }) => wallS >= begin);
+  describeSteps(shown.points, shown.events, Boolean(history.steps?.length));
+  drawn.steps();
+};
+
 /** Show ranks in the heat map with some beside them, and read the slowest of their cells. */
 const showInHeatMap = (ranks) => {
   const [first, last] = [Math.min(...ranks), Math.max(...ranks)];
@@ -141,7 +175,7 @@ const showSnapshot = (snapshot) => {
   }
   const isFirst = shown.snapshot === null || shown.snapshot.run?.run_id !== snapshot.run?.run_id;
   const isNewStep = isFirst || shown.snapshot.run?.latest_step !== snapshot.run?.latest_step;
-  if (isFirst) Object.assign(shown, { stretches: [], recent: null, pastKnown: -1 }); // may be a new run of that name
+  if (isFirst) Object.assign(shown, { ...NOTHING_KNOWN }); // may be a new run of that name
   shown.snapshot = snapshot;
   at("sign-in").hidden = true;
   say(at("connection"), `Live; collector ${snapshot.version}.`);
@@ -158,8 +192,7 @@ const showSnapshot = (snapshot) => {
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
-  refreshers.history.ask();
-  refreshers.incidents.ask();
+  for (const one of ["history", "incidents", "stepTimes"]) refreshers[one].ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
 
@@ -217,7 +250,7 @@ const readAddress = () => {
   at("rank-shown").hidden = true;
   say(at("rank-problem"), "");
   if (run === shown.run) return refreshers.rank.askAtOnce();
-  Object.assign(shown, { run, stretches: [], recent: null, pastKnown: -1 });
+  Object.assign(shown, { run, ...NOTHING_KNOWN });
   document.title = run === null ? "rankscope" : `${run} - rankscope`;
   say(at("run-name"), run ?? "");
   open.show([]);
@@ -232,11 +265,18 @@ const readAddress = () => {
   followRun();
 };
 
+/** A chart whose values can be read, by the id of its canvas. */
+const readable = (id, draw) => {
+  const chart = new Readout(at(id), at(`${id}-readout`), draw);
+  return { [id]: () => chart.show() };
+};
+
 const drawn = {
   "heat-scale": () => drawScale(at("heat-scale")),
-  phases: () => drawShares(at("phases"), shown.stretches, phaseShares),
-  device: () => drawShares(at("device"), shown.stretches, deviceShares),
-  peers: () => drawPeers(at("peers"), shown.recent),
+  ...readable("steps", (...pen) => drawSteps(...pen, shown.points, shown.events)),
+  ...readable("phases", (...pen) => drawShares(...pen, shown.stretches, phaseShares)),
+  ...readable("device", (...pen) => drawShares(...pen, shown.stretches, deviceShares)),
+  ...readable("peers", (...pen) => drawPeers(...pen, shown.recent)),
 };
 
 at("pause").addEventListener("click", () => {
@@ -252,6 +292,7 @@ at("sign-in").addEventListener("submit", (event) => {
   at("token").value = "";
   followRun();
 });
+at("steps-range").addEventListener("change", () => refreshers.stepTimes.askAtOnce());
 at("run-filter").addEventListener("input", () =>
   showRuns(shown.snapshot?.runs ?? [], shown.run, at("run-filter").value),
 );

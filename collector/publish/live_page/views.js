@@ -1,15 +1,9 @@
 // Text and tables: runs, figures, ranks, time shares.
 
-import { PHASES, addUp } from "./charts.js";
+import { PART_NAMES, PHASES, addUp } from "./charts.js";
 import { at, duration, element, fill, ms, number, percent, say, times } from "./dom.js";
 
 const RECENT = 5; // slices of /history in the column "recent"
-const PART_NAMES = {
-  "own-phase": "phases of the script",
-  communication: "exposed communication",
-  compute: "compute only",
-  overlap: "overlap",
-};
 const TIMED = {
   "compute excluding waits, ms": "self_ns_median",
   "step, ms": "step_ns_median",

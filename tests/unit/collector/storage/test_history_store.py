@@ -346,6 +346,7 @@ def test_curve_merges_steps_and_never_attempts(store: HistoryStore, path: Path) 
     with opening_run(path, "a") as history:
         points = history.read_curve(2)
         assert len(history.read_curve(100)) == 8
+        assert [point.first_step for point in history.read_curve(100, WALL_S + 4)] == [4, 5]
     assert [(point.attempt, point.first_step, point.last_step, point.steps) for point in points] == [
         (0, 0, 3, 4), (0, 4, 5, 2), (1, 0, 1, 2),
     ]  # fmt: skip

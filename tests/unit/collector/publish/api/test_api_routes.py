@@ -18,7 +18,7 @@ from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import Response, Routes
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from tests.unit.collector.detect.findings import slow
-from tests.unit.collector.runs.kept_runs import keep_run
+from tests.unit.collector.runs.kept_runs import WALL_S, keep_run
 from tests.unit.collector.runs.run_stories import Story
 
 NAMED = "bert/large 100% ü"
@@ -123,6 +123,8 @@ def test_past_of_a_run_that_is_over_comes_from_the_store(tmp_path: Path) -> None
     assert found.shares == ()
     assert found.steps is not None
     assert [point.steps for point in found.steps] == [3, 3, 3, 3]
+    latest = ask(api_of(store=store), f"/api/v1/runs/old/history?since_wall_s={WALL_S + 10:.0f}").body
+    assert [point.first_step for point in msgspec.json.decode(latest, type=RunHistory).steps or ()] == [10, 11]
     live = api_of(story=Story(2).join(), store=store)
     assert msgspec.json.decode(ask(live, f"{OF_RUN}/history?points=0").body, type=RunHistory).steps is None
     head, _ = unpack(ask(api_of(store=store), "/api/v1/runs/old/heatmap?source=intervals").body)

@@ -1,0 +1,157 @@
+// Step time over time, with what happened: findings, restarts, captures, the end of the run.
+
+import { at, clock, colour, dateAndClock, element, ms, number, say } from "./dom.js";
+import { nameRanks } from "./found_ranks.js";
+
+const BELOW = 20;
+const LEFT = 62;
+const TOP = 14; // for the heads of events
+const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
+const NEAR_PX = 5;
+const EVENTS_MAX = 50;
+
+const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
+
+/** The points of /history in order of time: of the store's steps, each of which is a range of steps, or, where there
+ * are none, of the time slices since this collector process knows the run. `ns` is the median over the ranks, or the
+ * mean. */
+export const pointsOf = ({ steps, shares }) =>
+  steps?.length
+    ? steps.map((one) => ({
+        wallS: one.wall_s,
+        ns: one.median_ns,
+        longestNs: one.longest_ns,
+        attempt: one.attempt,
+        first: one.first_step,
+        last: one.last_step,
+      }))
+    : shares
+        .filter((one) => one.steps > 0)
+        .map((one) => ({
+          wallS: one.end_wall_s,
+          ns: one.step_ns / one.steps,
+          longestNs: null,
+          attempt: null,
+          first: null,
+        }));
+
+const ofIncident = (one) => {
+  const whom = one.ranks.length ? ` of ${nameRanks(one.ranks)}` : "";
+  const name = `${one.kind.replaceAll("_", " ")}${whom}`;
+  const again = one.reopened_wall_s === null ? [] : [["finding", one.reopened_wall_s, `found again: ${name}`]];
+  const end = one.resolved_wall_s === null ? [] : [["over", one.resolved_wall_s, `over: ${name}`]];
+  return [["finding", one.opened_wall_s, `found: ${name}`], ...again, ...end];
+};
+
+const restartsOf = (points) =>
+  points
+    .filter((point, place) => place > 0 && point.attempt !== points[place - 1].attempt)
+    .map(({ wallS, attempt }) => ["restart", wallS, `steps go on after restart ${number(attempt)}`]);
+
+/** Return what happened, oldest first: [kind, time, text]. */
+export const eventsOf = (points, incidents, captures, end) =>
+  [
+    ...incidents.flatMap(ofIncident),
+    ...restartsOf(points),
+    ...captures.map((one) => ["capture", one.asked_wall_s, `capture ${one.id} ordered`]),
+    ...(end === null || end.ended_wall_s === null
+      ? []
+      : [["end", end.ended_wall_s, `the run ${end.reason}`.replaceAll("_", " ")]]),
+  ]
+    .map(([kind, wallS, text]) => ({ kind, wallS, text }))
+    .sort((a, b) => a.wallS - b.wallS);
+
+const readPoint = ({ wallS, ns, longestNs, first, last }) => {
+  const steps =
+    first === null ? "" : first === last ? `, step ${number(first)}` : `, steps ${number(first)} to ${number(last)}`;
+  const typical = `${ms(ns)} ms ${longestNs === null ? "in the mean" : "in the median"}`;
+  return `${dateAndClock(wallS)}${steps}: ${typical}${longestNs === null ? "" : `, the longest ${ms(longestNs)} ms`}`;
+};
+
+const drawLine = (pen, points, toX, toY, name, wide) => {
+  Object.assign(pen, { strokeStyle: colour(name), fillStyle: colour(name), lineWidth: wide });
+  pen.beginPath();
+  points.forEach((point, place) => {
+    const isNew = place === 0 || point.attempt !== points[place - 1].attempt;
+    if (isNew) pen.moveTo(toX(point), toY(point));
+    else pen.lineTo(toX(point), toY(point));
+    pen.fillRect(toX(point) - 1, toY(point) - 1, 2, 2);
+  });
+  pen.stroke();
+};
+
+const drawEvents = (pen, events, toX, height) => {
+  for (const { kind, wallS } of events) {
+    const x = toX({ wallS });
+    pen.fillStyle = pen.strokeStyle = colour(`event-${kind}`);
+    pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2);
+    pen.beginPath();
+    pen.moveTo(x - 5, 2);
+    pen.lineTo(x + 5, 2);
+    pen.lineTo(x, TOP - 2);
+    pen.fill();
+  }
+};
+
+const drawAxes = (pen, width, height, most, begin, end) => {
+  pen.fillStyle = colour("faint");
+  pen.fillRect(LEFT, height - BELOW, width - LEFT, 1);
+  pen.fillText(clock(begin), LEFT, height - 5);
+  pen.textAlign = "right";
+  pen.fillText(clock(end), width, height - 5);
+  pen.fillText(`${ms(most)} ms`, LEFT - 4, TOP + 9);
+  pen.fillText("0", LEFT - 4, height - BELOW);
+  pen.textAlign = "left";
+};
+
+/** Draw points and those of the events that lie between them; returns what Readout asks for. */
+export const drawSteps = (pen, width, height, points, events) => {
+  if (!points.length) {
+    pen.fillStyle = colour("faint");
+    pen.fillText("No data yet.", 0, 20);
+    return null;
+  }
+  const longest = Math.max(...points.map(({ ns, longestNs }) => longestNs ?? ns));
+  const most = 1.05 * Math.min(longest, CUT_OFF * middle(points.map(({ ns }) => ns)));
+  const [begin, end] = [points[0].wallS, points.at(-1).wallS];
+  const part = (wallS) => Math.min(1, (wallS - begin) / Math.max(1e-9, end - begin)); // events may be newer than steps
+  const toX = ({ wallS }) => LEFT + part(wallS) * (width - LEFT - 6);
+  const toY = (ns) => Math.max(TOP, height - BELOW - (ns / most) * (height - BELOW - TOP));
+  if (points[0].longestNs !== null) drawLine(pen, points, toX, ({ longestNs }) => toY(longestNs), "mine", 1);
+  drawLine(pen, points, toX, ({ ns }) => toY(ns), "peers", 2);
+  drawEvents(pen, events, toX, height);
+  drawAxes(pen, width, height, most, begin, end);
+  const places = points.map(toX);
+  const read = (column) => {
+    const near = events.filter((one) => Math.abs(toX(one) - places[column]) <= NEAR_PX).map(({ text }) => text);
+    return [readPoint(points[column]), ...near].join("; ");
+  };
+  return { places, read };
+};
+
+const NO_STORE =
+  "The mean of all ranks since this collector process knows the run: without its setting store it keeps no steps.";
+const OF_STORE = "The median over the ranks, and the longest duration of any rank, from the store.";
+
+/** Show what the chart stands on, its name for screen readers, and the list of events. */
+export const describeSteps = (points, events, hasStore) => {
+  const limit = points.length ? CUT_OFF * middle(points.map(({ ns }) => ns)) : 0;
+  const cut = points.filter(({ ns, longestNs }) => (longestNs ?? ns) > limit).length;
+  const ofAll = `${number(cut)} of ${number(points.length)} points ${cut === 1 ? "is" : "are"}`;
+  const cutText = cut ? ` ${ofAll} cut off at the top.` : "";
+  at("steps-longest").hidden = !hasStore;
+  say(at("steps-basis"), points.length ? `${hasStore ? OF_STORE : NO_STORE}${cutText}` : "");
+  const latest = points.length ? ` Latest: ${readPoint(points.at(-1))}.` : " No data yet.";
+  at("steps").setAttribute("aria-label", `Step time over time.${latest} Events are listed below.`);
+  const shown = events.slice(-EVENTS_MAX).reverse();
+  at("events-shown").hidden = !shown.length;
+  say(at("events-count"), number(events.length));
+  const said = JSON.stringify(shown);
+  if (at("events").dataset.said === said) return;
+  at("events").dataset.said = said;
+  at("events").replaceChildren(
+    ...shown.map(({ kind, wallS, text }) =>
+      element("li", {}, element("span", { class: `swatch event-${kind}` }), `${dateAndClock(wallS)}: ${text}`),
+    ),
+  );
+};

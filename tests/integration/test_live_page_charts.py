@@ -1,0 +1,187 @@
+"""What the charts of the live page draw and read aloud, in a real browser."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from rankscope.collector.captures.capture import Capture
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import WriteBatch
+from tests.integration.chromium import find, prefer, read_requests, starting_chromium, wait_until
+from tests.integration.live_pages import CHART_BELOW, LEFT, LivePage, is_near
+from tests.integration.live_worlds import BEGIN_WALL_S, LiveWorld, finding_of, incident_of, slow_story, totals_of
+from tests.unit.collector.runs.kept_runs import MS, WALL_S, S, run_of, step_of
+from tests.unit.collector.runs.run_snapshots import rank_of
+
+CLOCK = "return new Date(1000 * arguments[0]).toLocaleString('sv-SE')"
+CHART_RIGHT, CHART_TOP = 6, 14
+"""What the chart of step time leaves free, in CSS pixels (step_chart.js)."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    with starting_chromium() as chromium:
+        chromium.set_window_size(1300, 2200)
+        yield chromium
+
+
+@pytest.fixture
+def world() -> LiveWorld:
+    """A run of two ranks, of whose steps of 200 ms ten have been seen in each of eight seconds."""
+    world = LiveWorld()
+    for second in range(9):
+        ranks = tuple(rank_of(rank, run="gpt", reports_admitted=1, totals=totals_of(10 * second)) for rank in range(2))
+        world.show(RunSnapshot(run="gpt", world_size=2, restart_count=0, ranks=ranks))
+    return world
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, world: LiveWorld) -> Iterator[LivePage]:
+    prefer(browser, color_scheme="light")
+    with world.serve() as server:
+        yield LivePage(browser, server)
+        browser.get("about:blank")
+
+
+def keep_steps(folder: Path) -> Path:
+    """A store with ten steps of a second, the fifth of which took one rank 30 s, and five of half a second after a
+    restart; where it is.
+    """
+    path = folder / "store.db"
+    batch = WriteBatch()
+    batch.put_run(run_of("gpt", attempt=1))
+    for number in range(10):
+        batch.add_step("gpt", step_of(number, longest_ns=30 * S if number == 4 else S))
+    for number in range(5):
+        batch.add_step("gpt", step_of(number, attempt=1, wall_s=WALL_S + 20 + number, longest_ns=1_200 * MS))
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        store.write(batch)
+    return path
+
+
+def read(page: LivePage, chart: str, *keys: str) -> str:
+    """What is read of a chart after these keys."""
+    find(page.browser, f"#{chart}").send_keys(*keys)
+    return page.text(f"#{chart}-readout")
+
+
+def clock(page: LivePage, wall_s: float) -> str:
+    """The date and time in the zone of the browser."""
+    return str(page.run(CLOCK, wall_s))
+
+
+def test_step_time_without_a_store_is_the_mean_of_all_ranks(page: LivePage) -> None:
+    page.open("#run=gpt")
+    page.wait_for_text("#steps-basis", "The mean of all ranks since this collector process knows the run")
+    assert read(page, "steps", Keys.END).endswith(": 200.0 ms in the mean")
+    assert not page.shown("#steps-longest")
+
+
+def test_step_time_of_the_store_is_read_step_by_step(
+    browser: webdriver.Chrome, world: LiveWorld, tmp_path: Path
+) -> None:
+    with world.serve(store=keep_steps(tmp_path)) as server:
+        page = LivePage(browser, server).open("#run=gpt")
+        # A point of 30 s is above four times the median of a second.
+        page.wait_for_text("#steps-basis", "from the store. 1 of 15 points is cut off at the top.")
+        assert read(page, "steps", Keys.HOME) == (
+            f"{clock(page, WALL_S)}, step 0: 1,000.0 ms in the median, the longest 1,000.0 ms"
+        )
+        assert read(page, "steps", *[Keys.ARROW_RIGHT] * 4).endswith("the longest 30,000.0 ms")
+        assert read(page, "steps", Keys.END).endswith("step 4: 1,000.0 ms in the median, the longest 1,200.0 ms")
+        page.click("#events-shown summary")
+        assert page.text("#events") == f"{clock(page, WALL_S + 20)}: steps go on after restart 1"
+        assert read(page, "steps", Keys.ESCAPE) == ""
+        browser.get("about:blank")
+
+
+def test_range_of_the_step_time_is_asked_from_the_store(page: LivePage, world: LiveWorld) -> None:
+    page.open("#run=gpt")
+    page.wait_for_text("#steps-basis", "The mean")
+    read_requests(page.browser)
+    find(page.browser, "#steps-range option[value='600']").click()
+    least = int(world.snapshot.wall_s - 600)
+    asked: list[str] = []
+
+    def look() -> bool:
+        asked.extend(read_requests(page.browser))
+        return any(url.endswith(f"/history?points=400&since_wall_s={least}") for url in asked)
+
+    assert wait_until(page.browser, look)
+
+
+def show_events(page: LivePage, world: LiveWorld) -> None:
+    """A finding 5 s, and a capture 3 s after the first snapshot."""
+    found = finding_of(1, "Rank 1 is slow.", ranks=(1,))
+    world.incidents = (incident_of(4, "gpt", found, BEGIN_WALL_S + 5.0),)
+    asked_s = BEGIN_WALL_S + 3.0
+    world.captures = (
+        Capture(id="c5", run="gpt", run_id="gpt", state="failed", asked_wall_s=asked_s, changed_wall_s=asked_s),
+    )
+    page.open("#run=gpt")
+    page.wait_for_text("#incident-list", "Rank 1 is slow.")
+    page.wait_for_text("#events", "found: straggler of rank 1")
+    page.run("document.getElementById('events-shown').open = true")
+
+
+def test_events_are_listed_newest_first_with_their_time(page: LivePage, world: LiveWorld) -> None:
+    show_events(page, world)
+    assert page.text("#events").split("\n") == [
+        f"{clock(page, BEGIN_WALL_S + 5)}: found: straggler of rank 1",
+        f"{clock(page, BEGIN_WALL_S + 3)}: capture c5 ordered",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_events_stand_on_the_chart_where_they_happened(page: LivePage, world: LiveWorld, scheme: str) -> None:
+    prefer(page.browser, color_scheme=scheme)
+    show_events(page, world)
+    # The slices end 3, 5, 7 and 9 s after the first snapshot: the finding is a third of the way, the capture at 0.
+    width, height = page.size("#steps")
+    x = LEFT + (width - LEFT - CHART_RIGHT) / 3
+
+    def count_red(x: float) -> int:
+        drawn = page.pixels("#steps", x)[CHART_TOP : round(height - CHART_BELOW)]
+        return sum(is_near(colour, page.colour("event-finding"), 60) for colour in drawn)
+
+    assert max(count_red(x - 1), count_red(x)) > 50
+    assert max(count_red(x - 12), count_red(x + 12)) < 5
+
+
+def test_shares_are_read_with_their_unit(page: LivePage) -> None:
+    page.open("#run=gpt")
+    page.wait_for_rows("#phases-now", 5)
+    said = read(page, "phases", Keys.END)
+    assert said.endswith(": data 50.0 %, forward 10.0 %, backward 20.0 %, optimizer 10.0 %, other 10.0 %")
+    assert "exposed communication 25.0 %" in read(page, "device", Keys.END)
+
+
+def test_rank_and_its_peers_are_read_with_their_unit(page: LivePage, world: LiveWorld) -> None:
+    world.tell(slow_story(), "gpt")
+    page.open("#run=gpt&rank=2")
+    page.wait_for_rows("#beside", 3)
+    said = read(page, "peers", Keys.END)
+    assert said == "step 111: this rank 65.00 ms, its peers 35.00 ms (35.00 to 35.00 ms)"
+
+
+def test_value_under_the_pointer_is_read_and_left(page: LivePage) -> None:
+    page.open("#run=gpt")
+    page.wait_for_text("#steps-basis", "The mean")
+    ActionChains(page.browser).move_to_element(find(page.browser, "#steps")).perform()
+    assert "200.0 ms in the mean" in page.wait_for_text("#steps-readout", "ms")
+    ActionChains(page.browser).move_to_element(find(page.browser, "h1")).perform()
+    wait_until(page.browser, lambda: page.text("#steps-readout") == "")
+
+
+def test_chart_without_data_says_so(page: LivePage, world: LiveWorld) -> None:
+    world.show(RunSnapshot(run="new", world_size=1, restart_count=0, ranks=()))
+    page.open("#run=new")
+    page.wait_for_label("#steps", "No data yet.")
+    assert read(page, "steps", Keys.END) == ""
