@@ -22,6 +22,7 @@ from rankscope.collector.publish.api import (
     compare_route,
     event_stream,
     heat_map,
+    machine_views,
     rank_views,
     routes_api,
 )
@@ -57,7 +58,8 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, RunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    RunReport, RunComparison, Incidents, NodeList, event_stream.LiveSnapshot, heat_map.HeatMapHead, Error,
+    machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, event_stream.LiveSnapshot,
+    heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
 )  # fmt: skip
 
@@ -223,6 +225,9 @@ def _paths_of_a_run() -> Json:
         f"{of}/findings": _operation("listFindings", "What was found.", _json(routes_api.FindingList), [RUN], 400, 404),
         f"{of}/history": _operation(
             "showHistory", "Its past.", _json(routes_api.RunHistory), [RUN, points, since], 400, 404
+        ),
+        f"{of}/machines": _operation(
+            "listMachines", "What it runs on.", _json(machine_views.MachineList), [RUN], 400, 404
         ),
         f"{of}/heatmap": _operation(
             "showHeatMap", f"Ranks x time in bytes.\n\n{heat_map.__doc__ or ''}", cells, [RUN, source], 400, 404

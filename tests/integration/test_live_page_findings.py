@@ -14,9 +14,12 @@ from rankscope.collector.incidents.incident import resolve
 from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.measure.records import DeviceSample
 from tests.integration.chromium import find, prefer, starting_chromium, wait_until
 from tests.integration.live_pages import BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, STEPS, LiveWorld, finding_of, huge_run, incident_of
+from tests.unit.collector.runs.run_snapshots import rank_of
 
 RANKS, SLOW_RANK, SINCE_STEP = 256, 77, 32
 PHONE_PX = 390
@@ -329,3 +332,37 @@ def test_empty_page_says_how_to_point_a_run_here(
         assert page.shown("#no-runs")
         world.show(small_run("gpt"))
         wait_until(browser, lambda: not page.shown("#no-runs"))
+
+
+# -- machines and links -----------------------------------------------------------------------------------------------
+
+
+def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: LiveWorld) -> None:
+    gpu = DeviceSample(
+        host_ns=0, uuid="a", model="H100", utilization_ratio=0.9, memory_used_bytes=60 * 2**30,
+        memory_total_bytes=80 * 2**30, temperature_celsius=81.0, power_watts=650.0, throttle_reasons=("hw_thermal",),
+        xid_last=63,
+    )  # fmt: skip
+    traffic = CollectiveTotals(
+        group="dp", op="all_reduce", count=9, duration_ns=1, matched=2, wait_ns=4_000_000, transfer_ns=1_000_000,
+        bus_bandwidth_bytes_per_s=2.5e9,
+    )  # fmt: skip
+    rank = rank_of(0, run="gpt", devices=(gpu,), collectives=(traffic,))
+    world.show(RunSnapshot(run="gpt", world_size=1, restart_count=0, ranks=(rank,)))
+    page.open("#run=gpt")
+    assert page.wait_for_rows("#machines", 1) == [
+        ["n0", "1 of 1", "-", "1 H100", "90.0 %", "60 GiB of 80 GiB (75.0 %)", "81 °C", "650 W",
+         "throttled: hw thermal; Xid 63", "-"],
+    ]  # fmt: skip
+    assert page.rows("#groups") == [["dp", "all_reduce", "1", "9", "2.00", "0.50", "2.50"]]
+    assert page.text("#machines-said") == "Host memory: no rank has reported the memory of its machine."
+    heads = page.run("return [...document.querySelectorAll('#machines thead th')].filter((one) => one.hidden).length")
+    assert heads == 2, "columns without a value are left out"
+
+
+def test_run_without_gpus_says_why_there_is_nothing_about_them(page: LivePage, world: LiveWorld) -> None:
+    world.show(RunSnapshot(run="cpu", world_size=1, restart_count=0, ranks=(rank_of(0, run="cpu"),)))
+    page.open("#run=cpu")
+    said = page.wait_for_text("#machines-said", "GPUs: no rank has reported a GPU.")
+    assert "Links: no collective has been measured in this attempt of the run." in said
+    assert not page.shown("#groups")

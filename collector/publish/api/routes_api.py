@@ -8,6 +8,7 @@
     GET /api/v1/runs/RUN/history             where its time went and how long its steps were; ?points=N, 0 for none;
                                              since_wall_s=S for steps that ended then or later
     GET /api/v1/runs/RUN/heatmap             ranks x time (heat_map.py); ?source=steps|intervals
+    GET /api/v1/runs/RUN/machines            its machines with GPUs and memory, and its collectives (machine_views.py)
     GET /api/v1/nodes                        nodes by how often they have held up a run, from the store
     GET /api/v1/nodes/NODE                   one of them; one that no stored run used has zeros
     GET /api/v1/openapi.json                 all of it, described for programs
@@ -27,7 +28,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rankscope.collector.captures.incident_views import NO_LINKS, CaptureLinks, FindingView, view_run, view_status
-from rankscope.collector.publish.api import heat_map
+from rankscope.collector.publish.api import heat_map, machine_views
 from rankscope.collector.publish.api.rank_views import ORDERS, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.publish.routes import JSON, RUNS_PATH, Response, refuse
@@ -151,6 +152,7 @@ class Api:
             "findings": self._list_findings,
             "history": self._show_history,
             "heatmap": self._show_heat_map,
+            "machines": self._list_machines,
         }
 
     def answer(self, target: str) -> Response | None:
@@ -252,6 +254,11 @@ class Api:
         else:
             self._find(name)
         return _as_json(RunHistory(run=read_run_name(run_id), run_id=run_id, shares=shares, steps=steps))
+
+    def _list_machines(self, name: str, text: str) -> Response:
+        _Query.parse(text)
+        snapshot = self._read_snapshot()
+        return _as_json(snapshot.compute_once(self._find(name, snapshot), machine_views.list_machines))
 
     def _show_heat_map(self, name: str, text: str) -> Response:
         source = _Query.parse(text, "source").choose("source", (heat_map.OF_STEPS, heat_map.OF_INTERVALS))

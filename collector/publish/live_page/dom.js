@@ -14,6 +14,12 @@ export const number = (value, digits = 0) =>
 /** Format nanoseconds as milliseconds, without the unit. */
 export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);
 
+const BYTES_PER_GIB = 2 ** 30;
+
+/** Format bytes in GiB with their unit. */
+export const bytes = (value) =>
+  isKnown(value) ? `${number(value / BYTES_PER_GIB, value < 10 * BYTES_PER_GIB ? 1 : 0)} GiB` : UNKNOWN;
+
 /** Format a ratio around 1. */
 export const times = (ratio) => number(ratio, 2);
 

@@ -8,6 +8,7 @@ import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
 import { showIncidents } from "./incidents.js";
 import { aimLinks, goToElement } from "./links.js";
+import { showMachines } from "./machines.js";
 import { openOrder } from "./order_dialog.js";
 import { Readout } from "./readout.js";
 import { Refresher } from "./refresher.js";
@@ -19,6 +20,7 @@ const RANKS_BESIDE = 4;
 const POINTS = 400; // of the step time
 const STEP_TIMES_MS = 10000;
 const HISTORY_MS = 5000;
+const MACHINES_MS = 5000;
 const INCIDENTS_MS = 5000;
 const INTERVALS_MS = 30000;
 const STEPS_MS = 1000;
@@ -117,6 +119,10 @@ const refreshers = {
     if (shown.history !== null) showSteps(shown.history, Number(at("steps-range").value));
     showIncidents(incidents, shown.snapshot.wall_s);
   }),
+  machines: refreshing(MACHINES_MS, async (run) => {
+    const answer = await readJson(ofRun(run, "machines"));
+    if (run === shown.run) showMachines(answer);
+  }),
   findings: refreshing(STEPS_MS, async (run) => {
     const found = await readJson(ofRun(run, "findings"));
     if (run !== shown.run) return;
@@ -192,7 +198,7 @@ const showSnapshot = (snapshot) => {
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
-  for (const one of ["history", "incidents", "stepTimes"]) refreshers[one].ask();
+  for (const one of ["history", "incidents", "stepTimes", "machines"]) refreshers[one].ask();
   if (isNewStep) for (const one of [at("source").value, "slowest", "rank"]) refreshers[one].ask();
 };
 

@@ -12,6 +12,7 @@ from rankscope.collector.captures.incident_views import CaptureLinks, RunView, S
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import begin
 from rankscope.collector.publish.api.heat_map import unpack
+from rankscope.collector.publish.api.machine_views import NO_GPU, MachineList
 from rankscope.collector.publish.api.rank_views import RankAnswer, RankList
 from rankscope.collector.publish.api.routes_api import Api, FindingList, RunHistory
 from rankscope.collector.publish.api.step_breakdown import TimeSlice
@@ -180,3 +181,11 @@ def test_question_that_means_nothing_is_refused_with_what_would(api: Api, view: 
 @pytest.mark.parametrize("target", ["/", "/metrics", "/api/v1/runs", OF_RUN, f"{OF_RUN}/report", f"{OF_RUN}/stars"])
 def test_what_others_answer_is_left_to_them(api: Api, target: str) -> None:
     assert api.answer(target) is None
+
+
+def test_machines_of_a_run_are_listed_with_what_is_absent(api: Api) -> None:
+    found = msgspec.json.decode(ask(api, f"{OF_RUN}/machines").body, type=MachineList)
+    assert [(one.node, one.ranks) for one in found.machines] == [("node-a", 4)]
+    assert found.absent["gpus"] == NO_GPU
+    assert ask(api, "/api/v1/runs/unknown/machines").status == HTTPStatus.NOT_FOUND
+    assert ask(api, f"{OF_RUN}/machines?limit=1").status == HTTPStatus.BAD_REQUEST

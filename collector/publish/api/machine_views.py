@@ -1,0 +1,174 @@
+"""Build the answer of the API about what a run runs on: its machines with their GPUs, and its process groups. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import mean, median
+from typing import Final
+
+import msgspec
+
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.measure.records import DeviceSample
+
+MACHINES_MAX: Final = 100
+"""Machines in one answer, those with something to see first: more than a screen shows."""
+GROUPS_MAX: Final = 50
+"""Kinds of collectives in one answer, those that took longest."""
+
+NO_GPU: Final = "no rank has reported a GPU"
+NO_GPU_MEMORY: Final = "no rank has reported the memory of its GPU"
+NO_HOST_MEMORY: Final = "no rank has reported the memory of its machine"
+NO_COLLECTIVES: Final = "no collective has been measured in this attempt of the run"
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of a run, as of the last reports of its ranks. `slowdown_ratio` is the largest of its ranks. Over its
+    GPUs: `utilization_ratio` is the mean, `temperature_celsius` the highest, `power_watts` the sum of those that are
+    known, and the bytes are those of the GPU with the least memory left. `throttle_reasons` and `xids` are of any of
+    them, without repetition. `host_memory_` is the machine's, or the limit of the job in it. None: not known.
+    """
+
+    node: str
+    ranks: int
+    ranks_up: int
+    slowdown_ratio: float | None
+    gpus: int
+    gpu_model: str | None
+    utilization_ratio: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_celsius: float | None
+    power_watts: float | None
+    throttle_reasons: tuple[str, ...]
+    xids: tuple[int, ...]
+    host_memory_available_bytes: int | None
+    host_memory_total_bytes: int | None
+
+
+class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a process group in this attempt of the run. `count` is the most calls of any of its `ranks`.
+    `wait_ns` and `transfer_ns` are means of a call and rank, over the calls found on all members of the group: waiting
+    for the last of them, and the data movement. `bus_bandwidth_bytes_per_s` is the median over the ranks. None: not
+    known of any.
+    """
+
+    group: str
+    op: str
+    ranks: int
+    count: int
+    wait_ns: float | None
+    transfer_ns: float | None
+    bus_bandwidth_bytes_per_s: float | None
+
+
+class MachineList(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines of a run, at most MACHINES_MAX of the `machines_known`: those first that throttle, have had an Xid
+    error or a rank that is not up, then the slowest. `groups`: its collectives, at most GROUPS_MAX of the
+    `groups_known`, those first that took longest. `absent` says why there is nothing about `gpus`, `gpu_memory`,
+    `host_memory` or `groups`.
+    """
+
+    run: str
+    run_id: str
+    machines_known: int
+    machines: tuple[Machine, ...]
+    groups_known: int
+    groups: tuple[GroupTraffic, ...]
+    absent: Mapping[str, str]
+
+
+def list_machines(run: RunSnapshot) -> MachineList:
+    """Return what a run runs on."""
+    by_node: dict[str, list[RankSnapshot]] = {}
+    for rank in run.ranks:
+        by_node.setdefault(rank.identity.node, []).append(rank)
+    machines = sorted((_build_machine(node, ranks) for node, ranks in by_node.items()), key=_find_place)
+    groups = _sum_groups(run.ranks)
+    return MachineList(
+        run=run.run,
+        run_id=run.run_id,
+        machines_known=len(machines),
+        machines=tuple(machines[:MACHINES_MAX]),
+        groups_known=len(groups),
+        groups=groups[:GROUPS_MAX],
+        absent=_find_absent(machines, groups),
+    )
+
+
+def _build_machine(node: str, ranks: Sequence[RankSnapshot]) -> Machine:
+    devices = list({device.uuid: device for rank in ranks for device in rank.devices}.values())
+    samples = [rank.node for rank in ranks if rank.node is not None]
+    fullest = min(devices, key=_find_room, default=None)
+    is_known = fullest is not None and _find_room(fullest) < float("inf")
+    return Machine(
+        node=node,
+        ranks=len(ranks),
+        ranks_up=sum(rank.up for rank in ranks),
+        slowdown_ratio=_of_known(max, (rank.slowdown_ratio for rank in ranks)),
+        gpus=len(devices),
+        gpu_model=next((device.model for device in devices if device.model), None),
+        utilization_ratio=_of_known(mean, (device.utilization_ratio for device in devices)),
+        memory_used_bytes=fullest.memory_used_bytes if fullest is not None and is_known else None,
+        memory_total_bytes=fullest.memory_total_bytes if fullest is not None and is_known else None,
+        temperature_celsius=_of_known(max, (device.temperature_celsius for device in devices)),
+        power_watts=_of_known(sum, (device.power_watts for device in devices)),
+        throttle_reasons=tuple(sorted({reason for device in devices for reason in device.throttle_reasons or ()})),
+        xids=tuple(sorted({device.xid_last for device in devices if device.xid_last is not None})),
+        host_memory_available_bytes=next((one.memory_available_bytes for one in samples), None),
+        host_memory_total_bytes=next((one.memory_total_bytes for one in samples), None),
+    )
+
+
+def _find_room(device: DeviceSample) -> float:
+    """Return the share of the GPU's memory that is left; infinity where it is not known."""
+    if device.memory_used_bytes is None or not device.memory_total_bytes:
+        return float("inf")
+    return 1.0 - device.memory_used_bytes / device.memory_total_bytes
+
+
+def _of_known(reduce: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return reduce(known) if known else None
+
+
+def _find_place(machine: Machine) -> tuple[bool, float, str]:
+    is_sound = not machine.throttle_reasons and not machine.xids and machine.ranks_up == machine.ranks
+    return is_sound, -(machine.slowdown_ratio or 0.0), machine.node
+
+
+def _sum_groups(ranks: Iterable[RankSnapshot]) -> tuple[GroupTraffic, ...]:
+    """Return the operations of all groups, those that took longest first."""
+    kinds: dict[tuple[str, str], list[CollectiveTotals]] = {}
+    for rank in ranks:
+        for one in rank.collectives:
+            kinds.setdefault((one.group, one.op), []).append(one)
+    durations = {kind: sum(one.duration_ns for one in found) for kind, found in kinds.items()}
+    order = sorted(kinds, key=lambda kind: (-durations[kind], kind))
+    return tuple(_build_group(*kind, kinds[kind]) for kind in order)
+
+
+def _build_group(group: str, op: str, found: Sequence[CollectiveTotals]) -> GroupTraffic:
+    return GroupTraffic(
+        group=group,
+        op=op,
+        ranks=len(found),
+        count=max(one.count for one in found),
+        wait_ns=_mean_of_call((one.wait_ns, one.matched) for one in found),
+        transfer_ns=_mean_of_call((one.transfer_ns, one.matched) for one in found),
+        bus_bandwidth_bytes_per_s=_of_known(median, (one.bus_bandwidth_bytes_per_s for one in found)),
+    )
+
+
+def _mean_of_call(sums: Iterable[tuple[int | None, int]]) -> float | None:
+    known = [(spent_ns, calls) for spent_ns, calls in sums if spent_ns is not None and calls]
+    return sum(spent_ns for spent_ns, _ in known) / sum(calls for _, calls in known) if known else None
+
+
+def _find_absent(machines: Sequence[Machine], groups: Sequence[GroupTraffic]) -> dict[str, str]:
+    reasons = {
+        "gpus": (NO_GPU, any(one.gpus for one in machines)),
+        "gpu_memory": (NO_GPU_MEMORY, any(one.memory_used_bytes is not None for one in machines)),
+        "host_memory": (NO_HOST_MEMORY, any(one.host_memory_available_bytes is not None for one in machines)),
+        "groups": (NO_COLLECTIVES, bool(groups)),
+    }
+    return {name: reason for name, (reason, is_known) in reasons.items() if not is_known}

@@ -1,0 +1,72 @@
+// What the run runs on: its machines with GPUs and memory, and the collectives of its process groups.
+
+import { at, bytes, fill, ms, number, percent, say, times } from "./dom.js";
+
+const unit = (value, digits, name) => (value === null ? "-" : `${number(value, digits)} ${name}`);
+
+const ofTotal = (used, total) =>
+  used === null || total === null || !total ? "-" : `${bytes(used)} of ${bytes(total)} (${percent(used / total)})`;
+
+const conditionOf = ({ throttle_reasons: reasons, xids }) => {
+  const throttled = reasons.length ? [`throttled: ${reasons.join(", ").replaceAll("_", " ")}`] : [];
+  const errors = xids.length ? [`Xid ${xids.join(", ")}`] : [];
+  return [...throttled, ...errors].join("; ") || "-";
+};
+
+const machineRow = (one) => ({
+  cells: [
+    one.node,
+    `${number(one.ranks_up)} of ${number(one.ranks)}`,
+    times(one.slowdown_ratio),
+    one.gpus ? `${number(one.gpus)}${one.gpu_model === null ? "" : ` ${one.gpu_model}`}` : "-",
+    percent(one.utilization_ratio),
+    ofTotal(one.memory_used_bytes, one.memory_total_bytes),
+    unit(one.temperature_celsius, 0, "°C"),
+    unit(one.power_watts, 0, "W"),
+    conditionOf(one),
+    one.host_memory_available_bytes === null
+      ? "-"
+      : `${bytes(one.host_memory_available_bytes)} of ${bytes(one.host_memory_total_bytes ?? NaN)}`,
+  ],
+  right: [1, 2, 4, 5, 6, 7, 9],
+});
+
+const groupRow = (one) => ({
+  cells: [
+    one.group,
+    one.op,
+    number(one.ranks),
+    number(one.count),
+    ms(one.wait_ns),
+    ms(one.transfer_ns),
+    one.bus_bandwidth_bytes_per_s === null ? "-" : number(one.bus_bandwidth_bytes_per_s / 1e9, 2),
+  ],
+  right: [2, 3, 4, 5, 6],
+});
+
+const NAMES = { gpus: "GPUs", gpu_memory: "GPU memory", host_memory: "Host memory", groups: "Links" };
+
+/** Hide the columns of a table, counted from 1, that have no value in any row. */
+const hideEmpty = (table) => {
+  const rows = [...table.tBodies[0].rows];
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    const isEmpty = column > 0 && rows.every((row) => row.cells[column].textContent === "-");
+    for (const cell of [head, ...rows.map((row) => row.cells[column])]) cell.hidden = isEmpty;
+  });
+};
+
+/** Show a MachineList. */
+export const showMachines = (answer) => {
+  const { machines, groups, absent } = answer;
+  fill(at("machines"), machines.map(machineRow));
+  fill(at("groups"), groups.map(groupRow));
+  at("machines").hidden = !machines.length;
+  at("groups").hidden = !groups.length;
+  for (const id of ["machines", "groups"]) hideEmpty(at(id));
+  const more = [
+    [machines.length, answer.machines_known, "machines: those first that need a look, then the slowest"],
+    [groups.length, answer.groups_known, "kinds of collectives, the longest first"],
+  ].flatMap(([shown, known, what]) => (known > shown ? [`${number(shown)} of ${number(known)} ${what}.`] : []));
+  const reasons = Object.entries(absent).map(([name, reason]) => `${NAMES[name]}: ${reason}.`);
+  say(at("machines-said"), [...reasons, ...more].join(" "));
+};

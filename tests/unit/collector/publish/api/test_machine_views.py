@@ -1,0 +1,145 @@
+"""Machines and collectives of a run, from the last reports of its ranks; every expected number is made by hand."""
+
+import pytest
+from msgspec.structs import replace
+
+from rankscope.collector.publish.api.machine_views import (
+    GROUPS_MAX,
+    MACHINES_MAX,
+    NO_COLLECTIVES,
+    NO_GPU,
+    NO_GPU_MEMORY,
+    NO_HOST_MEMORY,
+    Machine,
+    list_machines,
+)
+from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.steps.collective_totals import CollectiveTotals
+from rankscope.measure.records import DeviceSample, NodeSample
+from tests.unit.collector.runs.run_snapshots import rank_of
+
+GIB = 2**30
+
+
+def on_node(rank: int, node: str, **known: object) -> RankSnapshot:
+    """A rank of a machine."""
+    plain = rank_of(rank, **known)
+    return replace(plain, identity=replace(plain.identity, node=node))
+
+
+def gpu(uuid: str, **known: object) -> DeviceSample:
+    return DeviceSample(host_ns=0, uuid=uuid, **known)  # type: ignore[arg-type]
+
+
+def run_of(*ranks: RankSnapshot) -> RunSnapshot:
+    return RunSnapshot(run="bert", world_size=len(ranks), restart_count=0, ranks=ranks)
+
+
+def only(*ranks: RankSnapshot) -> Machine:
+    """The only machine of these ranks."""
+    (machine,) = list_machines(run_of(*ranks)).machines
+    return machine
+
+
+def test_gpus_of_a_machine_are_taken_together() -> None:
+    first = gpu("a", model="H100", utilization_ratio=0.5, temperature_celsius=60.0, power_watts=400.0)
+    second = gpu("b", utilization_ratio=1.0, temperature_celsius=81.0, power_watts=300.0, xid_last=63)
+    machine = only(on_node(0, "n0", devices=(first,)), on_node(1, "n0", devices=(second,), up=False))
+    assert (machine.ranks, machine.ranks_up, machine.gpus, machine.gpu_model) == (2, 1, 2, "H100")
+    assert (machine.utilization_ratio, machine.temperature_celsius, machine.power_watts) == (0.75, 81.0, 700.0)
+    assert (machine.xids, machine.throttle_reasons) == ((63,), ())
+
+
+def test_memory_is_that_of_the_gpu_with_the_least_left() -> None:
+    # 70 of 80 GiB leave an eighth, 75 of 140 nearly a half.
+    nearly_full = gpu("a", memory_used_bytes=70 * GIB, memory_total_bytes=80 * GIB)
+    larger = gpu("b", memory_used_bytes=75 * GIB, memory_total_bytes=140 * GIB)
+    unknown = gpu("c", memory_used_bytes=79 * GIB)
+    machine = only(on_node(0, "n0", devices=(larger,)), on_node(1, "n0", devices=(nearly_full, unknown)))
+    assert (machine.memory_used_bytes, machine.memory_total_bytes) == (70 * GIB, 80 * GIB)
+
+
+def test_gpu_that_two_ranks_share_is_one() -> None:
+    shared = gpu("a", power_watts=400.0)
+    machine = only(on_node(0, "n0", devices=(shared,)), on_node(1, "n0", devices=(shared,)))
+    assert (machine.gpus, machine.power_watts) == (1, 400.0)
+
+
+def test_reasons_for_throttling_are_named_once() -> None:
+    devices = [gpu("a", throttle_reasons=("hw_thermal", "sw_power")), gpu("b", throttle_reasons=("hw_thermal",))]
+    machine = only(*[on_node(rank, "n0", devices=(device,)) for rank, device in enumerate(devices)])
+    assert machine.throttle_reasons == ("hw_thermal", "sw_power")
+
+
+def test_memory_of_the_machine_is_that_which_its_rank_0_reads() -> None:
+    sample = NodeSample(host_ns=0, memory_total_bytes=512 * GIB, memory_available_bytes=100 * GIB)
+    machine = only(replace(on_node(0, "n0"), node=sample), on_node(1, "n0"))
+    assert (machine.host_memory_available_bytes, machine.host_memory_total_bytes) == (100 * GIB, 512 * GIB)
+
+
+def test_nothing_that_was_not_reported_is_a_number() -> None:
+    found = list_machines(run_of(on_node(0, "n0")))
+    (machine,) = found.machines
+    known = {name for name in Machine.__struct_fields__ if getattr(machine, name) not in (None, ())}
+    assert known == {"node", "ranks", "ranks_up", "gpus"}
+    assert found.absent == {
+        "gpus": NO_GPU, "gpu_memory": NO_GPU_MEMORY, "host_memory": NO_HOST_MEMORY, "groups": NO_COLLECTIVES,
+    }  # fmt: skip
+    assert found.groups == ()
+
+
+def test_idle_gpu_is_a_measurement() -> None:
+    machine = only(
+        on_node(0, "n0", devices=(gpu("a", utilization_ratio=0.0, memory_used_bytes=0, memory_total_bytes=1),))
+    )
+    assert (machine.utilization_ratio, machine.memory_used_bytes) == (0.0, 0)
+
+
+def test_machines_that_need_a_look_come_first_then_the_slowest() -> None:
+    ranks = [
+        on_node(0, "sound", slowdown_ratio=1.0),
+        on_node(1, "slow", slowdown_ratio=1.5),
+        on_node(2, "slow", slowdown_ratio=None),
+        on_node(3, "hot", devices=(gpu("a", throttle_reasons=("hw_thermal",)),)),
+        on_node(4, "xid", devices=(gpu("b", xid_last=79),)),
+        on_node(5, "gone", up=False),
+    ]
+    found = list_machines(run_of(*ranks))
+    assert [one.node for one in found.machines] == ["gone", "hot", "xid", "slow", "sound"]
+    assert found.machines[3].slowdown_ratio == 1.5
+
+
+def collective(group: str, op: str = "all_reduce", **known: object) -> CollectiveTotals:
+    plain = CollectiveTotals(group=group, op=op, count=10, duration_ns=1_000)
+    return replace(plain, **known)
+
+
+def test_collectives_are_means_of_the_calls_that_were_matched() -> None:
+    # 300 ns in 2 + 4 calls are 50 ns a call; the third rank has matched none.
+    first = collective("dp", matched=2, wait_ns=100, transfer_ns=60, bus_bandwidth_bytes_per_s=1.0)
+    second = collective("dp", count=12, matched=4, wait_ns=200, transfer_ns=0, bus_bandwidth_bytes_per_s=5.0)
+    ranks = [on_node(rank, "n0", collectives=(one,)) for rank, one in enumerate((first, second, collective("dp")))]
+    (found,) = list_machines(run_of(*ranks)).groups
+    assert (found.group, found.op, found.ranks, found.count) == ("dp", "all_reduce", 3, 12)
+    assert (found.wait_ns, found.transfer_ns, found.bus_bandwidth_bytes_per_s) == (50.0, 10.0, 3.0)
+
+
+def test_collective_that_was_never_matched_has_no_times() -> None:
+    (found,) = list_machines(run_of(on_node(0, "n0", collectives=(collective("dp", wait_ns=0),)))).groups
+    assert (found.wait_ns, found.transfer_ns, found.bus_bandwidth_bytes_per_s) == (None, None, None)
+
+
+def test_collectives_that_took_longest_come_first() -> None:
+    short, long = collective("tp", duration_ns=5), collective("dp", duration_ns=70)
+    found = list_machines(run_of(on_node(0, "n0", collectives=(short, long)), on_node(1, "n0", collectives=(short,))))
+    assert [one.group for one in found.groups] == ["dp", "tp"]
+    assert "groups" not in found.absent
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_lists_are_bounded_and_say_what_there_is(more: int) -> None:
+    groups = tuple(collective(f"g{number}") for number in range(GROUPS_MAX + more))
+    ranks = [on_node(number, f"n{number}", collectives=groups) for number in range(MACHINES_MAX + more)]
+    found = list_machines(run_of(*ranks))
+    assert (len(found.machines), found.machines_known) == (MACHINES_MAX, MACHINES_MAX + more)
+    assert (len(found.groups), found.groups_known) == (GROUPS_MAX, GROUPS_MAX + more)
