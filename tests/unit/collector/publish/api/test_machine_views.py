@@ -23,7 +23,7 @@ GIB = 2**30
 
 def on_node(rank: int, node: str, **known: object) -> RankSnapshot:
     """A rank of a machine."""
-    plain = rank_of(rank, **known)
+    plain = replace(rank_of(rank), **known)
     return replace(plain, identity=replace(plain.identity, node=node))
 
 
