@@ -1,9 +1,9 @@
 """What the live page costs the browser and the collector: `python -m tests.benchmarks.live_page`.
 
-A job of 64, 1,024 and 16,384 ranks with 64 steps is served to a chromium without a GPU. In the page are timed how long
-one answer takes to be read and to be drawn, and how long a frame takes while the cursor walks over the picture. Each is
-read back from the canvas, so that the browser cannot put it off. At the collector's side the CPU time of what is asked
-for, on one thread.
+A job of 64, 1,024, 4,096 and 16,384 ranks with 64 steps and three open findings is served to a chromium without a GPU.
+In the page are timed how long one answer takes to be read and to be drawn, and how long a frame takes while the cursor
+walks over the picture. Each is read back from the canvas, so that the browser cannot put it off. At the collector's
+side the CPU time of what is asked for, on one thread.
 """
 
 import gzip
@@ -17,6 +17,7 @@ from selenium.webdriver import Chrome
 
 from rankscope.collector.publish.api import heat_map
 from rankscope.collector.publish.api.event_stream import build_live_snapshot
+from rankscope.collector.publish.api.machine_views import list_machines
 from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import RunTimeBreakdown
 from rankscope.collector.publish.routes import GZIP_LEVEL
@@ -26,7 +27,7 @@ from tests.integration.chromium import starting_chromium
 from tests.integration.live_pages import LivePage
 from tests.integration.live_worlds import STEPS, LiveWorld, huge_run, totals_of
 
-RANKS: Final = (64, 1_024, 16_384)
+RANKS: Final = (64, 1_024, 4_096, 16_384)
 RUN: Final = "measured"
 FRAMES: Final = 60
 REPEATS: Final = 7
@@ -44,7 +45,11 @@ const time = async (work) => {
 };
 const [fetched, body] = await time(async () => (await fetch(`api/v1/runs/${run}/heatmap`)).arrayBuffer());
 const [decoded, map] = await time(() => decode(body));
-const heat = new HeatMap(canvas, { onRead() {}, onPick() {}, onView() {} });
+const found = document.body.appendChild(document.createElement("ol"));
+const heat = new HeatMap(canvas, { found, onRead() {}, onPick() {}, onView() {} });
+const finding = (number, rank) =>
+  ({ number, ranks: [rank], since_step: 16, slowdown_ratio: 1.3, cause: "host_cpu", nodes: [] });
+heat.setFound([3, 5, 7].map((part, place) => finding(place, Math.floor(map.ranks.length / part))), run);
 const settle = () => canvas.getContext("2d").getImageData(0, 0, 1, 1);
 const [shown] = await time(() => { heat.show(map); settle(); });
 const walked = [];
@@ -52,7 +57,7 @@ for (let frame = 0; frame < frames; frame += 1) {
   const cell = { row: Math.floor((frame / frames) * map.ranks.length), column: frame % map.columns.length };
   walked.push((await time(() => { heat.moveTo(cell); settle(); }))[0]);
 }
-canvas.remove();
+for (const one of [canvas, found]) one.remove();
 done({ fetched, decoded, shown, walked });
 """
 
@@ -71,6 +76,7 @@ class Measured(NamedTuple):
     compressed: float
     slowest: float
     beside: float
+    machines: float
     shares: float
     map_kib: float
 
@@ -107,6 +113,7 @@ def measure(browser: Chrome, ranks: int) -> Measured:
         compressed=time_cpu(lambda: gzip.compress(body, GZIP_LEVEL)),
         slowest=time_cpu(lambda: msgspec.json.encode(list_ranks(run, BY_SLOWDOWN, 0, 10))),
         beside=time_cpu(lambda: msgspec.json.encode(show_rank(run, 2, picture))),
+        machines=time_cpu(lambda: msgspec.json.encode(list_machines(run))),
         shares=time_shares(run),
         map_kib=len(gzip.compress(body, GZIP_LEVEL)) / 1024,
     )
@@ -145,7 +152,7 @@ def render(head: str, found: list[Measured]) -> str:
     )
     at_collector = "\n".join(
         f"| {one.ranks:,} | {one.event:.1f} ms | {one.map_:.1f} ms | {one.compressed:.1f} ms | {one.slowest:.1f} ms | "
-        f"{one.beside:.1f} ms | {one.shares:.1f} ms |"
+        f"{one.beside:.1f} ms | {one.machines:.1f} ms | {one.shares:.1f} ms |"
         for one in found
     )
     return f"""# What the live page costs
@@ -166,8 +173,8 @@ Sent is the heat map of {STEPS} steps, compressed. `frame`: the median of {FRAME
 An event is made once for all who follow a run, a heat map once for all who look at one; it is compressed for each. The
 shares of time are added up every 2 s, of 16,384 ranks every 32 s, and less often the longer a run is.
 
-| ranks | an event | a heat map | compressed | the slowest ranks | one beside its peers | shares of time |
-|---|---|---|---|---|---|---|
+| ranks | an event | a heat map | compressed | the slowest ranks | one beside its peers | machines | shares of time |
+|---|---|---|---|---|---|---|---|
 {at_collector}
 """
 

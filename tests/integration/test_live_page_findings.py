@@ -351,8 +351,8 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
     world.show(RunSnapshot(run="gpt", world_size=1, restart_count=0, ranks=(rank,)))
     page.open("#run=gpt")
     assert page.wait_for_rows("#machines", 1) == [
-        ["n0", "1 of 1", "-", "1 H100", "90.0 %", "60 GiB of 80 GiB (75.0 %)", "81 °C", "650 W",
-         "throttled: hw thermal; Xid 63", "-"],
+        ["n0", "1 of 1", "throttled: hw thermal; Xid 63", "-", "1 H100", "90.0 %", "60 GiB of 80 GiB (75.0 %)", "81 °C",
+         "650 W", "-"],
     ]  # fmt: skip
     assert page.rows("#groups") == [["dp", "all_reduce", "1", "9", "2.00", "0.50", "2.50"]]
     assert page.text("#machines-said") == "Host memory: no rank has reported the memory of its machine."

@@ -17,18 +17,18 @@ const machineRow = (one) => ({
   cells: [
     one.node,
     `${number(one.ranks_up)} of ${number(one.ranks)}`,
+    conditionOf(one),
     times(one.slowdown_ratio),
     one.gpus ? `${number(one.gpus)}${one.gpu_model === null ? "" : ` ${one.gpu_model}`}` : "-",
     percent(one.utilization_ratio),
     ofTotal(one.memory_used_bytes, one.memory_total_bytes),
     unit(one.temperature_celsius, 0, "°C"),
     unit(one.power_watts, 0, "W"),
-    conditionOf(one),
     one.host_memory_available_bytes === null
       ? "-"
       : `${bytes(one.host_memory_available_bytes)} of ${bytes(one.host_memory_total_bytes ?? NaN)}`,
   ],
-  right: [1, 2, 4, 5, 6, 7, 9],
+  right: [1, 3, 5, 6, 7, 8, 9],
 });
 
 const groupRow = (one) => ({
