@@ -16,7 +16,7 @@ import zmq
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.codec import MAGIC, PROTOCOL, decode, encode
 from rankscope.measure.messages import Ack, Refused
-from tests.integration.serving import Served, have_ended, serving
+from tests.integration.serving import Served, have_ended, read_url, serving
 from tests.integration.torchrun import Ended, forked_ranks, python, run, started
 
 RUNS = ("serve-a", "serve/b")
@@ -242,10 +242,17 @@ def test_status_as_json_is_what_the_api_gives(shared: Shared) -> None:
         assert all(boot in json.dumps(runs[name]) for boot in boots)
 
 
-def test_status_of_a_collector_without_runs_says_so() -> None:
-    with serving() as served:
+def test_collector_without_runs_says_so_and_tells_the_page_its_settings() -> None:
+    with serving("--grafana-url", "https://g.example/graf/", "--runbooks-url", "https://d.example/r") as served:
         ended = rankscope("status", "--url", served.url)
+        event = read_url(f"{served.url}/api/v1/events?count=1").decode()
     assert (ended.exit_code, ended.stdout) == (0, "no run has reported to this collector\n")
+    assert json.loads(event.partition("data: ")[2])["settings"] == {
+        "listen": "tcp://127.0.0.1:0",
+        "needs_keys": False,
+        "grafana_url": "https://g.example/graf",
+        "runbooks_url": "https://d.example/r",
+    }
 
 
 def test_status_without_a_collector_names_the_address_and_the_cure() -> None:
