@@ -19,6 +19,8 @@ PAUSES: Final = frozenset({BUSY_RANK, DATA_WAIT})
 """Causes of a hang finding that a healthy run may have: the run is said to pause, and it is a warning."""
 SLOW_LINK: Final = "slow_link"
 """Kind and cause of a finding about links."""
+SLOW_MODEL: Final = "slow_gpu_model"
+"""Kind and cause of a finding about ranks on a slower model of GPU."""
 RUN_SLOWDOWN: Final = "run_slowdown"
 """Kind of a finding about a run whose steps have become longer: a run has one at a time, whatever its cause."""
 DRIFTING: Final = "drifting"

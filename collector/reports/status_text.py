@@ -10,6 +10,7 @@ from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN,
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
+from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.run_flops import describe_rank_flops, describe_run_flops
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import (
@@ -29,8 +30,10 @@ INDENT: Final = "  "
 
 def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool = True) -> str:
     """Return the lines about a run, with its worst ranks or without them."""
-    lines = [_render_verdict(status, colors), INDENT + _describe_run(status)]
+    open_now = find_costliest(status.run.open_findings) if status.run.end is None else None
+    lines = [_render_verdict(status, colors), *_render_suggestion(open_now), INDENT + _describe_run(status)]
     lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
+    lines += _render_suggestion(find_failure(status.run.end))
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
     lines += [INDENT + printable(status.run.injected_faults)] if status.run.injected_faults else []
@@ -54,6 +57,11 @@ def _render_verdict(status: RunStatus, colors: Colors) -> str:
     """Return the first line: the run and its verdict."""
     text, color = _judge(status)
     return f"{colors.paint(f'run {printable(status.run.run)}:', BOLD)} {colors.paint(printable(text), BOLD, color)}"
+
+
+def _render_suggestion(finding: Finding | None) -> list[str]:
+    """Return what to do about a finding, as a line; none where there is nothing to do."""
+    return [f"{INDENT}do: {printable(finding.suggestion)}"] if finding is not None and finding.suggestion else []
 
 
 def _judge(status: RunStatus) -> tuple[str, str]:
@@ -95,10 +103,13 @@ def _describe_window_ratios(status: RunStatus) -> list[str]:
 
 
 def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:
-    """Return a line for each open finding except the verdict."""
+    """Return a line for each open finding except the verdict, and one for what to do about it."""
     costliest = find_costliest(findings)
     others = sorted((one for one in findings if one is not costliest), key=lambda one: -(one.lost_rank_seconds or 0.0))
-    lines = [INDENT + colors.paint(f"! {printable(one.sentence)}", YELLOW) for one in others[:FINDINGS_SHOWN_MAX]]
+    lines: list[str] = []
+    for one in others[:FINDINGS_SHOWN_MAX]:
+        lines.append(INDENT + colors.paint(f"! {printable(one.sentence)}", YELLOW))
+        lines += [INDENT + line for line in _render_suggestion(one)]
     left = len(others) - FINDINGS_SHOWN_MAX
     return [*lines, f"{INDENT}! and {left} more: rankscope incidents --open"] if left > 0 else lines
 
@@ -137,7 +148,7 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
         lines.append(INDENT + printable(run.injected_faults))
     if rank.last_step is not None:
         lines.append(f"{INDENT}the last step it reported {'is' if rank.ended is None else 'was'} {rank.last_step:,}")
-    lines += [INDENT + printable(one.sentence) for one in run.open_findings if identity.rank in one.ranks]
+    lines += _list_findings_about(identity.rank, run.open_findings)
     stall = describe_stall(rank)
     if stall is not None:
         lines.append(INDENT + printable(stall))
@@ -156,6 +167,12 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
         whose = "the one rank it is compared with" if count == 1 else f"the median of the {count:,} it is compared with"
         lines.append(f"{'peers':>5} {'':>6} {times} {'':>8} {whose}")
     return "\n".join(lines)
+
+
+def _list_findings_about(rank: int, findings: Sequence[Finding]) -> list[str]:
+    """Return the lines of the findings that name a rank, each with what to do about it."""
+    about = [one for one in findings if rank in one.ranks]
+    return [line for one in about for line in (INDENT + printable(one.sentence), *_render_suggestion(one))]
 
 
 def render_run(run: RunSnapshot) -> str:

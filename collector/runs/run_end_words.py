@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.detect.suggestions import OF_GPU, suggest
 from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
 
 DETAIL_LENGTH_MAX: Final = 160
@@ -25,18 +26,6 @@ VERBS: Final[Mapping[str, str]] = {
     "terminated": "was terminated",
     LOST: "was lost",
 }
-SUGGESTIONS: Final[Mapping[str, str]] = {
-    "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
-    "crashed": "See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
-    "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
-    "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
-    "collective_timeout": "See which rank the others waited for: the hang found before, and the ranks' stacks.",
-    LOST: "Look at the machines: their power, their network, and whether the processes still run.",
-}
-OUT_OF_GPU_MEMORY: Final = (
-    "The incident out_of_memory of this run says what held the GPU's memory and what would help; restart from the last "
-    "checkpoint."
-)
 
 
 def describe_end(end: RunEnd) -> str:
@@ -92,20 +81,15 @@ def find_failure(end: RunEnd | None) -> Finding | None:
     if end is None or end.is_good:
         return None
     first = end.first
+    is_of_gpu = first is not None and bool(first.out_of_memory)
     return Finding(
         kind=FAILURE,
         ranks=end.lost_ranks if first is None else tuple(sorted((first.rank, *first.together))),
         cause=end.reason,
         sentence=write_end(end),
-        suggestion=_choose_suggestion(end),
+        suggestion=suggest(FAILURE, "out_of_memory", OF_GPU) if is_of_gpu else suggest(FAILURE, end.reason),
         severity="info" if end.reason in ON_PURPOSE else "warning",
     )
-
-
-def _choose_suggestion(end: RunEnd) -> str:
-    if end.first is not None and end.first.out_of_memory:
-        return OUT_OF_GPU_MEMORY
-    return SUGGESTIONS.get(end.reason, "")
 
 
 def write_end(end: RunEnd) -> str:

@@ -126,7 +126,7 @@ def _draw_findings(view: RunView, width: int) -> list[Text]:
         quiet = "no rank is slower than the others" if run.abstained is None else f"no verdict yet: {run.abstained}"
         lines = [quiet, *([text] if (text := describe_ranks_without_peers(run)) is not None else [])]
         return injected + [_cut(Text(printable(line), style="bright_black"), width) for line in lines]
-    shown = injected + [_draw_finding(finding, width) for finding in run.open_findings[:FINDINGS_SHOWN_MAX]]
+    shown = injected + [line for one in run.open_findings[:FINDINGS_SHOWN_MAX] for line in _draw_finding(one, width)]
     more = len(run.open_findings) - FINDINGS_SHOWN_MAX
     return shown + ([Text(f"and {more} more findings", style="bright_black")] if more > 0 else [])
 
@@ -139,9 +139,12 @@ def _draw_absence(view: RunView, width: int) -> list[Text]:
     return [_cut(Text(printable(f"device: {absent}"), style="bright_black"), width)]
 
 
-def _draw_finding(finding: Finding, width: int) -> Text:
+def _draw_finding(finding: Finding, width: int) -> list[Text]:
+    """Return the sentence, and what to do about it."""
     style = "bold red" if finding.severity == "critical" else "bold yellow"
-    return _cut(Text.assemble(("! ", style), printable(finding.sentence)), width)
+    sentence = _cut(Text.assemble(("! ", style), printable(finding.sentence)), width)
+    advice = [_cut(Text(f"  do: {printable(finding.suggestion)}"), width)] if finding.suggestion else []
+    return [sentence, *advice]
 
 
 def _cut(text: Text, width: int) -> Text:

@@ -1,14 +1,7 @@
 """Judge the host: a device that waits for launches, for data, or for a host that waits for the device."""
 
-from rankscope.collector.detect.run_rules.thresholds import (
-    DATA_RATIO_MIN,
-    FEED_FASTER,
-    FREE_THE_ALLOCATOR,
-    FREE_THE_HOST,
-    IDLE_RATIO_MIN,
-    LAUNCH_AHEAD,
-    percent,
-)
+from rankscope.collector.detect.run_rules.thresholds import DATA_RATIO_MIN, IDLE_RATIO_MIN, percent
+from rankscope.collector.detect.suggestions import FEED_FASTER, FREE_THE_ALLOCATOR, FREE_THE_HOST, LAUNCH_AHEAD
 from rankscope.collector.traces.advice_rules import (
     no_device,
     of_rank,

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from statistics import mean
 
 from rankscope.collector.detect.run_rules.thresholds import (
-    COMMUNICATE_LESS,
     EXPOSED_RATIO_MIN,
     HIDEABLE_RATIO_MIN,
-    OVERLAP,
     OVERLAP_RATIO_MAX,
     percent,
 )
+from rankscope.collector.detect.suggestions import COMMUNICATE_LESS, OVERLAP
 from rankscope.collector.traces.advice_rules import of_rank, ranks_of, severity_of, window_of
 from rankscope.collector.traces.pipeline import SLOW_STAGE_MIN
 from rankscope.collector.traces.report import Abstention, Advice, CrossRank, Finding, RankReport, RankStanding

@@ -13,7 +13,8 @@ INTRODUCTION = """\
 # Runbooks
 
 A page for each alert of `deploy/prometheus/rules/alerts.yml`: what it means, how to check, what to do. In the pages
-RUN, NODE and COLLECTOR stand for what the alert's message names.
+RUN, NODE and COLLECTOR stand for what the alert's message names. Findings without an alert are in
+[findings](findings.md).
 
 `role`: symptoms are silenced while a cause in the same run is firing (`deploy/alertmanager/alertmanager.yml`).
 

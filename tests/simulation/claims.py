@@ -5,9 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.finding import SLOW_MODEL, Finding
 from rankscope.collector.detect.run_rules.batch_imbalance import UNEVEN_WORK
-from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
 from tests.simulation.collector_end import Opened
 from tests.simulation.cost_truth import CostTold, find_added_ranks, find_wrong_costs
 from tests.simulation.faults import TRANSFER

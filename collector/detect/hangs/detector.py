@@ -32,8 +32,9 @@ from rankscope.collector.detect.hang_state import (
     add_progress_of_peers,
     find_pause,
 )
-from rankscope.collector.detect.hangs.report import SUGGESTIONS, HangFacts, write_hang
+from rankscope.collector.detect.hangs.report import HangFacts, write_hang
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_stuck, has_mismatch
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.stalls import EXCUSED_FACTOR
 
@@ -331,7 +332,7 @@ def describe_hang(view: RunView, graph: WaitForGraph, hang: Hang, known: Finding
         cause=hang.cause,
         sentence=write_hang(hang.cause, facts),
         past=write_hang(hang.cause, HangFacts(view, graph, hang.ranks, hang.stuck, is_over=True)),
-        suggestion=SUGGESTIONS[hang.cause],
+        suggestion=suggest(HANG, hang.cause),
         # A stall in which no rank waits may be long work of another kind: writing text, uploading.
         severity="warning" if hang.cause in PAUSES or (hang.stuck is None and not hang.ranks) else "critical",
         evidence=facts.collect_evidence(),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Final
 
-from rankscope.collector.detect.finding import BUSY_RANK, DATA_WAIT, PAUSES, format_ranks
+from rankscope.collector.detect.finding import PAUSES, format_ranks
 from rankscope.collector.detect.hang_state import RankHangState, find_pause
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
@@ -121,19 +121,6 @@ def describe_stack(state: RankHangState) -> str:
 
 
 CYCLE_SHOWN_MAX: Final = 4
-SUGGESTIONS: Final = {
-    "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
-    "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",
-    "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
-    "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
-    BUSY_RANK: "Share this work among the ranks, do it less often, or set stall_s to more than it takes.",
-    DATA_WAIT: "Look at its data loader and at the storage behind it: its stack shows what the batch waits for.",
-    "deadlock": "Look for collectives called in different orders, and for a send or receive without its other end.",
-    "unmatched_transfer": "Look for a send or receive that one of the ranks does not call, or calls in another order.",
-    "all_in_collective": "Check the network and the devices of the group: links, switches, Xid errors.",
-    "unattributed": "Read the stacks of the stalled ranks.",
-}
-"""The first thing to do, by cause."""
 
 
 def write_hang(cause: str, facts: HangFacts) -> str:

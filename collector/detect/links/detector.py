@@ -35,6 +35,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     steps_to_close,
 )
 from rankscope.collector.detect.stragglers.sentence import COST_RATIO_STATED_MIN, describe_cost
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.measure.units import format_duration, ns_to_s
@@ -47,10 +48,6 @@ NODES_NAMED_MAX: Final = 4
 """Nodes named in a sentence: a group may span thousands; the finding has them all."""
 NVLINK_XID: Final = 74
 """Xid error of a faulty NVLink (NVIDIA's Xid catalogue)."""
-SUGGESTION: Final = (
-    "Measure these links outside the run with nccl-tests (all_reduce_perf), and look at the error counters of the "
-    "network cards and switch ports between them and at `nvidia-smi nvlink -e`."
-)
 
 
 class SlowLinks:
@@ -164,7 +161,7 @@ def _describe(
         sentence=_write_sentence(location, leader, family_size, begin, cost) + _write_signs(clearest),
         past=_write_sentence(location, leader, family_size, f"step {since_step}", cost, is_over=True)
         + _write_signs(clearest, is_over=True),
-        suggestion=SUGGESTION,
+        suggestion=suggest(SLOW_LINK, SLOW_LINK),
         severity="warning" if costs else "info",
         slowdown_ratio=leader.slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,

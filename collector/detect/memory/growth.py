@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
 from rankscope.measure.units import format_bytes, format_length, ns_to_s
 
@@ -44,11 +45,6 @@ FOLLOWERS_MIN: Final = 0.25
 """A process that grows at less than this share of the fastest rate on its machine is not named."""
 CRITICAL_S: Final = 3_600.0
 WARNING_S: Final = 86_400.0
-SUGGESTION: Final = (
-    "Look for what is kept from step to step: losses or outputs in lists without .item() or .detach(), caches without "
-    "a limit, logs in memory. tracemalloc compares two moments by line; memray attaches to a running process. Until "
-    "the cause is found, save a checkpoint well before the memory runs out, and restart from it."
-)
 
 
 class Growth(NamedTuple):
@@ -202,7 +198,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
             f"an hour together, so it runs out in about {format_length(first.left_s)}."
         ),
         past=f"The host memory of {who} grew{WHEN}{of_whom}, by {rate}.",
-        suggestion=SUGGESTION,
+        suggestion=suggest(MEMORY_GROWTH, HOST_MEMORY),
         severity=_choose_severity(first.left_s),
         evidence={
             "growth_bytes_per_step": growth.rise_bytes / growth.steps,

@@ -15,11 +15,12 @@ A finding is open for 5 minutes after the last error, and until a step has ended
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
 from rankscope.collector.detect.memory.headroom import find_device_headroom
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, OutOfMemorySeen, RunView
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import describe_frame, find_script_frame
@@ -40,28 +41,6 @@ OTHER_RATIO_MIN: Final = 0.1
 IMBALANCE_RATIO_MIN: Final = 1.25
 """Ratio to the median of the other ranks. The stages of a pipeline and the rank that saves checkpoints differ by a
 tenth or two in trainings that fit."""
-
-SUGGESTIONS: Final[Mapping[str, str]] = {
-    FRAGMENTATION: (
-        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start, unless it is set: segments can then "
-        "grow, so that fewer pieces are too small. Batches of one shape, and torch.cuda.empty_cache() between phases "
-        "of different sizes, help too."
-    ),
-    OTHER_MEMORY: (
-        "See what else uses that GPU (nvidia-smi): another process, an earlier one that has not ended, or buffers of "
-        "NCCL and libraries."
-    ),
-    IMBALANCE: (
-        "In the first step, see whether the other ranks come to need as much. Else give that rank less to hold: layers "
-        "or shards more evenly, batches by tokens instead of samples, nothing of the whole run (evaluation, gathered "
-        "checkpoints) on the GPU of one rank."
-    ),
-    FULL: (
-        "Use a smaller batch with gradient accumulation, activation checkpointing, or shard parameters and optimizer "
-        "state (FSDP). Before that, look for tensors that outlive their step: losses that are summed without .item()."
-    ),
-    UNATTRIBUTED: "Use a smaller batch or activation checkpointing; see what holds the memory in a memory snapshot.",
-}
 
 
 class _Failed(NamedTuple):
@@ -125,7 +104,7 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
         cause=cause,
         sentence=sentence,
         past=sentence,
-        suggestion=SUGGESTIONS[cause],
+        suggestion=suggest(OUT_OF_MEMORY, cause),
         evidence=_collect_evidence(first.notice, others),
         details=_collect_details(first.notice),
     )

@@ -25,6 +25,7 @@ from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.host_times import CORE_WAIT, time_per_step
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, EXPLAINS
 from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.step_series import Floats, Ints
 from rankscope.measure.units import format_duration
@@ -50,10 +51,6 @@ PAIRS_MIN: Final = 100
 """Least pairs of a step and a rank: an estimate of zero correlation stays below 0.3 (three standard errors)."""
 RANKS_SAMPLED_MAX: Final = 256
 """Ranks, evenly spread, over which the correlation is computed at most."""
-SUGGESTION: Final = (
-    "Give all ranks equal work in each step: bucket the samples by length, pack them into sequences of one length, or "
-    "make batches of a fixed number of tokens instead of samples."
-)
 
 
 class Gaps(NamedTuple):
@@ -210,7 +207,7 @@ def _describe(view: RunView, gaps: Gaps, known: Finding | None) -> Candidate:
         sentence=_write_sentence(gaps, cause, cost, core_wait_ns),
         past=_write_sentence(gaps, cause, cost, core_wait_ns, is_over=True),
         severity="warning" if cause == "data_imbalance" else "info",
-        suggestion=SUGGESTION if cause == "data_imbalance" else "",
+        suggestion=suggest(UNEVEN_WORK, cause),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence if correlation is None else {**evidence, "correlation": correlation},
     )

@@ -14,23 +14,19 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import SLOW_MODEL, Abstain, Finding, format_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_cost, describe_self
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import format_duration
 
-SLOW_MODEL: Final = "slow_gpu_model"
 MODEL: Final = "model"
 RANKS_MIN: Final = 2
-SUGGESTION: Final = (
-    "Run it on GPUs of one model, or give the ranks on the slower model less work: in synchronous training every step "
-    "lasts as long as theirs."
-)
 
 
 class _Models(NamedTuple):
@@ -124,7 +120,7 @@ def _describe(view: RunView, models: _Models, slow: SlowRank, known: Finding | N
         cause=SLOW_MODEL,
         sentence=_write_sentence(view, models, slow, cost, since_step),
         past=_write_sentence(view, models, slow, cost, since_step, is_over=True),
-        suggestion=SUGGESTION,
+        suggestion=suggest(SLOW_MODEL, SLOW_MODEL),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,

@@ -26,6 +26,7 @@ from rankscope.collector.detect.finding import (
     DRIFTING,
     RUN_SLOWDOWN,
     SLOW_LINK,
+    SLOW_MODEL,
     STRAGGLER,
     Abstain,
     Finding,
@@ -34,7 +35,6 @@ from rankscope.collector.detect.finding import (
     format_ranks,
 )
 from rankscope.collector.detect.past import WHEN, put_in_past
-from rankscope.collector.detect.run_rules.device_models import SLOW_MODEL
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
@@ -62,6 +62,7 @@ from rankscope.collector.detect.stragglers.persistent import (
 from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, find_cause_of_change
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats, sum_computing
@@ -516,6 +517,7 @@ def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: F
         pattern=pattern,
         sentence=_write_sentence(change, subject, cause, cost, pattern),
         past=_write_sentence(change, subject, cause, cost, pattern, is_over=True),
+        suggestion=suggest(subject.kind, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
             **cause.evidence,

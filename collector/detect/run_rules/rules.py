@@ -28,22 +28,16 @@ from rankscope.collector.detect.finding import RUN_SLOWDOWN, STRAGGLER, Abstain,
 from rankscope.collector.detect.past import WHEN, put_in_past
 from rankscope.collector.detect.run_rules.signals import RunSignals, read_signals
 from rankscope.collector.detect.run_rules.thresholds import (
-    COMMUNICATE_LESS,
     CRITICAL_RATIO,
     DATA_RATIO_MIN,
     EXPOSED_RATIO_MIN,
-    FEED_FASTER,
-    FREE_THE_ALLOCATOR,
-    FREE_THE_CORES,
-    FREE_THE_HOST,
     HIDEABLE_RATIO_MIN,
     IDLE_RATIO_MIN,
-    LAUNCH_AHEAD,
-    OVERLAP,
     OVERLAP_RATIO_MAX,
     QUEUE_RATIO_MIN,
     percent,
 )
+from rankscope.collector.detect.suggestions import SYNCHRONISES, UNSEEN, suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.units import format_duration
 
@@ -58,14 +52,14 @@ INTERVALS_RATIO_MIN: Final = 0.5
 
 class Judged(NamedTuple):
     """The result of a rule. `ratio` is the share of the time it is about, `evidence` the numbers by name. `machine` is
-    the one it is about; None: the run.
+    the one it is about; None: the run. `variant` chooses the suggestion where a rule has several.
     """
 
     ratio: float
     sentence: str
-    suggestion: str
     evidence: Mapping[str, float]
     machine: str | None = None
+    variant: str = ""
 
 
 NO_WINDOWS: Final = "no GPU has enough profiler windows yet"
@@ -100,7 +94,6 @@ def judge_data(signals: RunSignals, ease: float = 1.0) -> Verdict:
         ratio,
         f"The ranks wait for their data loaders {percent(ratio)} of the time, "
         f"{format_duration(ratio * signals.step_ns)} in a step.",
-        FEED_FASTER,
         {"data_ratio": signals.data, "data_ratio_min": DATA_RATIO_MIN},
     )
 
@@ -124,7 +117,7 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
         f"{percent(data)} of the time"
     )
     if signals.synchronising is None or signals.synchronising < EXPLAINS * (signals.idle - data):
-        return Judged(signals.idle - data, f"{sentence}.", FREE_THE_HOST, evidence)
+        return Judged(signals.idle - data, f"{sentence}.", evidence)
     waits = (
         f"up to {percent(signals.synchronising)} of the time they are idle at the end of a call in which the host "
         "waits for its GPU (such as .item())"
@@ -133,8 +126,8 @@ def judge_host(signals: RunSignals, ease: float = 1.0) -> Verdict:
     return Judged(
         signals.idle - data,
         f"{sentence}; {waits}{where}.",
-        LAUNCH_AHEAD,
         {**evidence, "synchronising_ratio": signals.synchronising},
+        variant=SYNCHRONISES,
     )
 
 
@@ -160,7 +153,6 @@ def judge_core_wait(signals: RunSignals, ease: float = 1.0) -> Verdict:
         ratio,
         f"The training threads {where} wait for a CPU core at least {percent(ratio)} of the time, "
         f"{format_duration(ratio * signals.step_ns)} in a step.",
-        FREE_THE_CORES,
         {"core_wait_ratio": signals.queueing, "core_wait_ratio_min": QUEUE_RATIO_MIN},
         signals.machine,
     )
@@ -180,16 +172,13 @@ def judge_utilisation(signals: RunSignals, ease: float = 1.0) -> Verdict:
             f"The GPUs are idle {percent(signals.idle)} of the time, while the processes of most ranks compute on the "
             f"CPU for at most {percent(signals.computing)} of the time: the training threads wait for something that "
             "is not measured.",
-            "Look at what the training threads wait for: `py-spy dump` on a rank, storage, locks, and communication "
-            "outside of torch's collectives.",
             {**evidence, "computing_ratio": signals.computing},
+            variant=UNSEEN,
         )
     return Judged(
         signals.idle,
         f"The GPUs are busy only {percent(1 - signals.idle)} of the time, and neither data loading nor their hosts "
         "alone explain it.",
-        f"Look at one rank's step in a trace (rankscope analyze): what its host does while its GPU is idle. "
-        f"{FREE_THE_HOST}",
         evidence,
     )
 
@@ -204,7 +193,6 @@ def judge_communication(signals: RunSignals, ease: float = 1.0) -> Verdict:
         signals.moving,
         f"{percent(signals.moving)} of the time is communication that does not overlap with compute, waits for other "
         "ranks not counted.",
-        COMMUNICATE_LESS,
         {"exposed_transfer_ratio": signals.moving, "exposed_transfer_ratio_min": EXPOSED_RATIO_MIN},
     )
 
@@ -219,7 +207,6 @@ def judge_serial_communication(signals: RunSignals, ease: float = 1.0) -> Verdic
         signals.hideable,
         f"Only {percent(signals.overlap)} of the communication overlaps with compute; full overlap would save up to "
         f"{percent(signals.hideable)} of the time.",
-        OVERLAP,
         {
             "hideable_ratio": signals.hideable,
             "hideable_ratio_min": HIDEABLE_RATIO_MIN,
@@ -246,7 +233,6 @@ def judge_memory(signals: RunSignals, ease: float = 1.0) -> Verdict:
     return Judged(
         0.0,
         sentence,
-        FREE_THE_ALLOCATOR,
         {
             "retrying_intervals_ratio": signals.retrying,
             "churning_intervals_ratio": signals.churning,
@@ -341,7 +327,7 @@ def _describe(kind: str, judged: Judged, signals: RunSignals, known: Finding | N
         cause=kind,
         sentence=judged.sentence,
         past=f"{put_in_past(judged.sentence)} That was so{WHEN}.",
-        suggestion=judged.suggestion,
+        suggestion=suggest(kind, kind, judged.variant),
         severity="warning" if judged.ratio >= CRITICAL_RATIO or kind == "memory_pressure" else "info",
         evidence=judged.evidence,
     )

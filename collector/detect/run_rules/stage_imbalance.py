@@ -22,16 +22,13 @@ from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.stragglers.cost import Cost, price
 from rankscope.collector.detect.stragglers.persistent import SlowRank, Thresholds, find_stragglers, has_recovered
 from rankscope.collector.detect.stragglers.sentence import describe_cost, describe_self
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView, as_rank_series
 from rankscope.collector.steps.peer_groups import Comparison, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats
 from rankscope.measure.units import format_duration
 
 IMBALANCE: Final = "imbalance"
-SUGGESTION: Final = (
-    "Split the work evenly: move layers from the heaviest pipeline stage to the lightest, or balance the tokens of "
-    "the experts."
-)
 
 
 class StageImbalance:
@@ -113,7 +110,7 @@ def _describe(
         cause="more_work",
         sentence=_write_sentence(view, group, slow, cost),
         past=_write_sentence(view, group, slow, cost, is_over=True),
-        suggestion=SUGGESTION,
+        suggestion=suggest(IMBALANCE, "more_work"),
         severity="info",
         slowdown_ratio=slow.slowdown_ratio,
         run_slowdown_ratio=cost.run_slowdown_ratio,

@@ -1,4 +1,4 @@
-"""Define the thresholds and suggestions that the rules over a live run and over its traces share.
+"""Define the thresholds that the rules over a live run and over its traces share.
 
 The rules over a live run (`rules.py`) and over its traces (`traces/advice_rules_*.py`) apply them to different
 evidence.
@@ -21,39 +21,6 @@ OVERLAP_RATIO_MAX: Final = 0.2
 """Healthy DDP overlaps 43 to 90 % of its communication; serialised traces 2 to 16 %."""
 HIDEABLE_RATIO_MIN: Final = 0.1
 """Largest possible saving over the time the device worked: the shorter of communication alone and compute alone."""
-
-FREE_THE_HOST: Final = (
-    "Give the host less to do for each kernel: torch.compile, CUDA graphs, a larger batch, fused optimizers; move "
-    "logging and other Python out of the step."
-)
-FREE_THE_ALLOCATOR: Final = (
-    "Steps should not allocate from the driver: check that caching is not off (PYTORCH_NO_CUDA_MEMORY_CACHING, "
-    "PYTORCH_NO_HIP_MEMORY_CACHING), that no code calls empty_cache in a step, and that memory is not so full that the "
-    "cache is emptied (expandable_segments, a smaller batch)."
-)
-LAUNCH_AHEAD: Final = (
-    "Read numbers less often: keep losses and metrics on the GPU and read them every n-th step instead of .item(), "
-    ".cpu() or print; avoid nonzero, unique and boolean masks (torch.where, fixed sizes); copy with non_blocking=True "
-    "from pinned memory."
-)
-FEED_FASTER: Final = (
-    "Give the loader more num_workers or a larger prefetch_factor, or make a sample cheaper: faster storage, decoding "
-    "ahead of time."
-)
-FREE_THE_CORES: Final = (
-    "Find what else runs on the machine (`top`), and check whether the container has as many CPUs as its ranks have "
-    "threads. If not, use fewer ranks or data loader workers or a lower OMP_NUM_THREADS, or pin each rank to cores of "
-    "its own."
-)
-COMMUNICATE_LESS: Final = (
-    "Communicate less often or less: gradient accumulation under no_sync, a larger batch for each rank, gradients in "
-    "bf16 (a DDP communication hook), fewer and larger collectives, sharding within a node."
-)
-OVERLAP: Final = (
-    "Let communication start earlier: DDP with smaller buckets (bucket_cap_mb) and gradient_as_bucket_view, without "
-    "find_unused_parameters where not needed; FSDP with prefetching; own collectives with async_op=True, waited for as "
-    "late as possible."
-)
 
 
 def percent(ratio: float) -> str:

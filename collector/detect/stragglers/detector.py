@@ -35,6 +35,7 @@ from rankscope.collector.detect.stragglers.persistent import (
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
 from rankscope.collector.detect.stragglers.timed_waits import is_contradicted, read_timed_waits
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 
 SHARE_MIN: Final = 0.75
@@ -258,6 +259,7 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         pattern=slow.pattern,
         sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits),
         past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits, is_over=True),
+        suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,
     )

@@ -23,6 +23,7 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import EXPLAINS, HOST_CPU, UNSEEN_WAIT, Cause
 from rankscope.collector.detect.stragglers.sentence import describe_cost
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import Ints
 from rankscope.measure.units import format_duration
@@ -43,10 +44,6 @@ PARTS_MAX: Final = 4
 25th is no 10th."""
 EXPLAINED_KEPT_MIN: Final = 0.5
 """The same share of an open finding: a second kind of work has no period that is seen until it has come three times."""
-SUGGESTION: Final = (
-    "Do it less often, or where no rank waits for it: save checkpoints asynchronously or on all ranks, evaluate on all "
-    "ranks, log without reading values from the GPU."
-)
 
 
 class OwnWork(NamedTuple):
@@ -134,7 +131,7 @@ def describe_own_work(
         kind=PERIODIC_WORK,
         cause=PERIODIC_WORK,
         severity="info",
-        suggestion=SUGGESTION,
+        suggestion=suggest(PERIODIC_WORK, PERIODIC_WORK),
         sentence=_write_sentence(finding, view, slow, work, cost),
         past=_write_sentence(finding, view, slow, work, cost, is_over=True),
         evidence={**finding.evidence, "period_steps": float(work.periods[0]), "longer_ns": work.longer_ns},

@@ -8,7 +8,6 @@ from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProce
 from rankscope.collector.runs.run_end_words import (
     DETAIL_LENGTH_MAX,
     EXIT_UNKNOWN,
-    OUT_OF_GPU_MEMORY,
     describe_end,
     describe_first_to_fail,
     describe_lost,
@@ -253,4 +252,4 @@ def test_end_after_an_error_of_the_allocator_says_so() -> None:
     )
     failure = find_failure(end)
     assert failure is not None
-    assert failure.suggestion == OUT_OF_GPU_MEMORY
+    assert failure.suggestion.startswith("The incident out_of_memory of this run says")

@@ -112,7 +112,16 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
         "  1 of 1 ranks: 1 crashed; 42 steps",
         "  ended: crashed (ranks: 1 crashed)",
         "  first to fail: rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41",
+        "  do: See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
     ]
+
+
+def test_each_finding_says_what_to_do_about_it() -> None:
+    worse = msgspec.structs.replace(SLOW, sentence="Slow.", lost_rank_seconds=9.0, suggestion="Drain it.")
+    other = msgspec.structs.replace(SLOW, sentence="Also.", lost_rank_seconds=1.0, suggestion="Ask\x1b why.")
+    lines = render_status(build_status(run_of(rank_of(0), open_findings=(other, worse)), 0)).splitlines()
+    assert lines[:2] == ["run bert: Slow.", "  do: Drain it."]
+    assert lines[3:] == ["  ! Also.", "    do: Ask\\x1b why."]
 
 
 def test_findings_beyond_five_are_counted() -> None:

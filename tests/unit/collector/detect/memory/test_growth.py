@@ -8,8 +8,9 @@ import pytest
 
 from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.machine_growth import NodeCounts
-from rankscope.collector.detect.memory.growth import SUGGESTION, Growth, MemoryGrowth, find_growth
+from rankscope.collector.detect.memory.growth import Growth, MemoryGrowth, find_growth
 from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import MemoryLevel, RunView, Samples
 from rankscope.measure.records import NodeSample
 from tests.unit.collector.steps.step_series import series_of, view_of
@@ -73,7 +74,11 @@ def test_leak_is_found_with_its_rate_and_the_time_left() -> None:
             "machine_growth_bytes_per_hour": 3840 * MIB, "available_bytes": 2 * GIB, "left_s": 1920.0, "seen_s": 900.0,
         }
     )  # fmt: skip
-    assert (found.severity, found.suggestion, found.details) == ("critical", SUGGESTION, {"node": "n0"})
+    assert (found.severity, found.suggestion, found.details) == (
+        "critical",
+        suggest("memory_growth", "host_memory"),
+        {"node": "n0"},
+    )
     closed = close_finding(found, until_step=1380, lasted_s=1380.0)
     assert closed.sentence == (
         "The host memory of rank 1 grew from about step 0 to step 1380 (23.0 min), by 1.1 MiB a step, 3.8 GiB an hour."

@@ -10,12 +10,12 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.memory.headroom import find_device_headroom
 from rankscope.collector.detect.memory.out_of_memory import (
     QUIET_NS,
-    SUGGESTIONS,
     OutOfMemoryErrors,
     find_cause,
     find_other_bytes,
 )
 from rankscope.collector.detect.past import close_finding
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import AllocatorCounts, OutOfMemorySeen, RunView, Samples
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
@@ -99,7 +99,7 @@ def test_rank_that_needs_what_its_peers_need_is_told_to_need_less() -> None:
         "allocation; the median of the other ranks' peaks so far is 71.0 GiB. Of the other ranks, rank "
         "1 had the least left: 1.0 GiB."
     )
-    assert found.suggestion == SUGGESTIONS["memory_full"]
+    assert found.suggestion == suggest("out_of_memory", "memory_full")
     assert found.evidence == {
         "asked_bytes": 4 * GIB, "free_bytes": 2 * GIB, "limit_bytes": 80 * GIB, "allocated_bytes": 74 * GIB,
         "reserved_bytes": 76 * GIB, "unused_bytes": 2 * GIB, "inactive_split_bytes": GIB, "other_bytes": 2 * GIB,

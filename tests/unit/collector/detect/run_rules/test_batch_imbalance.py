@@ -146,7 +146,8 @@ def test_waits_for_cores_explain_it_where_they_are_half_of_the_gap() -> None:
     assert 25 < gap_ms < 26
     assert only(held_up(gap_ms / 2 - 0.1)).cause == "data_imbalance"
     finding = only(held_up(gap_ms / 2 + 0.1))
-    assert (finding.cause, finding.severity, finding.suggestion) == ("cpu_pressure", "info", "")
+    assert (finding.cause, finding.severity) == ("cpu_pressure", "info")
+    assert finding.suggestion.startswith("Find what else runs on the machine")
 
 
 def test_waits_for_cores_are_told_with_their_length() -> None:
@@ -201,7 +202,7 @@ def test_correlated_phases_mean_uneven_batches() -> None:
 def test_part_that_varies_by_itself_does_not() -> None:
     forward_ms = 30 * draw(spread=0.3, seed=2)
     finding = only(view(forward_ms + 70 * draw(), forward_ms=forward_ms))
-    assert (finding.cause, finding.suggestion) == ("unattributed", "")
+    assert (finding.cause, finding.suggestion[:22]) == ("unattributed", "A capture of all ranks")
     assert abs(finding.evidence["correlation"]) < 0.3
 
 
