@@ -121,6 +121,13 @@ class AgentConfig(Settings):
             length_max=128,
         ),
     )
+    report_user: bool = setting(
+        True,
+        Setting(
+            "Report whose run it is: the owner of the Slurm job, else the login name. It is shown in the list of runs "
+            "and is a label of rankscope_rank_info."
+        ),
+    )
     fault: str = setting(
         "",
         Setting(

@@ -1,20 +1,40 @@
 """Reads the identity of this rank process from the launcher's environment variables."""
 
+import contextlib
 import os
+import pwd
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.machine import read_machine_id
 
+USER_VARIABLES: Final = ("SLURM_JOB_USER", "LOGNAME", "USER")
+NAMESPACE_VARIABLES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE")
+POD_VARIABLES: Final = ("POD_NAME", "MY_POD_NAME")
+"""Names under which pods conventionally get their own from the downward API; Kubernetes sets none by itself. A host
+name is no pod's name: that of an indexed job, or of a pod with the host's network, is another.
+"""
+NAMESPACE_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+"""Mounted with a pod's service account."""
 
-def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> RankIdentity:
+
+def read_identity(
+    environment: Mapping[str, str],
+    run: str,
+    node: str = "",
+    *,
+    with_user: bool = False,
+    namespace_file: str = NAMESPACE_FILE,
+) -> RankIdentity:
     """Return the identity of this rank process; without a launcher it is rank 0 of 1.
 
     `run` is the configured name; empty means the launcher's (TORCHELASTIC_RUN_ID). If that is unset or torchrun's
     default `none`, the name is made from MASTER_ADDR (from `node` where that is localhost) and MASTER_PORT, so that
-    concurrent runs differ. `node` is the configured name of the machine; empty means its host name.
+    concurrent runs differ. `node` is the configured name of the machine; empty means its host name. The user is left
+    out unless `with_user`.
     """
     node = node or socket.gethostname()
     return RankIdentity(
@@ -27,6 +47,10 @@ def read_identity(environment: Mapping[str, str], run: str, node: str = "") -> R
         boot_id=os.urandom(8).hex(),
         pid=os.getpid(),
         machine_id=read_machine_id(),
+        slurm_job_id=_first(environment, "SLURM_JOB_ID"),
+        user=_read_user(environment) if with_user else "",
+        k8s_namespace=_first(environment, *NAMESPACE_VARIABLES) or _read_namespace(environment, namespace_file),
+        k8s_pod=_first(environment, *POD_VARIABLES),
     )
 
 
@@ -43,6 +67,33 @@ def name_script(arguments: Sequence[str]) -> str:
 def read_script() -> str:
     """Return the file name of the script that this process runs; empty where it is no file."""
     return name_script(sys.argv)
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str:
+    """Return the first of these variables that is set, as a label; empty when none is."""
+    return _to_label(next(filter(None, map(environment.get, names)), None) or "")
+
+
+def _to_label(text: str) -> str:
+    """Return text that can be sent: of limited length, with a question mark for each byte that is no UTF-8."""
+    return text.strip()[:LABEL_LENGTH_MAX].encode("utf-8", "replace").decode()
+
+
+def _read_user(environment: Mapping[str, str]) -> str:
+    """Return the owner of the Slurm job, else the login name; empty where this user has no name."""
+    named = _first(environment, *USER_VARIABLES)
+    if not named:
+        with contextlib.suppress(KeyError, OSError):
+            named = _to_label(pwd.getpwuid(os.getuid()).pw_name)
+    return named
+
+
+def _read_namespace(environment: Mapping[str, str], path: str) -> str:
+    """Return the namespace of the service account in a pod; empty elsewhere, and where none is mounted."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            return _to_label(file.read(LABEL_LENGTH_MAX))
+    return ""
 
 
 def reads_machine(environment: Mapping[str, str], world_size: int) -> bool:

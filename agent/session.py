@@ -38,7 +38,7 @@ class Session:
         self._config = config
         self._pid = os.getpid()
         self._clock = SystemClock()
-        self.identity = read_identity(environment, config.run, config.node)
+        self.identity = read_identity(environment, config.run, config.node, with_user=config.report_user)
         self._guard = Guard(config.error_budget, lambda part: self._training.on_part_off(part))  # noqa: PLW0108 - made later
         device = TrainingDevice()
         is_reader = reads_machine(environment, self.identity.world_size)

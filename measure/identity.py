@@ -26,7 +26,8 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
 
     `restart_count` counts the elastic restarts before this process (TORCHELASTIC_RESTART_COUNT); `pid` is the process
     id in its own namespace; `machine_id` names the booted machine, so that a collector on the same machine can check
-    whether the process still runs.
+    whether the process still runs. `slurm_job_id` is the id of its Slurm job, `user` whose process it is,
+    `k8s_namespace` and `k8s_pod` are its Kubernetes pod's; empty: not known, or there is none.
     """
 
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=LABEL_LENGTH_MAX)]
@@ -38,6 +39,10 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     boot_id: Annotated[str, msgspec.Meta(min_length=8, max_length=64)]
     pid: Count
     machine_id: Label = ""
+    slurm_job_id: Label = ""
+    user: Label = ""
+    k8s_namespace: Label = ""
+    k8s_pod: Label = ""
 
 
 def group_label(description: str, ranks: Sequence[int], world_size: int) -> str:

@@ -41,7 +41,8 @@ def full_rank(rank: int) -> RankSnapshot:
     return RankSnapshot(
         identity=RankIdentity(
             run="bert", rank=rank, local_rank=rank, world_size=5, node="node-a", restart_count=1,
-            boot_id=f"boot-of-{rank}", pid=4000 + rank,
+            boot_id=f"boot-of-{rank}", pid=4000 + rank, slurm_job_id="4711", user="ada", k8s_namespace="ml",
+            k8s_pod=f"bert-{rank}",
         ),
         up=True,
         torch_version="2.8.0",

@@ -16,6 +16,7 @@ from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, 
 from rankscope.collector.publish.metrics.text_format import accepts_gzip, choose_format
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_end_words import describe_end
+from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_status import find_throughput
 from rankscope.collector.runs.snapshot import RunSnapshot, Snapshot
 from rankscope.measure.errors import UnavailableError
@@ -64,7 +65,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     `samples_per_s`, `tokens_per_s` and `steps_per_s` are per rank, as the median over the ranks (`runs/run_status.py`);
     None where no rank reports them, and for a run that has ended. `end` is how the run ended, None while it goes on;
     `end_in_words` is the same as a short text. `age_s` is the time since its first rank joined, until its end for one
-    that has ended, in seconds; None before that.
+    that has ended, in seconds; None before that. `origin` says whose run it is: scheduler, user, pod.
     """
 
     run: str
@@ -79,6 +80,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd | None = None
     end_in_words: str = ""
     age_s: float | None = None
+    origin: RunOrigin = UNKNOWN_ORIGIN
 
 
 class PageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +264,7 @@ def summarise_run(run: RunSnapshot) -> RunSummary:
         end=run.end,
         end_in_words="" if run.end is None else describe_end(run.end),
         age_s=ns_to_s(run.goodput.wall_ns) if run.goodput.wall_ns else None,
+        origin=find_origin(rank.identity for rank in run.ranks),
     )
 
 

@@ -16,6 +16,7 @@ from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.run_flops import average_known
+from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.snapshot import LostSeconds
 from rankscope.collector.storage.rank_intervals import RankInterval
 from rankscope.collector.storage.run_reader import CurvePoint, RunHistory, opening_run
@@ -49,6 +50,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
     last minute of their steps; None unless they are known of all. `injected_faults` as in RunSnapshot.
+    `origin` says whose run it was.
     """
 
     run: str
@@ -76,6 +78,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     mfu_ratio: float | None = None
     hfu_ratio: float | None = None
     injected_faults: str = ""
+    origin: RunOrigin = UNKNOWN_ORIGIN
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -125,6 +128,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         end=run.end,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
+        origin=find_origin(process.hello.identity for process in processes),
         injected_faults=describe_faults(
             {one.hello.identity.rank: one.hello.fault for one in processes if one.hello.fault}
         ),

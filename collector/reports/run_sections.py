@@ -27,6 +27,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_lost,
     describe_no_first,
 )
+from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
 from rankscope.measure.units import format_duration, format_length
 
@@ -60,9 +61,10 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
 
 def _facts(report: RunReport) -> Section:
     section = Section("facts", "The run", "The run as of its last report.", columns_of("<what, <value"), "")
-    ratio = report.goodput.goodput_ratio
+    ratio, origin = report.goodput.goodput_ratio, describe_origin(report.origin)
     rows = {
         "id": report.run_id or report.run,
+        **({"origin": origin} if origin else {}),
         "ranks": str(report.world_size),
         "attempts": f"{report.attempts}, {report.restart_count} of them restarts that torchrun counted",
         "steps": f"{report.steps} in the last attempt, {report.steps_kept} in the history",

@@ -12,6 +12,7 @@ from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.ratio_basis import NO_WINDOW
 from rankscope.collector.runs.run_end_words import find_failure
 from rankscope.collector.runs.run_flops import describe_rank_flops, describe_run_flops
+from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.runs.run_ratios import describe_basis, describe_run_ratios
 from rankscope.collector.runs.run_status import (
     RunStatus,
@@ -32,6 +33,8 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     """Return the lines about a run, with its worst ranks or without them."""
     open_now = find_costliest(status.run.open_findings) if status.run.end is None else None
     lines = [_render_verdict(status, colors), *_render_suggestion(open_now), INDENT + _describe_run(status)]
+    origin = describe_origin(status.origin)
+    lines += [INDENT + printable(origin)] if origin else []
     lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
     lines += _render_suggestion(find_failure(status.run.end))
     without_peers = describe_ranks_without_peers(status.run)
@@ -140,6 +143,7 @@ def render_one_rank(run: RunSnapshot, rank: RankSnapshot, peers: tuple[int, str]
     """
     identity, state = rank.identity, describe_state(rank)
     where = f"node {printable(identity.node)}, local rank {identity.local_rank}, pid {identity.pid}"
+    where += f", pod {printable(identity.k8s_pod)}" if identity.k8s_pod else ""
     title = colors.paint(f"run {printable(run.run)}, rank {identity.rank}:", BOLD)
     lines = [f"{title} {colors.paint(state, BOLD, *color_of(state))} ({where})"]
     if rank.ended is not None:

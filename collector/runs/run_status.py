@@ -17,6 +17,7 @@ import msgspec
 from rankscope.collector.detect.hang_state import SILENT
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL
 from rankscope.collector.runs.run_flops import RunFlops, find_run_flops
+from rankscope.collector.runs.run_origin import UNKNOWN_ORIGIN, RunOrigin, find_origin
 from rankscope.collector.runs.run_ratios import RunRatios
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.runs.window_effect import RunWindows, read_windows
@@ -73,7 +74,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by state: `up`,
     `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
     medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first. `window_effect` says
-    what full windows of GPUs have done to the steps; None: nothing was measured. `flops` is over the live ranks.
+    what full windows of GPUs have done to the steps; None: nothing was measured. `flops` is over the live ranks,
+    `origin` says whose run it is.
     """
 
     run: RunSnapshot
@@ -86,6 +88,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     window_ratios: RunRatios = RunRatios()
     window_effect: str | None = None
     flops: RunFlops = RunFlops()
+    origin: RunOrigin = UNKNOWN_ORIGIN
 
 
 def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = None) -> RunStatus:
@@ -106,6 +109,7 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
         window_ratios=windows.ratios,
         window_effect=windows.effect,
         flops=find_run_flops(find_live(run.ranks)),
+        origin=find_origin(rank.identity for rank in run.ranks),
     )
 
 

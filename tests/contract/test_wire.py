@@ -213,9 +213,14 @@ COMMUNICATOR = RasCommunicator(
 )  # fmt: skip
 IDENTITY = RankIdentity(
     run=RunId("job-7"), rank=2, local_rank=1, world_size=4, node="n1", restart_count=1,
-    boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
+    boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]", slurm_job_id="4711_3", user="ada",
+    k8s_namespace="ml", k8s_pod="bert-worker-1",
 )  # fmt: skip
+NO_SCHEDULER = {"slurm_job_id": "", "user": "", "k8s_namespace": "", "k8s_pod": ""}
+"""Fields of an identity from before there were any about the scheduler."""
 
+LATER_IN_HELLO: dict[str, object] = {"wants_summary": False, "script": ""}
+"""What a Hello has had last."""
 STATED: dict[str, Message] = {
     "hello": Hello(
         left_behind=True,
@@ -225,7 +230,8 @@ STATED: dict[str, Message] = {
         script="train.py",
         identity=RankIdentity(
             run=RunId("job-7"), rank=2, local_rank=0, world_size=4, node="n1", restart_count=1,
-            boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]",
+            boot_id=BootId("0123456789abcdef"), pid=4711, machine_id="machine/pid:[1]", slurm_job_id="4711_3",
+            user="ada", k8s_namespace="ml", k8s_pod="bert-worker-1",
         ),
         first_sequence=5, host_ns=1_700, wall_ns=1_700_000_000_000_000_000, report_interval_ns=1_000_000,
         agent_version="0.1.0", python_version="3.11.7", torch_version="2.13.0",
@@ -351,6 +357,13 @@ def write_golden(folder: Path) -> list[str]:
     return missing
 
 
+def without_scheduler(name: str) -> Message:
+    """Return the message with an identity that says nothing of a scheduler."""
+    stated = STATED[name]
+    assert isinstance(stated, (Hello, RankEnded))
+    return msgspec.structs.replace(stated, identity=msgspec.structs.replace(stated.identity, **NO_SCHEDULER))
+
+
 def find_stated(message: Message, path: Place) -> msgspec.Struct:
     """Return the structure at that path of a message."""
     found: Any = message
@@ -434,30 +447,40 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
 
 def test_earlier_hello_without_left_behind_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_left_behind.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(
-        STATED["hello"], left_behind=False, hello_number=0, fault="", wants_summary=False, script=""
-    )
+    earlier = {"left_behind": False, "hello_number": 0, "fault": "", **LATER_IN_HELLO}
+    assert decode(frame) == msgspec.structs.replace(without_scheduler("hello"), **earlier)
 
 
 def test_earlier_hello_without_fault_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_fault.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], fault="", wants_summary=False, script="")
+    assert decode(frame) == msgspec.structs.replace(without_scheduler("hello"), fault="", **LATER_IN_HELLO)
 
 
-def test_earlier_hello_without_the_wish_for_summaries_decodes() -> None:
-    frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_summary.hex").read_text())
-    assert decode(frame) == msgspec.structs.replace(STATED["hello"], wants_summary=False, script="")
+@pytest.mark.parametrize("name", ["hello", "rank_ended"])
+def test_earlier_identity_without_the_scheduler_decodes(name: str) -> None:
+    """Neither did that Hello have the wish for summaries and the script."""
+    frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_scheduler.hex").read_text())
+    later = LATER_IN_HELLO if name == "hello" else {}
+    assert decode(frame) == msgspec.structs.replace(without_scheduler(name), **later)
+
+
+def test_later_identity_is_read_by_earlier_agents_and_collectors() -> None:
+    body = msgspec.msgpack.decode(read_golden("hello")[HEADER_BYTES:])
+    frame = bytes.fromhex((GOLDEN / "earlier" / "hello_without_scheduler.hex").read_text())
+    earlier = msgspec.msgpack.decode(frame[HEADER_BYTES:])
+    place = Hello.__struct_fields__.index("identity")
+    assert body[place][: len(earlier[place])] == earlier[place], "what was there keeps its place"
+    assert body[place][len(earlier[place]) :] == ["4711_3", "ada", "ml", "bert-worker-1"]
+    assert [*body[:place], *body[place + 1 : len(earlier)]] == [*earlier[:place], *earlier[place + 1 :]]
 
 
 @pytest.mark.parametrize("name", ["hello", "welcome"])
 def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / f"{name}_without_number.hex").read_text())
-    later = (
-        {"hello_number": 0, "fault": "", "wants_summary": False, "script": ""}
-        if name == "hello"
-        else {"hello_number": 0}
+    later = {"hello_number": 0, "fault": "", **LATER_IN_HELLO} if name == "hello" else {"hello_number": 0}
+    assert decode(frame) == msgspec.structs.replace(
+        without_scheduler(name) if name == "hello" else STATED[name], **later
     )
-    assert decode(frame) == msgspec.structs.replace(STATED[name], **later)
 
 
 def test_earlier_report_without_steps_made_decodes() -> None:

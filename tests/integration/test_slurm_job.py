@@ -1,6 +1,7 @@
 """The sbatch script, with stand-ins for Slurm's own programs: two nodes of one rank each, on this machine."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -39,6 +40,7 @@ def slurm(tmp_path: Path) -> Mapping[str, str]:
     return {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_USER": "ada",
         "SLURM_JOB_NAME": "llm",
         "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
@@ -60,6 +62,7 @@ def test_job_trains_on_both_nodes_and_ends_with_the_report(slurm: Mapping[str, s
     folder = tmp_path / "rankscope-4711"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert "2 ranks" in ended.stdout
+    assert re.search(r"origin +Slurm job 4711, user ada", ended.stdout), "the report, from the store"
 
 
 def test_job_that_fails_fails_with_its_own_status(slurm: Mapping[str, str]) -> None:

@@ -98,6 +98,7 @@ PORT_KIND: Final = (*PORT, "kind")
 INTERFACE_KIND: Final = ("run", "rank", "node", "interface", "kind")
 RANK_INFO: Final = (
     "run", "rank", "node", "local_rank", "gpu", "gpu_model", "pid", "agent_version", "torch_version",
+    "slurm_job_id", "user", "k8s_namespace", "k8s_pod",
 )  # fmt: skip
 RANK_END_INFO: Final = ("run", "rank", "reason", "exit_code", "signal")
 

@@ -75,7 +75,7 @@ def _rank_info(rank: RankSnapshot) -> Labels:
     gpu, gpu_model = (rank.devices[0].uuid, rank.devices[0].model) if rank.devices else ("", "")
     return (
         identity.node, str(identity.local_rank), gpu, gpu_model, str(identity.pid), rank.agent_version,
-        rank.torch_version,
+        rank.torch_version, identity.slurm_job_id, identity.user, identity.k8s_namespace, identity.k8s_pod,
     )  # fmt: skip
 
 
@@ -118,7 +118,8 @@ RANKS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_rank_info", "info", "", RANK_INFO,
-        "A rank and its current or last process. gpu is the UUID of its GPU, empty without one.",
+        "A rank and its current or last process. gpu is the UUID of its GPU, user whose process it is; a label is "
+        "empty where that is not known or there is none.",
         "always 1", "agent: Hello; NVML", ONE,
         infos(_rank_info, is_any),
     ),

@@ -1,12 +1,16 @@
 """Tests of the rank identity, from a launcher's environment."""
 
 import os
+import pwd
 import socket
+from pathlib import Path
 
 import pytest
 
 from rankscope.agent.identity import drop_rank_variables, read_identity, reads_machine
-from rankscope.measure.identity import LABEL_LENGTH_MAX
+from rankscope.measure.codec import decode, encode
+from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
+from rankscope.measure.messages import Hello
 
 TORCHRUN = {
     "RANK": "5",
@@ -18,6 +22,13 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "llama-7b",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
+
+
+def hello_of(identity: RankIdentity) -> Hello:
+    return Hello(
+        identity=identity, first_sequence=1, host_ns=1, wall_ns=1, report_interval_ns=10**9, agent_version="0.1.0",
+        python_version="3.11.7", torch_version="2.13.0",
+    )  # fmt: skip
 
 
 def test_identity_from_torchrun() -> None:
@@ -111,3 +122,55 @@ def test_machine_is_read_by_a_rank_known_to_be_its_first(
     environment: dict[str, str], world_size: int, *, is_reader: bool
 ) -> None:
     assert reads_machine(environment, world_size) == is_reader
+
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_USER": "ada", "USER": "root"}
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def test_slurm_job_and_its_owner_are_reported() -> None:
+    identity = read_identity(SLURM, run="", with_user=True)
+    assert (identity.slurm_job_id, identity.user) == ("4711", "ada")
+
+
+def test_user_is_left_out_unless_asked_for() -> None:
+    identity = read_identity(SLURM, run="")
+    assert (identity.slurm_job_id, identity.user) == ("4711", "")
+
+
+@pytest.mark.parametrize("environment", [{"LOGNAME": "ada", "USER": "bob"}, {"LOGNAME": "", "USER": "ada"}])
+def test_user_without_slurm_is_the_login_name(environment: dict[str, str]) -> None:
+    assert read_identity(environment, run="", with_user=True).user == "ada"
+
+
+def test_user_without_variables_is_that_of_the_process() -> None:
+    expected = pwd.getpwuid(os.getuid()).pw_name
+    assert read_identity({}, run="", with_user=True).user == expected
+
+
+def test_user_without_a_name_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert read_identity({}, run="", with_user=True).user == ""
+
+
+@pytest.mark.parametrize("prefix", ["", "MY_"])
+def test_pod_and_namespace_are_those_of_the_downward_api(prefix: str) -> None:
+    environment = {f"{prefix}POD_NAME": "bert-0-x7k2p", f"{prefix}POD_NAMESPACE": "ml", **IN_POD}
+    identity = read_identity(environment, run="", namespace_file="/nowhere")
+    assert (identity.k8s_namespace, identity.k8s_pod) == ("ml", "bert-0-x7k2p")
+
+
+def test_namespace_without_variables_is_that_of_the_service_account(tmp_path: Path) -> None:
+    mounted = tmp_path / "namespace"
+    mounted.write_text("team-a\n")
+    inside = read_identity(IN_POD, run="", namespace_file=str(mounted))
+    assert (inside.k8s_namespace, inside.k8s_pod) == ("team-a", "")
+    assert read_identity({}, run="", namespace_file=str(mounted)).k8s_namespace == ""
+    assert read_identity(IN_POD, run="", namespace_file=str(tmp_path / "none")).k8s_namespace == ""
+
+
+def test_what_a_scheduler_sets_is_bounded_and_can_be_sent() -> None:
+    hostile = {"SLURM_JOB_ID": "9" * 1000, "USER": "a\udcff", "POD_NAME": " p\n", "POD_NAMESPACE": "n" * 1000}
+    identity = read_identity(hostile, run="", with_user=True)
+    assert (identity.slurm_job_id, identity.user, identity.k8s_pod) == ("9" * LABEL_LENGTH_MAX, "a?", "p")
+    assert decode(encode(hello_of(identity))) == hello_of(identity)

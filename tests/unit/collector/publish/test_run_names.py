@@ -54,6 +54,14 @@ def test_list_of_runs_has_both_the_former_one_first() -> None:
     assert [(run["run"], run["run_id"], run["steps"]) for run in runs] == [("bert", FORMER, 700), ("bert", LATEST, 30)]
 
 
+def test_list_of_runs_says_whose_each_is() -> None:
+    (rank,) = run_of(LATEST, 30).ranks
+    named = msgspec.structs.replace(rank.identity, slurm_job_id="4711", user="ada", k8s_namespace="ml")
+    run = msgspec.structs.replace(run_of(LATEST, 30), ranks=(msgspec.structs.replace(rank, identity=named),))
+    (listed,) = msgspec.json.decode(routes_of(snapshot_of(run)).answer("/api/v1/runs").body)["runs"]
+    assert listed["origin"] == {"slurm_job_id": "4711", "user": "ada", "k8s_namespace": "ml", "k8s_pod": None}
+
+
 @pytest.mark.parametrize(("asked", "run_id"), [("bert", LATEST), (LATEST, LATEST), (FORMER, FORMER)])
 def test_run_is_found_by_its_id_and_the_latest_by_the_name(asked: str, run_id: str) -> None:
     answer = routes_of(BOTH).answer(f"/api/v1/runs/{asked}")

@@ -105,6 +105,22 @@ def test_text_has_every_part(path: Path) -> None:
     assert re.search(r"^      0  76-79 .* 1,000\.000  2,000\.000$", text, re.MULTILINE)
 
 
+def test_report_of_a_past_run_says_whose_it_was(tmp_path: Path) -> None:
+    path, life = tmp_path / "store.db", life_of("bert", 0)
+    identity = msgspec.structs.replace(life.hello.identity, slurm_job_id="4711", user="ada")
+    batch = WriteBatch()
+    batch.put_run(run_of("bert"))
+    batch.ranks["bert", 0] = (
+        0,
+        msgspec.structs.replace(life, hello=msgspec.structs.replace(life.hello, identity=identity)),
+    )
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    report = report_of(path)
+    assert (report.origin.slurm_job_id, report.origin.user, report.origin.k8s_pod) == ("4711", "ada", None)
+    assert re.search(r"origin +Slurm job 4711, user ada", render_text(report, 20))
+
+
 def test_facts_have_mfu_of_the_last_minute_where_all_ranks_have_it(path: Path) -> None:
     batch = WriteBatch()
     flops = StepFlops(model=FlopSum(3e15, 10, 10 * S), source="declared", peak_flops_per_s=1e15)

@@ -124,6 +124,20 @@ def test_each_finding_says_what_to_do_about_it() -> None:
     assert lines[3:] == ["  ! Also.", "    do: Ask\\x1b why."]
 
 
+def test_status_says_whose_run_it_is() -> None:
+    rank = rank_of(0)
+    identity = msgspec.structs.replace(rank.identity, slurm_job_id="4711", user="ada\x1b")
+    run = run_of(msgspec.structs.replace(rank, identity=identity))
+    assert render_status(build_status(run, 0)).splitlines()[2] == "  Slurm job 4711, user ada\\x1b"
+    assert "Slurm" not in render_status(build_status(run_of(rank), 0))
+
+
+def test_status_of_one_rank_names_its_pod() -> None:
+    rank = rank_of(3)
+    rank = msgspec.structs.replace(rank, identity=msgspec.structs.replace(rank.identity, k8s_pod="bert-3"))
+    assert ", pod bert-3)" in render_one_rank(run_of(rank), rank, None).splitlines()[0]
+
+
 def test_findings_beyond_five_are_counted() -> None:
     findings = tuple(msgspec.structs.replace(SLOW, sentence=f"No {n}.", lost_rank_seconds=1.0 * n) for n in range(8))
     lines = render_status(build_status(run_of(rank_of(0), open_findings=findings), 0)).splitlines()
