@@ -1,8 +1,11 @@
 """What the live page shows about findings and what leads from one to everything about it, in a real browser."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
@@ -21,6 +24,7 @@ from tests.integration.live_pages import BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, STEPS, LiveWorld, finding_of, huge_run, incident_of
 from tests.unit.collector.runs.run_snapshots import rank_of
 
+DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 RANKS, SLOW_RANK, SINCE_STEP = 256, 77, 32
 PHONE_PX = 390
 LETTERS_IN_COLUMNS = """
@@ -249,6 +253,31 @@ def test_runbook_and_dashboard_are_linked_where_settings_name_them(browser: webd
         "https://docs.example/runbooks/RankscopeStragglerRank.md",
         "https://g.example/graf/d/rankscope-rank?var-run=gpt&var-rank=77",
     ]
+
+
+@pytest.mark.parametrize(
+    ("finding", "uid", "variables"),
+    [
+        ({"ranks": [3], "nodes": []}, "rankscope-rank", {"run": "a&b", "rank": "3"}),
+        ({"ranks": [3, 4], "nodes": ["n/1"]}, "rankscope-node", {"run": "a&b", "node": "n/1"}),
+        ({"ranks": [], "nodes": []}, "rankscope-run", {"run": "a&b"}),
+    ],
+)
+def test_dashboard_of_a_finding_exists_and_has_the_variables_of_its_address(
+    page: LivePage, finding: dict[str, object], uid: str, variables: dict[str, str]
+) -> None:
+    page.open()
+    script = """
+    const [finding, done] = arguments;
+    import(new URL("live/links.js", document.baseURI)).then(({ dashboardOf }) =>
+      done(dashboardOf("https://g.example", "a&b", finding)));
+    """
+    address = urlsplit(str(page.browser.execute_async_script(script, finding)))
+    dashboards = [json.loads(file.read_text()) for file in DASHBOARDS.glob("*.json")]
+    (found,) = [one for one in dashboards if f"/d/{one['uid']}" == address.path]
+    asked = {name.removeprefix("var-"): value for name, value in parse_qsl(address.query)}
+    assert (found["uid"], asked) == (uid, variables)
+    assert set(asked) <= {one["name"] for one in found["templating"]["list"]}
 
 
 def test_link_that_has_the_focus_keeps_it_while_the_evidence_changes(page: LivePage, world: LiveWorld) -> None:

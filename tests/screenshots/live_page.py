@@ -19,7 +19,7 @@ from tests.screenshots.demo import SLOW_RANK, running_demo
 DEFAULT: Final = Path(__file__).parents[2] / "docs" / "images" / "live-page.png"
 WIDTH: Final = 1_100
 HEIGHT_MAX: Final = 1_500
-"""CSS pixels: the runs, the finding, the heat map, the slowest ranks, and the shares of time as pictures."""
+"""CSS pixels: the runs, the findings, the step time with its events, and the heat map with the slow rank outlined."""
 COLUMNS_MIN: Final = 125
 """Steps of the heat map, so that both is to be seen: how it was before step 60, and how it has been since."""
 FOUND_S_MAX: Final = 240.0
