@@ -27,7 +27,7 @@ def _find_health_problem(address: str) -> str | None:
     return _find_http_problem(address) if address else None
 
 
-def _find_url_problem(url: str) -> str | None:
+def find_url_problem(url: str) -> str | None:
     """Return what is wrong with an address that a request or a link leads to; None for the empty one."""
     form = "it must be https://HOST[:PORT]/PATH or http://HOST[:PORT]/PATH"
     try:
@@ -58,6 +58,11 @@ rank stalls in some steps only shows in its share of all stalls; of 3 ranks that
 
 NOTIFIED_SEVERITIES: Final = ("info", "warning", "critical")
 """Those of findings (`detect/finding.py`), which import this file."""
+OTLP_GRPC: Final = "grpc"
+OTLP_HTTP: Final = "http/protobuf"
+OTLP_AUTO: Final = "auto"
+OTLP_PROTOCOLS: Final = (OTLP_AUTO, OTLP_GRPC, OTLP_HTTP)
+"""By the names that the variable OTEL_EXPORTER_OTLP_PROTOCOL has for them; auto: as that variable says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +150,7 @@ class CollectorConfig(Settings):
         Setting(
             "Address of a Grafana with the dashboards of deploy/grafana, https://HOST[:PORT][/PATH]: the live page "
             "links findings to them. Empty: no links.",
-            find_problem=_find_url_problem,
+            find_problem=find_url_problem,
         ),
     )
     runbooks_url: str = setting(
@@ -153,7 +158,7 @@ class CollectorConfig(Settings):
         Setting(
             "Address of the folder with the runbooks of docs/runbooks, https://HOST[:PORT]/PATH: the live page links "
             "findings to them. Empty: it names the files.",
-            find_problem=_find_url_problem,
+            find_problem=find_url_problem,
         ),
     )
     tick_s: float = setting(
@@ -418,7 +423,7 @@ class CollectorConfig(Settings):
         Setting(
             "Address that gets a signed POST of JSON when an incident opens, changes or is resolved, "
             "https://HOST[:PORT]/PATH (docs/notifications.md). Empty: none.",
-            find_problem=_find_url_problem,
+            find_problem=find_url_problem,
         ),
     )
     notify_webhook_secret_file: str = setting(
@@ -471,6 +476,58 @@ class CollectorConfig(Settings):
             unit="seconds",
             smallest=0,
             largest=86_400,
+        ),
+    )
+    otlp: bool = setting(
+        False,
+        Setting(
+            "Push metrics and incidents by OTLP to an OpenTelemetry Collector or another receiver "
+            "(docs/opentelemetry.md). It needs `pip install 'rankscope[otlp]'`."
+        ),
+    )
+    otlp_endpoint: str = setting(
+        "",
+        Setting(
+            "Address of the receiver, http://HOST[:PORT] or https://HOST[:PORT], also with a path, to which "
+            "/v1/metrics and /v1/logs are added over HTTP. Empty: that of the variables OTEL_EXPORTER_OTLP_..., else "
+            "port 4317 (gRPC) or 4318 (HTTP) of this machine."
+        ),
+    )
+    otlp_protocol: str = setting(
+        OTLP_AUTO,
+        Setting(
+            "Protocol of the receiver. auto: that of the variable OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf.",
+            choices=OTLP_PROTOCOLS,
+        ),
+    )
+    otlp_interval_s: float = setting(
+        15.0,
+        Setting("Time between two pushes of metrics.", unit="seconds", smallest=1, largest=3600),
+    )
+    otlp_all_ranks: bool = setting(
+        False,
+        Setting(
+            "Push the metrics of every rank also while all runs together have more than `metrics_ranks_max` ranks, as "
+            "/metrics/ranks has them. For 16,384 ranks that takes most of a minute (docs/opentelemetry.md): "
+            "choose a longer `otlp_interval_s`."
+        ),
+    )
+    otlp_incidents: bool = setting(
+        True,
+        Setting("Push incidents as log records too; false for a receiver that takes metrics only, as Prometheus does."),
+    )
+    otlp_headers_file: str = setting(
+        "",
+        Setting(
+            "File with headers for the receiver, such as a token, one `NAME: VALUE` a line. Only its owner, and "
+            "optionally its group, may read it. Empty: those of OTEL_EXPORTER_OTLP_HEADERS, if any."
+        ),
+    )
+    otlp_certificate_file: str = setting(
+        "",
+        Setting(
+            "File with the certificate to trust, PEM, for a receiver whose certificate the system does not trust. "
+            "Empty: that of OTEL_EXPORTER_OTLP_CERTIFICATE, else those that the system trusts."
         ),
     )
     capture_ranks_max: int = setting(

@@ -36,6 +36,7 @@ from rankscope.collector.publish.http_auth import HttpAuth, read_http_auth
 from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.publish.metrics.pages import MetricPages
+from rankscope.collector.publish.otlp_push import make_push
 from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.publish.snapshot_messages import (
     CaptureAnswer,
@@ -86,6 +87,7 @@ class Publisher:
         self._numbers = itertools.count()
         self._asked: dict[int, Future[Any]] = {}
         self._captures = first.captures or ()
+        self._push = make_push(config, listener.socket.getsockname()[1], lambda: self._snapshot)
         store = Path(config.store)
         self._http = HttpServer(
             listener,
@@ -111,6 +113,11 @@ class Publisher:
             ),
         )
 
+    def start(self) -> None:
+        """Begin to push metrics, where the settings ask for it."""
+        if self._push is not None:
+            self._push.start()
+
     def handle(self, message: Update | DumpAnswer | CaptureAnswer) -> None:
         """Handle a message of the service."""
         match message:
@@ -122,8 +129,9 @@ class Publisher:
                     self._captures = captures
                 if snapshot is not None:
                     self._snapshot = self._decoder.decode(
-                        snapshot, self._read_block, self._http.refused, self._http.nodes
-                    )
+                        snapshot, self._read_block, self._http.refused, self._http.nodes,
+                        None if self._push is None else self._push.counts,
+                    )  # fmt: skip
                     self._http.note_snapshot()
             case DumpAnswer(number, answer) | CaptureAnswer(number, answer):
                 waiting = self._asked.pop(number, None)
@@ -131,8 +139,10 @@ class Publisher:
                     waiting.set_result(answer)
 
     def close(self) -> None:
-        """Free the port."""
+        """Free the port, and push what was not pushed yet."""
         self._http.close()
+        if self._push is not None:
+            self._push.close()
 
     def _find_health_problem(self) -> str | None:
         return self._health.find_problem(time.monotonic_ns() - self._health_ns)
@@ -178,6 +188,7 @@ def run_publisher(connection: Connection, config: CollectorConfig, listener: Htt
             config, listener, access, send=send, read_block=connection.recv_bytes, first=connection.recv()
         )
         ends.callback(publisher.close)
+        publisher.start()
         while True:
             publisher.handle(connection.recv())
 

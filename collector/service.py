@@ -29,6 +29,7 @@ from rankscope.collector.ingest.receive_thread import ReceiveThread
 from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.notifications.notifier import make_notifier, read_receivers
+from rankscope.collector.notifications.otlp_logs import read_otlp_logs
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, HttpListener, listen_http
 from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
 from rankscope.collector.publish.snapshot_messages import Health
@@ -119,8 +120,9 @@ class Service:
             faults=self._faults, on_forget=self._recording.forget,
         )  # fmt: skip
         self._summaries = RunSummaries(self._exchange.answer, self._faults)
+        port = self._listener.socket.getsockname()[1]
         self._notifier = make_notifier(
-            config, receivers, self._journal,
+            config, {**receivers, **read_otlp_logs(config, port)}, self._journal,
             find_run=self._updates.runs.get,
             clock=clock, faults=self._faults,
         )  # fmt: skip

@@ -237,6 +237,7 @@ def full_snapshot() -> Snapshot:
         nodes_held_up=(HeldUpNode(node="node-12", runs=12, runs_held_up=9, ratio_low=0.468),), nodes_held_up_count=1,
         captures={"complete": 8, "failed": 2, "refused": 9}, capture_pause_s=1.25, capture_bytes=5_000_000,
         notifications={"webhook": ChannelCounts({"delivered": 3, "failed": 1}, 2, 1_800_000_000.5)},
+        metric_pushes=ChannelCounts({"delivered": 4, "failed": 2, "skipped": 1}, 0, 1_800_000_000.25),
     )  # fmt: skip
     return Snapshot(wall_s=1_800_000_001.0, version="0.1.0", runs=(run,), counts=counts)
 

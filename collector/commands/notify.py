@@ -15,6 +15,7 @@ from rankscope.collector.log_lines import start_logging
 from rankscope.collector.notifications.channel import DELIVERED, Deliver, Delivery
 from rankscope.collector.notifications.event import TEST, IncidentEvent, Nodes, build_event
 from rankscope.collector.notifications.notifier import read_receivers
+from rankscope.collector.notifications.otlp_logs import OTLP, make_otlp_logs
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
 
@@ -26,7 +27,7 @@ class Notify:
     """Send an event of the kind `test` to each receiver, once, and print what became of it."""
 
     name = "notify"
-    summary = "send a test event to the webhook, command and hooks of a collector's settings"
+    summary = "send a test event to the webhook, command, hooks and OTLP receiver of a collector's settings"
     example = """\
 rankscope notify --config /etc/rankscope/collector.toml      with the settings of `rankscope serve`
 rankscope notify --notify-command /usr/local/bin/page"""
@@ -42,11 +43,13 @@ rankscope notify --notify-command /usr/local/bin/page"""
         start_logging(logging.WARNING, options.verbose)
         overrides = read_overrides(options, CollectorConfig)
         config = read_config(os.environ, file_name=options.config, overrides=overrides)
-        receivers = read_receivers(config, SystemClock())
+        receivers = dict(read_receivers(config, SystemClock()))
+        if config.otlp and config.otlp_incidents:
+            receivers[OTLP] = make_otlp_logs(config, int(config.http_listen.rpartition(":")[2]))
         if not receivers:
             raise SettingError(
-                "no receiver of notifications is set: give notify_webhook_url, notify_command or notify_hooks, for "
-                "example in the file that --config names."
+                "no receiver of notifications is set: give notify_webhook_url, notify_command, notify_hooks or otlp, "
+                "for example in the file that --config names."
             )
         event = build_test_event(time.time())
         deliveries = {name: _deliver(receiver, event) for name, receiver in receivers.items()}

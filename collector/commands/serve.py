@@ -53,6 +53,10 @@ SERVE_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "notify_webhook_url", "notify_webhook_secret_file", "notify_webhook_ca_file", "notify_command",
         "notify_command_s_max", "notify_hooks", "notify_severity_min", "notify_interval_s",
     ),
+    "OpenTelemetry (docs/opentelemetry.md)": (
+        "otlp", "otlp_endpoint", "otlp_protocol", "otlp_interval_s", "otlp_all_ranks", "otlp_incidents",
+        "otlp_headers_file", "otlp_certificate_file",
+    ),
     "limits and intervals": (),
 }  # fmt: skip
 """Titles in the help of `serve`, each with the keys of its settings. The last one has all other settings."""

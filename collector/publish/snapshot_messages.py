@@ -17,7 +17,7 @@ from rankscope.collector.publish.api.step_breakdown import TimeSlice
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.lazy_snapshot import LazyRunSnapshot
 from rankscope.collector.runs.rank import RankState
-from rankscope.collector.runs.snapshot import CollectorCounts, RunSnapshot, Snapshot
+from rankscope.collector.runs.snapshot import ChannelCounts, CollectorCounts, RunSnapshot, Snapshot
 from rankscope.collector.steps.collective_totals import CollectiveSnapshot
 from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.measure.units import ns_to_s
@@ -162,9 +162,10 @@ class SnapshotDecoder:
         read_block: Callable[[], bytes],
         http_refused: Mapping[str, int],
         nodes: NodeList | None = None,
+        metric_pushes: ChannelCounts | None = None,
     ) -> Snapshot:
-        """Return the snapshot, with the publisher's own count of refused requests, and the nodes as it has read them;
-        `read_block` returns the next of the blocks that follow the message.
+        """Return the snapshot, with the publisher's own counts of refused requests and of pushes, and the nodes as it
+        has read them; `read_block` returns the next of the blocks that follow the message.
         """
         parts = {run.head.run_id: self._update(run) for run in message.runs}
         self._parts = parts
@@ -181,7 +182,7 @@ class SnapshotDecoder:
                 )
                 for run in message.runs
             ],
-            counts=_add_own(message.counts, http_refused, nodes),
+            counts=_add_own(message.counts, http_refused, nodes, metric_pushes),
             steps={run_id: found.heat_map for run_id, found in parts.items() if found.heat_map is not None},
         )
 
@@ -195,11 +196,17 @@ class SnapshotDecoder:
         return RunParts(**run.changed) if before is None else before._replace(**run.changed)
 
 
-def _add_own(counts: CollectorCounts, http_refused: Mapping[str, int], nodes: NodeList | None) -> CollectorCounts:
+def _add_own(
+    counts: CollectorCounts,
+    http_refused: Mapping[str, int],
+    nodes: NodeList | None,
+    metric_pushes: ChannelCounts | None,
+) -> CollectorCounts:
     """Return the counts of the service with those of the publisher."""
     return msgspec.structs.replace(
         counts,
         http_refused=http_refused,
+        metric_pushes=metric_pushes,
         nodes_held_up=() if nodes is None else list_held_up(nodes),
         nodes_held_up_count=None if nodes is None else sum(one.runs_held_up > 0 for one in nodes.nodes),
     )

@@ -177,8 +177,8 @@ class HeldUpNode(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ChannelCounts(msgspec.Struct, frozen=True, gc=False):
-    """Notifications of one channel since the collector started: tries by outcome, events that are due, and when the
-    last one was delivered, in seconds since 1970 by the collector's clock; None: none was.
+    """Notifications of one channel, or pushes of metrics, since the collector started: tries by outcome, events that
+    are due, and when the last one was delivered, in seconds since 1970 by the collector's clock; None: none was.
     """
 
     outcomes: Mapping[str, int]
@@ -221,6 +221,8 @@ class CollectorCounts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     nodes_held_up_count: int | None = None
     """How many have, also those that are not listed; None where they were not read yet, or there is no store."""
     notifications: Mapping[str, ChannelCounts] = {}
+    metric_pushes: ChannelCounts | None = None
+    """Pushes of metrics by OTLP, as the publisher counts them; None where there are none."""
 
 
 NOTHING_COUNTED: Final = CollectorCounts()

@@ -58,6 +58,8 @@ NOT_SHOWN = {
     "rankscope_nodes_held_up",
     # The current drops are shown.
     "rankscope_agent_part_changes_total",
+    # Of the way to a dashboard: while pushes fail, nothing new is shown that came by them; the log says it.
+    "rankscope_otlp_pushes_total", "rankscope_otlp_push_success_timestamp_seconds",
     # Dashboards show the families of ranks for whole runs, nodes and the worst ranks; these are for alerts, and for
     # servers that keep no series of every rank.
     *(measure.name for measure in OVERVIEW if not measure.name.startswith(OF_MACHINES)),

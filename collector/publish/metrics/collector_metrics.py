@@ -30,6 +30,17 @@ def _count_notifications(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], 
             yield (name, outcome), count
 
 
+def _count_pushes(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], Number]]:
+    pushes = snapshot.counts.metric_pushes
+    for outcome, count in () if pushes is None else pushes.outcomes.items():
+        yield (outcome,), count
+
+
+def _find_push_success(snapshot: Snapshot) -> Number:
+    pushes = snapshot.counts.metric_pushes
+    return None if pushes is None else pushes.success_wall_s
+
+
 COLLECTOR: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_collector_info", "info", "", ("version",),
@@ -167,5 +178,18 @@ COLLECTOR: Final[tuple[Measure, ...]] = (
         "When the last event was delivered to a receiver, since 1970; absent before the first one.",
         "collector's wall clock", _COLLECTOR, NOT_NEGATIVE,
         _of_channels(lambda counts: counts.success_wall_s),
+    ),
+    Measure(
+        "rankscope_otlp_pushes_total", "counter", "", ("outcome",),
+        "Pushes of metrics by OTLP: delivered; failed, the receiver did not accept one of its requests; skipped, the "
+        "push before took longer than the interval.",
+        "count by outcome", _COLLECTOR, NOT_NEGATIVE,
+        OfSnapshot(_count_pushes),
+    ),
+    Measure(
+        "rankscope_otlp_push_success_timestamp_seconds", "gauge", "seconds", (),
+        "When metrics were last pushed by OTLP, since 1970; absent before the first time.",
+        "collector's wall clock", _COLLECTOR, NOT_NEGATIVE,
+        _of_count(_find_push_success),
     ),
 )  # fmt: skip

@@ -69,6 +69,11 @@ class Measure(msgspec.Struct, frozen=True):
         return SERIES_PER_RANK_MAX.get(self.labels, 0)
 
     @property
+    def rows_per_rank_max(self) -> int:
+        """Most rows of one rank in each column of a metric of every rank; 1 for one that is read otherwise."""
+        return max(1, self.series_per_rank_max // len(self.read.values)) if isinstance(self.read, RankColumns) else 1
+
+    @property
     def is_per_rank(self) -> bool:
         """Return whether every rank has series of it. Metrics of findings and of the worst ranks are not per rank."""
         return self.series_per_rank_max > 0

@@ -258,7 +258,7 @@ class MetricPages:
         rows, columns = read_columns
         own = len(next(iter(columns)))
         names = measure.labels[len(RANK) : len(measure.labels) - own]
-        found = block.find(rows, max(1, measure.series_per_rank_max // len(columns)), names, self._texts)
+        found = block.find(rows, measure.rows_per_rank_max, names, self._texts)
         family.left_out += found.left_out * len(columns)
         for values, read in columns.items():
             head = f"{measure.name}{{".encode()

@@ -1,0 +1,165 @@
+"""Read where to push by OTLP: the settings `otlp_...`, and the variables OTEL_EXPORTER_OTLP_... where these are empty.
+
+The exporters of the OpenTelemetry SDK read the variables themselves, as
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/ defines them; a setting goes before its variable. Nothing
+here imports the SDK.
+"""
+
+import importlib.util
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from rankscope.collector.config import OTLP_AUTO, OTLP_GRPC, OTLP_HTTP, CollectorConfig, find_url_problem
+from rankscope.measure import __version__
+from rankscope.measure.errors import SettingError
+from rankscope.measure.key_files import read_private_text
+
+METRICS: Final = "metrics"
+LOGS: Final = "logs"
+SERVICE_NAME: Final = "rankscope-collector"
+SEMANTIC_CONVENTIONS: Final = "https://opentelemetry.io/schemas/1.40.0"
+"""Version of the semantic conventions in which the attributes of `describe_resource` have these names."""
+NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+"""Kubernetes puts the namespace of a pod there, unless its service account is not mounted."""
+
+_MODULES: Final = ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.exporter.otlp.proto.grpc")
+_DEFAULTS: Final = {OTLP_GRPC: "http://localhost:4317", OTLP_HTTP: "http://localhost:4318"}
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*:\s*([\x20-\x7e]*)", re.ASCII)
+
+
+class Endpoint(NamedTuple):
+    """Where one signal is pushed, and how. `url`, `headers` and `certificate_file` are empty where the SDK is to read
+    its variables. `shown` is the address as the log names it.
+    """
+
+    protocol: str
+    url: str
+    headers: Mapping[str, str]
+    certificate_file: str
+    shown: str
+
+
+def read_endpoint(config: CollectorConfig, environment: Mapping[str, str], signal: str) -> Endpoint:
+    """Return where to push a signal, METRICS or LOGS. Raises SettingError for settings that cannot be used."""
+    _check_installed(config)
+    protocol = _find_protocol(config, environment, signal)
+    headers = _read_headers(config.otlp_headers_file) if config.otlp_headers_file else {}
+    if config.otlp_certificate_file:
+        _check_readable(config.otlp_certificate_file)
+    url = _find_url(config, protocol, signal)
+    variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    given = config.otlp_endpoint or next(filter(None, map(environment.get, variables)), _DEFAULTS[protocol])
+    return Endpoint(protocol, url, headers, config.otlp_certificate_file, show_address(given))
+
+
+def describe_resource(port: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the resource attributes of a collector whose HTTP server has this port. OTEL_RESOURCE_ATTRIBUTES and
+    OTEL_SERVICE_NAME, which the SDK reads, go before them.
+
+    The semantic conventions have no name for a Slurm job: `slurm.job.id` is ours. A run is no resource: a collector has
+    many, and it is an attribute of each point and log record.
+    """
+    host = socket.gethostname()
+    known = {
+        "service.name": SERVICE_NAME,
+        "service.version": __version__,
+        "service.instance.id": f"{host}:{port}",
+        "host.name": host,
+        "slurm.job.id": environment.get("SLURM_JOB_ID", ""),
+    }
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        known["k8s.pod.name"] = environment.get("POD_NAME", "")
+        known["k8s.namespace.name"] = environment.get("POD_NAMESPACE", "") or _read_namespace()
+    return {name: value for name, value in known.items() if value}
+
+
+def show_address(url: str) -> str:
+    """Return host and port of an address: its path and user may hold a secret.
+
+    >>> show_address("https://user:word@otel.example:4318/path?key=word"), show_address("otel.example:4317")
+    ('otel.example:4318', 'otel.example:4317')
+    """
+    return (urlsplit(url).netloc or url.split("/", 1)[0]).rpartition("@")[2]
+
+
+def _check_installed(config: CollectorConfig) -> None:
+    try:
+        missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
+    except ModuleNotFoundError as error:
+        missing = [error.name or _MODULES[0]]
+    if missing:
+        raise SettingError(
+            f"otlp is true ({config.source('otlp')}), and {missing[0]} is not installed: pip install 'rankscope[otlp]'."
+        )
+
+
+def _find_protocol(config: CollectorConfig, environment: Mapping[str, str], signal: str) -> str:
+    if config.otlp_protocol != OTLP_AUTO:
+        return config.otlp_protocol
+    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        given = environment.get(name, "").strip()
+        if given in _DEFAULTS:
+            return given
+        if given:
+            raise SettingError(
+                f"{name} is {given[:80]!r}, which rankscope does not speak; it must be {OTLP_GRPC} or {OTLP_HTTP}. Set "
+                "otlp_protocol to go before it."
+            )
+    return OTLP_HTTP
+
+
+def _find_url(config: CollectorConfig, protocol: str, signal: str) -> str:
+    url = config.otlp_endpoint
+    if not url:
+        return ""
+    problem = find_url_problem(url)
+    path = urlsplit(url).path.rstrip("/") if problem is None else ""
+    if path and protocol == OTLP_GRPC:
+        problem = f"with the protocol {OTLP_GRPC} it has no path"
+    elif path.endswith(("/v1/metrics", "/v1/logs")):
+        problem = "it must end before /v1/..., which is added for metrics and logs"
+    if problem is not None:
+        raise SettingError(f"otlp_endpoint is {url[:80]!r} ({config.source('otlp_endpoint')}); {problem}.")
+    return url if protocol == OTLP_GRPC else f"{url.rstrip('/')}/v1/{signal}"
+
+
+def _read_headers(path: str) -> dict[str, str]:
+    """Return the headers in a file, by their names in lower case. Raises SettingError, without the text of the file."""
+    headers: dict[str, str] = {}
+    for number, line in enumerate(read_private_text(path, "otlp_headers_file").splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _HEADER.fullmatch(line.strip())
+        if found is None:
+            raise SettingError(
+                f"otlp_headers_file is {path!r}, whose line {number} is no header; it must be NAME: VALUE in ASCII, as "
+                "in authorization: Bearer TOKEN."
+            )
+        headers[found[1].lower()] = found[2]
+    return headers
+
+
+def _check_readable(path: str) -> None:
+    try:
+        text = Path(path).read_bytes() if stat.S_ISREG(Path(path).stat().st_mode) else b""
+    except OSError as error:
+        raise SettingError(
+            f"otlp_certificate_file is {path!r}, which cannot be read: {error}. Name a readable file."
+        ) from error
+    if b"-----BEGIN CERTIFICATE-----" not in text:
+        raise SettingError(
+            f"otlp_certificate_file is {path!r}, which holds no certificate. Name a file with the certificate to "
+            "trust, PEM."
+        )
+
+
+def _read_namespace() -> str:
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except (OSError, ValueError):
+        return ""

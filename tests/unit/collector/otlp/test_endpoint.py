@@ -1,0 +1,150 @@
+"""Where to push by OTLP: what settings and variables mean, and what is said of those that cannot be used."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from rankscope.collector.config import CollectorConfig
+from rankscope.collector.otlp import endpoint
+from rankscope.collector.otlp.endpoint import LOGS, METRICS, Endpoint, describe_resource, read_endpoint
+from rankscope.measure import __version__
+from rankscope.measure.errors import SettingError
+from tests.certificates import make_certificate
+
+URL = "https://otel.example:4318"
+ENVIRONMENT_URL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://of.variables:4318"}
+
+
+def read(config: CollectorConfig, environment: dict[str, str] | None = None, signal: str = METRICS) -> Endpoint:
+    return read_endpoint(config, environment or {}, signal)
+
+
+def problem_of(config: CollectorConfig, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingError) as raised:
+        read(config, environment)
+    return str(raised.value)
+
+
+def private(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_http_is_the_default_and_signals_have_paths() -> None:
+    config = CollectorConfig(otlp_endpoint=f"{URL}/otlp/")
+    assert read(config) == Endpoint("http/protobuf", f"{URL}/otlp/v1/metrics", {}, "", "otel.example:4318")
+    assert read(config, signal=LOGS).url == f"{URL}/otlp/v1/logs"
+
+
+def test_grpc_has_no_path() -> None:
+    config = CollectorConfig(otlp_endpoint=URL, otlp_protocol="grpc")
+    assert read(config).url == URL
+    with_path = CollectorConfig(otlp_endpoint=f"{URL}/otlp", otlp_protocol="grpc")
+    assert "with the protocol grpc it has no path" in problem_of(with_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "protocol"),
+    [
+        ({}, "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "grpc"),
+        (
+            {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "http/protobuf",
+        ),
+        ({"OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "grpc"}, "http/protobuf"),
+    ],
+)
+def test_protocol_is_that_of_the_variables(environment: dict[str, str], protocol: str) -> None:
+    assert read(CollectorConfig(), environment).protocol == protocol
+    assert read(CollectorConfig(otlp_protocol="grpc"), environment).protocol == "grpc"
+
+
+def test_unknown_protocol_of_a_variable_is_named() -> None:
+    assert problem_of(CollectorConfig(), {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == (
+        "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json', which rankscope does not speak; it must be grpc or http/protobuf. "
+        "Set otlp_protocol to go before it."
+    )
+
+
+def test_address_of_the_variables_is_left_to_the_sdk() -> None:
+    found = read(CollectorConfig(), ENVIRONMENT_URL)
+    assert (found.url, found.shown) == ("", "of.variables:4318")
+    assert read(CollectorConfig(otlp_endpoint=URL), ENVIRONMENT_URL).shown == "otel.example:4318"
+    assert read(CollectorConfig()).shown == "localhost:4318"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("otel.example:4318", "it must be https://HOST[:PORT]/PATH or http://HOST[:PORT]/PATH"),
+        ("http://user:word@otel.example", "without a user"),
+        ("http://otel.example:port", "it must be https://HOST[:PORT]/PATH"),
+        ("http://otel.example:4318/v1/metrics", "it must end before /v1/..."),
+    ],
+)
+def test_wrong_address_is_named_with_the_cure(url: str, problem: str) -> None:
+    said = problem_of(CollectorConfig(otlp_endpoint=url))
+    assert said.startswith(f"otlp_endpoint is {url!r} (from the code); ")
+    assert problem in said
+
+
+def test_headers_are_read_from_a_private_file(tmp_path: Path) -> None:
+    path = private(tmp_path / "headers", "# of the vendor\n\nAuthorization: Bearer a:b=c\nX-Scope-OrgID:ml\n")
+    assert read(CollectorConfig(otlp_headers_file=path)).headers == {
+        "authorization": "Bearer a:b=c",
+        "x-scope-orgid": "ml",
+    }
+
+
+def test_mistake_in_headers_is_named_without_the_secret(tmp_path: Path) -> None:
+    path = private(tmp_path / "headers", "authorization: Bearer word\nsecret word\n")
+    assert problem_of(CollectorConfig(otlp_headers_file=path)) == (
+        f"otlp_headers_file is {path!r}, whose line 2 is no header; it must be NAME: VALUE in ASCII, as in "
+        "authorization: Bearer TOKEN."
+    )
+
+
+def test_headers_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    path = private(tmp_path / "headers", "authorization: Bearer word\n")
+    Path(path).chmod(0o644)
+    assert "others could read it. chmod 600" in problem_of(CollectorConfig(otlp_headers_file=path))
+
+
+def test_certificate_must_be_one(tmp_path: Path) -> None:
+    good, key, missing = (tmp_path / name for name in ("good.pem", "key.pem", "missing.pem"))
+    make_certificate(good, key)
+    assert read(CollectorConfig(otlp_certificate_file=str(good))).certificate_file == str(good)
+    assert "holds no certificate" in problem_of(CollectorConfig(otlp_certificate_file=str(key)))
+    assert "cannot be read" in problem_of(CollectorConfig(otlp_certificate_file=str(missing)))
+
+
+def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_MODULES", ("nothing_of_this_name.exporter",))
+    assert problem_of(CollectorConfig(otlp=True)) == (
+        "otlp is true (from the code), and nothing_of_this_name is not installed: pip install 'rankscope[otlp]'."
+    )
+
+
+def test_resource_of_a_collector() -> None:
+    host = socket.gethostname()
+    assert describe_resource(18491, {}) == {
+        "service.name": "rankscope-collector",
+        "service.version": __version__,
+        "service.instance.id": f"{host}:18491",
+        "host.name": host,
+    }
+
+
+def test_resource_in_a_slurm_job_and_in_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert describe_resource(1, {"SLURM_JOB_ID": "4711"})["slurm.job.id"] == "4711"
+    namespace = tmp_path / "namespace"
+    monkeypatch.setattr(endpoint, "NAMESPACE_FILE", namespace)
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAME": "rankscope-0"}
+    assert "k8s.namespace.name" not in describe_resource(1, pod)
+    namespace.write_text("training\n")
+    found = describe_resource(1, pod)
+    assert (found["k8s.pod.name"], found["k8s.namespace.name"]) == ("rankscope-0", "training")
+    assert describe_resource(1, {**pod, "POD_NAMESPACE": "ml"})["k8s.namespace.name"] == "ml"
