@@ -30,11 +30,9 @@ from rankscope.collector.detect.finding import (
     STRAGGLER,
     Abstain,
     Finding,
-    SinceRange,
-    describe_begin,
     format_ranks,
 )
-from rankscope.collector.detect.past import WHEN, put_in_past
+from rankscope.collector.detect.run_rules.change import Change, Subject, write_sentence
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
@@ -50,7 +48,7 @@ from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise, rank_sum_deviations
-from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, Cost, find_step_before, price
+from rankscope.collector.detect.stragglers.cost import STEP_BEFORE, find_step_before, price
 from rankscope.collector.detect.stragglers.persistent import (
     CLOSE_STEPS_MAX,
     STEPS_TO_CLOSE,
@@ -61,12 +59,10 @@ from rankscope.collector.detect.stragglers.persistent import (
 )
 from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, find_cause_of_change
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
-from rankscope.collector.detect.stragglers.sentence import describe_cost
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.peer_groups import PEERS_SAMPLED_MAX, middle_of_ranks
 from rankscope.collector.steps.step_series import Floats, sum_computing
-from rankscope.measure.units import format_duration
 
 STAGE, RUN = "stage_slowdown", RUN_SLOWDOWN
 NO_CHANGE: Final = frozenset({RUN, SLOW_MODEL})
@@ -98,27 +94,6 @@ In any case it must be `slowdown_ratio_min` of its own past."""
 PAST_STEPS_MIN: Final = 24
 """Least steps of the past for a run that is compared only with its past: the variation of a young run's steps is not
 known yet."""
-
-
-class _Change(NamedTuple):
-    """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
-    show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
-    `since_range`: the earliest and the latest step that may be the first; None where it is that of the open finding.
-    """
-
-    since_step: int
-    before_ns: float
-    after_ns: float
-    robust_z: float
-    steps: int
-    level_from_step: int
-    is_gradual: bool = False
-    since_range: SinceRange | None = None
-
-    @property
-    def added_ns(self) -> float:
-        """Return by how much the level has risen."""
-        return self.after_ns - self.before_ns
 
 
 class StageSlowdowns:
@@ -165,7 +140,7 @@ class StageSlowdowns:
             slow_ones = f"{others} slow rank{'s' if others > 1 else ''}"
             who = f"Ranks {format_ranks(remaining)}, which {{do}} the same work as {slow_ones}, {{are}}"
         named = tuple(sorted(nodes)) if alone and len(nodes) == 1 else ()
-        subject = _Subject(STAGE, who, _blame(suspects, remaining, ranks), ranks, named)
+        subject = Subject(STAGE, who, _blame(suspects, remaining, ranks), ranks, named)
         return _describe(view, change, known, mine_ns, subject)
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
@@ -218,7 +193,7 @@ class RunSlowdown:
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
-        candidate = _describe(view, change, known, steps_ns, _Subject(RUN, who, blame))
+        candidate = _describe(view, change, known, steps_ns, Subject(RUN, who, blame))
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
@@ -242,12 +217,12 @@ def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
     return np.asarray(steps_ns)
 
 
-def _find_suspects(view: RunView, change: _Change, slow: frozenset[int]) -> tuple[int, ...]:
+def _find_suspects(view: RunView, change: Change, slow: frozenset[int]) -> tuple[int, ...]:
     """Return the ranks that are not found to be slow and may explain half of the change."""
     return find_suspects(view, change.since_step, change.level_from_step, change.added_ns, slow)
 
 
-def _have_spread(view: RunView, change: _Change, slow: frozenset[int]) -> bool:
+def _have_spread(view: RunView, change: Change, slow: frozenset[int]) -> bool:
     """Return whether the steps are longer because ranks differ more, and not because all take longer: what holds them
     up at random (a machine that is busier for a while) makes the step that of the unluckiest rank. The one must have
     grown by as much as the other, and both by half of the added time together. The middle rank is that of
@@ -259,7 +234,7 @@ def _have_spread(view: RunView, change: _Change, slow: frozenset[int]) -> bool:
     return apart_ns >= together_ns and apart_ns + together_ns >= EXPLAINED_SHARE * change.added_ns
 
 
-def _find_explaining(view: RunView, others: Sequence[Finding], change: _Change) -> list[Finding]:
+def _find_explaining(view: RunView, others: Sequence[Finding], change: Change) -> list[Finding]:
     """Return the findings that explain something of the last steps."""
     last = slice(-view.steps_min, None)
     return [
@@ -277,7 +252,7 @@ def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[
     return NO_RANK if tuple(judged) == tuple(usual) else NO_OTHER_RANK
 
 
-def _is_more_work(view: RunView, ranks: Sequence[int], change: _Change, thresholds: Thresholds) -> bool:
+def _is_more_work(view: RunView, ranks: Sequence[int], change: Change, thresholds: Thresholds) -> bool:
     """Return whether these ranks' batches have as many more tokens as their steps are longer: the time per token has
     not risen by `slowdown_ratio_min`. False where tokens are not known.
     """
@@ -306,7 +281,7 @@ def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
 
 def _find_rise(
     view: RunView, times_ns: Floats, ratios: Floats, thresholds: Thresholds, *, past_steps_min: int = 0
-) -> _Change | None:
+) -> Change | None:
     """Return the last change of level of `ratios` if it is a rise, also of `times_ns`, and lasts; both of shape
     (n,).
     """
@@ -324,7 +299,7 @@ def _find_rise(
         if math.log(after_ns / before_ns) >= max(RISE_SHARE * rise.size, math.log(thresholds.slowdown_ratio_min)):
             steps = view.series.steps[known]
             since_range = to_since_range(steps, *find_begin_range(logs, rise.since, len(logs)))
-            return _Change(
+            return Change(
                 since_step=int(steps[rise.since]),
                 before_ns=before_ns,
                 after_ns=after_ns,
@@ -337,7 +312,7 @@ def _find_rise(
     return None
 
 
-def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Thresholds) -> _Change | None:
+def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Thresholds) -> Change | None:
     """Return the change of an open finding with the present level; None without one, or where it is below
     `slowdown_close_ratio` of the level before.
     """
@@ -349,7 +324,7 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     after_ns = float(np.median(times_ns[rows]))
     if after_ns < thresholds.slowdown_close_ratio * before_ns:
         return None
-    return _Change(
+    return Change(
         since_step=known.since_step,
         before_ns=before_ns,
         after_ns=after_ns,
@@ -359,12 +334,12 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     )
 
 
-def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> _Change | None:
+def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> Change | None:
     """Return how the run has grown slower over more steps than are kept; None where it has not."""
     growth = find_slow_growth(view, times_ns, thresholds)
     if growth is None:
         return None
-    return _Change(
+    return Change(
         since_step=growth.since_step,
         before_ns=growth.before_ns,
         after_ns=growth.after_ns,
@@ -422,7 +397,7 @@ def _find_ramp(logs: Floats, thresholds: Thresholds, past_steps_min: int) -> _Ri
     return _Rise(ramp.begin, level_from, size, size / error, is_gradual=True) if is_large else None
 
 
-def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
+def _are_compared(view: RunView, change: Change, steps_min: int) -> bool:
     """Return whether enough self times are known since the change to name a slow rank: waits are known later than
     steps.
     """
@@ -430,12 +405,12 @@ def _are_compared(view: RunView, change: _Change, steps_min: int) -> bool:
     return len(view.series.ranks) == 1 or bool(np.count_nonzero(compared) >= steps_min)
 
 
-def _is_patience_used_up(view: RunView, change: _Change, steps_min: int) -> bool:
+def _is_patience_used_up(view: RunView, change: Change, steps_min: int) -> bool:
     """Return whether so many steps were made since the change that a rank to blame should have been found."""
     return bool(np.count_nonzero(view.series.steps >= change.since_step) >= PATIENCE * steps_min)
 
 
-def _have_grown_apart(view: RunView, change: _Change) -> bool:
+def _have_grown_apart(view: RunView, change: Change) -> bool:
     """Return whether the phases without waits have grown by half of the added time on some rank, and on half of the
     ranks by less than half as much.
     """
@@ -469,26 +444,14 @@ def _replace_unattributed(cause: Cause, known: Finding | None, step_before_ns: f
     return cause if step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 
-class _Subject(NamedTuple):
-    """What has become slower: the kind of its finding, the begin of the sentence, who is to blame, and which ranks and
-    nodes it is about, none for the run.
-    """
-
-    kind: str
-    who: str
-    blame: str
-    ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
-
-
-def _keep_begin(change: _Change, known: Finding | None) -> _Change:
+def _keep_begin(change: Change, known: Finding | None) -> Change:
     """Return a change with the begin and the level before of the open finding, which may have left the step table."""
     if known is None or known.since_step is None:
         return change
     return change._replace(since_step=known.since_step, before_ns=known.evidence[BEFORE], since_range=known.since_range)
 
 
-def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: Floats, subject: _Subject) -> Candidate:
+def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Floats, subject: Subject) -> Candidate:
     """Build the finding about a stage or the run, whose times are `times_ns`, shape (n,)."""
     change = _keep_begin(change, known)
     since, before_ns = change.since_step, change.before_ns
@@ -515,8 +478,8 @@ def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: F
         slowdown_ratio=change.after_ns / before_ns,
         cause=cause.name,
         pattern=pattern,
-        sentence=_write_sentence(change, subject, cause, cost, pattern),
-        past=_write_sentence(change, subject, cause, cost, pattern, is_over=True),
+        sentence=write_sentence(change, subject, cause, cost, pattern),
+        past=write_sentence(change, subject, cause, cost, pattern, is_over=True),
         suggestion=suggest(subject.kind, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence={
@@ -531,33 +494,10 @@ def _describe(view: RunView, change: _Change, known: Finding | None, times_ns: F
     return Candidate(finding, lost_ns)
 
 
-def _find_added_ns(view: RunView, change: _Change, times_ns: Floats) -> float:
+def _find_added_ns(view: RunView, change: Change, times_ns: Floats) -> float:
     """Return by how much the steps since the begin are longer than before, to compare with the parts of a step: of a
     ramp those of its middle, as the parts are compared by their medians.
     """
     if not change.is_gradual:
         return change.added_ns
     return float(np.nanmedian(times_ns[view.series.steps >= change.since_step])) - change.before_ns
-
-
-def _write_sentence(
-    change: _Change, subject: _Subject, cause: Cause, cost: Cost, pattern: str, *, is_over: bool = False
-) -> str:
-    """Write what has become slower, by how much, since when, who is to blame, and the cause. `is_over`: in the past
-    tense, with WHEN in place of the period.
-    """
-    do, are, costs = ("did", "were", "cost") if is_over else ("do", "are", "costs")
-    # The period that replaces WHEN has the range of the begin.
-    since_range = None if is_over else change.since_range
-    begin = describe_begin(change.since_step, since_range, is_gradual=pattern == DRIFTING)
-    where = f" (node {subject.nodes[0]})" if subject.nodes else ""
-    grows = ", growing slower gradually" if pattern == DRIFTING else ""
-    blame, because = subject.blame, cause.because
-    if is_over:
-        blame, because = put_in_past(blame), put_in_past(because)
-    return (
-        f"{subject.who.format(do=do, are=are, cost=costs)} {change.after_ns / change.before_ns:.2f} times as slow as "
-        f"before {begin}{where}{grows}{f',{WHEN}' if is_over else ''}: {format_duration(change.after_ns)} a step "
-        f"against {format_duration(change.before_ns)}, {blame}; "
-        f"cause {cause.name}: {because}.{describe_cost(cost, is_over=is_over)}"
-    )
