@@ -113,6 +113,20 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
 
 
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of collective that both sides have, over the whole last attempt: the mean data movement and the mean
+    wait for other ranks, in ns a call, of the calls that were matched across ranks. Both parts may be hidden behind
+    compute.
+    """
+
+    group: str
+    op: str
+    a_transfer_ns: float
+    b_transfer_ns: float
+    a_wait_ns: float
+    b_wait_ns: float
+
+
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of run B with run A. `ratio` is B's mean step over A's, with its interval, over the steps of `basis`:
     `usual steps` or `all steps`, as are the parts. `phases` and `uses` each
@@ -138,6 +152,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PartRow, ...] = ()
     uses: tuple[PartRow, ...] = ()
     uses_unknown: str = ""
+    collectives: tuple[CollectiveRow, ...] = ()
     nodes_new: tuple[str, ...] = ()
     nodes_gone: tuple[str, ...] = ()
     versions_changed: tuple[str, ...] = ()
@@ -173,6 +188,7 @@ def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparis
         phases=_build_rows(compare_phases(resampled_a, resampled_b), whole_ns),
         uses=_build_rows(compare_uses(resampled_a, resampled_b), whole_ns),
         uses_unknown=_explain_unknown_uses(a, b),
+        collectives=tuple(_compare_collectives(a, b)),
         nodes_new=tuple(sorted(b.nodes - a.nodes)),
         nodes_gone=tuple(sorted(a.nodes - b.nodes)),
         versions_changed=tuple(_find_changed_versions(a, b)),
@@ -287,6 +303,19 @@ def _build_rows(parts: Sequence[PartDifference], whole_ns: float | None) -> tupl
         )
         for part in parts
     )
+
+
+def _compare_collectives(a: RunSide, b: RunSide) -> list[CollectiveRow]:
+    """Return the kinds that both sides have, those that changed most first."""
+    rows = [
+        CollectiveRow(
+            group=kind[0], op=kind[1], a_transfer_ns=one.transfer_ns, b_transfer_ns=b.collectives[kind].transfer_ns,
+            a_wait_ns=one.wait_ns, b_wait_ns=b.collectives[kind].wait_ns,
+        )
+        for kind, one in a.collectives.items()
+        if kind in b.collectives
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: -abs(row.b_transfer_ns + row.b_wait_ns - row.a_transfer_ns - row.a_wait_ns))
 
 
 def _explain_unknown_uses(a: RunSide, b: RunSide) -> str:

@@ -51,6 +51,7 @@ def build_comparison_sections(found: RunComparison) -> list[Section]:
             f"{found.basis}.",
             "None.",
         ),
+        _collectives(found),
         _incidents(found),
         _notes(found),
     ]  # fmt: skip
@@ -108,6 +109,22 @@ def _parts(key: str, title: str, parts: Sequence[PartRow], explanation: str, rea
         (text_cell(row.name), ms(row.a_ns), ms(row.b_ns), ms(row.difference_ns), ms(row.difference_low_ns),
          ms(row.difference_high_ns), percent(row.share))
         for row in parts
+    ]  # fmt: skip
+    return section.of(rows, TOP)
+
+
+def _collectives(found: RunComparison) -> Section:
+    section = Section(
+        "collectives", "Collectives by group", "Means of a matched call over the whole last attempt: moving data, and "
+        "waiting for other ranks. Both may be hidden behind compute.",
+        columns_of("<group, <operation, A transfer ms, B transfer ms, A wait ms, B wait ms"),
+        "None that both sides have, or only some steps of a run are compared.",
+    )  # fmt: skip
+    rows = [
+        (text_cell(row.group), text_cell(row.op), *map(ms, (
+            row.a_transfer_ns, row.b_transfer_ns, row.a_wait_ns, row.b_wait_ns
+        )))
+        for row in found.collectives
     ]  # fmt: skip
     return section.of(rows, TOP)
 

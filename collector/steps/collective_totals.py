@@ -94,6 +94,30 @@ class CollectiveSums(NamedTuple):
         return msgspec.msgpack.encode(SavedCounts(self.kinds, keys, sums))
 
 
+class KindMeans(NamedTuple):
+    """Means over the matched calls of one kind, of all ranks: how long the data moved, and how long a rank waited for
+    others, in ns a call.
+    """
+
+    matched: int
+    transfer_ns: float
+    wait_ns: float
+
+
+def average_by_kind(saved: SavedCounts) -> dict[Kind, KindMeans]:
+    """Return the means of each kind of which calls were matched, in the order of their names."""
+    keys, sums = saved.read()
+    numbers = keys & ((1 << RANK_BITS) - 1)
+    matched, waits, transfers = (sums[:, SUMMED.index(name)] for name in ("matched", "wait_ns", "transfer_ns"))
+    found = {}
+    for number, kind in sorted(enumerate(saved.kinds), key=lambda one: one[1]):
+        rows = numbers == number
+        count = int(matched[rows].sum())
+        if count:
+            found[kind] = KindMeans(count, float(transfers[rows].sum()) / count, float(waits[rows].sum()) / count)
+    return found
+
+
 def unpack_counts(body: bytes) -> SavedCounts:
     """Return what `pack` made. Raises ValueError for anything else."""
     try:

@@ -50,11 +50,6 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     was_disturbed: bool = False
     """Whether a finding of severity `warning` or `critical` was open by then."""
 
-    @property
-    def parts_ns(self) -> Mapping[str, float]:
-        """Return the parts of the step: uses of the device, or phases where those are not known."""
-        return self.uses_ns or self.phases_ns
-
 
 class EarlierRun(NamedTuple):
     """A run of the store, by its id, and its start."""

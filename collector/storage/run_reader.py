@@ -10,6 +10,7 @@ import msgspec
 
 from rankscope.collector.run_ids import choose_run_id, read_run_name
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempt, FormerAttempts, PlacedRank
+from rankscope.collector.steps.collective_totals import SavedCounts, unpack_counts
 from rankscope.collector.steps.step_aggregates import StepAggregate
 from rankscope.collector.storage.database import has_table, reading
 from rankscope.collector.storage.rank_intervals import Column, IntervalSums, RankInterval, unpack, unpack_sums
@@ -110,6 +111,14 @@ class RunHistory:
             (self._run_id, attempt, attempt, first_step, end_step, end_step, count_max),
         ).fetchall()
         return [_build_step(row) for row in reversed(rows)]
+
+    def read_collectives(self) -> SavedCounts | None:
+        """Return the sums of the collectives of the last attempt; None where there are none, or they are unreadable."""
+        row = self._connection.execute("SELECT body FROM collectives WHERE run_id = ?", (self._run_id,)).fetchone()
+        try:
+            return None if row is None else unpack_counts(row[0])
+        except (ValueError, TypeError):
+            return None
 
     def find_last_attempt(self) -> int | None:
         """Return the number of the last attempt with steps in the history; None without any."""

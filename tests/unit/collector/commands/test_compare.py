@@ -33,7 +33,15 @@ def test_text_begins_with_the_verdict(store: Path, capsys: pytest.CaptureFixture
         "difference is compute."
     )
     assert "1 node of B is not among those of A: node-b." in text
-    for title in ("THE TWO SIDES", "STEP TIME", "DIFFERENCE BY USE", "DIFFERENCE BY PHASE", "INCIDENTS", "WHAT LIMITS"):
+    for title in (
+        "THE TWO SIDES",
+        "STEP TIME",
+        "DIFFERENCE BY USE",
+        "DIFFERENCE BY PHASE",
+        "COLLECTIVES BY GROUP",
+        "INCIDENTS",
+        "WHAT LIMITS",
+    ):
         assert title in text
 
 
@@ -106,5 +114,5 @@ def test_page_has_the_verdict_and_every_table(store: Path, tmp_path: Path) -> No
     assert text.startswith("<!doctype html>")
     assert "<h1>rankscope</h1><p>B was slower: a usual step took 1.10 times" in text
     assert "script" not in text.split("<body>")[1]
-    for key in ("sides", "step_times", "uses", "phases", "incidents", "notes"):
+    for key in ("sides", "step_times", "uses", "phases", "collectives", "incidents", "notes"):
         assert f'href="#{key}"' in text

@@ -13,6 +13,7 @@ from rankscope.collector.comparison.run_comparison import (
 )
 from rankscope.collector.comparison.run_side import RunSide
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
+from rankscope.collector.steps.collective_totals import KindMeans
 from rankscope.collector.steps.equal_work import Work
 from tests.unit.collector.comparison.compared_runs import kept_sums, side_of, vary
 from tests.unit.collector.runs.kept_runs import MS
@@ -244,3 +245,14 @@ def test_mfu_is_that_of_the_mean_step() -> None:
     found = compare_sides(side(100.0)._replace(work=work, peak_flops_per_s=1e15), side(100.0, 10.0, 1))
     assert found.a.mfu_ratio == pytest.approx(0.2)
     assert found.b.mfu_ratio is None
+
+
+def test_collectives_of_both_sides_are_compared_by_group() -> None:
+    dp, tp, gone = ("dp", "all_reduce"), ("tp", "all_gather"), ("pp", "send")
+    a = side(100.0)._replace(
+        collectives={dp: KindMeans(8, 1e6, 2e6), tp: KindMeans(8, 1e6, 0.0), gone: KindMeans(1, 1, 1)}
+    )
+    b = side(100.0, 10.0, 1)._replace(collectives={tp: KindMeans(9, 4e6, 0.5e6), dp: KindMeans(9, 1e6, 3e6)})
+    first, second = compare_sides(a, b).collectives
+    assert (first.group, first.op, first.a_transfer_ns, first.b_transfer_ns) == (*tp, 1e6, 4e6)
+    assert (second.group, second.a_wait_ns, second.b_wait_ns) == ("dp", 2e6, 3e6)

@@ -1,5 +1,6 @@
 """Which steps and intervals of a store are compared, and what is refused."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,16 @@ from rankscope.collector.comparison.run_side import (
     parse_selections,
     read_side,
 )
+from rankscope.collector.steps.collective_totals import CollectiveCounts, KindMeans
 from rankscope.collector.steps.run_start import WARMUP_STEPS
+from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.rank_intervals import SUMS
+from rankscope.collector.storage.run_store import HistoryStore
+from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import SettingError, UnavailableError
-from tests.unit.collector.comparison.compared_runs import keep_steps, kept_sums
-from tests.unit.collector.runs.kept_runs import MS
+from tests.unit.collector.comparison.compared_runs import keep_steps, kept_sums, vary
+from tests.unit.collector.runs.kept_runs import MS, step_of
+from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 
 
 @pytest.fixture
@@ -109,3 +115,21 @@ def test_words_name_runs_and_ranges(words: list[str], ranges: list[tuple[bool, i
 def test_word_that_is_no_range_is_refused(words: list[str]) -> None:
     with pytest.raises(SettingError, match="is no range of steps; write RUN@steps FIRST:END"):
         parse_selections(words)
+
+
+def test_collectives_of_the_store_are_read_for_a_whole_run(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    keep_steps(path, "bert", vary(100.0))
+    assert read_side(path, Selection("bert")).collectives == {}
+    counts = CollectiveCounts()
+    counts.add(columns_of([KindWaits(0, "dp", "all_reduce", 2, 60, 2_000, 2, 20, 40, 2_000, 40)]))
+    batch = WriteBatch()
+    batch.collectives["bert"] = counts.read()
+    batch.add_step("bert", step_of(500))
+    with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
+        store.write(batch)
+    assert read_side(path, Selection("bert")).collectives == {("dp", "all_reduce"): KindMeans(2, 20.0, 10.0)}
+    assert read_side(path, Selection("bert", is_range=True)).collectives == {}
+    with closing(Database(path)) as database, closing(database.open_connection()) as connection:
+        connection.execute("UPDATE collectives SET body = x'00'")
+    assert read_side(path, Selection("bert")).collectives == {}

@@ -11,7 +11,9 @@ from rankscope.collector.steps.collective_totals import (
     KINDS_MAX,
     CollectiveCounts,
     CollectiveTotals,
+    KindMeans,
     SavedCounts,
+    average_by_kind,
     unpack_counts,
 )
 from rankscope.measure.communication import bus_factor
@@ -224,3 +226,12 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, Any]) -> None:
 def test_what_is_no_packed_counts_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the decoder has words of its own
         unpack_counts(body)
+
+
+def test_means_of_a_kind_are_over_the_matched_calls_of_all_ranks() -> None:
+    # Of rank 3 two calls with 20 ns of waiting and 40 of transfer, of rank 9 two with 60 and 40; barriers unmatched.
+    counts = counts_of(
+        [kind_of(), kind_of("barrier", **UNMATCHED, size_bytes=None)], [kind_of(wait_ns=60)._replace(rank=9)]
+    )
+    found = average_by_kind(unpack_counts(counts.read().pack()))
+    assert found == {(GROUP, "all_reduce"): KindMeans(4, 20.0, 20.0)}
