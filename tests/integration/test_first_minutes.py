@@ -94,6 +94,7 @@ def home(tmp_path: Path) -> Path:
 def test_the_launch_lines_end_with_the_summary_shown(home: Path, programs: Path) -> None:
     _, by_variable, by_module = read_commands("pip install")
     assert by_variable.startswith("RANKSCOPE=1 torchrun ")
+    assert f"\n{by_module.replace('torchrun', 'torchrun --standalone')}\n" in QUICKSTART  # the same there
     done = Shell(home, programs).type_in(by_module)
     said = [line for line in done.stderr.splitlines() if line.startswith("rankscope: ")]
     assert re.fullmatch(r"rankscope: watching run '.+': live page http://\S+/, metrics http://\S+/metrics", said[0])
