@@ -304,6 +304,20 @@ def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: Live
     assert "it cost 12 s of all ranks together" in ended
 
 
+def test_other_run_has_none_of_the_incidents_events_and_findings_of_this_one(page: LivePage, world: LiveWorld) -> None:
+    show_linked(page, world)
+    page.wait_for_text("#incident-list", "Ranks (77,) are slow.")
+    world.show(*world.snapshot.runs, small_run("other"))
+    page.wait_for_rows("#runs", 2)
+    page.click("#runs tbody tr:nth-child(2) a")
+    page.wait_for_text("#run-name", "other")
+    page.wait_for_label("#steps", "No data yet.")
+    wait_until(page.browser, lambda: page.shown("#no-incidents") and page.shown("#no-findings"))
+    assert page.count("#incident-list > li") == 0
+    assert not page.shown("#heat-found")
+    assert not page.shown("#events-shown")
+
+
 def test_run_without_incidents_says_so(page: LivePage, world: LiveWorld) -> None:
     show(page, world, straggler(1, SLOW_RANK))
     assert page.shown("#no-incidents")

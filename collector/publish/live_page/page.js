@@ -80,7 +80,7 @@ const refreshing = (leastMs, work) =>
   new Refresher(
     () => (calm.matches ? Math.max(CALM_MS, leastMs) : leastMs),
     async () => {
-      if (shown.run === null) return;
+      if (shown.run === null || !shown.snapshot?.run) return; // the first event asks again
       try {
         await work(shown.run);
       } catch (error) {
@@ -256,7 +256,7 @@ const readAddress = () => {
   at("rank-shown").hidden = true;
   say(at("rank-problem"), "");
   if (run === shown.run) return refreshers.rank.askAtOnce();
-  Object.assign(shown, { run, ...NOTHING_KNOWN });
+  Object.assign(shown, { run, snapshot: null, ...NOTHING_KNOWN }); // its snapshot is that of the previous run
   document.title = run === null ? "rankscope" : `${run} - rankscope`;
   say(at("run-name"), run ?? "");
   open.show([]);
@@ -299,9 +299,9 @@ at("sign-in").addEventListener("submit", (event) => {
   followRun();
 });
 at("steps-range").addEventListener("change", () => refreshers.stepTimes.askAtOnce());
-at("run-filter").addEventListener("input", () =>
-  showRuns(shown.snapshot?.runs ?? [], shown.run, at("run-filter").value),
-);
+at("run-filter").addEventListener("input", () => {
+  if (shown.snapshot !== null) showRuns(shown.snapshot.runs, shown.run, at("run-filter").value);
+});
 at("source").addEventListener("change", () => refreshers[at("source").value].askAtOnce());
 at("ranks-shown").addEventListener("submit", (event) => {
   event.preventDefault();
