@@ -1,12 +1,14 @@
 """`rankscope top`: watch the ranks of a run live in a terminal."""
 
 import argparse
-import importlib.util
+import os
 import sys
 from typing import Final
 
 from rankscope.collector.client import add_url, find_collector
-from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.collector.top.board import Board
+from rankscope.collector.top.loop import Poller, print_once, watch
+from rankscope.measure.errors import SettingError
 
 INTERVAL_S: Final = 1.0
 INTERVALS_S: Final = (0.1, 60.0)
@@ -31,25 +33,27 @@ class Top:
             metavar="SECONDS",
             help=f"seconds between refreshes [{INTERVAL_S:.0f}]",
         )
+        parser.add_argument("--nodes", action="store_true", help="a line for each node instead of each rank (key v)")
         parser.add_argument("--once", action="store_true", help="print all ranks once and exit; needs no terminal")
 
     def run(self, options: argparse.Namespace) -> int:
-        """Watch, and return 0. Raises SettingError without a terminal, UnavailableError without rich or a collector."""
+        """Watch, and return 0. Raises SettingError without a terminal, UnavailableError without a collector."""
         url, credentials = find_collector(options)
         smallest, largest = INTERVALS_S
         if not smallest <= options.interval <= largest:
             raise SettingError(
                 f"--interval is {options.interval:g}; it must be from {smallest:g} to {largest:g} seconds"
             )
-        if importlib.util.find_spec("rich") is None:
-            raise UnavailableError("top draws with the package rich, which is missing: pip install 'rankscope[top]'")
         if not options.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise SettingError("top needs a terminal; `--once` prints all ranks once, `rankscope status` a plain table")
 
-        from rankscope.collector.top.board import Board  # noqa: PLC0415 - no other command needs rich
-        from rankscope.collector.top.loop import Poller, print_once, watch  # noqa: PLC0415
-
-        poller, board = Poller(url, credentials, options.run, options.interval), Board(run=options.run)
+        if not options.once and os.environ.get("TERM", "dumb") == "dumb":
+            raise SettingError(
+                "top needs a terminal that can move its cursor, and TERM says that this one cannot; `--once` prints "
+                "all ranks once"
+            )
+        poller = Poller(url, credentials, options.run, options.interval)
+        board = Board(run=options.run, is_by_node=options.nodes)
         poller.start()
         try:
             if options.once:

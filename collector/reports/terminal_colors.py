@@ -6,8 +6,14 @@ from typing import Final, NamedTuple, TextIO
 RED: Final = "31"
 GREEN: Final = "32"
 YELLOW: Final = "33"
+BLUE: Final = "34"
+MAGENTA: Final = "35"
+CYAN: Final = "36"
+GRAY: Final = "90"
 BOLD: Final = "1"
 DIM: Final = "2"
+BLINK: Final = "5"
+REVERSE: Final = "7"
 
 
 class Colors(NamedTuple):

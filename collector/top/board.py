@@ -1,9 +1,13 @@
 """Keep the state of the screen of `rankscope top`, and change it by key. Pure: no terminal, no network."""
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Final, NamedTuple, TypeVar
 
-from rankscope.collector.top.snapshot_fetch import RankLine, RunView
+import msgspec
+
+from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView
 
 ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
@@ -11,6 +15,7 @@ UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", 
 FILTER_LENGTH_MAX: Final = 64
 """Longer than any node name that fits into a line."""
 
+Number = TypeVar("Number", int, float)
 _Value = Callable[[RankLine], float | None]
 ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "s": ("slowdown", lambda rank: rank.slowdown_ratio),
@@ -21,15 +26,26 @@ ORDERS: Final[dict[str, tuple[str, _Value | None]]] = {
     "e": ("exposed communication", lambda rank: rank.ratios.get("exposed_communication")),
     "i": ("idle device", lambda rank: rank.ratios.get("idle")),
     "m": ("MFU", lambda rank: rank.mfu_ratio),
+    "u": ("GPU utilisation", lambda rank: None if rank.gpu is None else rank.gpu.utilization_ratio),
     "r": ("rank", None),
 }
 """Sort keys, with the name and the value of each: largest first, by rank the smallest; unknown values last."""
 
 
+class NodeLine(NamedTuple):
+    """The ranks of one node as one line: their numbers, how many are in each state, and the worst of them."""
+
+    node: str
+    ranks: tuple[int, ...]
+    states: Mapping[str, int]
+    worst: RankLine
+
+
 class Board(NamedTuple):
     """One state of the screen. `top` is the index of the first rank shown among those that pass the filter, `rows` the
     number that fit. `is_typing`: keys go into the filter. `frozen` is the view that stays, None while views change.
-    `run` is the selected run; empty: the first one.
+    `run` is the selected run; empty: the first one. `is_by_node`: a line is a node; `shows_gpus`: numbers of GPUs take
+    the place of the bars where there is no room for both.
     """
 
     order: str = "s"
@@ -41,6 +57,8 @@ class Board(NamedTuple):
     top: int = 0
     rows: int = 10
     shows_help: bool = False
+    is_by_node: bool = False
+    shows_gpus: bool = False
     is_over: bool = False
 
     def choose_shown(self, latest: RunView) -> RunView:
@@ -49,7 +67,18 @@ class Board(NamedTuple):
 
     def arrange(self, ranks: Sequence[RankLine]) -> list[RankLine]:
         """Return the ranks that pass the filter, sorted; equal ones by number."""
-        matching = [rank for rank in ranks if passes(rank, self.filter)]
+        return self._sort([rank for rank in ranks if passes(rank, self.filter)])
+
+    def arrange_nodes(self, ranks: Sequence[RankLine]) -> list[NodeLine]:
+        """Return the nodes of the ranks that pass the filter, sorted like ranks by their worst."""
+        nodes = {one.worst.rank: one for one in group_by_node([rank for rank in ranks if passes(rank, self.filter)])}
+        return [nodes[worst.rank] for worst in self._sort([one.worst for one in nodes.values()])]
+
+    def count_rows(self, ranks: Sequence[RankLine]) -> int:
+        """Return how many lines the ranks that pass the filter take."""
+        return len(self.arrange_nodes(ranks) if self.is_by_node else self.arrange(ranks))
+
+    def _sort(self, matching: Sequence[RankLine]) -> list[RankLine]:
         read = ORDERS[self.order][1]
         if read is None:
             return sorted(matching, key=lambda rank: rank.rank, reverse=self.is_reversed)
@@ -58,6 +87,48 @@ class Board(NamedTuple):
         known.sort(key=lambda pair: (sign * pair[0], pair[1].rank))
         unknown = sorted((rank for rank in matching if read(rank) is None), key=lambda rank: rank.rank)
         return [rank for _, rank in known] + unknown
+
+
+def group_by_node(ranks: Sequence[RankLine]) -> list[NodeLine]:
+    """Return a line for each node of these ranks. Of the node `worst` has the slowest rank's number, slowdown, bars and
+    reason, the largest step and self time, and of the GPUs the mean utilisation, the fullest memory, the power of all,
+    the highest temperature and the lowest clock; unknown ones are left out.
+    """
+    nodes: dict[str, list[RankLine]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
+    return [_sum_up(node, members) for node, members in nodes.items()]
+
+
+def _sum_up(node: str, members: Sequence[RankLine]) -> NodeLine:
+    slowest = max(members, key=lambda rank: (rank.slowdown_ratio or 0.0, rank.self_ns_median or 0.0, -rank.rank))
+    worst = msgspec.structs.replace(
+        slowest,
+        step_ns_median=_fold(max, [rank.step_ns_median for rank in members]),
+        self_ns_median=_fold(max, [rank.self_ns_median for rank in members]),
+        gpu=_sum_up_gpus([rank.gpu for rank in members if rank.gpu is not None]),
+    )
+    return NodeLine(node, tuple(sorted(rank.rank for rank in members)), Counter(rank.state for rank in members), worst)
+
+
+def _sum_up_gpus(gpus: Sequence[Gpu]) -> Gpu | None:
+    if not gpus:
+        return None
+    fullest = max(gpus, key=lambda gpu: (gpu.memory_used_bytes or 0) / (gpu.memory_total_bytes or 1))
+    return Gpu(
+        utilization_ratio=_fold(fmean, [gpu.utilization_ratio for gpu in gpus]),
+        memory_used_bytes=fullest.memory_used_bytes,
+        memory_total_bytes=fullest.memory_total_bytes,
+        power_watts=_fold(sum, [gpu.power_watts for gpu in gpus]),
+        temperature_celsius=_fold(max, [gpu.temperature_celsius for gpu in gpus]),
+        sm_clock_hertz=_fold(min, [gpu.sm_clock_hertz for gpu in gpus]),
+    )
+
+
+def _fold(combine: Callable[[list[Number]], Number], values: Sequence[Number | None]) -> Number | None:
+    """Return the known values combined; None where none is known."""
+    known = [value for value in values if value is not None]
+    return combine(known) if known else None
 
 
 def passes(rank: RankLine, wanted: str) -> bool:
@@ -116,7 +187,7 @@ def _freeze(board: Board, latest: RunView) -> Board:
 
 
 def _scroll(board: Board, key: str, latest: RunView) -> Board:
-    shown = len(board.arrange(board.choose_shown(latest).ranks))
+    shown = board.count_rows(board.choose_shown(latest).ranks)
     last = max(0, shown - board.rows)
     moved = {
         UP: board.top - 1,
@@ -135,6 +206,8 @@ _COMMANDS: Final[dict[str, Callable[[Board, RunView], Board]]] = {
     "h": lambda board, _: board._replace(shows_help=True),
     "/": lambda board, _: board._replace(is_typing=True, filter="", top=0),
     ESCAPE: lambda board, _: board._replace(filter="", top=0),
+    "v": lambda board, _: board._replace(is_by_node=not board.is_by_node, top=0),
+    "g": lambda board, _: board._replace(shows_gpus=not board.shows_gpus),
     "f": _freeze,
     " ": _freeze,
     "n": lambda board, latest: _switch_run(board, latest, 1),

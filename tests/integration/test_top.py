@@ -50,6 +50,12 @@ def test_keys_sort_filter_freeze_and_switch_runs(watched: Served) -> None:
         terminal.wait_until(lambda lines: rows_of(lines) == ["2", "3"])
         terminal.press("\x1b")
         terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
+        terminal.press("v")
+        terminal.wait_until(
+            lambda lines: [line.split()[:2] for line in lines if line[:6] == "node-a"] == [["node-a", "5"]]
+        )
+        terminal.press("v")
+        terminal.wait_until(lambda lines: len(rows_of(lines)) == 8)
         terminal.press("f")
         frozen = terminal.wait_until(lambda lines: "FROZEN" in lines[0])
         terminal.press("f")

@@ -10,7 +10,7 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"prometheus_client", "nacl", "isal"}:
+        if name.partition(".")[0] in {"prometheus_client", "nacl", "isal", "rich"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -29,7 +29,7 @@ def test_base_install_imports_without_extras(module: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "files"])
+@pytest.mark.parametrize("command", ["serve", "status", "files", "top"])
 def test_commands_start_without_extras(command: str) -> None:
     done = run_blocked(HELP.format(command=command))
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,6 +16,7 @@ from rankscope.collector.runs.run_flops import describe_rank_flops
 from rankscope.collector.runs.run_ratios import describe_basis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.peer_groups import Comparison
+from rankscope.measure.records import DeviceSample
 from rankscope.measure.text import to_line
 
 BY_RANK: Final = "rank"
@@ -23,9 +24,21 @@ BY_SLOWDOWN: Final = "slowdown"
 ORDERS: Final = (BY_RANK, BY_SLOWDOWN)
 
 
+class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """The last sample of a rank's GPU, the first one of several; None: not known. The ratio is of NVML, or amdsmi."""
+
+    utilization_ratio: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_watts: float | None
+    temperature_celsius: float | None
+    sm_clock_hertz: int | None
+
+
 class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in a list of ranks, as in RankSnapshot; `ratios` are of its last profiled windows, by name, and stand on
     `ratio_basis`, which says why there are none. `mfu_ratio` is that of its last minute of steps; None: not known.
+    `gpu` is None while none was sampled.
     """
 
     rank: int
@@ -43,6 +56,7 @@ class ListedRank(msgspec.Struct, frozen=True, kw_only=True):
     ratios: Mapping[str, float]
     ratio_basis: RatioBasis = NO_WINDOW
     mfu_ratio: float | None = None
+    gpu: ListedGpu | None = None
 
 
 class RankList(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +191,15 @@ def _to_line(rank: RankSnapshot) -> ListedRank:
         ratios=read_ratios(rank.breakdown),
         ratio_basis=rank.ratio_basis,
         mfu_ratio=rank.flops.mfu,
+        gpu=_list_gpu(rank.devices),
     )
+
+
+def _list_gpu(devices: Sequence[DeviceSample]) -> ListedGpu | None:
+    """Return the first GPU; None without one."""
+    if not devices:
+        return None
+    return ListedGpu(**{name: getattr(devices[0], name) for name in ListedGpu.__struct_fields__})
 
 
 def _show_blocking_calls(rank: RankSnapshot) -> tuple[BlockingCalls, ...] | None:

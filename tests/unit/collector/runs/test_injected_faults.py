@@ -1,17 +1,15 @@
 """A fault that a rank does to itself on purpose is stated wherever its run is: findings, status, report, page, end."""
 
-import io
-
-from rich.console import Console
-
 from rankscope.collector.detect.finding import Finding, describe_faults, state_faults
 from rankscope.collector.reports.status_text import render_one_rank, render_status
 from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.terminal_colors import PLAIN
 from rankscope.collector.runs.run_end_words import write_end
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board
 from rankscope.collector.top.drawing import draw
+from rankscope.collector.top.screen_lines import render
 from rankscope.collector.top.snapshot_fetch import RunView
 from tests.unit.collector.runs.run_stories import Story
 
@@ -85,8 +83,5 @@ def test_a_finding_without_a_form_in_the_past_gets_none() -> None:
 
 
 def draw_screen(run: RunSnapshot) -> str:
-    console = Console(file=io.StringIO(), width=240, height=24, color_system=None)
-    screen, _ = draw(Board(), RunView(wall_s=0.0, runs=(run.run,), run=run, ranks=()), 240, 24)
-    with console.capture() as captured:
-        console.print(screen)
-    return captured.get()
+    lines, _ = draw(Board(), RunView(wall_s=0.0, runs=(run.run,), run=run, ranks=()), 240, 24)
+    return "\n".join(render(lines, PLAIN))

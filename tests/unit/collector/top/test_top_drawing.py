@@ -1,11 +1,12 @@
 """Screens of `rankscope top` as plain text, for terminals of given sizes."""
 
-import io
+import re
 
+import msgspec
 import pytest
-from rich.console import Console
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.reports.terminal_colors import PLAIN, Colors
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
@@ -13,7 +14,8 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.top.board import Board, press
 from rankscope.collector.top.drawing import draw
 from rankscope.collector.top.loop import print_once
-from rankscope.collector.top.snapshot_fetch import RankLine, RunView
+from rankscope.collector.top.screen_lines import render, width_of
+from rankscope.collector.top.snapshot_fetch import Gpu, RankLine, RunView, StepTrend
 from rankscope.measure.units import NS_PER_MS
 
 SENTENCE = "Rank 2 (gpu-b) is 2.00 times as slow as its 3 peer ranks since step 60: " + "and so on " * 40
@@ -21,11 +23,8 @@ PHASES_NS = {"data": 10.0 * NS_PER_MS, "forward": 40.0 * NS_PER_MS, "backward": 
 
 
 def lines_of(board: Board, view: RunView, width: int = 80, height: int = 24) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
-    screen, _ = draw(board, view, width, height)
-    with console.capture() as captured:
-        console.print(screen)
-    return captured.get().splitlines()
+    lines, _ = draw(board, view, width, height)
+    return render(lines, PLAIN)
 
 
 def line(rank: int, ratio: float | None = 1.0, node: str = "gpu-a", **more: object) -> RankLine:
@@ -162,3 +161,106 @@ def test_help_lists_the_keys() -> None:
 def test_view_printed_once_ends_with_its_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     print_once(view((line(0), line(1), line(2))), Board())
     assert len(capsys.readouterr().out.splitlines()) == 8  # run, verdict, head, three ranks, rule, keys
+
+
+def gpu(**known: object) -> Gpu:
+    given = {"utilization_ratio": 0.97, "memory_used_bytes": 71 * 2**30, "memory_total_bytes": 80 * 2**30,
+             "power_watts": 612.4, "temperature_celsius": 64.0, "sm_clock_hertz": 1_755_000_000}  # fmt: skip
+    return Gpu(**{**given, **known})  # type: ignore[arg-type]
+
+
+GPU_HEADS = ["util", "mem", "GiB", "W", "°C", "MHz"]
+GPU_CELLS = ["97%", "71.0/80", "612", "64", "1755"]
+
+
+def test_wide_terminal_has_gpus_and_bars() -> None:
+    ranks = tuple(line(rank, gpu=gpu(), phases_ns_median=PHASES_NS) for rank in range(2))
+    head, first = lines_of(Board(), view(ranks), 140)[2:4]
+    assert head.split()[6:13] == ["slow↓", *GPU_HEADS]
+    assert head.split()[13:] == ["phases", "device", "state"]
+    assert first.split()[5:10] == GPU_CELLS
+
+
+def test_narrow_terminal_has_gpus_in_place_of_bars_on_a_key() -> None:
+    shown = view((line(0, gpu=gpu(), phases_ns_median=PHASES_NS),))
+    assert "util" not in lines_of(Board(), shown)[2]
+    lines = lines_of(press(Board(), "g", shown), shown)
+    assert lines[2].split() == ["rank", "node", "step", "ms", "slow↓", *GPU_HEADS, "state"]
+    assert lines[3].split() == ["0", "gpu-a", "100.0", "1.00x", *GPU_CELLS, "up"]
+    assert max(map(width_of, lines)) <= 80
+
+
+def test_widest_terminal_also_has_steps_waits_and_mfu() -> None:
+    shown = view((line(0, gpu=gpu(), last_step=41, wait_caused_ns_median=7.0 * NS_PER_MS, mfu_ratio=0.4),))
+    assert lines_of(Board(), shown, 200)[3].split()[10:13] == ["41", "7.0", "40%"]
+
+
+def test_unknown_numbers_of_a_gpu_are_dashes_and_none_makes_no_columns() -> None:
+    unknown = line(0, gpu=Gpu(memory_used_bytes=2**30))
+    assert lines_of(Board(), view((unknown,)), 140)[3].split()[5:10] == ["-", "1.0", "-", "-", "-"]
+    assert "util" not in lines_of(Board(shows_gpus=True), view((line(0),)), 140)[2]
+
+
+def test_node_view_has_a_line_a_node_with_its_worst_rank() -> None:
+    ranks = (
+        line(0, gpu=gpu(power_watts=100.0, temperature_celsius=50.0)),
+        line(1, 1.5, gpu=gpu(power_watts=200.0, utilization_ratio=0.5, sm_clock_hertz=900_000_000)),
+        line(2, node="gpu-b", up=False),
+    )
+    lines = lines_of(press(Board(), "v", view(ranks)), view(ranks), 140)
+    assert lines[2].split()[:2] == ["node", "worst"]
+    assert lines[3].split()[:10] == [
+        "gpu-a", "1", "100.0", "90.0", "1.50x", "74%", "71.0/80", "300", "64", "900"]  # fmt: skip
+    assert lines[3].split()[-1] == "0-1"
+    assert lines[4].split()[:2] + lines[4].split()[-2:] == ["gpu-b", "2", "1", "silent"]
+
+
+def test_node_view_fits_eighty_columns_with_its_bars() -> None:
+    ranks = tuple(line(rank, phases_ns_median=PHASES_NS, ratios={"idle": 1.0}) for rank in range(8))
+    lines = lines_of(Board(is_by_node=True), view(ranks))
+    assert max(map(width_of, lines)) <= 80
+    assert " dfffffbbbbb ........... 0-7" in lines[3]  # a step of 100 ms fills 11 columns
+
+
+def test_step_time_is_drawn_from_two_points_on() -> None:
+    ranks = (line(0),)
+    assert not any("now" in text for text in lines_of(Board(), view(ranks)))
+    curve = msgspec.structs.replace(view(ranks), trend=(1e8, 1e8, 2e8, 1.5e8))
+    assert lines_of(Board(), curve)[2] == "step ▁▁█▅ 150.0 ms now, 100.0 ms to 200.0 ms"
+
+
+def test_trend_has_a_point_for_each_poll_with_further_steps() -> None:
+    trend = StepTrend()
+    trend.begin("bert", [5.0])
+    assert trend.is_of("bert")
+    first = (line(0, last_step=3), line(1, last_step=4, step_ns_median=300.0 * NS_PER_MS))
+    assert trend.add(first) == trend.add(first) == (5.0, 200.0 * NS_PER_MS)
+    assert trend.add((line(0, last_step=5),)) == (5.0, 200.0 * NS_PER_MS, 100.0 * NS_PER_MS)
+    assert trend.add((line(0),)) == (5.0, 200.0 * NS_PER_MS, 100.0 * NS_PER_MS)
+
+
+def test_tall_terminal_has_more_findings_and_whole_suggestions() -> None:
+    advised = tuple(
+        Finding(kind="straggler", ranks=(rank,), cause="host_cpu", sentence=f"No {rank}.", suggestion="Do so. " * 30)
+        for rank in range(6)
+    )
+    low, tall = (lines_of(Board(), view((line(0),), advised), height=height) for height in (24, 60))
+    assert [text for text in low if text.startswith("! ")] == ["! No 0.", "! No 1.", "! No 2."]
+    assert "and 3 more findings" in low
+    assert len([text for text in tall if text.startswith("! ")]) == 6
+    assert sum("Do so." in text for text in tall) == 6 * 3
+
+
+def test_colours_only_repeat_letters() -> None:
+    shown = view((line(0, 1.5, phases_ns_median=PHASES_NS),), (FINDING,))
+    lines, _ = draw(Board(), shown, 100, 24)
+    colored = "\n".join(render(lines, Colors(are_on=True)))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored).split() == "\n".join(render(lines, PLAIN)).split()
+    assert "\x1b[1;31m1.50x" in colored
+
+
+def test_wide_characters_take_two_columns() -> None:
+    lines = lines_of(Board(), view((line(0, node="节点一二三四五六七八"), line(1))), 80)
+    assert {width_of(text[: text.index("100.0")]) for text in lines if "100.0" in text} == {
+        21
+    }  # 6 + 1 + 10 + 1, and 3 of 8

@@ -1,10 +1,12 @@
 """What the API says of ranks: which are the slowest, and how one stands beside its medians."""
 
+import msgspec
 import pytest
 
 from rankscope.collector.publish.api.rank_views import BlockingCalls, RankAnswer, list_ranks, show_rank
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
+from rankscope.collector.top.snapshot_fetch import Gpu, RankLine
 from rankscope.measure.records import DeviceSample, Synchronisation, WindowBreakdown, WindowSynchronisations
 from tests.unit.collector.runs.run_snapshots import rank_of
 from tests.unit.collector.runs.run_stories import MS, Story
@@ -144,3 +146,12 @@ def test_lone_rank_has_peer_medians_without_values() -> None:
 
 def test_rank_that_is_not_there_is_not_found() -> None:
     assert show_rank(run_of(rank_of(0)), 1, None) is None
+
+
+def test_listed_rank_has_its_first_gpu_as_top_reads_it() -> None:
+    sample = {"utilization_ratio": 0.9, "memory_used_bytes": 7, "memory_total_bytes": 8, "power_watts": 500.0,
+              "temperature_celsius": 61.0, "sm_clock_hertz": 1_700_000_000}  # fmt: skip
+    devices = (DeviceSample(host_ns=1, uuid="GPU-0", **sample), DeviceSample(host_ns=1, uuid="GPU-1"))  # type: ignore[arg-type]
+    run = run_of(rank_of(0, devices=devices), rank_of(1))
+    read = msgspec.json.decode(msgspec.json.encode(list_ranks(run, "rank", 0, 2).ranks), type=tuple[RankLine, ...])
+    assert [rank.gpu for rank in read] == [Gpu(**sample), None]  # type: ignore[arg-type]
