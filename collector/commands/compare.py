@@ -1,6 +1,7 @@
 """`rankscope compare`: compare two runs of a store, or steps of one, and say whether B was slower than A."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from rankscope.collector.comparison.compared_runs import check_margin, compare_r
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison
 from rankscope.collector.comparison.run_side import RunSide, parse_selections, read_side
 from rankscope.collector.reports.run_comparison_text import render_comparison, render_comparison_page
+from rankscope.collector.reports.terminal_colors import choose_colors
 from rankscope.measure.errors import SettingError
 
 LAST_GOOD: Final = "last-good"
@@ -65,7 +67,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
         if options.json:
             print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         else:
-            print(render_comparison(found))
+            print(render_comparison(found, colors=choose_colors(sys.stdout, os.environ)))
         return 0 if options.fail_above is None else find_exit_status(found, options.fail_above)
 
 

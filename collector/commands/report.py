@@ -1,6 +1,8 @@
 """`rankscope report`: print the report of a run, from a running collector or from its store."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +12,7 @@ from rankscope.collector.client import add_url, fetch, find_collector
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report
 from rankscope.collector.reports.run_sections import TOP, render_text
+from rankscope.collector.reports.terminal_colors import choose_colors
 from rankscope.collector.storage.parquet_export import write_parquet
 from rankscope.collector.storage.run_reader import opening_run
 from rankscope.measure.errors import SettingError
@@ -49,7 +52,8 @@ rankscope report bert --store runs.db --html > bert.html"""
         if options.json:
             print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
         else:
-            print(render_page(report, options.top) if options.html else render_text(report, options.top))
+            colors = choose_colors(sys.stdout, os.environ)
+            print(render_page(report, options.top) if options.html else render_text(report, options.top, colors=colors))
         return 0
 
 

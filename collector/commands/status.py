@@ -19,7 +19,7 @@ from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.publish.api.rank_views import RankAnswer
 from rankscope.collector.reports.incident_table import render_incidents
 from rankscope.collector.reports.rank_table import render_times
-from rankscope.collector.reports.status_text import render_all_ranks, render_one_rank, render_status
+from rankscope.collector.reports.status_text import render_all_ranks, render_one_rank, render_overview, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.run_ids import choose_run_id, name_run, read_run_name
@@ -97,12 +97,14 @@ def _choose_runs(known: Sequence[str], wanted: str | None) -> Sequence[str]:
 def _render_runs(
     collector: Collector, ids: Sequence[str], colors: Colors, *, with_all: bool, is_chosen: bool
 ) -> list[str]:
-    """Return the text of each run: those with open findings first, those that are over last."""
+    """Return an overview of several runs, and the text of each: those with open findings first, those that are over
+    last.
+    """
     statuses = [_fetch_run(collector, run_id, f"/status?worst={WORST}", RunStatus) for run_id in ids]
     named = Counter(one.run.run for one in statuses)
     statuses = [_name_by_id(one) if named[one.run.run] > 1 else one for one in statuses]
     statuses.sort(key=lambda one: (one.run.end is not None, not one.run.open_findings))
-    texts = []
+    texts = [render_overview(statuses, colors)] if len(statuses) > 1 else []
     for one in statuses:
         if with_all:
             run = _fetch_run(collector, one.run.run_id, "", RunSnapshot)

@@ -23,6 +23,7 @@ import msgspec
 from rankscope.collector.demo.result import DemoResult, build_result
 from rankscope.collector.reports.status_text import render_run
 from rankscope.collector.reports.summary import summarise
+from rankscope.collector.reports.terminal_colors import choose_colors
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
@@ -78,8 +79,10 @@ def run_demo(options: DemoOptions, out: TextIO) -> int:
     with ending_on_sigterm(), running_collector() as (endpoint, url), _training(options, endpoint) as training:
         samples = _watch(training, url, out)
         run = _wait_for_ends(url)
-    result = build_result(run, samples)
-    out.write(f"{CLEAR if out.isatty() else ''}{render_run(run)}\n\n{summarise(run)}\n{samples} samples at /metrics\n")
+    result, colors = build_result(run, samples), choose_colors(out, os.environ)
+    out.write(
+        f"{CLEAR if out.isatty() else ''}{render_run(run, colors)}\n\n{summarise(run)}\n{samples} samples at /metrics\n"
+    )
     if options.json_path is not None:
         _write_json(result, options.json_path)
     return 0 if training.returncode == 0 else 1

@@ -5,6 +5,7 @@ from typing import Final
 
 from rankscope.collector.comparison.run_comparison import ComparedSide, PartRow, RunComparison
 from rankscope.collector.reports.run_page import frame_page
+from rankscope.collector.reports.terminal_colors import BOLD, PLAIN, Colors
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cell,
@@ -23,10 +24,10 @@ TOP: Final = 40
 """More rows than the tables have, with some phases of a user's own; the incidents beyond are counted."""
 
 
-def render_comparison(found: RunComparison, width: int = WIDTH) -> str:
-    """Return the verdict and every table, in lines of `width` columns."""
+def render_comparison(found: RunComparison, width: int = WIDTH, colors: Colors = PLAIN) -> str:
+    """Return the verdict, bold on a terminal, and every table, in lines of `width` columns."""
     sections = ("\n".join(render_section(section, width)) for section in build_comparison_sections(found))
-    return "\n\n".join([printable(found.verdict), *sections])
+    return "\n\n".join([colors.paint(printable(found.verdict), BOLD), *sections])
 
 
 def render_comparison_page(found: RunComparison) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.reports.run_report import RunReport
-from rankscope.collector.reports.run_sections import TOP, build_sections, headline
+from rankscope.collector.reports.run_sections import TOP, answer, build_sections, headline
 from rankscope.collector.reports.trace_cells import Section
 from rankscope.collector.reports.trace_page import hash_of, read_asset, render_section
 from rankscope.collector.storage.run_reader import CurvePoint
@@ -20,13 +20,18 @@ HEIGHT: Final = 240
 
 def render_page(report: RunReport, top: int = TOP) -> str:
     """Return the page, with at most `top` rows of each table."""
-    return frame_page(headline(report), build_sections(report, top), _render_curve(report.curve))
+    sections = build_sections(report, top)
+    return frame_page(headline(report), sections, _render_curve(report.curve), answer(report))
 
 
-def frame_page(title: str, sections: Sequence[Section], before: str = "") -> str:
-    """Return a page with a title and these sections, each in the contents. `before` is HTML that precedes them."""
+def frame_page(title: str, sections: Sequence[Section], before: str = "", verdict: Sequence[str] = ()) -> str:
+    """Return a page with a title and these sections, each in the contents. `before` is HTML that precedes them, and
+    `verdict` has the lines above the title, the first one in bold.
+    """
     style = read_asset("trace_page.css")
     title = html.escape(title)
+    first, *others = map(html.escape, verdict or [""])
+    answered = f"<p><strong>{first}</strong></p>" + "".join(f"<p>{line}</p>" for line in others) if verdict else ""
     policy = f"default-src 'none'; style-src '{hash_of(style)}'; base-uri 'none'; form-action 'none'"
     contents = "".join(f'<li><a href="#{one.key}">{html.escape(one.title)}</a></li>' for one in sections)
     bodies = "".join(render_section(one) for one in sections)
@@ -36,7 +41,8 @@ def frame_page(title: str, sections: Sequence[Section], before: str = "") -> str
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f"<title>rankscope: {title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#main">Skip to the run</a>\n<header><h1>rankscope</h1><p>{title}</p></header>\n'
+        '<a class="skip" href="#main">Skip to the run</a>\n'
+        f"<header><h1>rankscope</h1>{answered}<p>{title}</p></header>\n"
         f'<nav aria-label="Contents"><ul>{contents}</ul></nav>\n'
         f'<main id="main">\n{before}{bodies}</main>\n'
         "</body>\n</html>\n"

@@ -7,6 +7,8 @@ from typing import Final
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.run_report import RunReport
+from rankscope.collector.reports.summary import find_costliest
+from rankscope.collector.reports.terminal_colors import BOLD, PLAIN, Colors
 from rankscope.collector.reports.trace_cells import (
     MISSING,
     Cell,
@@ -26,6 +28,7 @@ from rankscope.collector.runs.run_end_words import (
     describe_first_to_fail,
     describe_lost,
     describe_no_first,
+    find_failure,
 )
 from rankscope.collector.runs.run_origin import describe_origin
 from rankscope.collector.storage.run_reader import CurvePoint
@@ -215,7 +218,19 @@ def _hours(rank_seconds: float | None) -> Cell:
     return amount(rank_seconds, 3_600, 2)
 
 
-def render_text(report: RunReport, top: int, width: int = WIDTH) -> str:
-    """Return the headline and every table, at most `top` rows of each, in lines of `width` columns."""
+def answer(report: RunReport) -> list[str]:
+    """Return the verdict: what cost the run the most, else how it failed, and below it what to do about that."""
+    found = find_costliest(report.findings) or find_failure(report.end)
+    if found is None:
+        return ["No finding is stored of this run."]
+    return [printable(found.sentence), *([f"do: {printable(found.suggestion)}"] if found.suggestion else [])]
+
+
+def render_text(report: RunReport, top: int, width: int = WIDTH, colors: Colors = PLAIN) -> str:
+    """Return the verdict, bold on a terminal, the headline and every table, at most `top` rows of each, in lines of
+    `width` columns.
+    """
+    verdict, *advice = answer(report)
+    first = "\n".join([colors.paint(verdict, BOLD), *(f"  {line}" for line in advice)])
     sections = ("\n".join(render_section(section, width)) for section in build_sections(report, top))
-    return "\n\n".join([headline(report), *sections])
+    return "\n\n".join([first, headline(report), *sections])

@@ -1,11 +1,11 @@
 """Render the status of a run for a terminal: the verdict, the run in a line or two, its worst ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
-from rankscope.collector.reports.summary import describe_ended_run, verdict
+from rankscope.collector.reports.summary import describe_ended_run, find_costliest, verdict
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.memory_words import describe_memory
@@ -26,6 +26,8 @@ from rankscope.measure.stalls import UNRECORDED_SEQUENCE, PendingCollective, Sta
 from rankscope.measure.units import format_duration
 
 FINDINGS_SHOWN_MAX: Final = 5
+NAMES_SHOWN_MAX: Final = 4
+"""Runs named in the overview: each is below."""
 INDENT: Final = "  "
 
 
@@ -47,13 +49,22 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     return "\n".join(lines)
 
 
-def find_costliest(findings: Iterable[Finding]) -> Finding | None:
-    """Return the most important finding: critical ones first, then those that name ranks or a group, then by cost."""
+def render_overview(statuses: Sequence[RunStatus], colors: Colors = PLAIN) -> str:
+    """Return in one line which of several runs need somebody: those with findings, that failed, or are not judged."""
+    live = [one.run for one in statuses if one.run.end is None]
+    found = [run.run for run in live if run.open_findings]
+    failed = [one.run.run for one in statuses if one.run.end is not None and not one.run.end.is_good]
+    unjudged = [run.run for run in live if not run.open_findings and run.abstained is not None]
+    named = (("with findings", found), ("ended badly", failed), ("without a verdict yet", unjudged))
+    parts = [f"{len(names):,} {what} ({_name_some(names)})" for what, names in named if names]
+    text = f"{len(statuses):,} runs: {', '.join(parts) if parts else 'no finding'}"
+    color = RED if failed else YELLOW if found else DIM if unjudged else GREEN
+    return colors.paint(printable(text), BOLD, color)
 
-    def weight(one: Finding) -> tuple[bool, bool, float]:
-        return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
 
-    return max(findings, key=weight, default=None)
+def _name_some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - NAMES_SHOWN_MAX:,} more" if len(names) > NAMES_SHOWN_MAX else ""
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + more
 
 
 def _render_verdict(status: RunStatus, colors: Colors) -> str:
@@ -179,9 +190,9 @@ def _list_findings_about(rank: int, findings: Sequence[Finding]) -> list[str]:
     return [line for one in about for line in (INDENT + printable(one.sentence), *_render_suggestion(one))]
 
 
-def render_run(run: RunSnapshot) -> str:
+def render_run(run: RunSnapshot, colors: Colors = PLAIN) -> str:
     """Return the status of a run with every rank, for small runs."""
-    return render_all_ranks(build_status(run, len(run.ranks)), run)
+    return render_all_ranks(build_status(run, len(run.ranks)), run, colors)
 
 
 STATES = {"D": "waits for a device", "T": "is stopped", "t": "is being traced", "R": "runs", "S": "sleeps"}

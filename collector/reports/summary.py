@@ -1,5 +1,7 @@
 """Summarise a run in a few lines: its totals, how its ranks ended, and the verdict in one sentence."""
 
+from collections.abc import Iterable
+
 from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_end_words import (
@@ -22,7 +24,7 @@ def verdict(run: RunSnapshot) -> str:
     """Return one sentence: the costliest finding of the run, else that there was none, else why there is no verdict.
     HEALTHY needs ranks that were compared and an end that is not bad.
     """
-    costliest = _costliest(run)
+    costliest = find_costliest(run.findings)
     if costliest is not None:
         return costliest.sentence
     if run.end is not None and not run.end.is_good:
@@ -73,7 +75,7 @@ def summarise(run: RunSnapshot) -> str:
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
     ]
-    costliest = _costliest(run)
+    costliest = find_costliest(run.findings)
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]
     lines.append(f"verdict: {verdict(run)}")
     return "\n".join(lines)
@@ -119,7 +121,7 @@ def _describe_goodput(goodput: GoodputSnapshot) -> list[str]:
     return [f"{text}; {', '.join(shown)}" if shown else text]
 
 
-def _costliest(run: RunSnapshot) -> Finding | None:
+def find_costliest(findings: Iterable[Finding]) -> Finding | None:
     """Return the most important finding: critical ones first, as a hang, which has no cost yet; then those that name
     ranks or a group; then by cost.
     """
@@ -128,7 +130,7 @@ def _costliest(run: RunSnapshot) -> Finding | None:
         return one.severity == "critical", bool(one.ranks or one.group), one.lost_rank_seconds or 0.0
 
     # A hang after which the run finished without another step was work after the training.
-    counted = (one for one in run.findings if one.kind != HANG or one.severity != "info")
+    counted = (one for one in findings if one.kind != HANG or one.severity != "info")
     return max(counted, key=rank, default=None)
 
 

@@ -70,7 +70,8 @@ def test_run_with_findings_is_first_and_ended_run_last(capsys: pytest.CaptureFix
 def test_running_run_lists_ten_ranks_and_ended_run_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    blocks = "\n".join(ask(capsys)).split("\n\n")
+    overview, *blocks = "\n".join(ask(capsys)).split("\n\n")
+    assert overview == "3 runs: 1 with findings (slow)"
     assert [sum(line.endswith(" n0") for line in block.splitlines()) for block in blocks] == [10, 10, 0]
 
 

@@ -15,7 +15,9 @@ from rankscope.collector.incidents.store import IncidentStore
 from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
 from rankscope.collector.reports.run_sections import merge_points, render_text
+from rankscope.collector.reports.terminal_colors import Colors
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.storage.run_reader import CurvePoint, opening_run
 from rankscope.collector.storage.run_store import HistoryStore
@@ -92,7 +94,9 @@ def test_unknown_run_is_an_error_that_lists_the_runs(path: Path) -> None:
 
 def test_text_has_every_part(path: Path) -> None:
     text = render_text(report_of(path), 20)
-    assert text.startswith("run bert: 2 ranks, 80 steps, 1.7 min since 2027-01-15 08:00:00 UTC, over\n")
+    verdict, advice, _, head = text.splitlines()[:4]
+    assert (verdict, advice) == (slow(1).sentence, "  do: Look at its data loader.")
+    assert head == "run bert: 2 ranks, 80 steps, 1.7 min since 2027-01-15 08:00:00 UTC, over"
     for said in (
         "goodput          70.0% of 100.0 s",
         "reports          18, 2 lost; 4 steps came too late",
@@ -103,6 +107,21 @@ def test_text_has_every_part(path: Path) -> None:
         assert said in text
     assert re.search(r"^   1  node-a     80     1\.250 +<0\.001 +<0\.001 +1\.00  finished$", text, re.MULTILINE)
     assert re.search(r"^      0  76-79 .* 1,000\.000  2,000\.000$", text, re.MULTILINE)
+
+
+def test_report_without_a_finding_begins_with_that_or_with_its_failure(path: Path) -> None:
+    plain = msgspec.structs.replace(report_of(path), findings=())
+    assert render_text(plain, 20).startswith("No finding is stored of this run.\n\nrun bert: 2 ranks")
+    crashed = msgspec.structs.replace(plain, end=RunEnd(reason="crashed", ranks={"crashed": 1}))
+    assert render_text(crashed, 20).splitlines()[0].startswith("The run crashed.")
+    assert render_text(crashed, 20).splitlines()[1].startswith("  do: See the line and the core file")
+    assert "<strong>The run crashed." in render_page(crashed)
+
+
+def test_verdict_of_a_report_is_bold_on_a_terminal_only(path: Path) -> None:
+    on_terminal, piped = (render_text(report_of(path), 20, colors=Colors(are_on=on)) for on in (True, False))
+    assert on_terminal.splitlines()[0] == f"\x1b[1m{slow(1).sentence}\x1b[0m"
+    assert "\x1b" not in piped
 
 
 def test_report_of_a_past_run_says_whose_it_was(tmp_path: Path) -> None:

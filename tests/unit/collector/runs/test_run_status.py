@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.publish.api.routes_api import Api
-from rankscope.collector.reports.status_text import render_one_rank, render_status
+from rankscope.collector.reports.status_text import render_one_rank, render_overview, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.run_status import RunStatus, build_status, find_worst
@@ -122,6 +122,21 @@ def test_each_finding_says_what_to_do_about_it() -> None:
     lines = render_status(build_status(run_of(rank_of(0), open_findings=(other, worse)), 0)).splitlines()
     assert lines[:2] == ["run bert: Slow.", "  do: Drain it."]
     assert lines[3:] == ["  ! Also.", "    do: Ask\\x1b why."]
+
+
+def test_several_runs_begin_with_which_of_them_need_somebody() -> None:
+    def status_of(name: str, **known: object) -> RunStatus:
+        return build_status(msgspec.structs.replace(run_of(rank_of(0), **known), run=name), 0)
+
+    found, well = status_of("bert", open_findings=(SLOW,)), status_of("llama")
+    early = status_of("t5", abstained="too few steps")
+    crashed = status_of("gpt\x1b", end=RunEnd(reason="crashed", ranks={"crashed": 1}))
+    assert render_overview([well, found, early, crashed]) == (
+        "4 runs: 1 with findings (bert), 1 ended badly (gpt\\x1b), 1 without a verdict yet (t5)"
+    )
+    assert render_overview([well, well]) == "2 runs: no finding"
+    assert render_overview([found] * 6) == "6 runs: 6 with findings (bert, bert, bert, bert, and 2 more)"
+    assert render_overview([found, well], Colors(are_on=True)).startswith("\x1b[1;33m2 runs")
 
 
 def test_status_says_whose_run_it_is() -> None:
