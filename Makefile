@@ -124,6 +124,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 	$(BIN)/python -m tests.benchmarks.load --storm
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.exposition
+	$(BIN)/python -m tests.benchmarks.otlp
 
 screenshots: packages $(STAMP) ## the pictures of the docs, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page

@@ -9,7 +9,7 @@ Importing this file imports the SDK, which only the extra `otlp` installs.
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -54,10 +54,7 @@ class MetricsSender:
 
     def send(self, data: MetricsData) -> str:
         """Send one request; return why it was not accepted, empty where it was. Takes TIMEOUT_S at most, as a rule."""
-        self._session.problem = ""
-        _REASONS.clear()
-        result = self._exporter.export(data)
-        return "" if result is MetricExportResult.SUCCESS else self._session.problem or _REASONS.read()
+        return _send(self._session, lambda: self._exporter.export(data) is MetricExportResult.SUCCESS)
 
     def close(self) -> None:
         """End what is being sent, and close the connection. Any thread."""
@@ -78,10 +75,7 @@ class LogsSender:
 
     def send(self, records: Sequence[ReadableLogRecord]) -> str:
         """Send log records; return why they were not accepted, empty where they were."""
-        self._session.problem = ""
-        _REASONS.clear()
-        result = self._exporter.export(records)
-        return "" if result is LogRecordExportResult.SUCCESS else self._session.problem or _REASONS.read()
+        return _send(self._session, lambda: self._exporter.export(records) is LogRecordExportResult.SUCCESS)
 
 
 def make_resource(attributes: Mapping[str, str]) -> Resource:
@@ -89,6 +83,17 @@ def make_resource(attributes: Mapping[str, str]) -> Resource:
     them.
     """
     return Resource.create(dict(attributes), SEMANTIC_CONVENTIONS).merge(OTELResourceDetector().detect())
+
+
+def _send(session: "_Session", export: Callable[[], bool]) -> str:
+    """Export, and return why that failed; empty where it did not."""
+    session.problem = ""
+    _REASONS.clear()
+    try:
+        has_succeeded = export()
+    except requests.RequestException:  # those of 1.39 do not catch it
+        has_succeeded = False
+    return "" if has_succeeded else session.problem or _REASONS.read()
 
 
 class _Session(requests.Session):
