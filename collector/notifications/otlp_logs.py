@@ -12,7 +12,7 @@ from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.notifications.channel import DELIVERED, RETRIED, Delivery
 from rankscope.collector.notifications.event import RESOLVED, TEST, IncidentEvent
-from rankscope.collector.otlp.endpoint import LOGS, Endpoint, describe_resource, read_endpoint
+from rankscope.collector.otlp.endpoint import LOGS, Endpoint, describe_resource, import_exporters, read_endpoint
 from rankscope.measure import __version__
 from rankscope.measure.errors import SettingError
 from rankscope.measure.units import s_to_ns
@@ -50,7 +50,7 @@ class OtlpLogs:
 
     def __init__(self, endpoint: Endpoint, port: int) -> None:
         """Make the exporter. Raises SettingError for variables OTEL_EXPORTER_OTLP_... that cannot be used."""
-        exporters: Any = importlib.import_module("rankscope.collector.otlp.exporters")
+        exporters = import_exporters()
         self._sdk_logs: Any = importlib.import_module("opentelemetry.sdk._logs")
         self._api_logs: Any = importlib.import_module("opentelemetry._logs")
         scopes: Any = importlib.import_module("opentelemetry.sdk.util.instrumentation")

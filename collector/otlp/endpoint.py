@@ -1,17 +1,19 @@
 """Read where to push by OTLP: the settings `otlp_...`, and the variables OTEL_EXPORTER_OTLP_... where these are empty.
 
 The exporters of the OpenTelemetry SDK read the variables themselves, as
-https://opentelemetry.io/docs/specs/otel/protocol/exporter/ defines them; a setting goes before its variable. Nothing
-here imports the SDK.
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/ defines them; a setting goes before its variable. Only
+`import_exporters` imports the SDK.
 """
 
+import importlib
 import importlib.util
+import os
 import re
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from rankscope.collector.config import OTLP_AUTO, OTLP_GRPC, OTLP_HTTP, CollectorConfig, find_url_problem
@@ -55,6 +57,19 @@ def read_endpoint(config: CollectorConfig, environment: Mapping[str, str], signa
     variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     given = config.otlp_endpoint or next(filter(None, map(environment.get, variables)), _DEFAULTS[protocol])
     return Endpoint(protocol, url, headers, config.otlp_certificate_file, show_address(given))
+
+
+def import_exporters(environment: MutableMapping[str, str] = os.environ) -> Any:
+    """Return the module with the exporters, which imports the SDK. Raises SettingError where that is not possible."""
+    # The core of gRPC would write each lost connection to stderr, past every logger. What is wrong is said by our own.
+    environment.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        return importlib.import_module("rankscope.collector.otlp.exporters")
+    except Exception as error:  # protobuf raises errors of its own for releases that do not fit together
+        raise SettingError(
+            f"otlp is true, and the packages for it cannot be imported: {type(error).__name__}: {str(error)[:200]}. "
+            "Install them anew: pip install --upgrade 'rankscope[otlp]'."
+        ) from error
 
 
 def describe_resource(port: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.cpu_share import CpuShareLimiter
 from rankscope.collector.fault_log import FaultLog
-from rankscope.collector.otlp.endpoint import METRICS, describe_resource, read_endpoint
+from rankscope.collector.otlp.endpoint import METRICS, describe_resource, import_exporters, read_endpoint
 from rankscope.collector.process_tuning import name_this_thread
 from rankscope.collector.publish.metrics.points import read_points
 from rankscope.collector.runs.snapshot import ChannelCounts, Snapshot
@@ -137,8 +137,8 @@ class MetricsPush:
         """Count a push, and log a problem once while it lasts, and that pushes succeed again."""
         self._counts[outcome] += 1
         if problem and not self._problem:
-            LOG.warning("OTLP: metrics are not pushed to %s: %s; trying again every %g s", self._shown, problem,
-                        ns_to_s(self._interval_ns))  # fmt: skip
+            LOG.error("OTLP: metrics are not pushed to %s: %s; trying again every %g s", self._shown, problem,
+                      ns_to_s(self._interval_ns))  # fmt: skip
         elif problem:
             LOG.debug("OTLP: metrics are not pushed to %s: %s", self._shown, problem)
         elif self._problem:
@@ -169,10 +169,10 @@ def make_push(config: CollectorConfig, port: int, read_snapshot: Callable[[], Sn
         return None
     try:
         endpoint = read_endpoint(config, os.environ, METRICS)
-        exporters: Any = importlib.import_module("rankscope.collector.otlp.exporters")
+        exporters = import_exporters()
         otlp_metrics: Any = importlib.import_module("rankscope.collector.publish.otlp_metrics")
         sender = exporters.MetricsSender(endpoint)
-    except (SettingError, ImportError) as error:
+    except SettingError as error:
         LOG.debug("no metrics are pushed: %s", error)
         return None
     requests = otlp_metrics.Requests(exporters.make_resource(describe_resource(port, os.environ)))

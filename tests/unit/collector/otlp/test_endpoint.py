@@ -1,13 +1,21 @@
 """Where to push by OTLP: what settings and variables mean, and what is said of those that cannot be used."""
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.otlp import endpoint
-from rankscope.collector.otlp.endpoint import LOGS, METRICS, Endpoint, describe_resource, read_endpoint
+from rankscope.collector.otlp.endpoint import (
+    LOGS,
+    METRICS,
+    Endpoint,
+    describe_resource,
+    import_exporters,
+    read_endpoint,
+)
 from rankscope.measure import __version__
 from rankscope.measure.errors import SettingError
 from tests.certificates import make_certificate
@@ -126,6 +134,14 @@ def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
     assert problem_of(CollectorConfig(otlp=True)) == (
         "otlp is true (from the code), and nothing_of_this_name is not installed: pip install 'rankscope[otlp]'."
     )
+
+
+def test_packages_that_do_not_fit_together_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rankscope.collector.otlp.exporters", None)
+    environment: dict[str, str] = {}
+    with pytest.raises(SettingError, match=r"cannot be imported: ModuleNotFoundError: .*pip install --upgrade"):
+        import_exporters(environment)
+    assert environment == {"GRPC_VERBOSITY": "NONE"}
 
 
 def test_resource_of_a_collector() -> None:

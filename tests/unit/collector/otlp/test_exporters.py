@@ -88,7 +88,7 @@ def test_receiver_that_is_not_there_is_said_to_be_unreachable(protocol: str) -> 
     problem = sender.send(some_metrics())
     sender.close()
     assert problem.startswith(
-        "it answers UNAVAILABLE" if protocol == "grpc" else "it cannot be reached: Connection refused"
+        "the call ended with UNAVAILABLE" if protocol == "grpc" else "it cannot be reached: Connection refused"
     )
 
 
@@ -98,7 +98,7 @@ def test_refusal_is_said_with_its_status(receiver: Receiver) -> None:
     problem = send_to(receiver)
     # The SDK 1.39 does not log the details of gRPC.
     assert problem.removesuffix(": as the test wants") == (
-        "it answers UNAUTHENTICATED" if is_grpc else "it answers 401"
+        "the call ended with UNAUTHENTICATED" if is_grpc else "it answers 401"
     )
 
 
@@ -107,7 +107,7 @@ def test_answer_that_does_not_come_is_said(receiver: Receiver) -> None:
     problem = send_to(receiver)
     receiver.gate.set()
     is_grpc = receiver.protocol == "grpc"
-    assert problem.startswith("it answers DEADLINE_EXCEEDED" if is_grpc else "it does not answer in time")
+    assert problem.startswith("the call ended with DEADLINE_EXCEEDED" if is_grpc else "it does not answer in time")
 
 
 def test_redirect_is_no_success() -> None:
@@ -125,8 +125,14 @@ def test_garbage_for_an_answer_is_no_success(protocol: str, garbage: bytes) -> N
         sender = sender_to(receiver.url, protocol)
         problem = sender.send(some_metrics())
         sender.close()
-    assert problem.startswith("it ")
+    assert problem.startswith(("it ", "the call ended with "))
     assert problem.isprintable()
+
+
+def test_answer_that_breaks_off_after_its_status_is_a_success() -> None:
+    with receiving_http() as receiver:
+        receiver.garbage = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nthree"
+        assert send_to(receiver) == ""
 
 
 def test_flood_for_an_answer_is_not_read() -> None:
@@ -164,7 +170,7 @@ def test_certificate_is_verified(tmp_path: Path, is_trusted: bool) -> None:
         sender = sender_to(receiver.url, "grpc", **settings)
         problem = sender.send(some_metrics())
         sender.close()
-    assert problem.startswith("" if is_trusted else "it answers UNAVAILABLE")
+    assert problem.startswith("" if is_trusted else "the call ended with UNAVAILABLE")
     assert len(receiver.received.metrics) == is_trusted
 
 

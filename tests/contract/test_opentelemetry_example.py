@@ -1,0 +1,23 @@
+"""Check the example of a receiver of OTLP: every part that is used is there, on the ports of the documents."""
+
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = yaml.safe_load((ROOT / "deploy/opentelemetry/collector.yaml").read_text())
+
+
+def test_pipelines_use_the_parts_that_are_configured_and_all_of_them() -> None:
+    pipelines = EXAMPLE["service"]["pipelines"].values()
+    for kind in ("receivers", "processors", "exporters"):
+        assert {name for pipeline in pipelines for name in pipeline[kind]} == set(EXAMPLE[kind])
+
+
+def test_metrics_and_logs_are_taken_on_the_usual_ports() -> None:
+    assert set(EXAMPLE["service"]["pipelines"]) == {"metrics", "logs"}
+    protocols = EXAMPLE["receivers"]["otlp"]["protocols"]
+    assert {name: known["endpoint"] for name, known in protocols.items()} == {
+        "grpc": "0.0.0.0:4317",
+        "http": "0.0.0.0:4318",
+    }
