@@ -24,6 +24,7 @@ from tests.benchmarks.machine import RESULTS, describe_run
 from tests.otlp_receivers import Received, receiving_grpc, receiving_http
 
 SIZES = (64, 1_024, 16_384)
+RANKS_FIRST = 8
 
 
 class Result(NamedTuple):
@@ -56,8 +57,8 @@ def receive(connection: Connection, protocol: str) -> None:
     with receiving_grpc() if protocol == OTLP_GRPC else receiving_http() as receiver:
         receiver.received = Sizes()
         connection.send(receiver.url)
-        connection.recv()
-        connection.send(receiver.received.sizes)
+        while connection.recv():
+            connection.send(receiver.received.sizes)
 
 
 @contextmanager
@@ -74,16 +75,25 @@ def receiving_apart(protocol: str) -> Iterator[tuple[str, Connection]]:
         process.join()
 
 
+def list_sizes(receiver: Connection) -> list[int]:
+    """The sizes of all requests that a receiver has got so far, in bytes."""
+    receiver.send(True)
+    sizes: list[int] = receiver.recv()
+    return sizes
+
+
 def measure(ranks: int, protocol: str) -> Result:
-    """Push twice, and return the second time: the first one connects, and makes names."""
-    snapshot = build_snapshot(ranks)
+    """Push a small run, which connects, and then this one, which is measured."""
+    snapshots = [build_snapshot(ranks), build_snapshot(RANKS_FIRST)]
     shorten_switch_interval()  # as the publisher does
     raise_gc_threshold()
     with receiving_apart(protocol) as (url, receiver):
         config = CollectorConfig(otlp=True, otlp_endpoint=url, otlp_protocol=protocol, otlp_all_ranks=True)
-        push = make_push(config, 18491, lambda: snapshot)
+        push = make_push(config, 18491, lambda: snapshots[-1])
         if push is None or push.push() != "delivered":
             raise RuntimeError(f"nothing could be pushed to {url}")
+        first = len(list_sizes(receiver))
+        snapshots.pop()
         before = read_resident_bytes()
         with watch_gaps() as gaps:
             cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -92,10 +102,8 @@ def measure(ranks: int, protocol: str) -> Result:
         if outcome != "delivered":
             raise RuntimeError(f"the second push {outcome}")
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-        receiver.send("sizes")
-        sizes = receiver.recv()
+        own = list_sizes(receiver)[first:]
         push.close()
-    own = sizes[len(sizes) // 2 :]
     return Result(ranks, protocol, len(own), sum(own), max(own), cpu_s, wall_s, max(0, grown), gaps.longest_s)
 
 

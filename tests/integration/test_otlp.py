@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.serving import Served, serving, wait_for
+from tests.integration.torchrun import python, run
 from tests.integration.wire_ranks import telling
 from tests.otlp_receivers import (
     Receiver,
@@ -167,3 +168,12 @@ def test_wrong_setting_is_said_once_and_the_collector_serves() -> None:
         said = served.read_stderr()
     assert said.count("otlp_endpoint is 'otel.example:4317'") == 1
     assert "Until the collector is started again, nothing is pushed by OTLP." in said
+
+
+def test_test_event_reaches_the_receiver() -> None:
+    with receiving_http() as receiver:
+        ended = run(python("-m", "rankscope.collector", "notify", "--otlp", "--otlp-endpoint", receiver.url))
+        (record,) = receiver.received.log_records
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "otlp: delivered\n", "")
+    assert record.body.string_value == "This is a test of the notifications, and no incident."
+    assert record.event_name == "rankscope.incident.test"
