@@ -31,7 +31,8 @@ JOBS = {"lightning": "callbacks/lightning_logs.py", "transformers": "callbacks/t
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 pytestmark = pytest.mark.skipif(
-    not all(map(find_spec, LOGGERS)), reason=f"one of {', '.join(LOGGERS)} is not installed; the extra `test` has them"
+    not all(map(find_spec, LOGGERS)),
+    reason=f"one of {', '.join(LOGGERS)} is not installed; the extra `test` has them from Python 3.11 on",
 )
 
 

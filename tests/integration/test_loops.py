@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, torchrun
 
+TRL = "trl_grpo"
+NO_TRL = "trl is not installed; the extra `test` has it from Python 3.11 on"
 DOCS = Path(__file__).parents[2] / "docs" / "loops.md"
 
 
@@ -71,6 +74,8 @@ LOOPS = (
         tokens=4 * 8,
         says="global step 6",
     ),
+    # One batch is fetched ahead; the loader has eight. Prompts are texts, so samples are not known.
+    Loop(script=TRL, steps=6, batches=(2, 1, 1, 1, 1, 1), samples=None, says="global step 6"),
 )
 
 
@@ -96,7 +101,7 @@ def watch(loop: Loop) -> Seen:
 def jobs() -> Iterator[Jobs]:
     """Each loop runs once, two at a time: half of what it takes is waiting."""
     with ThreadPoolExecutor(2) as pool:
-        yield {loop.script: pool.submit(watch, loop) for loop in LOOPS}
+        yield {loop.script: pool.submit(watch, loop) for loop in LOOPS if loop.script != TRL or find_spec("trl")}
         pool.shutdown(cancel_futures=True)
 
 
@@ -104,6 +109,8 @@ def jobs() -> Iterator[Jobs]:
 def loop(request: pytest.FixtureRequest) -> Loop:
     """One row of the table."""
     row: Loop = request.param
+    if row.script == TRL and not find_spec("trl"):
+        pytest.skip(NO_TRL)
     return row
 
 
@@ -159,6 +166,13 @@ def test_the_time_of_backward_and_optimizer_is_seen_in_every_step(loop: Loop, se
     for record in (record for life in seen.lives for record in life.steps):
         assert record.phases_ns["backward"] > 0
         assert (record.phases_ns["optimizer"] > 0) is not loop.steps_in_backward
+
+
+@pytest.mark.skipif(not find_spec("trl"), reason=NO_TRL)
+def test_rollouts_and_rewards_of_trl_are_phases_of_each_step(jobs: Jobs) -> None:
+    (life,) = jobs[TRL].result().lives
+    for record in life.steps:
+        assert record.phases_ns["rollout"] > record.phases_ns["reward"] > 0
 
 
 MANUAL = (*AGENT, "manual_update.py")

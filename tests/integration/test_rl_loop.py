@@ -50,7 +50,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 def with_logger(name: str) -> pytest.MarkDecorator:
     """Skip a test where that logger is not installed."""
-    return pytest.mark.skipif(name not in LOGGERS, reason=f"{name} is not installed; the extra `test` has it")
+    return pytest.mark.skipif(
+        name not in LOGGERS, reason=f"{name} is not installed; the extra `test` has it from Python 3.11 on"
+    )
 
 
 def test_rank_with_slow_rollouts_is_named_by_its_phase(seen: Seen) -> None:
