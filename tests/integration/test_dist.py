@@ -77,6 +77,16 @@ def empty(built: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_environment(built[0], tmp_path_factory.mktemp("empty"))
 
 
+def test_checksums_are_of_all_other_files(released: dict[str, Path]) -> None:
+    sums = released["SHA256SUMS"]
+    done = run(find_program("sha256sum"), "--check", "--strict", sums.name, cwd=sums.parent)
+    assert done.returncode == 0, done.stderr
+    checked = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
+    assert checked == {path.name for path in released.values()} - {"SHA256SUMS"}
+    kinds = {"rankscope-py3-none-any.whl", "rankscope.tar.gz", "rankscope-docker-context.tar.gz", "rankscope.cdx.json"}
+    assert kinds <= set(released)
+
+
 def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(
     released: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -86,16 +96,6 @@ def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(
     assert {name: path.read_bytes() for name, path in again.items()} == {
         name: path.read_bytes() for name, path in released.items()
     }
-
-
-def test_checksums_are_of_all_other_files(released: dict[str, Path]) -> None:
-    sums = released["SHA256SUMS"]
-    done = run(find_program("sha256sum"), "--check", "--strict", sums.name, cwd=sums.parent)
-    assert done.returncode == 0, done.stderr
-    checked = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
-    assert checked == {path.name for path in released.values()} - {"SHA256SUMS"}
-    kinds = {"rankscope-py3-none-any.whl", "rankscope.tar.gz", "rankscope-docker-context.tar.gz", "rankscope.cdx.json"}
-    assert kinds <= set(released)
 
 
 def test_bill_of_materials_has_what_the_image_installs(materials: dict[str, Any]) -> None:
