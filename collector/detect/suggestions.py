@@ -179,6 +179,12 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "stage_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
     "run_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
+    "slower_than_earlier_runs": Advice("RankscopeRunSlower", {
+        "slower_than_earlier_runs": (
+            "Compare it with the last good one: rankscope compare RUN --baseline last-good --store FILE. Look at what "
+            "changed first: nodes, versions, where the data lie."
+        ),
+    }),
     "hang": Advice("RankscopeRunStalled", {
         "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
         "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",

@@ -30,7 +30,9 @@ from tests.contract.promql_syntax import (
 
 Labels = frozenset[str]
 
-TARGET_LABELS: Final = frozenset({"job", "instance"})
+CLUSTER: Final = "cluster"
+"""Label that a Prometheus for several clusters gives every series; others have none, which counts as an empty one."""
+TARGET_LABELS: Final = frozenset({"job", "instance", CLUSTER})
 """Labels that Prometheus adds to every target."""
 SCRAPE_FAMILIES: Final = ("up", "scrape_duration_seconds", "scrape_samples_scraped")
 """Families that Prometheus writes for each target, with these labels only."""

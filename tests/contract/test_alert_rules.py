@@ -17,7 +17,7 @@ from rankscope.collector.captures.incident_views import OF_A_NODE
 from rankscope.collector.captures.incident_views import RUNBOOKS as FINDING_RUNBOOKS
 from rankscope.collector.detect.finding import PAUSES, STRAGGLER
 from rankscope.collector.incidents.nodes import OF_SCRIPTS, RATIO_MIN, RUNS_MIN
-from tests.contract.promql_names import Labels, find_catalog_labels, find_labels, find_uses
+from tests.contract.promql_names import CLUSTER, Labels, find_catalog_labels, find_labels, find_uses
 from tests.contract.promql_syntax import PromqlError
 from tests.programs import find_program
 
@@ -154,8 +154,8 @@ def test_alerts_recommend_what_the_list_of_nodes_does() -> None:
     texts = [" ".join(rule["annotations"]["description"].split()) for rule in ALERTS if "exclude-file" in str(rule)]
     assert len(texts) == 3
     for text in texts:
-        assert f"(rankscope_node_held_up_low_ratio{{node=%q}}) >= {RATIO_MIN}" in text
-        assert f"(rankscope_node_runs_held_up{{node=%q}}) >= {RUNS_MIN}" in text
+        assert f"(rankscope_node_held_up_low_ratio{{cluster=%q, node=%q}}) >= {RATIO_MIN}" in text
+        assert f"(rankscope_node_runs_held_up{{cluster=%q, node=%q}}) >= {RUNS_MIN}" in text
 
 
 def test_alert_about_a_hang_blames_nodes_as_the_list_does() -> None:
@@ -191,7 +191,7 @@ def test_the_series_of_the_tests_are_those_of_the_catalogue(path: Path) -> None:
     for story in yaml.safe_load(path.read_text())["tests"]:
         for each in story.get("input_series", ()):
             ((name, labels),) = find_uses(each["series"]).items()
-            assert labels == known[name], each["series"]
+            assert labels | {CLUSTER} == known[name], each["series"]
 
 
 def test_each_alert_has_its_page_and_each_page_its_alert() -> None:
@@ -238,6 +238,7 @@ def test_a_rule_names_what_there_is(rule: Rule) -> None:
         level = rule["record"].split(":")[0]
         assert level in labels
         assert labels.isdisjoint({"job", "instance"}), "a run is one, whoever scrapes it"
+        assert CLUSTER in labels, "a run of the same name in another cluster is another one"
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
@@ -247,6 +248,13 @@ def test_a_message_asks_for_what_there_is(rule: Rule) -> None:
     assert set(re.findall(r"\$labels\.(\w+)", templates)) <= labels
     for query in find_queries(templates):
         find_labels(query, known)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_and_its_message_are_of_one_cluster(rule: Rule) -> None:
+    assert CLUSTER in find_labels(rule["expr"], find_known())
+    for query in find_queries(rule["annotations"]["description"]):
+        assert all(CLUSTER in labels for labels in find_uses(query).values()), query
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

@@ -90,7 +90,7 @@ def test_an_alert_goes_to_whom_its_severity_names(rule: dict[str, Any]) -> None:
 
 
 def test_one_message_a_run_and_one_for_the_collector() -> None:
-    assert CONFIG["route"]["group_by"] == ["run"]
+    assert CONFIG["route"]["group_by"] == ["cluster", "run"]
     by_own_labels = [route["matchers"] for route in CONFIG["route"]["routes"] if "group_by" in route]
     assert by_own_labels == [['level="collector"']]
     without_run = [rule["alert"] for rule in ALERTS if "run" not in find_labels(rule["expr"], find_known())]

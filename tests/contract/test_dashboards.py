@@ -188,6 +188,30 @@ def test_everything_is_asked_of_the_chosen_prometheus(name: str) -> None:
     assert {each["datasource"]["uid"] for each in asking} == {"${datasource}"}
 
 
+@each_dashboard
+def test_every_query_is_of_the_chosen_cluster(name: str) -> None:
+    for asked in EVERYTHING_ASKED:
+        if asked.dashboard == name and asked.title != "$cluster":
+            metrics = re.findall(r"rankscope_\w+", asked.expr)
+            assert asked.expr.count('cluster=~"$cluster"') == len(metrics) > 0, asked
+
+
+def test_all_clusters_and_collectors_also_mean_those_without_a_label() -> None:
+    for name in find_dashboards():
+        variables = {each["name"]: each for each in read_dashboard(name)["templating"]["list"]}
+        assert ("instance" in variables) == (name == "fleet")
+        for variable in (variables[each] for each in ("cluster", "instance") if each in variables):
+            assert (variable["includeAll"], variable["allValue"]) == (True, ".*")
+            assert variable["current"]["value"] == "$__all"
+
+
+def test_health_of_collectors_is_that_of_the_chosen_ones() -> None:
+    rows = {row["title"]: row["panels"] for row in read_dashboard("fleet")["panels"] if row["type"] == "row"}
+    for title in ("The monitor itself", "Collectors and relays"):
+        for target in (target for panel in rows[title] for target in panel["targets"]):
+            assert target["expr"].count('instance=~"$instance"') == len(re.findall(r"rankscope_\w+", target["expr"]))
+
+
 # -- their layout ----------------------------------------------------------------------------------------------------
 
 

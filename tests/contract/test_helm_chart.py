@@ -134,6 +134,12 @@ def test_scrapes_send_the_token_and_check_the_certificate() -> None:
         assert endpoint["authorization"]["credentials"] == {"name": "rankscope-http-token", "key": "token"}
 
 
+def test_series_have_the_label_of_the_cluster() -> None:
+    monitor = find(render_chart(monitor__enabled="true", monitor__cluster="east"), "ServiceMonitor")
+    for endpoint in monitor["spec"]["endpoints"]:
+        assert {"targetLabel": "cluster", "replacement": "east"} in endpoint["relabelings"]
+
+
 def test_rules_and_dashboards_are_the_ones_of_the_repository() -> None:
     documents = render_everything()
     assert find(documents, "PrometheusRule")["spec"] == find(render("monitoring"), "PrometheusRule")["spec"]

@@ -99,5 +99,5 @@ def test_operators_bind_as_in_prometheus() -> None:
 
 def test_the_catalogue_is_known_with_the_labels_of_the_scrape() -> None:
     known = find_catalog_labels()
-    assert known["rankscope_goodput_ratio"] == {"run", "job", "instance"}
-    assert known["up"] == {"job", "instance"}
+    assert known["rankscope_goodput_ratio"] == {"run", "cluster", "job", "instance"}
+    assert known["up"] == {"cluster", "job", "instance"}

@@ -26,6 +26,7 @@ from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.run_rules.explained import find_explained_ns
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_series import Floats
@@ -155,10 +156,7 @@ def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -
         slowdown_ratio=excess.ratio,
         sentence=f"The run is {slower}, from its first steps on: {numbers}{mostly}{changed}",
         past=f"The run was {slower},{WHEN}: {numbers}{mostly}{changed}",
-        suggestion=(
-            "Compare it with the last good one: rankscope compare RUN --baseline last-good --store FILE. Look at what "
-            "changed first: nodes, versions, the data's place."
-        ),
+        suggestion=suggest(SLOWER_THAN_EARLIER, SLOWER_THAN_EARLIER),
         evidence={"start_ns": excess.start_ns, USUAL: excess.usual_ns, "robust_z": excess.deviations,
                   "earlier_runs": float(excess.runs)},
         details={"latest_earlier_run": earlier[0].run_id, **dict(_name_changes(start, earlier))},

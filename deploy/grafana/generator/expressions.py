@@ -12,7 +12,9 @@ holds at least two."""
 SHARES: Final = ("compute", "overlap", "exposed communication", "copies", "idle")
 """Parts of the time of a window; they sum to the window."""
 
-NODE_OF_RANK: Final = "on (run, rank) group_left (node) max by (run, rank, node) (rankscope_rank_info)"
+NODE_OF_RANK: Final = (
+    "on (cluster, run, rank) group_left (node) max by (cluster, run, rank, node) (rankscope_rank_info)"
+)
 """Right side of `*` that adds the label node to series of ranks."""
 
 
@@ -60,7 +62,7 @@ def shares_of_run() -> list[Query]:
 def phases_of_run() -> Query:
     """Return the mean duration of each phase of a step, over all ranks of the run."""
     ratio = recorded("run:step_phase:ratio_rate5m", OF_RUN)
-    return Query(f"{ratio} * on (run) group_left () {STEP_OF_RUN}", "{{phase}}")
+    return Query(f"{ratio} * on (cluster, run) group_left () {STEP_OF_RUN}", "{{phase}}")
 
 
 def use_of_peak(title: str, mfu: str, hfu: str, of: str) -> Placed:
@@ -74,7 +76,7 @@ def use_of_peak(title: str, mfu: str, hfu: str, of: str) -> Placed:
 
 def worst(count: int, expr: str, labels: str) -> str:
     """Return the series with the largest maximum in the selected time range; the same series at every time."""
-    return f"{expr} and on ({labels}) topk({count}, max_over_time({expr}[$__range] @ end()))"
+    return f"{expr} and on (cluster, {labels}) topk({count}, max_over_time({expr}[$__range] @ end()))"
 
 
 STEP_OF_RUN: Final = recorded("run:step_seconds:mean_rate5m", OF_RUN)

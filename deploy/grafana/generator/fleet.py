@@ -6,7 +6,19 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.grafana.generator import thresholds
 from deploy.grafana.generator.expressions import NODE_OF_RANK, rate, recorded
-from deploy.grafana.generator.frame import FLEET, NODE, RANK, RUN, Placed, dashboard, lay_out, link_to
+from deploy.grafana.generator.frame import (
+    FLEET,
+    NODE,
+    OF_COLLECTOR,
+    RANK,
+    RUN,
+    Placed,
+    dashboard,
+    instance_variable,
+    lay_out,
+    link_to,
+    select_in,
+)
 from deploy.grafana.generator.panels import (
     BYTES,
     BYTES_PER_S,
@@ -36,14 +48,14 @@ STORED_NODES_SHOWN: Final = 20
 VERSIONS_SHOWN: Final = 10
 """Lines that fit a panel: a collector may know 64 runs with 16,384 ranks on 2,048 nodes."""
 
-LOST_OF_RANKS: Final = 'sum by (run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
+LOST_OF_RANKS: Final = 'sum by (cluster, run, rank) (rankscope_lost_gpu_seconds_total{rank!=""}) / 3600'
 OFFENDERS: Final = f"topk({OFFENDERS_SHOWN}, {LOST_OF_RANKS})"
 GOODPUT_COLOURS: Final = too_low(red=thresholds.GOODPUT_LOW, yellow=thresholds.GOODPUT_GOOD)
 SLOWDOWN_COLOURS: Final = too_high(yellow=thresholds.SLOWDOWN, red=thresholds.SLOWDOWN_LARGE)
 
 GOODPUT: Final = recorded("run:goodput:ratio_rate1h")
 REPORTING_OF_RUN: Final = (
-    'rankscope_run_info * on (run) group_left () sum by (run) (rankscope_ranks{state="reporting"})'
+    'rankscope_run_info * on (cluster, run) group_left () sum by (cluster, run) (rankscope_ranks{state="reporting"})'
 )
 
 TO_RUN: Final = link_to(RUN, "The run", run="__data.fields.Run")
@@ -60,14 +72,15 @@ whether what you see is complete."""
 
 def build() -> Dashboard:
     """Return the dashboard."""
-    page = dashboard(FLEET, "rankscope / Fleet", "All runs: lost time, and the ranks and nodes that caused it.")
+    description = "All runs: lost time, and the ranks and nodes that caused it."
+    page = dashboard(FLEET, "rankscope / Fleet", description, instance_variable())
     rows = (
         ("Now", _now()),
         ("Runs", _runs()),
         ("Worst offenders", _offenders()),
-        ("The monitor itself", _health()),
+        ("The monitor itself", select_in(_health(), OF_COLLECTOR)),
         ("Agents", _agents()),
-        ("Collectors and relays", _collectors()),
+        ("Collectors and relays", select_in(_collectors(), OF_COLLECTOR)),
     )
     return lay_out(page, HELP, rows, is_open=2)
 
@@ -125,6 +138,7 @@ def _runs() -> list[Placed]:
             "is its step duration over the duration without the straggler.",
             {
                 "run": Column("Run", link=TO_RUN),
+                "cluster": Column("Cluster"),
                 "world_size": Column("World size"),
                 "restart_count": Column("Restarts"),
                 "up": Column("Ranks reporting", REPORTING_OF_RUN),
@@ -132,9 +146,13 @@ def _runs() -> list[Placed]:
                 "so_far": Column("Goodput so far", "rankscope_goodput_ratio", RATIO, decimals=1),
                 "slower": Column("Slower", "rankscope_run_slowdown_ratio", TIMES, SLOWDOWN_COLOURS, decimals=2),
                 "step": Column("Step", recorded("run:step_seconds:mean_rate5m"), SECONDS),
-                "findings": Column("Findings", "count by (run) (rankscope_finding_open)", colours=too_high(red=1)),
+                "findings": Column(
+                    "Findings", "count by (cluster, run) (rankscope_finding_open)", colours=too_high(red=1)
+                ),
                 "without_peers": Column("Ranks without peers", "rankscope_ranks_without_peers"),
-                "lost": Column("Lost", "sum by (run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1),
+                "lost": Column(
+                    "Lost", "sum by (cluster, run) (rankscope_lost_gpu_seconds_total) / 3600", GPU_HOURS, decimals=1
+                ),
             },
             keys=["run"],
             first="lost",
@@ -144,7 +162,7 @@ def _runs() -> list[Placed]:
             f"The {RUNS_SHOWN} runs with the smallest mean over the time shown.",
             RATIO,
             Query(
-                f"{GOODPUT} and on (run) bottomk({RUNS_SHOWN}, avg_over_time({GOODPUT}[$__range] @ end()))",
+                f"{GOODPUT} and on (cluster, run) bottomk({RUNS_SHOWN}, avg_over_time({GOODPUT}[$__range] @ end()))",
                 "{{run}}",
             ),
             colours=GOODPUT_COLOURS,
@@ -161,7 +179,9 @@ def _runs() -> list[Placed]:
 
 
 def _offenders() -> list[Placed]:
-    of_node = f"sum by (run, node) ({LOST_OF_RANKS.replace('sum by (run, rank) ', '')} * {NODE_OF_RANK})"
+    of_node = (
+        f"sum by (cluster, run, node) ({LOST_OF_RANKS.replace('sum by (cluster, run, rank) ', '')} * {NODE_OF_RANK})"
+    )
     return [
         listing(
             "Ranks",
@@ -173,7 +193,7 @@ def _offenders() -> list[Placed]:
                 "lost": Column("Lost", f"{OFFENDERS} * {NODE_OF_RANK}", GPU_HOURS, decimals=2),
                 "slower": Column(
                     "Slower now",
-                    f"rankscope_rank_slowdown_ratio and on (run, rank) {OFFENDERS}",
+                    f"rankscope_rank_slowdown_ratio and on (cluster, run, rank) {OFFENDERS}",
                     TIMES,
                     SLOWDOWN_COLOURS,
                     decimals=2,
@@ -204,13 +224,13 @@ def _offenders() -> list[Placed]:
                 "node": Column("Node"),
                 "least": Column(
                     "At least",
-                    f"topk({STORED_NODES_SHOWN}, max by (node) (rankscope_node_held_up_low_ratio))",
+                    f"topk({STORED_NODES_SHOWN}, max by (cluster, node) (rankscope_node_held_up_low_ratio))",
                     RATIO,
                     too_high(red=thresholds.NODE_HELD_UP),
                     decimals=0,
                 ),
-                "held_up": Column("Runs held up", "sum by (node) (rankscope_node_runs_held_up)"),
-                "runs": Column("Runs", "sum by (node) (rankscope_node_runs)"),
+                "held_up": Column("Runs held up", "sum by (cluster, node) (rankscope_node_runs_held_up)"),
+                "runs": Column("Runs", "sum by (cluster, node) (rankscope_node_runs)"),
             },
             keys=["node"],
             first="least",
@@ -315,7 +335,7 @@ def _agents() -> list[Placed]:
             f"Share of the training process's time, of the rank with most in each of the {RUNS_SHOWN} runs with most.",
             RATIO,
             Query(
-                f"topk({RUNS_SHOWN}, max by (run) ({recorded('run:agent_overhead_ratio:top5')}))",
+                f"topk({RUNS_SHOWN}, max by (cluster, run) ({recorded('run:agent_overhead_ratio:top5')}))",
                 "{{run}}",
             ),
             colours=too_high(red=thresholds.OVERHEAD),

@@ -1,6 +1,7 @@
 """Names, variables, links and the grid that all dashboards share."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 
 from grafana_foundation_sdk.builders import text
@@ -25,10 +26,12 @@ from grafana_foundation_sdk.models.dashboard import (
     GridPos,
     Panel,
     VariableModel,
+    VariableOption,
     VariableRefresh,
     VariableSort,
 )
 from grafana_foundation_sdk.models.dashboard import DashboardLink as DashboardLinkModel
+from grafana_foundation_sdk.models.prometheus import Dataquery as PrometheusQuery
 from grafana_foundation_sdk.models.text import TextMode
 
 DATA_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -41,6 +44,11 @@ FLEET, RUN, RANK, NODE = "rankscope-fleet", "rankscope-run", "rankscope-rank", "
 COLLECTOR_URL: Final = "http://127.0.0.1:18491"
 """The collector's HTTP server as a browser reaches it, until another one is entered at the top of the page."""
 
+OF_CLUSTER: Final = 'cluster=~"$cluster"'
+"""Selects the series of the chosen cluster, in every query of every dashboard; all of them where none has the label."""
+OF_COLLECTOR: Final = 'instance=~"$instance"'
+"""Selects the series of the chosen collectors."""
+
 LIVE_RUN: Final = "#run=${run:percentencode}"
 """Address of the chosen run on the live page."""
 
@@ -52,6 +60,9 @@ OF_RUN: Final = 'run="$run"'
 OF_RANK: Final = 'run="$run",rank="$rank"'
 OF_NODE: Final = 'run="$run",node="$node",rank=~"$rank"'
 
+
+METRIC: Final = re.compile(r"\b((?:\w+:)?rankscope_\w+(?::\w+)?)(\{)?")
+"""Name of a metric or of a recorded series in an expression, and the brace of its matchers, if it has some."""
 
 T = TypeVar("T")
 
@@ -104,11 +115,31 @@ def dashboard(uid: str, title: str, description: str, *variables: QueryVariable,
         .link(_outside_menu(_link_to_live_page(live)))
         .with_variable(_without_foreign_fields(DatasourceVariable("datasource").label("Prometheus").type("prometheus")))
     )
-    for variable in variables:
+    for variable in (cluster_variable(), *variables):
         page.with_variable(_without_foreign_fields(variable))
     address = TextBoxVariable("collector").label("Collector").default_value(COLLECTOR_URL)
     page.with_variable(_without_foreign_fields(address))
     return page
+
+
+def select(expr: str, matcher: str) -> str:
+    """Return an expression with a matcher added to every metric in it.
+
+    >>> select('sum(rankscope_ranks{state="silent"}) / count(run:rankscope_gpus:count)', 'cluster="a"')
+    'sum(rankscope_ranks{cluster="a",state="silent"}) / count(run:rankscope_gpus:count{cluster="a"})'
+    """
+    return METRIC.sub(lambda found: f"{found[1]}{{{matcher}{',' if found[2] else '}'}", expr)
+
+
+def select_in(panels: Iterable[Placed], matcher: str) -> list[Placed]:
+    """Return the panels with a matcher added to every metric that they query."""
+    return [Placed(Built(_select_in(placed.panel.build(), matcher)), *placed[1:]) for placed in panels]
+
+
+def _select_in(panel: Panel, matcher: str) -> Panel:
+    for target in cast("Sequence[PrometheusQuery]", panel.targets or ()):
+        target.expr = select(target.expr, matcher)
+    return panel
 
 
 def _link_to_live_page(shown: str) -> DashboardLink:
@@ -136,25 +167,43 @@ def _without_foreign_fields(variable: Builder[VariableModel]) -> Built[VariableM
     return Built(built)
 
 
+def cluster_variable() -> QueryVariable:
+    """Return the variable for one cluster or all. All also matches series without the label, which most have not."""
+    found = _variable("cluster", "label_values(rankscope_run_info, cluster)", VariableSort.ALPHABETICAL_ASC)
+    return found.include_all(include_all=True).all_value(".*").current(_ALL)
+
+
+def instance_variable() -> QueryVariable:
+    """Return the variable for some or all collectors."""
+    query = f"label_values(rankscope_collector_info{{{OF_CLUSTER}}}, instance)"
+    found = _variable("instance", query, VariableSort.ALPHABETICAL_ASC)
+    return found.multi(multi=True).include_all(include_all=True).all_value(".*").current(_ALL)
+
+
+_ALL: Final = VariableOption(text="All", value="$__all")
+
+
 def run_variable() -> QueryVariable:
     """Return the variable for one run."""
-    return _variable("run", "label_values(rankscope_run_info, run)", VariableSort.ALPHABETICAL_ASC)
+    return _variable("run", f"label_values(rankscope_run_info{{{OF_CLUSTER}}}, run)", VariableSort.ALPHABETICAL_ASC)
 
 
 def node_variable() -> QueryVariable:
     """Return the variable for one node of the run."""
-    query = f"label_values(rankscope_rank_info{{{OF_RUN}}}, node)"
+    query = f"label_values(rankscope_rank_info{{{OF_CLUSTER},{OF_RUN}}}, node)"
     return _variable("node", query, VariableSort.NATURAL_ASC)
 
 
 def rank_variable() -> QueryVariable:
     """Return the variable for one rank of the run."""
-    return _variable("rank", f"label_values(rankscope_rank_info{{{OF_RUN}}}, rank)", VariableSort.NUMERICAL_ASC)
+    return _variable(
+        "rank", f"label_values(rankscope_rank_info{{{OF_CLUSTER},{OF_RUN}}}, rank)", VariableSort.NUMERICAL_ASC
+    )
 
 
 def ranks_of_node_variable() -> QueryVariable:
     """Return the variable for some or all ranks of the node. All is one expression, not a list of names."""
-    query = f'label_values(rankscope_rank_info{{{OF_RUN},node="$node"}}, rank)'
+    query = f'label_values(rankscope_rank_info{{{OF_CLUSTER},{OF_RUN},node="$node"}}, rank)'
     found = _variable("rank", query, VariableSort.NUMERICAL_ASC)
     return found.multi(multi=True).include_all(include_all=True).all_value(".+")
 
@@ -174,7 +223,7 @@ def _variable(name: str, query: str, sort: VariableSort) -> QueryVariable:
 
 def annotation(name: str, expr: str, *, title: str, text: str, colour: str) -> Built[AnnotationQueryModel]:
     """Return a band over every graph while the expression has a series; its labels fill `title` and `text`."""
-    target = Dataquery().expr(expr).range().ref_id("Anno").datasource(DATA_SOURCE)
+    target = Dataquery().expr(select(expr, OF_CLUSTER)).range().ref_id("Anno").datasource(DATA_SOURCE)
     found = (
         AnnotationQuery()
         .name(name)
@@ -196,7 +245,7 @@ def link_to(uid: str, title: str, **variables: str) -> Link:
     `variables` maps a variable of the dashboard to a Grafana variable, such as a label of the value.
     """
     chosen = [f"var-{name}=${{{value}:percentencode}}" for name, value in variables.items()]
-    query = "&".join(["${datasource:queryparam}", *chosen, "${__url_time_range}"])
+    query = "&".join(["${datasource:queryparam}", "${cluster:queryparam}", *chosen, "${__url_time_range}"])
     return _outside_menu(DashboardLink(title).url(f"/d/{uid}?{query}"))
 
 
@@ -214,7 +263,7 @@ def lay_out(
         number += 1
         row = Row(title).id(number).grid_pos(GridPos(h=1, w=GRID_COLUMNS, x=0, y=top))
         top += 1
-        built = _place(panels, number + 1, top)
+        built = _place(select_in(panels, OF_CLUSTER), number + 1, top)
         number += len(built)
         if place < is_open:
             page.with_row(row)

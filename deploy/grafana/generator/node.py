@@ -47,7 +47,7 @@ from deploy.grafana.generator.panels import (
 
 TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
 TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
-ON_NODE: Final = f"and on (run, rank) {series('rank_info', OF_NODE)}"
+ON_NODE: Final = f"and on (cluster, run, rank) {series('rank_info', OF_NODE)}"
 """Appended to series without the label node."""
 OF_MACHINE: Final = 'run="$run",node="$node"'
 """Of the whole node, whichever ranks are chosen."""
@@ -138,7 +138,7 @@ def _table() -> list[Placed]:
                 "up": Column(
                     "Reports",
                     f"{series('rank_info', OF_NODE)}"
-                    " * on (run, rank) group_left () max by (run, rank) (rankscope_rank_up)",
+                    " * on (cluster, run, rank) group_left () max by (cluster, run, rank) (rankscope_rank_up)",
                 ),
                 "slower": Column(
                     "Slowdown",
@@ -185,7 +185,7 @@ def _clocks() -> list[Placed]:
             "line.",
             RATIO,
             Query(
-                f"1 - {series('gpu_sm_clock_hertz', OF_NODE)} / on (run) group_left () "
+                f"1 - {series('gpu_sm_clock_hertz', OF_NODE)} / on (cluster, run) group_left () "
                 f"{recorded('run:gpu_sm_clock_hertz:median', OF_RUN)}",
                 "rank {{rank}}",
             ),

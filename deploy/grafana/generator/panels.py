@@ -308,7 +308,10 @@ def listing(
     asked = [name for name, column in columns.items() if column.expr is not None]
     values = {name: f"Value #{_ref(number)}" if len(asked) > 1 else "Value" for number, name in enumerate(asked)}
     kept = [dict.fromkeys((*keys, *labels)) if number == 0 else keys for number in range(len(asked))]
-    exprs = [f"max by ({', '.join(by)}) ({columns[name].expr})" for name, by in zip(asked, kept, strict=True)]
+    exprs = [
+        f"max by ({', '.join(dict.fromkeys(('cluster', *by)))}) ({columns[name].expr})"
+        for name, by in zip(asked, kept, strict=True)
+    ]
     fields = {values.get(name, name): column for name, column in columns.items() if column.heading}
     panel = (
         table.Panel()

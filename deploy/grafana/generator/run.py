@@ -79,7 +79,7 @@ def build() -> Dashboard:
     page.annotation(
         annotation(
             "Stalled ranks",
-            f"count by (run) ({series('rank_stalled', OF_RUN)} == 1)",
+            f"count by (cluster, run) ({series('rank_stalled', OF_RUN)} == 1)",
             title="Ranks stalled",
             text="run {{run}}",
             colour=RED,

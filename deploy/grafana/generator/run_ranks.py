@@ -118,12 +118,13 @@ def slowness() -> list[Placed]:
                 "slower": Column("Slower", f"{SLOWEST} * {NODE_OF_RANK}", TIMES, SLOWDOWN_COLOURS, decimals=3),
                 "waits": Column(
                     "Caused wait a step",
-                    f"{series('rank_caused_wait_seconds', OF_RUN)} and on (rank) {SLOWEST}",
+                    f"{series('rank_caused_wait_seconds', OF_RUN)} and on (cluster, rank) {SLOWEST}",
                     SECONDS,
                 ),
                 "lost": Column(
                     "Lost so far",
-                    f"sum by (rank) ({series('lost_gpu_seconds_total', OF_RUN)}) / 3600 and on (rank) {SLOWEST}",
+                    f"sum by (cluster, rank) ({series('lost_gpu_seconds_total', OF_RUN)}) / 3600"
+                    f" and on (cluster, rank) {SLOWEST}",
                     GPU_HOURS,
                 ),
             },

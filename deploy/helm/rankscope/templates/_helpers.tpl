@@ -100,6 +100,9 @@ capabilities: {drop: ["ALL"]}
   relabelings:
     # The operator would name all jobs after the service, and their `up` would be one series.
     - {targetLabel: job, replacement: {{ .job }}}
+    {{- with $.Values.monitor.cluster }}
+    - {targetLabel: cluster, replacement: {{ . | quote }}}
+    {{- end }}
     {{- if .shard }}
     - {sourceLabels: [__param_shard], targetLabel: shard}
     {{- end }}
