@@ -111,10 +111,10 @@ def report() -> "RunReport":
     """Return on rank 0 what the collector has found about the run so far, as a dict, from its last summary.
 
     The collector sends one about every 10 s. This reads the last one, in 10 us, with eight findings in 150 us, on any
-    thread, and waits for nothing; `age_s` says how old it is. Ratios are `slowdown_ratio` (from 1), `goodput_ratio`, `mfu`,
-    `exposed_communication_ratio` and `data_wait_ratio` (0 to 1); `findings` is a list. What is not known is None, and
-    `absent` says why under its name: so is everything on other ranks, without a collector, and after 60 s without a
-    summary.
+    thread, and waits for nothing; `age_s` says how old it is. Ratios are `slowdown_ratio` (from 1), `goodput_ratio`,
+    `mfu`, `exposed_communication_ratio` and `data_wait_ratio` (0 to 1); `findings` is a list. What is not known is
+    None, and `absent` says why under its name: so is everything on other ranks, without a collector, and after 60 s
+    without a summary.
     """
     from rankscope.agent import launch  # noqa: PLC0415
 
