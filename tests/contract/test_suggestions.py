@@ -58,7 +58,7 @@ PAIRS = [
     *((kind, cause) for kind in ("run_slowdown", "stage_slowdown") for cause in sorted(CHANGE_CAUSES)),
     *(("hang", cause) for cause in read_table("definitions.md", "cause | what holds | whom it names")),
     *(("out_of_memory", cause) for cause in read_table("detection.md", "cause | what holds | what helps")),
-    *((kind, kind) for kind in (*RULES, "periodic_work", "slow_gpu_model", "slow_link")),
+    *((kind, kind) for kind in (*RULES, "periodic_work", "slow_gpu_model", "slow_link", "slower_than_earlier_runs")),
     *((FAILURE, reason) for reason in VERBS if reason not in GOOD_ENDS),
     ("memory_growth", "host_memory"),
     ("imbalance", "more_work"),
