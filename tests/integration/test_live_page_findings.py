@@ -335,8 +335,23 @@ def small_run(name: str, wall_s: int = 0) -> RunSnapshot:
 def test_runs_are_listed_with_their_age(page: LivePage, world: LiveWorld) -> None:
     world.show(small_run("a"), small_run("b", 59), small_run("c", 7_500), small_run("d", 90_000))
     page.open()
-    assert [row[-1] for row in page.wait_for_rows("#runs", 4)] == ["-", "59 s", "2 h 5 min", "1 d 1 h"]
+    assert [row[6] for row in page.wait_for_rows("#runs", 4)] == ["-", "59 s", "2 h 5 min", "1 d 1 h"]
     assert not page.shown("#run-filter"), "four runs are seen at a glance"
+
+
+def test_runs_say_whose_they_are(page: LivePage, world: LiveWorld) -> None:
+    bare = rank_of(0)
+    identity = msgspec.structs.replace(bare.identity, user="ada", slurm_job_id="4711_3")
+    pod = msgspec.structs.replace(bare.identity, k8s_namespace="ml", k8s_pod="bert-0")
+    runs = [
+        msgspec.structs.replace(small_run(name), ranks=(msgspec.structs.replace(bare, identity=found),))
+        for name, found in (("a", identity), ("b", pod))
+    ]
+    world.show(*runs, *[small_run(name) for name in "cdef"])
+    page.open()
+    assert [row[7] for row in page.wait_for_rows("#runs", 6)] == ["ada, Slurm job 4711_3", "ml/bert-0", *"----"]
+    find(page.browser, "#run-filter").send_keys("4711 ada")
+    assert [row[0] for row in page.rows("#runs")] == ["a"]
 
 
 def test_runs_are_filtered_by_words_in_any_order(page: LivePage, world: LiveWorld) -> None:

@@ -50,7 +50,7 @@ const build = (finding, onCapture) => {
     node.className = now.severity;
     say(head, `${now.severity}: ${now.kind}, ${now.cause}`);
     say(sentence, now.sentence);
-    say(suggestion, now.suggestion);
+    say(suggestion, `do: ${now.suggestion}`);
     suggestion.hidden = !now.suggestion;
     const aims = JSON.stringify([now.ranks, now.nodes, now.incident, now.captures, now.runbook]);
     if (aims !== aimed) links.replaceChildren(...linksOf(now)); // else one of them may have the focus

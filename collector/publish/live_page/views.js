@@ -20,9 +20,16 @@ export const addressOf = (run, runs) =>
 
 const FILTER_FROM = 6; // fewer runs need no field for a filter
 
-/** Whether every word is part of the name, the id or the state of a run. */
+/** Return whose run it is: its user, its Slurm job, its pod; "-" where nothing is known. */
+export const whoseIs = ({ user, slurm_job_id: job, k8s_namespace: namespace, k8s_pod: pod }) => {
+  const inPod = [namespace, pod].filter((one) => one).join("/");
+  return [user, job && `Slurm job ${job}`, inPod].filter((one) => one).join(", ") || "-";
+};
+
+/** Whether every word is part of the name, the id or the state of a run, or of whose it is. */
 export const isAsked = (run, words) => {
-  const text = `${run.run} ${run.run_id} ${run.end === null ? "running" : run.end_in_words}`.toLowerCase();
+  const state = run.end === null ? "running" : run.end_in_words;
+  const text = `${run.run} ${run.run_id} ${state} ${whoseIs(run.origin)}`.toLowerCase();
   return words.every((word) => text.includes(word));
 };
 
@@ -45,6 +52,7 @@ export const showRuns = (runs, current, wanted) => {
         number(one.open_findings),
         one.end === null ? "running" : one.end_in_words,
         duration(one.age_s),
+        whoseIs(one.origin),
       ],
       right: [1, 2, 3, 4, 6],
       current: [one.run_id, addressOf(one, runs)].includes(current),
