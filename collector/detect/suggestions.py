@@ -56,11 +56,11 @@ _SLOW_RANK: Final = {
     ),
     "garbage_collection": (
         "Keep Python's garbage collector out of the step: gc.freeze() after the start, gc.disable(), and gc.collect() "
-        "between steps. Then see which objects pile up on this rank."
+        "every n-th step, at the same step on all ranks. Then see which objects pile up on this rank."
     ),
     "gpu_fault": (
         "Restart the run without this GPU, and run the vendor's diagnosis on it (such as dcgmi diag -r 3). A pending "
-        "row remapping takes a reset of the GPU; a fault that comes back, a replacement."
+        "row remapping needs a reset of the GPU; a GPU whose fault comes back must be replaced."
     ),
     "gpu_thermal_throttle": (
         "Check the cooling of its node: fans, inlet temperature, the load of the GPUs beside it. Exclude the node if "
@@ -75,8 +75,8 @@ _SLOW_RANK: Final = {
         "nvidia-smi -rgc; exclude the node if the clock stays low."
     ),
     "gpu_compute": (
-        "See what else uses this GPU (nvidia-smi), and measure it outside of the run against others (torchrun -m "
-        "rankscope.agent.preflight, the vendor's diagnosis). Replace it if it is slow there, too."
+        "See what else uses this GPU (nvidia-smi), and measure it outside of the run against others (torchrun "
+        "--nproc-per-node 8 -m rankscope.agent.preflight, the vendor's diagnosis). Replace it if it is slow there, too."
     ),
     "more_work": (
         "No hardware is at fault: the rank has more to compute. Check padding, sampling, and the balance of layers and "
@@ -91,7 +91,8 @@ _SLOW_RANK: Final = {
         "that the finding names if it names one; or find why only this rank does."
     ),
     "pcie_downgrade": (
-        "Compare the GPU's link with that of a peer (PCI in nvidia-smi -q). Reseat the GPU or its riser, or exclude "
+        "Compare the GPU's link with that of a peer (PCI in nvidia-smi -q) while both compute: idle GPUs lower the "
+        "speed of their link. Reseat the GPU or its riser, or exclude "
         "the node."
     ),
     "host_cpu": (
@@ -119,11 +120,13 @@ _SLOWER_THAN_BEFORE: Final = {
     ),
     "slow_link": (
         "See what changed on the network at that step: other jobs on the same links, errors of cards and switches. "
-        "Then measure it outside of the run with nccl-tests (all_reduce_perf)."
+        "Then measure it outside of the run with nccl-tests (all_reduce_perf): if it is slow there, too, replace the "
+        "cable or card, or exclude the node."
     ),
     "garbage_collection": (
         "Keep Python's garbage collector out of the step: gc.freeze() after the start, gc.disable(), and gc.collect() "
-        "between steps. It takes longer the more objects are kept: see which pile up from step to step."
+        "every n-th step, at the same step on all ranks. It takes longer the more objects are kept: see which pile up "
+        "from step to step."
     ),
     "gpu_thermal_throttle": "Check the cooling that the nodes of these ranks share: rack, inlet temperature, fans.",
     "gpu_power_cap": (
@@ -174,20 +177,24 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "slow_link": Advice("RankscopeRunSlower", {
         "slow_link": (
             "Measure these links outside the run with nccl-tests (all_reduce_perf), and look at the error counters of "
-            "the network cards and switch ports between them and at `nvidia-smi nvlink -e`."
+            "the network cards and switch ports between them and at `nvidia-smi nvlink -e`. If they are slow there, "
+            "too, replace the cable or card, or exclude the node; if not, other traffic disturbs them during the run."
         ),
     }),
     "stage_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
     "run_slowdown": Advice("RankscopeRunSlower", _SLOWER_THAN_BEFORE),
     "slower_than_earlier_runs": Advice("RankscopeRunSlower", {
         "slower_than_earlier_runs": (
-            "Compare it with the last good one: rankscope compare RUN --baseline last-good --store FILE. Look at what "
-            "changed first: nodes, versions, where the data lie."
+            "See first what has changed: nodes, GPU model, drivers, versions, where the data lie. Then compare it with "
+            "the earlier run that the finding names (latest_earlier_run): rankscope compare EARLIER RUN --store FILE."
         ),
     }),
     "hang": Advice("RankscopeRunStalled", {
         "dead_rank": "Find out how the rank ended. The ranks that wait for it cannot continue: restart the run.",
-        "missing_rank": "Read its stack: the call it is in keeps the other ranks waiting.",
+        "missing_rank": (
+            "If the finding says that its process is stopped, continue it (kill -CONT PID). Otherwise read its stack "
+            "(rankscope status --run RUN --rank N, or `py-spy dump`): the call it is in keeps the other ranks waiting."
+        ),
         "order_mismatch": "Look for a branch that not all ranks take: all must call the same collectives in one order.",
         "silent_rank": "Check its machine: the power, the network, and whether the process is still alive.",
         "busy_rank": "Share this work among the ranks, do it less often, or set stall_s to more than it takes.",
@@ -212,10 +219,11 @@ ADVICE: Final[Mapping[str, Advice]] = {
         ),
         "other_memory": (
             "See what else uses that GPU (nvidia-smi): another process, an earlier one that has not ended, or buffers "
-            "of NCCL and libraries."
+            "of NCCL and libraries. End such a process; for buffers leave more memory free (a smaller batch)."
         ),
         "memory_imbalance": (
-            "In the first step, see whether the other ranks come to need as much. Else give that rank less to hold: "
+            "If this was the first step, the other ranks may not have reached their peak yet: try a smaller batch. If "
+            "it was a later one, give that rank less to hold: "
             "layers or shards more evenly, batches by tokens instead of samples, nothing of the whole run (evaluation, "
             "gathered checkpoints) on the GPU of one rank."
         ),
@@ -286,14 +294,20 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
     "run_failure": Advice("RankscopeRunFailed", {
         "failed": "Read the exception in the log of the first rank to fail; restart from the last checkpoint.",
-        "crashed": "See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
+        "crashed": (
+            "Read the line that the verdict names, and the core file of the first rank to fail; an Xid error of its "
+            "GPU at that time may be the cause."
+        ),
         "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
         "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
         f"out_of_memory: {OF_GPU}": (
             "The incident out_of_memory of this run says what held the GPU's memory and what would help; restart from "
             "the last checkpoint."
         ),
-        "collective_timeout": "See which rank the others waited for: the hang found before, and the ranks' stacks.",
+        "collective_timeout": (
+            "See which rank the others waited for: the incident `hang` of this run names it, where there is one; "
+            "otherwise compare the stacks in the logs of the ranks. Then restart from the last checkpoint."
+        ),
         "lost": "Look at the machines: their power, their network, and whether the processes still run.",
         "interrupted": "If nobody meant to end it, see who did: the terminal, the launcher's log and the scheduler's.",
         "terminated": (
@@ -310,8 +324,8 @@ UNKNOWN_KIND: Final = "A capture shows what a step does: rankscope capture RUN."
 def suggest(kind: str, cause: str, variant: str = "") -> str:
     """Return what to do about a finding of this kind and cause; of an unknown cause, how to find it.
 
-    >>> suggest("hang", "missing_rank")
-    'Read its stack: the call it is in keeps the other ranks waiting.'
+    >>> suggest("hang", "missing_rank")[:57]
+    'If the finding says that its process is stopped, continue'
     >>> suggest("run_failure", "out_of_memory", "gpu")[:43]
     'The incident out_of_memory of this run says'
     """

@@ -68,7 +68,8 @@ def import_exporters(environment: MutableMapping[str, str] = os.environ) -> Any:
     except Exception as error:  # protobuf raises errors of its own for releases that do not fit together
         raise SettingError(
             f"otlp is true, and the packages for it cannot be imported: {type(error).__name__}: {str(error)[:200]}. "
-            "Install them anew: pip install --upgrade 'rankscope[otlp]'."
+            "Install them anew: pip install --force-reinstall opentelemetry-exporter-otlp-proto-http "
+            "opentelemetry-exporter-otlp-proto-grpc."
         ) from error
 
 
@@ -123,7 +124,7 @@ def _find_protocol(config: CollectorConfig, environment: Mapping[str, str], sign
         if given:
             raise SettingError(
                 f"{name} is {given[:80]!r}, which rankscope does not speak; it must be {OTLP_GRPC} or {OTLP_HTTP}. Set "
-                "otlp_protocol to go before it."
+                "otlp_protocol, which overrides it."
             )
     return OTLP_HTTP
 

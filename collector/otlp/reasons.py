@@ -49,9 +49,11 @@ class ExportSession(requests.Session):
         except (requests.RequestException, OSError) as error:
             self.problem = _describe_error(error)
             raise
-        self.problem = "" if response.ok else f"it answers {response.status_code}"
+        self.problem = "" if response.ok else f"it answers HTTP status {response.status_code}"
         if response.is_redirect:
-            self.problem = f"it answers {response.status_code}: redirects are not followed, name the final address"
+            self.problem = (
+                f"it answers HTTP status {response.status_code}: redirects are not followed, name the final address"
+            )
             response.status_code = HTTPStatus.BAD_REQUEST  # the SDK takes a redirect for a success
         response._content = b""  # noqa: SLF001 - else requests reads the answer whole
         with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):  # the status is known
@@ -101,7 +103,8 @@ def _describe_record(record: logging.LogRecord) -> str:
 
 def _describe_error(error: BaseException) -> str:
     if isinstance(error, requests.exceptions.SSLError):
-        return "its certificate is not trusted, or it does not speak TLS; otlp_certificate_file names another CA"
+        cure = "set otlp_certificate_file to the certificate of its CA"
+        return f"its certificate is not trusted, or it does not use TLS; {cure}"
     if isinstance(error, requests.exceptions.Timeout):
         return "it does not answer in time"
     causes = [one.strerror for one in _list_causes(error) if isinstance(one, OSError) and one.strerror]

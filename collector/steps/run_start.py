@@ -34,7 +34,7 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """The first steps of an attempt of a run, from `first_step` to `last_step`. `step_ns` is the mean usual step, the
     median over the ranks of each, and `phases_ns` its phases; with `between phases` they sum to it. `uses_ns` is the
     same by use of the device, by the profiler windows so far; empty without windows. `begun_wall_s` is when the first
-    rank process began, in seconds since 1970. `versions` are those of torch, Python, the agent and the GPUs.
+    rank process began, in seconds since 1970. `versions` are those of torch, Python and the agent.
     """
 
     begun_wall_s: float

@@ -301,7 +301,7 @@ def test_incidents_of_the_run_are_listed_with_when_and_how_they_ended(page: Live
     ]
     ended = page.text("#incident-6")
     assert ", passed; opened " in ended
-    assert "it cost 12 s of all ranks together" in ended
+    assert "it cost 12 rank-seconds" in ended
 
 
 def test_other_run_has_none_of_the_incidents_events_and_findings_of_this_one(page: LivePage, world: LiveWorld) -> None:

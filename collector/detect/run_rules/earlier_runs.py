@@ -8,8 +8,9 @@ Its first steps (`steps/run_start.py`) are compared with those of the last RUNS_
     certain     at least DEVIATIONS_MIN standard deviations of one run beside so many others
 
 The deviation is the largest of that by the median distance from the median, that by the distance that three quarters
-of the runs are within, and DEVIATION_FLOOR: few slow runs among the earlier ones change none of them. Runs that had a
-finding by then do not count, as they were not usual. What a finding about ranks or links explains is not repeated.
+of the runs are within, and DEVIATION_FLOOR: up to a quarter of the earlier runs may be slow without changing any of
+them. Runs that had a finding by then do not count, as they were not usual. What a finding about ranks or links explains
+is not repeated.
 
 With fewer than RUNS_MIN earlier runs nothing is said, so never of a first run. Of 3,000 healthy runs each, with 5 to 20
 earlier runs that differ by 0.5, 1, 2 and 5 % (standard deviations, normal), at most 0, 0, 3 and 18 were found; with 1 %
@@ -40,6 +41,7 @@ RATIO_MIN: Final = 1.05
 CLOSE_RATIO: Final = 1.02
 """A run whose last steps are within this of the usual step is not slower any more."""
 DEVIATIONS_MIN: Final = 5.0
+PHASE: Final = "the phase "
 DEVIATION_FLOOR: Final = 0.01
 """Runs on other nodes of the same kind differ by a percent."""
 QUARTER_DEVIATIONS: Final = 1.1503
@@ -76,9 +78,12 @@ class EarlierRuns:
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return the run, if its first steps took longer than those of earlier runs, and its last ones still do."""
         if view.start is None:
-            return Abstain("the first steps of the run are not measured yet, or were no longer kept")
+            return Abstain("the first 138 steps of the run are not over yet, or too few of them were reported")
         if view.earlier_runs is None:
-            return Abstain("the earlier runs are not known: the collector has no store, or has not read it yet")
+            return Abstain(
+                "the earlier runs are not known: the collector has no store (set store to compare runs), or has not "
+                "read it yet"
+            )
         usable = choose_earlier(view.earlier_runs)
         if len(usable) < RUNS_MIN:
             return Abstain(_describe_few(view.earlier_runs, usable))
@@ -143,10 +148,10 @@ def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -
     changes = _find_changes(start, earlier)
     numbers = (
         f"{format_duration(excess.start_ns)} a step, against a median of {format_duration(excess.usual_ns)} in the "
-        f"last {excess.runs} of them (standard deviation {100 * excess.deviation:.1f} %)"
+        f"last {excess.runs} of them (one run differs from another by a standard deviation of "
+        f"{100 * excess.deviation:.1f} %, counted as {100 * DEVIATION_FLOOR:.0f} % at least)"
     )
-    shares = ", ".join(f"{100 * share:.0f} % {name}" for name, share in parts)
-    mostly = f"; of the difference {shares}" if parts else ""
+    mostly = f"; {_describe_parts(parts)}" if parts else ""
     changed = f". {' '.join(changes)}" if changes else "."
     slower = f"{excess.ratio:.2f} times as slow as earlier runs of the same work"
     return Finding(
@@ -163,6 +168,22 @@ def _describe(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -
     )  # fmt: skip
 
 
+def _describe_parts(parts: Sequence[tuple[str, float]]) -> str:
+    """Return the parts with their share of the difference, of the first one in a sentence.
+
+    >>> _describe_parts([("exposed communication", 0.75), ("compute", 0.2)])
+    '75 % of the difference is exposed communication, 20 % compute'
+    """
+    (name, share), *others = parts
+    where = "in " if name.startswith(PHASE) else ""
+    return ", ".join(
+        [
+            f"{100 * share:.0f} % of the difference is {where}{name}",
+            *(f"{100 * part:.0f} % {one}" for one, part in others),
+        ]
+    )
+
+
 def _find_parts(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess) -> list[tuple[str, float]]:
     """Return the parts of the step that are a tenth of the difference or more, with their share, the largest first;
     by use of the device where that is known of this run and of RUNS_MIN earlier ones, else by phase.
@@ -176,7 +197,7 @@ def _find_parts(start: RunStart, earlier: Sequence[EarlierRun], excess: _Excess)
         (name, (ns - float(np.median([one.get(name, 0.0) for one in others]))) / difference_ns)
         for name, ns in mine.items()
     ]
-    named = [(name if is_by_use else f"the phase {name}", share) for name, share in shares]
+    named = [(name if is_by_use else f"{PHASE}{name}", share) for name, share in shares]
     return sorted(((name, share) for name, share in named if share >= NAMED_SHARE_MIN), key=lambda one: -one[1])
 
 

@@ -13,7 +13,7 @@ export const describeIncident = (one, nowWallS) => {
   const lost = one.lost_rank_seconds;
   const isOpen = one.resolved_wall_s === null;
   const ranksS = number(lost, lost < 10 ? 1 : 0);
-  const cost = lost === null ? "" : `; it ${isOpen ? "has " : ""}cost ${ranksS} s of all ranks together`;
+  const cost = lost === null ? "" : `; it ${isOpen ? "has " : ""}cost ${ranksS} rank-seconds`;
   if (isOpen) return `open for ${duration(Math.max(0, nowWallS - since))}, ${opened}${cost}`;
   const reason = one.resolved_reason ? `, ${one.resolved_reason}` : "";
   return `resolved ${dateAndClock(one.resolved_wall_s)}${reason}; ${opened}${cost}`;

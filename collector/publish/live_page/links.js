@@ -46,7 +46,7 @@ const runbookLink = ({ runbook }) => {
   if (!runbook) return [];
   const base = known.settings.runbooks_url;
   if (base) return [outside(`${base}/${runbook}.md`, "Runbook")];
-  return [element("span", {}, `Runbook: docs/runbooks/${runbook}.md`)];
+  return [element("span", {}, `Runbook: docs/runbooks/${runbook}.md (rankscope files writes it)`)];
 };
 
 /** Return the address of the dashboard for a finding: of its first rank or its node, else of the run. */

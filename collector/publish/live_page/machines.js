@@ -64,7 +64,7 @@ export const showMachines = (answer) => {
   at("groups").hidden = !groups.length;
   for (const id of ["machines", "groups"]) hideEmpty(at(id));
   const more = [
-    [machines.length, answer.machines_known, "machines: those first that need a look, then the slowest"],
+    [machines.length, answer.machines_known, "machines: those with errors or throttling first, then the slowest"],
     [groups.length, answer.groups_known, "kinds of collectives, the longest first"],
   ].flatMap(([shown, known, what]) => (known > shown ? [`${number(shown)} of ${number(known)} ${what}.`] : []));
   const reasons = Object.entries(absent).map(([name, reason]) => `${NAMES[name]}: ${reason}.`);

@@ -130,7 +130,7 @@ export const drawSteps = (pen, width, height, points, events) => {
 };
 
 const NO_STORE =
-  "The mean of all ranks since this collector process knows the run: without its setting store it keeps no history.";
+  "The mean of all ranks since this collector process was started or first heard of the run. Set store to keep the history.";
 const OF_STORE = "The median over the ranks, and the longest duration of any rank, from the store.";
 
 /** Show what the chart stands on, its name for screen readers, and the list of events. */

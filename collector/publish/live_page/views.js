@@ -70,7 +70,7 @@ export const showJoining = ({ listen, needs_keys: needsKeys }, host) => {
   const variables = `RANKSCOPE_COLLECTOR=${address} RANKSCOPE_RUN=first ${keys}`;
   say(at("join-command"), `${variables}torchrun ... -m rankscope.agent train.py`);
   const notes = [
-    isLocal ? "This collector accepts ranks of its own machine only: its setting listen says where it does." : "",
+    isLocal ? "This collector accepts ranks of its own machine only. For others set listen to an address that they can reach, with keys (docs/keys.md)." : "",
     port === "0" ? "PORT is in the first lines of its log." : "",
     needsKeys ? "It requires keys: docs/keys.md says how to make them." : "",
     "RANKSCOPE_RUN names the run; docs/quickstart.md has the rest, and rankscope doctor says why nothing arrives.",

@@ -1,10 +1,12 @@
 """What one rank measures alone, and what it says where it cannot."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rankscope.agent.preflight.checks import CPU, GIGA, MEMORY, name_matmul
+from rankscope.agent.preflight import local_checks
+from rankscope.agent.preflight.checks import CPU, MEMORY, name_matmul
 from rankscope.agent.preflight.faults import Sensors
 from rankscope.agent.preflight.local_checks import CpuShare, Device, measure_disk, measure_rates, read_cpu_model
 from rankscope.agent.preflight.options import parse_options
@@ -72,16 +74,17 @@ def test_what_torch_raises_becomes_the_reason() -> None:
     assert device.measure(MEMORY, 0.1, lambda: None) == Measured(absent="CUDA out of memory. Tried to allocate 2 GiB")
 
 
-def test_cpu_share_is_that_of_all_threads() -> None:
+def test_cpu_share_is_that_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s, wall_s = iter([1.0, 1.5, 7.0, 7.5]), iter([0.0, 1.0, 20.0, 20.25])
+    clock = SimpleNamespace(process_time=lambda: next(cpu_s), perf_counter=lambda: next(wall_s))
+    monkeypatch.setattr(local_checks, "time", clock)
     share = CpuShare(threads=2)
     assert share.share is None
-
-    def burn() -> Measured:
-        return Measured(values=(float(sum(range(200_000))) / GIGA,))
-
-    share.measure(burn)
-    assert share.share is not None
-    assert 0 < share.share <= 0.6  # of two threads only one computes
+    done = Measured(values=(1.0,))
+    assert share.measure(lambda: done) is done
+    assert share.share == pytest.approx(0.25)  # half a CPU second in a second of two threads
+    share.measure(lambda: done)
+    assert share.share == pytest.approx(1.0 / 2.5)
 
 
 def test_cpu_model_is_read_from_linux(tmp_path: Path) -> None:

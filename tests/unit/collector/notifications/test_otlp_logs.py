@@ -115,7 +115,7 @@ def test_record_that_is_not_accepted_is_tried_again() -> None:
         deliver = make_otlp_logs(CollectorConfig(otlp=True, otlp_endpoint=receiver.url), 1)
         delivery = deliver(event_of(), threading.Event())
     address = receiver.url.removeprefix("http://")
-    assert delivery[:2] == (RETRIED, f"the receiver at {address}: it answers 401")
+    assert delivery[:2] == (RETRIED, f"the receiver at {address}: it answers HTTP status 401")
 
 
 def test_wrong_setting_is_logged_once_and_nothing_is_pushed(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,7 @@ def test_protocol_is_that_of_the_variables(environment: dict[str, str], protocol
 def test_unknown_protocol_of_a_variable_is_named() -> None:
     assert problem_of(CollectorConfig(), {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == (
         "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json', which rankscope does not speak; it must be grpc or http/protobuf. "
-        "Set otlp_protocol to go before it."
+        "Set otlp_protocol, which overrides it."
     )
 
 
@@ -139,7 +139,7 @@ def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPat
 def test_packages_that_do_not_fit_together_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rankscope.collector.otlp.exporters", None)
     environment: dict[str, str] = {}
-    with pytest.raises(SettingError, match=r"cannot be imported: ModuleNotFoundError: .*pip install --upgrade"):
+    with pytest.raises(SettingError, match=r"cannot be imported: ModuleNotFoundError: .*pip install --force-reinstall"):
         import_exporters(environment)
     assert environment == {"GRPC_VERBOSITY": "NONE"}
 

@@ -98,7 +98,7 @@ def test_refusal_is_said_with_its_status(receiver: Receiver) -> None:
     problem = send_to(receiver)
     # The SDK 1.39 does not log the details of gRPC.
     assert problem.removesuffix(": as the test wants") == (
-        "the call ended with UNAUTHENTICATED" if is_grpc else "it answers 401"
+        "the call ended with UNAUTHENTICATED" if is_grpc else "it answers HTTP status 401"
     )
 
 
@@ -113,7 +113,7 @@ def test_answer_that_does_not_come_is_said(receiver: Receiver) -> None:
 def test_redirect_is_no_success() -> None:
     with receiving_http() as receiver:
         receiver.answer = 307
-        assert send_to(receiver) == "it answers 307: redirects are not followed, name the final address"
+        assert send_to(receiver) == "it answers HTTP status 307: redirects are not followed, name the final address"
         assert receiver.received.metrics == []
 
 

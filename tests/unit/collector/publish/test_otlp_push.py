@@ -12,7 +12,7 @@ from rankscope.collector.publish.otlp_push import MetricsPush, make_push
 from rankscope.collector.runs.snapshot import Snapshot
 from tests.otlp_receivers import DEADLINE_S, find_series, receiving_http
 
-REFUSED = "it answers 401"
+REFUSED = "it answers HTTP status 401"
 
 
 class Sender:
@@ -83,7 +83,7 @@ def test_problem_is_logged_once_and_its_end_too(caplog: pytest.LogCaptureFixture
         for _ in range(3):
             world.push.push()
     assert caplog.messages == [
-        "OTLP: metrics are not pushed to otel.example:4318: it answers 401; trying again every 3600 s",
+        "OTLP: metrics are not pushed to otel.example:4318: it answers HTTP status 401; trying again every 3600 s",
         "OTLP: metrics are pushed to otel.example:4318 again",
     ]
 
