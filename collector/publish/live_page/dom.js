@@ -8,7 +8,11 @@ const isKnown = (value) => value !== null && value !== undefined && !Number.isNa
 /** Format a number with `digits` decimals; "-" for unknown. */
 export const number = (value, digits = 0) =>
   isKnown(value)
-    ? value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })
+    ? value.toLocaleString("en", {
+        minimumFractionDigits: digits,
+        maximumFractionDigits: digits,
+        signDisplay: "negative", // not of what is rounded to 0
+      })
     : UNKNOWN;
 
 /** Format nanoseconds as milliseconds, without the unit. */

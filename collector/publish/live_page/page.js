@@ -3,6 +3,7 @@
 import { CaptureList } from "./captures.js";
 import { deviceShares, drawShares, drawPeers, phaseShares } from "./charts.js";
 import { Refused, Unreachable, follow, forgetToken, keepToken, ofRun, readBytes, readJson, token } from "./client.js";
+import { clearComparison, offerRuns, startComparing } from "./compare.js";
 import { at, number, say } from "./dom.js";
 import { FindingList, announce } from "./findings.js";
 import { HeatMap, decode, drawScale } from "./heat_map.js";
@@ -195,6 +196,7 @@ const showSnapshot = (snapshot) => {
   }
   aimLinks({ run: shown.run, name: snapshot.run.run, settings: snapshot.settings });
   showFigures(snapshot.run);
+  offerRuns(snapshot.runs, snapshot.run.run_id);
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);
   at("capture-rank").hidden = snapshot.run.end !== null;
@@ -263,6 +265,7 @@ const readAddress = () => {
   past.show([]);
   captures.clear();
   showIncidents([], 0);
+  clearComparison();
   heat.setFound([], run);
   heat.show(null);
   shown.outlined = "";
@@ -312,6 +315,10 @@ at("pick-rank").addEventListener("submit", (event) => {
   event.preventDefault();
   goTo(shown.run, Number(at("rank").value));
 });
+startComparing(
+  () => shown.snapshot?.run?.run_id ?? shown.run,
+  () => askForToken(""),
+);
 at("capture-rank").addEventListener("click", () => capture(shown.rank));
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address holds the run
