@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pwd
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,9 @@ from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.machine import read_machine_id
 
 USER_VARIABLES: Final = ("SLURM_JOB_USER", "LOGNAME", "USER")
+"""The owner of the Slurm job, else the login name. The user database is not asked: on a cluster that may be a request
+to a directory server, which training would wait for.
+"""
 NAMESPACE_VARIABLES: Final = ("POD_NAMESPACE", "MY_POD_NAMESPACE")
 POD_VARIABLES: Final = ("POD_NAME", "MY_POD_NAME")
 """Names under which pods conventionally get their own from the downward API; Kubernetes sets none by itself. A host
@@ -38,17 +40,17 @@ def read_identity(
     """
     node = node or socket.gethostname()
     return RankIdentity(
-        run=(run or _launcher_run(environment, node))[:LABEL_LENGTH_MAX],
+        run=_to_text(run or _launcher_run(environment, node)),
         rank=_number(environment, "RANK", 0),
         local_rank=_number(environment, "LOCAL_RANK", 0),
         world_size=max(1, _number(environment, "WORLD_SIZE", 1)),
-        node=node[:LABEL_LENGTH_MAX],
+        node=_to_text(node),
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
         boot_id=os.urandom(8).hex(),
         pid=os.getpid(),
         machine_id=read_machine_id(),
         slurm_job_id=_first(environment, "SLURM_JOB_ID"),
-        user=_read_user(environment) if with_user else "",
+        user=_first(environment, *USER_VARIABLES) if with_user else "",
         k8s_namespace=_first(environment, *NAMESPACE_VARIABLES) or _read_namespace(environment, namespace_file),
         k8s_pod=_first(environment, *POD_VARIABLES),
     )
@@ -61,12 +63,14 @@ def name_script(arguments: Sequence[str]) -> str:
     ('train.py', '', '')
     """
     name = os.path.basename(arguments[0]) if arguments else ""
-    return "" if name.startswith("-") else name[:LABEL_LENGTH_MAX]
+    return "" if name.startswith("-") else _to_label(name)
 
 
 def read_script() -> str:
-    """Return the file name of the script that this process runs; empty where it is no file."""
-    return name_script(sys.argv)
+    """Return the file name of the script that this process runs; empty where it is no file, or not known."""
+    with contextlib.suppress(Exception):  # a script may have put anything into sys.argv, and an embedder nothing
+        return name_script(sys.argv)
+    return ""
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str:
@@ -75,17 +79,13 @@ def _first(environment: Mapping[str, str], *names: str) -> str:
 
 
 def _to_label(text: str) -> str:
+    """Return text that can be sent, without spaces around it."""
+    return _to_text(text.strip())
+
+
+def _to_text(text: str) -> str:
     """Return text that can be sent: of limited length, with a question mark for each byte that is no UTF-8."""
-    return text.strip()[:LABEL_LENGTH_MAX].encode("utf-8", "replace").decode()
-
-
-def _read_user(environment: Mapping[str, str]) -> str:
-    """Return the owner of the Slurm job, else the login name; empty where this user has no name."""
-    named = _first(environment, *USER_VARIABLES)
-    if not named:
-        with contextlib.suppress(KeyError, OSError):
-            named = _to_label(pwd.getpwuid(os.getuid()).pw_name)
-    return named
+    return text[:LABEL_LENGTH_MAX].encode("utf-8", "replace").decode()
 
 
 def _read_namespace(environment: Mapping[str, str], path: str) -> str:

@@ -21,6 +21,7 @@ NOT_MEASURED: Final = "this process is not measured"
 NOT_FOUND: Final = "no collector has been found yet"
 NOT_REACHED: Final = "the collector is not connected"
 NONE_SENT: Final = "the collector has sent no summary yet; it sends one about every 10 s, if it is as new as this agent"
+FAILED: Final = "the report could not be read; a line on stderr says why"
 NOT_SAID: Final = "the collector did not say why"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.run_report import RunReport
+from rankscope.agent.run_report import FAILED, RunReport, build_report
 from rankscope.agent.steps.batch_size import UNKNOWN, BatchSize, to_size
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.steps.throughput import Throughput
@@ -12,6 +12,7 @@ from rankscope.agent.training_thread import TrainingThread
 PART = "user_calls"
 BATCH_SIZES = "batch_sizes"
 MODEL_FLOPS = "model_flops"
+REPORT = "report"
 
 
 class UserCalls:
@@ -88,7 +89,12 @@ class UserCalls:
 
     def read_report(self) -> RunReport:
         """Implement `rankscope.agent.report()`, on any thread."""
-        return self._read_report()
+        try:
+            return self._read_report()
+        except Exception as error:  # noqa: BLE001 - as above
+            if not self._guard.is_off(REPORT):
+                self._guard.record(REPORT, error)
+            return build_report("", None, FAILED, 0)
 
     def begin_phase(self, name: str) -> None:
         """Begin `with rankscope.agent.phase(name):`."""

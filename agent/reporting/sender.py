@@ -152,7 +152,8 @@ class Sender:
     @property
     def refused(self) -> Refusal | None:
         """Reason why the collector refuses this rank or there is no connection; None after a Welcome."""
-        return self._delivery.refusal or (None if self._connection is None else self._connection.refusal)
+        connection = self._connection  # read once: another thread may ask while `close` removes it
+        return self._delivery.refusal or (None if connection is None else connection.refusal)
 
     def open(self, endpoint: str, keys: ClientKeys | None = None) -> None:
         """Begin to connect to `endpoint`, `tcp://HOST:PORT`, encrypted if there are keys, and return at once.

@@ -3,11 +3,13 @@
 import os
 import pwd
 import socket
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from rankscope.agent.identity import drop_rank_variables, read_identity, reads_machine
+from rankscope.agent.identity import drop_rank_variables, name_script, read_identity, read_script, reads_machine
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.identity import LABEL_LENGTH_MAX, RankIdentity
 from rankscope.measure.messages import Hello
@@ -143,14 +145,11 @@ def test_user_without_slurm_is_the_login_name(environment: dict[str, str]) -> No
     assert read_identity(environment, run="", with_user=True).user == "ada"
 
 
-def test_user_without_variables_is_that_of_the_process() -> None:
-    expected = pwd.getpwuid(os.getuid()).pw_name
-    assert read_identity({}, run="", with_user=True).user == expected
-
-
-def test_user_without_a_name_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+def test_user_without_variables_is_empty_and_no_directory_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(pwd, "getpwuid", asked.append)
     assert read_identity({}, run="", with_user=True).user == ""
+    assert asked == []
 
 
 @pytest.mark.parametrize("prefix", ["", "MY_"])
@@ -174,3 +173,22 @@ def test_what_a_scheduler_sets_is_bounded_and_can_be_sent() -> None:
     identity = read_identity(hostile, run="", with_user=True)
     assert (identity.slurm_job_id, identity.user, identity.k8s_pod) == ("9" * LABEL_LENGTH_MAX, "a?", "p")
     assert decode(encode(hello_of(identity))) == hello_of(identity)
+
+
+@pytest.mark.parametrize("environment", [{}, {"TORCHELASTIC_RUN_ID": "r\udcff"}, {"MASTER_PORT": "1\udcff"}])
+def test_names_that_are_no_utf_8_can_be_sent(environment: dict[str, str]) -> None:
+    hello = hello_of(read_identity(environment, run="", node="gpu\udcff"))
+    hello = msgspec.structs.replace(hello, script=name_script(["/home/me/tr\udcffin.py"]))
+    assert (hello.identity.node, hello.script) == ("gpu?", "tr?in.py")
+    assert decode(encode(hello)) == hello
+
+
+@pytest.mark.parametrize("arguments", [[None], [b"train.py"], [3], None, []])
+def test_script_that_cannot_be_named_is_empty(arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert read_script() == ""
+
+
+def test_embedded_interpreter_runs_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys, "argv")
+    assert read_script() == ""

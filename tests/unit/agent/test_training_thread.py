@@ -9,12 +9,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.config import read_config
 from rankscope.agent.guard import Guard
-from rankscope.agent.run_report import NOT_FOUND, build_report
+from rankscope.agent.run_report import FAILED, NOT_FOUND, VALUES, RunReport, build_report
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.steps import event_buffer
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.agent.training_thread import TrainingThread
-from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, UserCalls
+from rankscope.agent.user_calls import BATCH_SIZES, MODEL_FLOPS, PART, REPORT, UserCalls
 from rankscope.measure.records import StepRecord
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
@@ -201,3 +201,14 @@ def test_calls_stop_after_too_many_errors_of_their_own(rank: Rank, monkeypatch: 
     assert rank.guard.errors == {PART: 3}
     rank.train(2)
     assert len(rank.drain()) == 1
+
+
+def test_report_that_cannot_be_read_is_absent_and_counted(rank: Rank) -> None:
+    def fail() -> RunReport:
+        raise AttributeError("no connection")
+
+    calls = UserCalls(rank.training, rank.guard, rank.flops, fail)
+    reports = [calls.read_report() for _ in range(5)]
+    assert all(report["absent"]["mfu"] == FAILED and report["findings"] is None for report in reports)
+    assert set(reports[0]["absent"]) >= set(VALUES)
+    assert rank.guard.errors[REPORT] == 3  # the budget

@@ -1,6 +1,8 @@
 """Tests of the outbox of a rank without a collector."""
 
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +11,12 @@ from rankscope.agent.config import AgentConfig
 from rankscope.agent.reporting import outbox as module
 from rankscope.agent.reporting.builder import Interval, ReportBuilder, build_hello
 from rankscope.agent.reporting.outbox import SPILL, Outbox
+from rankscope.agent.reporting.sender import Sender
 from rankscope.agent.run_report import NOT_FOUND, NOT_REACHED
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Hello
+from rankscope.uplink.delivery import Delivery
+from rankscope.uplink.resend_buffer import ResendBuffer
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 CLOCK = SystemClock()
@@ -83,3 +88,20 @@ def test_without_a_summary_it_says_whether_a_collector_is_known() -> None:
     outbox.connect(CollectorAddress("tcp://127.0.0.1:9"), is_configured=True)
     assert outbox.read_report()["absent"]["mfu"] == NOT_REACHED
     outbox.close()
+
+
+class ClosedMeanwhile(Sender):
+    """A sender that another thread closes as soon as its connection has been read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "_connection":
+            self._connection = None
+        return value
+
+
+def test_refusal_can_be_read_while_another_thread_closes() -> None:
+    sender = ClosedMeanwhile(Delivery(ResendBuffer(1, 1000), random.Random(1)), CLOCK, "boot", hello_of)
+    sender.open("tcp://127.0.0.1:9")
+    assert sender.refused is None
+    sender.close()
