@@ -220,7 +220,7 @@ class Service:
         self._recording.replace_lost(wall_s)
         self._recording.open(self._updates.runs, self._clocks())  # the store may have become usable
         self._publish(now_ns)
-        self._summaries.tick(self._updates.runs, self._snapshot)
+        self._summaries.tick(now_ns, self._updates.runs, self._snapshot)
         self._last_tick_ns = now_ns  # only now: a collector whose ticks fail is not healthy
         self._link.wake()
 

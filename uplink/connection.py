@@ -18,8 +18,8 @@ from rankscope.uplink.handshake import HandshakeWatch
 from rankscope.uplink.reconnect import draw_pauses
 
 FRAME_IN_BYTES_MAX: Final = 64 * 1024
-"""Largest frame accepted from a collector. The largest regular one, a Refused with two texts of 1,024 characters, is
-under 9 KiB."""
+"""Largest frame accepted from a collector. The largest regular one is a RunSummary: under 32 KiB with all its
+texts at their limits."""
 
 REDIAL_NS: Final = 30 * NS_PER_S
 """Pause before a new connection after ZeroMQ has given up, which happens with wrong keys."""

@@ -37,7 +37,8 @@ MESSAGES_PER_PASS_MAX: Final = 64
 """Batches of answers received before frames are sent again."""
 
 MESSAGE_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
-"""Largest batch of answers that a relay accepts: 1,024 of 9 KiB, the largest that a rank gets, are 9 MiB."""
+"""Largest batch of answers that a relay accepts: 1,024 of 9 KiB, the largest that any rank gets, are 9 MiB, and 200
+summaries of 32 KiB, which only rank 0 of each run gets, 6 MiB more."""
 
 _SETTINGS: Final = DeliverySettings(reasons_retried=frozenset({"full", RELAY_NOT_ALLOWED}))
 """A key that is not marked as a relay's may be so later: operators change keys."""

@@ -106,7 +106,7 @@ def test_summary_of_longest_texts_is_smaller_than_what_an_agent_accepts() -> Non
     rank = rank_of(0, flops=silent, breakdown=None, ratio_basis=basis)
     findings = (finding,) * (2 * SUMMARY_FINDINGS_MAX)
     found = build_run_summary(run_of(rank, abstained=widest, open_findings=findings), None)
-    assert len(encode(found)) < AGENT_FRAME_BYTES_MAX
+    assert len(encode(found)) < AGENT_FRAME_BYTES_MAX // 2  # as the relay's and the agent's limits assume
 
 
 def test_wait_for_data_is_that_since_the_call_before() -> None:
