@@ -5,13 +5,16 @@ Works with `lightning` and `pytorch_lightning`, preferring the one already impor
 what the collector has found is logged with the trainer's loggers (docs/loggers.md).
 """
 
+import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rankscope.agent.deferred_start import describe_launch
+from rankscope.agent.integrations.background_writes import BackgroundWrites
 from rankscope.agent.integrations.explicit_steps import ExplicitSteps
-from rankscope.agent.integrations.run_log import FINDINGS, FINDINGS_TAG, TAG_LENGTH_MAX, LogEntry, RunLog
+from rankscope.agent.integrations.run_log import FINDINGS, LogEntry, RunLog
 from rankscope.agent.integrations.tensorboard import write_to_summary
 
 __all__ = ["RankscopeCallback"]
@@ -46,7 +49,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         super().__init__()
         self._steps = ExplicitSteps()
         self._log_run = log_run
-        self._log: RunLog | None = None
+        self._logs: list[RunLog] = []
         self._global_step = 0
         self._watches_saving = False
 
@@ -67,7 +70,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         """Begin the training, before the first batch is fetched."""
         self._global_step = trainer.global_step
         if self._log_run:
-            self._log = RunLog(lambda entry, step: log_with(trainer.loggers, entry, step))
+            self._logs = [open_log(logger) for logger in getattr(trainer, "loggers", None) or ()]
         self._watch_saving(trainer)
         self._steps.begin_training()
 
@@ -76,8 +79,8 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         if trainer.global_step != self._global_step:
             self._global_step = trainer.global_step
             self._steps.end_step()
-            if self._log is not None:
-                self._log.update(self._global_step)
+            for log in self._logs:
+                log.update(find_log_step(trainer))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Begin a validation, or the sanity check before training."""
@@ -97,7 +100,7 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
 
     def _end(self, trainer: Any) -> None:
         self._steps.end_training()
-        self._log = None
+        self._logs = []
         if self._watches_saving:
             vars(trainer).pop("save_checkpoint", None)
             self._watches_saving = False
@@ -119,12 +122,28 @@ class RankscopeCallback(_find_callback_class()):  # type: ignore[misc]  # mypy d
         self._watches_saving = True
 
 
-def log_with(loggers: Any, entry: LogEntry, step: int | None) -> None:
-    """Log an entry with each of Lightning's loggers."""
-    for logger in loggers:
-        if entry.findings is not None:
-            _log_findings(logger, entry.findings, step)
-        logger.log_metrics(entry.scalars, step=step)
+def open_log(logger: Any) -> RunLog:
+    """Return the log of the run for one of Lightning's loggers: where one fails, the others go on."""
+    is_mlflow = _is_one(logger, "MLFlowLogger")
+    log_entry = _log_with_mlflow(logger) if is_mlflow else functools.partial(log_with, logger)
+    return RunLog(log_entry, logger=type(logger).__name__)
+
+
+def find_log_step(trainer: Any) -> int:
+    """Return the step at which Lightning logs its own values: batches that stepped, however many optimizers did.
+
+    Its name is private to Lightning; where it is missing, `trainer.global_step`, which counts each optimizer.
+    """
+    loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
+    step: int = getattr(loop, "_batches_that_stepped", trainer.global_step)
+    return step
+
+
+def log_with(logger: Any, entry: LogEntry, step: int | None) -> None:
+    """Log an entry with one of Lightning's loggers."""
+    if entry.findings is not None:
+        _log_findings(logger, entry.findings, step)
+    logger.log_metrics(entry.scalars, step=step)
 
 
 def _log_findings(logger: Any, findings: str, step: int | None) -> None:
@@ -132,7 +151,23 @@ def _log_findings(logger: Any, findings: str, step: int | None) -> None:
     own: Any = getattr(logger, "experiment", None)
     if hasattr(own, "add_text"):
         write_to_summary(own, LogEntry({}, findings), step)
-    elif type(logger).__name__ == "WandbLogger":
+    elif _is_one(logger, "WandbLogger"):
         own.log({FINDINGS: findings}, commit=False)  # the numbers make the row
-    elif hasattr(own, "set_tag"):
-        own.set_tag(logger.run_id, FINDINGS_TAG, findings[:TAG_LENGTH_MAX])
+
+
+def _log_with_mlflow(logger: Any) -> Callable[[LogEntry, int | None], None]:
+    """Return how to log with an MLFlowLogger: on a thread, since its own calls wait for the tracking server."""
+    writes = BackgroundWrites()
+
+    def log_entry(entry: LogEntry, step: int | None) -> None:
+        from rankscope.agent.integrations.mlflow import build_batch  # noqa: PLC0415 - MLflow is there: this is its logger
+
+        client, run_id, batch = logger.experiment, logger.run_id, build_batch(entry, step)  # made when `fit` began
+        writes.start(lambda: client.log_batch(run_id, **batch))
+
+    return log_entry
+
+
+def _is_one(logger: Any, name: str) -> bool:
+    """Return whether a logger is of the class of this name, or of one derived from it."""
+    return name in [one.__name__ for one in type(logger).__mro__]

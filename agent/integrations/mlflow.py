@@ -1,11 +1,14 @@
 """The log of a run for MLflow: `MlflowLog()` once, `log.update(step)` after each step.
 
-Everything is logged asynchronously, by MLflow's own threads: a tracking server that is slow or away holds up nothing.
+A daemon thread of our own writes with MLflow's synchronous call: a tracking server that is slow or away does not hold
+up training, and its end by 2 s at most. MLflow's own asynchronous logging would: at the end of the process it waits
+until every batch is written or all retries have failed, which takes minutes.
 """
 
 import time
 from typing import Any
 
+from rankscope.agent.integrations.background_writes import BackgroundWrites
 from rankscope.agent.integrations.run_log import FINDINGS_TAG, TAG_LENGTH_MAX, LogEntry, RunLog
 
 try:
@@ -17,7 +20,7 @@ except ImportError as error:
         f"({error}); `pip install mlflow-skinny` installs it."
     ) from error
 
-__all__ = ["MlflowLog"]
+__all__ = ["MlflowLog", "build_batch"]
 
 
 class MlflowLog(RunLog):
@@ -29,15 +32,16 @@ class MlflowLog(RunLog):
         super().__init__(self._write_entry)
         self._run_id = run_id
         self._client: Any = None
+        self._writes = BackgroundWrites()
 
     def _write_entry(self, entry: LogEntry, step: int | None) -> None:
-        run_id = self._find_run()
-        now_ms = time.time_ns() // 1_000_000
-        metrics = [Metric(name, value, now_ms, step or 0) for name, value in entry.scalars.items()]
-        tags = [] if entry.findings is None else [RunTag(FINDINGS_TAG, entry.findings[:TAG_LENGTH_MAX])]
-        if self._client is None:
-            self._client = mlflow.MlflowClient()
-        self._client.log_batch(run_id, metrics=metrics, tags=tags, synchronous=False)
+        run_id, tracking_uri, batch = self._find_run(), mlflow.get_tracking_uri(), build_batch(entry, step)
+        self._writes.start(lambda: self._make_client(tracking_uri).log_batch(run_id, **batch))
+
+    def _make_client(self, tracking_uri: str) -> Any:
+        """Return the client, which may be the first to connect. The thread of the writes calls this, one at a time."""
+        self._client = self._client or mlflow.MlflowClient(tracking_uri)
+        return self._client
 
     def _find_run(self) -> str:
         if self._run_id is not None:
@@ -47,3 +51,13 @@ class MlflowLog(RunLog):
             raise RuntimeError("no MLflow run is active on rank 0: call mlflow.start_run() before, or pass its run id")
         run_id: str = run.info.run_id
         return run_id
+
+
+def build_batch(entry: LogEntry, step: int | None) -> dict[str, Any]:
+    """Return what `MlflowClient.log_batch` gets of an entry: metrics, and the findings as a tag."""
+    now_ms = time.time_ns() // 1_000_000
+    return {
+        "metrics": [Metric(name, value, now_ms, step or 0) for name, value in entry.scalars.items()],
+        "tags": [] if entry.findings is None else [RunTag(FINDINGS_TAG, entry.findings[:TAG_LENGTH_MAX])],
+        "synchronous": True,
+    }

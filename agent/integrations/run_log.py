@@ -1,7 +1,8 @@
 """Passes what is new in the report of the run to a logger: numbers by name, and the findings as text (docs/loggers.md).
 
 A log is updated on the training thread, as the script's own calls of its logger are. Once a second it reads the report,
-which waits for nothing; what is new it writes. An error of the logger never reaches the script.
+which waits for nothing; what is new it writes, for MLflow on a thread of its own. An error of the logger never reaches
+the script.
 """
 
 import time
@@ -39,7 +40,8 @@ class LogEntry(NamedTuple):
 class RunLog:
     """The log of one run: `write` gets each new entry and the step it is logged at, None where none was given.
 
-    `read_report` and `read_clock_s` are the agent's report and a monotonic clock (s).
+    `read_report` and `read_clock_s` are the agent's report and a monotonic clock (s). `logger` is named where it fails;
+    empty: it is the only one.
     """
 
     def __init__(
@@ -47,14 +49,17 @@ class RunLog:
         write: Callable[[LogEntry, int | None], object],
         read_report: Callable[[], RunReport] = rankscope.report,
         read_clock_s: Callable[[], float] = time.monotonic,
+        *,
+        logger: str = "",
     ) -> None:
         self._write = write
         self._read_report = read_report
         self._read_clock_s = read_clock_s
         self._read_s: float | None = None
         self._logged_s: float | None = None
-        self._findings = NO_FINDINGS
+        self._findings: str | None = NO_FINDINGS
         self._failures = 0
+        self._with_logger = f" with {logger}" if logger else ""
 
     def update(self, step: int | None = None) -> None:
         """Write what is new, if anything is. Call it after each step: between two reads it costs under 1 us.
@@ -92,10 +97,13 @@ class RunLog:
 
     def _note(self, error: Exception) -> None:
         self._failures += 1
+        self._findings = None  # the logger may not have them: the next entry has them again
         if self._failures == 1:
-            log_line(f"the run could not be logged ({explain('run_log', error)}); training continues")
+            reason = explain("run_log", error)
+            log_line(f"the run could not be logged{self._with_logger} ({reason}); training continues")
         elif self._failures == FAILURES_MAX:
-            log_line(f"the run is not logged any more, since that has failed {FAILURES_MAX} times in a row")
+            times = f"{FAILURES_MAX} times in a row"
+            log_line(f"the run is not logged{self._with_logger} any more, since that has failed {times}")
 
 
 def read_scalars(report: RunReport) -> dict[str, float]:

@@ -124,6 +124,32 @@ def test_failing_logger_is_reported_once_and_switched_off(world: World) -> None:
     assert world.lines[1] == "the run is not logged any more, since that has failed 3 times in a row"
 
 
+def test_findings_of_a_failed_write_come_with_the_next(world: World) -> None:
+    entries: list[LogEntry] = []
+
+    def fail_first(entry: LogEntry, _step: int | None) -> None:
+        entries.append(entry)
+        if len(entries) == 1:
+            raise OSError("the disk is full")
+
+    log = RunLog(fail_first, world.report, lambda: world.now_s)
+    for _ in range(3):
+        world.receive(findings=(SLOW,))
+        world.now_s += 2.0
+        log.update()
+    assert [entry.findings for entry in entries] == ["warning: Rank 2 is slow."] * 2 + [None]
+
+
+def test_failing_logger_is_named_where_there_are_several(world: World) -> None:
+    log = RunLog(lambda *_: 1 / 0, world.report, lambda: world.now_s, logger="CSVLogger")
+    for _ in range(FAILURES_MAX):
+        world.receive(mfu=0.5)
+        world.now_s += 2.0
+        log.update()
+    assert "the run could not be logged with CSVLogger (ZeroDivisionError: " in world.lines[0]
+    assert "the run is not logged with CSVLogger any more" in world.lines[1]
+
+
 def test_other_rank_needs_no_writer(world: World) -> None:
     TensorBoardLog(None).update(1)  # this process is not measured: it is sent no summary either
     assert world.lines == []
