@@ -12,31 +12,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rankscope.collector.captures.capture import Capture
-from rankscope.collector.detect.finding import HANG, PAUSES, SLOW_LINK, STRAGGLER, Finding
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.suggestions import find_runbook
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.runs.run_status import RunStatus
 from rankscope.collector.runs.snapshot import RunSnapshot
 
 View = TypeVar("View", bound=msgspec.Struct)
-
-
-RUNBOOKS: Final[Mapping[str, str]] = {
-    STRAGGLER: "RankscopeStragglerRank",
-    HANG: "RankscopeRunStalled",
-    SLOW_LINK: "RankscopeRunSlower",
-    "stage_slowdown": "RankscopeRunSlower",
-    "run_slowdown": "RankscopeRunSlower",
-    "data_bound": "RankscopeDataBound",
-    "communication_bound": "RankscopeCommunicationBound",
-    "serialised_communication": "RankscopeNoOverlap",
-    "memory_growth": "RankscopeHostMemoryGrows",
-    "memory_pressure": "RankscopeAllocatorRetries",
-    "low_gpu_utilisation": "RankscopeLowGpuUtilisation",
-    "host_bound": "RankscopeLowGpuUtilisation",
-    "cpu_pressure": "RankscopeLowGpuUtilisation",
-}
-"""The runbook for each kind of finding that an alert is about, a page in docs/runbooks."""
-OF_A_NODE: Final = "RankscopeStragglerNode"
 
 
 class IncidentView(Incident, frozen=True, kw_only=True):
@@ -137,21 +119,6 @@ def view_status(status: RunStatus, links: CaptureLinks) -> StatusView:
     return _view(StatusView, status, run=view_run(status.run, links))
 
 
-def find_runbook(finding: Finding) -> str:
-    """Return the name of the runbook for a finding; empty where there is none.
-
-    >>> find_runbook(Finding(kind="straggler", ranks=(3,), cause="host_cpu", sentence=""))
-    'RankscopeStragglerRank'
-    >>> find_runbook(Finding(kind="hang", cause="data_wait", sentence=""))
-    ''
-    """
-    if finding.kind == STRAGGLER and finding.nodes:
-        return OF_A_NODE
-    if finding.kind == HANG and finding.cause in PAUSES:
-        return ""
-    return RUNBOOKS.get(finding.kind, "")
-
-
 def is_about(capture: Capture, incident: Incident) -> bool:
     """Return whether a capture was ordered by an incident, or while it was open, with one of its ranks."""
     if capture.run_id != incident.run_id:
@@ -188,7 +155,7 @@ def _view_finding(finding: Finding, by_number: Mapping[int, Incident], captures:
         **_read_fields(finding),
         captures=() if incident is None else captures.find(incident),
         incident=None if incident is None else incident.id,
-        runbook=find_runbook(finding),
+        runbook=find_runbook(finding.kind, finding.nodes),
     )
 
 

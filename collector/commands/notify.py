@@ -14,8 +14,9 @@ from rankscope.collector.incidents.incident import OPENED, Change, Incident
 from rankscope.collector.log_lines import start_logging
 from rankscope.collector.notifications.channel import DELIVERED, Deliver, Delivery
 from rankscope.collector.notifications.event import TEST, IncidentEvent, Nodes, build_event
-from rankscope.collector.notifications.notifier import read_receivers
+from rankscope.collector.notifications.notifier import Receivers, read_receivers
 from rankscope.collector.notifications.otlp_logs import OTLP, make_otlp_logs
+from rankscope.collector.publish.http_listener import read_port
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
 
@@ -43,9 +44,7 @@ rankscope notify --notify-command /usr/local/bin/page"""
         start_logging(logging.WARNING, options.verbose)
         overrides = read_overrides(options, CollectorConfig)
         config = read_config(os.environ, file_name=options.config, overrides=overrides)
-        receivers = dict(read_receivers(config, SystemClock()))
-        if config.otlp and config.otlp_incidents:
-            receivers[OTLP] = make_otlp_logs(config, int(config.http_listen.rpartition(":")[2]))
+        receivers = read_all_receivers(config)
         if not receivers:
             raise SettingError(
                 "no receiver of notifications is set: give notify_webhook_url, notify_command, notify_hooks or otlp, "
@@ -56,6 +55,16 @@ rankscope notify --notify-command /usr/local/bin/page"""
         for name, delivery in deliveries.items():
             print(f"{name}: {delivery.problem or DELIVERED}")
         return 0 if all(delivery.outcome == DELIVERED for delivery in deliveries.values()) else 1
+
+
+def read_all_receivers(config: CollectorConfig) -> Receivers:
+    """Return the receivers of the settings, with that of OTLP, by the names of their channels. Raises SettingError for
+    those that cannot be used.
+    """
+    receivers = read_receivers(config, SystemClock())
+    if not (config.otlp and config.otlp_incidents):
+        return receivers
+    return {**receivers, OTLP: make_otlp_logs(config, read_port(config.http_listen))}
 
 
 def build_test_event(wall_s: float) -> IncidentEvent:

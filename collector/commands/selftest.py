@@ -12,7 +12,6 @@ import msgspec
 from rankscope.collector.config import read_config
 from rankscope.collector.log_lines import start_logging
 from rankscope.collector.selftest.cases import CASES
-from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError
 
 ALL: Final = "all"
@@ -66,7 +65,7 @@ rankscope selftest --alert --config collector.toml --alertmanager http://alertma
 
 def _try_alert(options: argparse.Namespace, out: TextIO) -> bool:
     """Send the synthetic incident, print what became of it, and return whether all accepted it."""
-    from rankscope.collector.notifications.notifier import read_receivers  # noqa: PLC0415 - only --alert needs these
+    from rankscope.collector.commands.notify import read_all_receivers  # noqa: PLC0415 - only --alert needs these
     from rankscope.collector.selftest.alert import (  # noqa: PLC0415
         describe_results,
         send_to_alertmanager,
@@ -76,11 +75,11 @@ def _try_alert(options: argparse.Namespace, out: TextIO) -> bool:
     start_logging(logging.WARNING, options.verbose)
     wall_s = time.time()
     config = read_config(os.environ, file_name=options.config)
-    receivers = read_receivers(config, SystemClock())
+    receivers = read_all_receivers(config)
     if not receivers and not options.alertmanager:
         raise SettingError(
             "--alert has no receiver: name the settings of the collector by --config FILE, with notify_webhook_url, "
-            "notify_command or notify_hooks, or an Alertmanager by --alertmanager URL."
+            "notify_command, notify_hooks or otlp, or an Alertmanager by --alertmanager URL."
         )
     results = send_to_receivers(receivers, wall_s)
     if options.alertmanager:

@@ -1,11 +1,11 @@
 """What to do about a finding: the one table of suggestions, by kind and cause, with the runbook that says more.
 
-Findings, incidents, notifications and the pages in docs/runbooks all have their first advice from here
-(`python -m tests.contract.suggestion_pages` writes it into the pages). A suggestion follows from the cause; where that
-is not known, it names the measurement that shows it. RUN and N stand for what the finding names.
+Findings, incidents, notifications and the pages in docs/runbooks all have their first advice, and the name of the page,
+from here (`python -m tests.contract.suggestion_pages` writes the advice into the pages). A suggestion follows from the
+cause; where that is not known, it names the measurement that shows it. RUN and N stand for what the finding names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 UNATTRIBUTED: Final = "unattributed"
@@ -317,6 +317,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
     }),
 }  # fmt: skip
 """By kind of finding; the causes of each are those of docs/definitions.md and docs/detection.md."""
+OF_A_SLOW_NODE: Final = "RankscopeStragglerNode"
+"""Page about a straggler that is whole nodes."""
 UNKNOWN_KIND: Final = "A capture shows what a step does: rankscope capture RUN."
 """For a finding that a later release has made."""
 
@@ -334,3 +336,15 @@ def suggest(kind: str, cause: str, variant: str = "") -> str:
         return UNKNOWN_KIND
     found = advice.by_cause.get(f"{cause}: {variant}") if variant else None
     return found or advice.by_cause.get(cause) or advice.by_cause.get(UNATTRIBUTED, UNKNOWN_KIND)
+
+
+def find_runbook(kind: str, nodes: Sequence[str]) -> str:
+    """Return the name of the page in docs/runbooks about a finding of this kind, on these nodes as a whole; empty for a
+    kind that is not known.
+
+    >>> find_runbook("straggler", ()), find_runbook("straggler", ("node-1",)), find_runbook("of a later release", ())
+    ('RankscopeStragglerRank', 'RankscopeStragglerNode', '')
+    """
+    if kind == "straggler" and nodes:
+        return OF_A_SLOW_NODE
+    return ADVICE[kind].runbook if kind in ADVICE else ""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import STRAGGLER
+from rankscope.collector.detect.suggestions import find_runbook
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.notifications.channel import DELIVERED, RETRIED, Delivery
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
 from rankscope.collector.notifications.event import RESOLVED, TEST, IncidentEvent
 from rankscope.collector.otlp.endpoint import LOGS, Endpoint, describe_resource, import_exporters, read_endpoint
 from rankscope.measure import __version__
@@ -28,19 +28,6 @@ SEVERITIES: Final[Mapping[str, tuple[str, int]]] = {
 }
 """Text and number of the severities in https://opentelemetry.io/docs/specs/otel/logs/data-model/, where its examples
 have syslog's severities of these names."""
-RUNBOOKS: Final[Mapping[str, str]] = {
-    "straggler": "RankscopeStragglerRank",
-    "hang": "RankscopeRunStalled",
-    "slow_link": "RankscopeRunSlower",
-    "stage_slowdown": "RankscopeRunSlower",
-    "run_slowdown": "RankscopeRunSlower",
-    "data_bound": "RankscopeDataBound",
-    "communication_bound": "RankscopeCommunicationBound",
-    "serialised_communication": "RankscopeNoOverlap",
-    "low_gpu_utilisation": "RankscopeLowGpuUtilisation",
-    "memory_growth": "RankscopeHostMemoryGrows",
-}
-"""Pages in docs/runbooks by the kind of the incident, as the alerts of deploy/prometheus name them."""
 LISTED_MAX: Final = 64
 """Most ranks and nodes that are listed in a record."""
 
@@ -65,7 +52,9 @@ class OtlpLogs:
     def __call__(self, event: IncidentEvent, cancelled: threading.Event) -> Delivery:  # noqa: ARG002 - time is limited
         """Send the record of an event once."""
         problem = self._sender.send([self._build(event)])
-        return Delivery(RETRIED, f"the receiver at {self._shown}: {problem}") if problem else Delivery(DELIVERED)
+        if not problem.text:
+            return Delivery(DELIVERED)
+        return Delivery(FAILED if problem.is_final else RETRIED, f"the receiver at {self._shown}: {problem.text}")
 
     def _build(self, event: IncidentEvent) -> Any:
         text, number = find_severity(event)
@@ -106,7 +95,7 @@ def describe_attributes(event: IncidentEvent) -> dict[str, Any]:
         "rankscope.incident.subject": incident.subject,
         "rankscope.incident.sentence": incident.sentence,
         "rankscope.incident.action": event.action or None,
-        "rankscope.incident.runbook": _find_runbook(incident),
+        "rankscope.incident.runbook": _find_page(incident),
         "rankscope.incident.resolved_reason": incident.resolved_reason or None,
         "rankscope.incident.since_step": incident.since_step,
         "rankscope.incident.slowdown_ratio": incident.slowdown_ratio,
@@ -119,11 +108,10 @@ def describe_attributes(event: IncidentEvent) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _find_runbook(incident: Incident) -> str | None:
+def _find_page(incident: Incident) -> str | None:
     """Return the page about incidents of this kind, a path in what `rankscope files` writes; None: there is none."""
-    is_slow_node = incident.kind == STRAGGLER and incident.nodes
-    page = "RankscopeStragglerNode" if is_slow_node else RUNBOOKS.get(incident.kind)
-    return None if page is None else f"docs/runbooks/{page}.md"
+    page = find_runbook(incident.kind, incident.nodes)
+    return f"docs/runbooks/{page}.md" if page else None
 
 
 def make_otlp_logs(config: CollectorConfig, port: int) -> OtlpLogs:
@@ -141,5 +129,8 @@ def read_otlp_logs(config: CollectorConfig, port: int) -> dict[str, OtlpLogs]:
         receiver = make_otlp_logs(config, port)  # also without incidents: so a wrong setting is named
     except SettingError as error:
         LOG.error("%s Until the collector is started again, nothing is pushed by OTLP.", error)  # noqa: TRY400 - expected
+        return {}
+    except Exception:  # whatever the packages raise: the collector starts
+        LOG.exception("OTLP could not be prepared. Until the collector is started again, nothing is pushed by OTLP.")
         return {}
     return {OTLP: receiver} if config.otlp_incidents else {}

@@ -54,8 +54,7 @@ def read_endpoint(config: CollectorConfig, environment: Mapping[str, str], signa
     if config.otlp_certificate_file:
         _check_readable(config.otlp_certificate_file)
     url = _find_url(config, protocol, signal)
-    variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    given = config.otlp_endpoint or next(filter(None, map(environment.get, variables)), _DEFAULTS[protocol])
+    given = config.otlp_endpoint or _find_variable(environment, signal) or _DEFAULTS[protocol]
     return Endpoint(protocol, url, headers, config.otlp_certificate_file, show_address(given))
 
 
@@ -74,8 +73,8 @@ def import_exporters(environment: MutableMapping[str, str] = os.environ) -> Any:
 
 
 def describe_resource(port: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the resource attributes of a collector whose HTTP server has this port. OTEL_RESOURCE_ATTRIBUTES and
-    OTEL_SERVICE_NAME, which the SDK reads, go before them.
+    """Return the resource attributes of a collector whose HTTP server has this port, 0 where that is not known.
+    OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which the SDK reads, go before them.
 
     The semantic conventions have no name for a Slurm job: `slurm.job.id` is ours. A run is no resource: a collector has
     many, and it is an attribute of each point and log record.
@@ -84,7 +83,7 @@ def describe_resource(port: int, environment: Mapping[str, str]) -> dict[str, st
     known = {
         "service.name": SERVICE_NAME,
         "service.version": __version__,
-        "service.instance.id": f"{host}:{port}",
+        "service.instance.id": f"{host}:{port}" if port else "",
         "host.name": host,
         "slurm.job.id": environment.get("SLURM_JOB_ID", ""),
     }
@@ -142,6 +141,24 @@ def _find_url(config: CollectorConfig, protocol: str, signal: str) -> str:
     if problem is not None:
         raise SettingError(f"otlp_endpoint is {url[:80]!r} ({config.source('otlp_endpoint')}); {problem}.")
     return url if protocol == OTLP_GRPC else f"{url.rstrip('/')}/v1/{signal}"
+
+
+def _find_variable(environment: Mapping[str, str], signal: str) -> str:
+    """Return the address of the variables, which the SDK reads itself; empty where none is set. For gRPC it may have
+    other forms than a URL. Raises SettingError, without the address: it may hold a secret.
+    """
+    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        given = environment.get(name, "")
+        try:
+            urlsplit(given).port  # noqa: B018 - a port that is none raises, as an IPv6 address without its last bracket
+        except ValueError as error:
+            raise SettingError(
+                f"{name} is no address; it must be http://HOST:PORT or https://HOST:PORT, with a port up to 65535, and "
+                "an IPv6 address in brackets. Correct it, or set otlp_endpoint, which overrides it."
+            ) from error
+        if given:
+            return given
+    return ""
 
 
 def _read_headers(path: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from rankscope.collector.config import OTLP_GRPC
 from rankscope.collector.otlp.endpoint import SEMANTIC_CONVENTIONS, Endpoint
-from rankscope.collector.otlp.reasons import ExportSession, export_with_reason, quieten_sdk, shorten
+from rankscope.collector.otlp.reasons import ExportSession, Problem, export_with_reason, quieten_sdk, shorten
 from rankscope.measure.errors import SettingError
 
 TIMEOUT_S: Final = 10.0
@@ -43,7 +43,7 @@ class MetricsSender:
 
     def send(self, data: MetricsData) -> str:
         """Send one request; return why it was not accepted, empty where it was. Takes TIMEOUT_S at most, as a rule."""
-        return export_with_reason(self._session, lambda: self._exporter.export(data) is MetricExportResult.SUCCESS)
+        return export_with_reason(self._session, lambda: self._exporter.export(data) is MetricExportResult.SUCCESS).text
 
     def close(self) -> None:
         """End what is being sent, and close the connection. Any thread."""
@@ -62,8 +62,8 @@ class LogsSender:
         else:
             self._exporter = _make(HttpLogExporter, _http_arguments(endpoint, self._session))
 
-    def send(self, records: Sequence[ReadableLogRecord]) -> str:
-        """Send log records; return why they were not accepted, empty where they were."""
+    def send(self, records: Sequence[ReadableLogRecord]) -> Problem:
+        """Send log records; return why they were not accepted."""
         return export_with_reason(
             self._session, lambda: self._exporter.export(records) is LogRecordExportResult.SUCCESS
         )

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import requests
@@ -21,25 +21,41 @@ LOG = logging.getLogger("rankscope.collector")
 
 ANSWER_BYTES_MAX: Final = 16 * 1024
 DETAIL_CHARS_MAX: Final = 200
+RETRIED_STATUSES: Final = frozenset({408, 425, 429})
+"""Client errors of HTTP that another try may not meet: timeout, too early, too many requests."""
+REFUSALS: Final = frozenset({
+    grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+})  # fmt: skip
+"""Statuses of gRPC that another try would meet again, as 400, 401, 403 and 404 of HTTP."""
 _SDK_LOG: Final = logging.getLogger("opentelemetry")
 _GRPC_LOG: Final = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
 
 
-def export_with_reason(session: "ExportSession", export: Callable[[], bool]) -> str:
-    """Export, and return why that failed; empty where it did not."""
-    session.problem = ""
+class Problem(NamedTuple):
+    """Why something was not accepted, empty where it was, and whether another try would meet the same."""
+
+    text: str = ""
+    is_final: bool = False
+
+
+def export_with_reason(session: "ExportSession", export: Callable[[], bool]) -> Problem:
+    """Export, and return why that failed."""
+    session.problem = Problem()
     _REASONS.clear()
     try:
         has_succeeded = export()
     except requests.RequestException:  # those of 1.39 do not catch it
         has_succeeded = False
-    return "" if has_succeeded else session.problem or _REASONS.read()
+    if has_succeeded:
+        return Problem()
+    return session.problem if session.problem.text else _REASONS.read()
 
 
 class ExportSession(requests.Session):
     """An HTTP session that keeps what the last request met, and reads little of an answer."""
 
-    problem = ""
+    problem = Problem()
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:
         """Send a request. Raises what requests raises."""
@@ -47,13 +63,10 @@ class ExportSession(requests.Session):
         try:
             response = super().request(*arguments, **options)
         except (requests.RequestException, OSError) as error:
-            self.problem = _describe_error(error)
+            self.problem = Problem(_describe_error(error))
             raise
-        self.problem = "" if response.ok else f"it answers HTTP status {response.status_code}"
+        self.problem = _judge(response)
         if response.is_redirect:
-            self.problem = (
-                f"it answers HTTP status {response.status_code}: redirects are not followed, name the final address"
-            )
             response.status_code = HTTPStatus.BAD_REQUEST  # the SDK takes a redirect for a success
         response._content = b""  # noqa: SLF001 - else requests reads the answer whole
         with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):  # the status is known
@@ -67,7 +80,7 @@ class _Reasons(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._of_threads: dict[int, str] = {}
+        self._of_threads: dict[int, Problem] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the reason in a record, which goes on."""
@@ -78,9 +91,9 @@ class _Reasons(logging.Filter):
         """Forget the reason of this thread."""
         self._of_threads.pop(threading.get_ident(), None)
 
-    def read(self) -> str:
+    def read(self) -> Problem:
         """Return the last reason in this thread."""
-        return self._of_threads.get(threading.get_ident(), "it was not accepted")
+        return self._of_threads.get(threading.get_ident(), Problem("it was not accepted"))
 
 
 class _Quiet(logging.Handler):
@@ -91,14 +104,25 @@ class _Quiet(logging.Handler):
         LOG.debug("OpenTelemetry SDK: %s", shorten(record.getMessage()))
 
 
-def _describe_record(record: logging.LogRecord) -> str:
+def _judge(response: requests.Response) -> Problem:
+    status = response.status_code
+    if response.ok and not response.is_redirect:
+        return Problem()
+    text = f"it answers HTTP status {status}"
+    if response.is_redirect:
+        text += ": redirects are not followed, name the final address"
+    return Problem(text, is_final=status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in RETRIED_STATUSES)
+
+
+def _describe_record(record: logging.LogRecord) -> Problem:
     """Return the status of gRPC and its details, where the record has one, else the text."""
     arguments = record.args if isinstance(record.args, tuple) else ()
     for place, argument in enumerate(arguments):
         if isinstance(argument, grpc.StatusCode):
             details = next((text for text in arguments[place + 1 :] if isinstance(text, str)), "")
-            return f"the call ended with {argument.name}" + (f": {shorten(details)}" if details else "")
-    return shorten(record.getMessage())
+            text = f"the call ended with {argument.name}" + (f": {shorten(details)}" if details else "")
+            return Problem(text, is_final=argument in REFUSALS)
+    return Problem(shorten(record.getMessage()))
 
 
 def _describe_error(error: BaseException) -> str:

@@ -28,6 +28,15 @@ class HttpListener(NamedTuple):
         return f"http{'s' if is_secure else ''}://{host}:{self.socket.getsockname()[1]}"
 
 
+def read_port(address: str) -> int:
+    """Return the port of an address to listen at, `HOST:PORT`; 0 for any free one.
+
+    >>> read_port("127.0.0.1:18491"), read_port("[::1]:*"), read_port("*:0")
+    (18491, 0, 0)
+    """
+    return int(address.rpartition(":")[2].replace("*", "0"))
+
+
 def listen_http(address: str, wait_s: float = 0.0) -> HttpListener:
     """Listen at `address`, `HOST:PORT`; port 0 is a free one. Raises SettingError for what is no address,
     UnavailableError where nothing can listen; a port that is in use is waited for up to `wait_s`.
@@ -35,13 +44,13 @@ def listen_http(address: str, wait_s: float = 0.0) -> HttpListener:
     problem = find_address_problem(address, listening=True)
     if problem is not None:
         raise SettingError(f"the collector's HTTP address is {address!r}; {problem}.")
-    host, _, port = address.rpartition(":")
+    host = address.rpartition(":")[0]
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     listening = socket.socket(family)
     try:
         # Not SO_REUSEPORT: two collectors on one port would each get half of the scrapes.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _bind(listening, ("" if host == "*" else host.strip("[]"), int(port.replace("*", "0"))), wait_s)
+        _bind(listening, ("" if host == "*" else host.strip("[]"), read_port(address)), wait_s)
         listening.listen(CONNECTIONS_WAITING_MAX)
     except OSError as error:
         listening.close()

@@ -172,10 +172,13 @@ def make_push(config: CollectorConfig, port: int, read_snapshot: Callable[[], Sn
         exporters = import_exporters()
         otlp_metrics: Any = importlib.import_module("rankscope.collector.publish.otlp_metrics")
         sender = exporters.MetricsSender(endpoint)
+        requests = otlp_metrics.Requests(exporters.make_resource(describe_resource(port, os.environ)))
     except SettingError as error:
         LOG.debug("no metrics are pushed: %s", error)
         return None
-    requests = otlp_metrics.Requests(exporters.make_resource(describe_resource(port, os.environ)))
+    except Exception:  # whatever the packages raise: the publisher starts
+        LOG.exception("OTLP could not be prepared. Until the collector is started again, no metrics are pushed.")
+        return None
 
     def build(snapshot: Snapshot) -> Iterator[Any]:
         blocks = read_points(snapshot, metrics_ranks_max=config.metrics_ranks_max, all_ranks=config.otlp_all_ranks)

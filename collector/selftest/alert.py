@@ -1,7 +1,7 @@
 """Send a synthetic incident to the receivers of a collector and to an Alertmanager, and say whether each accepted it.
 
-It goes the way of a real one from the incident on: the webhook, command and hooks of a collector's settings get the
-events `opened` and `resolved`, signed and formed as always; an Alertmanager gets an alert with the labels of
+It goes the way of a real one from the incident on: the webhook, command, hooks and OTLP of a collector's settings get
+the events `opened` and `resolved`, signed and formed as always; an Alertmanager gets an alert with the labels of
 RankscopeStragglerRank (deploy/prometheus/rules/alerts.yml), and is asked what became of it (API v2: `POST` and
 `GET /api/v2/alerts`, prometheus/alertmanager `api/v2/openapi.yaml`). The sentence, the run and the name of the alert
 say that it is a test.

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope.collector.captures.incident_views import OF_A_NODE
-from rankscope.collector.captures.incident_views import RUNBOOKS as FINDING_RUNBOOKS
 from rankscope.collector.detect.finding import PAUSES, STRAGGLER
+from rankscope.collector.detect.suggestions import ADVICE, FINDINGS_PAGE, OF_A_SLOW_NODE
 from rankscope.collector.incidents.nodes import OF_SCRIPTS, RATIO_MIN, RUNS_MIN
 from tests.contract.promql_names import CLUSTER, Labels, find_catalog_labels, find_labels, find_uses
 from tests.contract.promql_syntax import PromqlError
@@ -50,6 +49,15 @@ RECORDED, ALERTS = read_rules("recording"), read_rules("alerts")
 NAMES = sorted({rule["alert"] for rule in ALERTS})
 
 
+FINDING_RUNBOOKS = {
+    *((kind, advice.runbook) for kind, advice in ADVICE.items() if advice.runbook != FINDINGS_PAGE),
+    (STRAGGLER, OF_A_SLOW_NODE),
+}
+
+OF_MEASURES = {"memory_pressure", "out_of_memory", "run_failure"}
+"""Kinds whose alert is about a measure: allocator retries, GPU memory, the state of the run."""
+
+
 @functools.cache
 def find_known() -> dict[str, Labels]:
     """Return the labels of all families, and of the results of the recording rules."""
@@ -59,14 +67,14 @@ def find_known() -> dict[str, Labels]:
     return known
 
 
-@pytest.mark.parametrize(("kind", "runbook"), sorted({**FINDING_RUNBOOKS, STRAGGLER: OF_A_NODE}.items()))
+@pytest.mark.parametrize(("kind", "runbook"), sorted(FINDING_RUNBOOKS))
 def test_runbook_of_a_finding_is_that_of_the_alert_about_its_kind(kind: str, runbook: str) -> None:
     # Alerts about metrics name the kinds that may be their cause in the message.
     rules = [rule for rule in ALERTS if rule["alert"] == runbook]
     text = "".join(rule["expr"] + rule["annotations"]["description"] for rule in rules)
     named = {one for found in re.findall(r'kind=~?\\?"([^"\\]+)', text) for one in found.split("|")}
     assert (RUNBOOKS / f"{runbook}.md").is_file()
-    assert kind in named or kind == "memory_pressure", "whose alert is about allocator retries, its measure"
+    assert kind in named or kind in OF_MEASURES
 
 
 def find_queries(template: str) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 import logging
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+import grpc
 import pytest
-import yaml
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.incidents.incident import Incident
-from rankscope.collector.notifications.channel import DELIVERED, RETRIED
+from rankscope.collector.notifications import otlp_logs
+from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED
 from rankscope.collector.notifications.event import (
     CHANGED,
     OPENED,
@@ -21,15 +23,12 @@ from rankscope.collector.notifications.event import (
 )
 from rankscope.collector.notifications.otlp_logs import (
     LISTED_MAX,
-    RUNBOOKS,
     describe_attributes,
     find_severity,
     make_otlp_logs,
     read_otlp_logs,
 )
-from tests.otlp_receivers import read_attributes, receiving_grpc, receiving_http
-
-ROOT = Path(__file__).parents[4]
+from tests.otlp_receivers import Receiver, read_attributes, receiving_grpc, receiving_http
 
 
 def event_of(event: str = OPENED, **known: object) -> IncidentEvent:
@@ -97,25 +96,92 @@ def test_severity_is_that_of_the_incident_while_it_is_open() -> None:
     assert find_severity(event_of(RESOLVED, severity="critical", resolved_reason="it is as fast again")) == ("INFO", 9)
 
 
-def test_runbooks_are_those_of_the_alerts_of_the_kind() -> None:
-    groups = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())["groups"]
-    rules = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-    for kind, page in {**RUNBOOKS, "straggler ": "RankscopeStragglerNode"}.items():
-        assert (ROOT / "docs" / "runbooks" / f"{page}.md").exists()
-        assert kind.strip() in rules[page]["expr"] + rules[page]["annotations"]["description"]
+@pytest.mark.parametrize(
+    ("known", "page"),
+    [
+        ({"kind": "slower_than_earlier_runs"}, "docs/runbooks/RankscopeRunSlower.md"),
+        ({"kind": "hang", "cause": "data_wait"}, "docs/runbooks/RankscopeRunStalled.md"),
+        ({"kind": "periodic_work"}, "docs/runbooks/findings.md"),
+        ({"kind": "of a later release"}, None),
+    ],
+)
+def test_page_is_that_with_the_advice_of_the_kind(known: dict[str, object], page: str | None) -> None:
+    assert describe_attributes(event_of(OPENED, **known)).get("rankscope.incident.runbook") == page
 
 
-def test_kind_without_a_page_has_none() -> None:
-    assert "rankscope.incident.runbook" not in describe_attributes(event_of(kind="periodic_work"))
+def refusal(receiving: Callable[[], AbstractContextManager[Receiver]], answer: object) -> tuple[str, str]:
+    """What becomes of a record that a receiver answers so, and what is said, without the address."""
+    with receiving() as receiver:
+        receiver.answer = answer
+        config = CollectorConfig(otlp=True, otlp_endpoint=receiver.url, otlp_protocol=receiver.protocol)
+        delivery = make_otlp_logs(config, 1)(event_of(), threading.Event())
+    return delivery.outcome, delivery.problem.removeprefix(f"the receiver at {receiver.url.removeprefix('http://')}: ")
 
 
-def test_record_that_is_not_accepted_is_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (400, FAILED), (401, FAILED), (403, FAILED), (404, FAILED), (408, RETRIED), (425, RETRIED), (429, RETRIED),
+        (500, RETRIED), (503, RETRIED),
+    ],
+)  # fmt: skip
+def test_record_is_tried_again_where_that_may_help(status: int, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    assert refusal(receiving_http, status) == (outcome, f"it answers HTTP status {status}")
+
+
+def test_redirected_record_is_not_tried_again() -> None:
+    outcome, said = refusal(receiving_http, 307)
+    assert (outcome, said[:28]) == (FAILED, "it answers HTTP status 307: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, FAILED),
+        (grpc.StatusCode.UNAUTHENTICATED, FAILED),
+        (grpc.StatusCode.PERMISSION_DENIED, FAILED),
+        (grpc.StatusCode.UNIMPLEMENTED, FAILED),
+        (grpc.StatusCode.UNAVAILABLE, RETRIED),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, RETRIED),
+        (grpc.StatusCode.INTERNAL, RETRIED),
+    ],
+)
+def test_record_over_grpc_is_tried_again_where_that_may_help(
+    status: grpc.StatusCode, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    found, said = refusal(receiving_grpc, status)
+    assert (found, said.partition(":")[0]) == (outcome, f"the call ended with {status.name}")
+
+
+def test_receiver_that_is_not_there_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with receiving_http() as receiver:
-        receiver.answer = 401
-        deliver = make_otlp_logs(CollectorConfig(otlp=True, otlp_endpoint=receiver.url), 1)
-        delivery = deliver(event_of(), threading.Event())
-    address = receiver.url.removeprefix("http://")
-    assert delivery[:2] == (RETRIED, f"the receiver at {address}: it answers HTTP status 401")
+        pass
+    deliver = make_otlp_logs(CollectorConfig(otlp=True, otlp_endpoint=receiver.url), 1)
+    assert deliver(event_of(), threading.Event()).outcome == RETRIED
+
+
+def test_wrong_variable_keeps_no_collector_from_starting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4318")
+    assert read_otlp_logs(CollectorConfig(otlp=True), 1) == {}
+    (said,) = caplog.messages
+    assert said.startswith("OTEL_EXPORTER_OTLP_ENDPOINT is no address; ")
+
+
+def test_error_of_the_packages_keeps_no_collector_from_starting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(otlp_logs, "read_endpoint", fail)
+    assert read_otlp_logs(CollectorConfig(otlp=True), 1) == {}
+    assert "nothing is pushed by OTLP" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_wrong_setting_is_logged_once_and_nothing_is_pushed(caplog: pytest.LogCaptureFixture) -> None:

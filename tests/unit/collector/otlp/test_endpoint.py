@@ -84,6 +84,22 @@ def test_address_of_the_variables_is_left_to_the_sdk() -> None:
     assert read(CollectorConfig()).shown == "localhost:4318"
 
 
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"])
+@pytest.mark.parametrize("url", ["http://[::1:4318", "http://user:word@host:99999", "http://host:port", "http://a]b/"])
+def test_variable_that_is_no_address_is_named_without_it(name: str, url: str) -> None:
+    assert problem_of(CollectorConfig(), {name: url}) == (
+        f"{name} is no address; it must be http://HOST:PORT or https://HOST:PORT, with a port up to 65535, and an IPv6 "
+        "address in brackets. Correct it, or set otlp_endpoint, which overrides it."
+    )
+    assert read(CollectorConfig(otlp_endpoint=URL), {name: url}).shown == "otel.example:4318"
+
+
+def test_addresses_of_grpc_that_are_no_urls_are_left_to_the_sdk() -> None:
+    grpc = CollectorConfig(otlp_protocol="grpc")
+    shown = [read(grpc, {"OTEL_EXPORTER_OTLP_ENDPOINT": url}).shown for url in ("otel:4317", "10.0.0.1:4317")]
+    assert shown == ["otel:4317", "10.0.0.1:4317"]
+
+
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
@@ -152,6 +168,10 @@ def test_resource_of_a_collector() -> None:
         "service.instance.id": f"{host}:18491",
         "host.name": host,
     }
+
+
+def test_collector_without_a_known_port_has_no_instance() -> None:
+    assert "service.instance.id" not in describe_resource(0, {})
 
 
 def test_resource_in_a_slurm_job_and_in_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

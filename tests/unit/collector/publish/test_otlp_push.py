@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.publish import otlp_push
 from rankscope.collector.publish.otlp_push import MetricsPush, make_push
 from rankscope.collector.runs.snapshot import Snapshot
 from tests.otlp_receivers import DEADLINE_S, find_series, receiving_http
@@ -150,6 +151,18 @@ def test_nothing_is_pushed_without_the_setting_or_with_a_wrong_one() -> None:
     assert make_push(CollectorConfig(), 1, lambda: Snapshot(wall_s=0.0, version="0")) is None
     wrong = CollectorConfig(otlp=True, otlp_endpoint="no-address")
     assert make_push(wrong, 1, lambda: Snapshot(wall_s=0.0, version="0")) is None
+
+
+@pytest.mark.parametrize("problem", ["of the variable", "of the packages"])
+def test_no_problem_of_otlp_keeps_a_publisher_from_starting(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    if problem == "of the variable":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4318")
+    else:
+        monkeypatch.setattr(otlp_push, "import_exporters", fail)
+    assert make_push(CollectorConfig(otlp=True), 1, lambda: Snapshot(wall_s=0.0, version="0")) is None
 
 
 def test_push_of_the_settings_reaches_its_receiver() -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +16,7 @@ from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED
 from rankscope.collector.notifications.event import IncidentEvent
 from rankscope.collector.selftest.alert import ALERT, AlertResult, send_to_alertmanager, send_to_receivers
 from rankscope.measure.errors import SettingError
+from tests.otlp_receivers import receiving_http
 
 WALL_S = 1_800_000_000.0
 
@@ -170,6 +172,16 @@ def test_command_exits_by_whether_it_was_accepted(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith(f"right  alertmanager        accepted the alert {ALERT} for the receiver")
     assert main(["selftest", "--alert", "--alertmanager", url, "--json"]) == 1
     assert capsys.readouterr().err.startswith("WRONG  alertmanager")
+
+
+def test_command_sends_to_the_receiver_of_otlp_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with receiving_http() as receiver:
+        config = tmp_path / "collector.toml"
+        config.write_text(f'http_listen = "127.0.0.1:*"\notlp = true\notlp_endpoint = "{receiver.url}"\n')
+        assert main(["selftest", "--alert", "--config", str(config)]) == 0
+        names = [record.event_name for record in receiver.received.log_records]
+    assert capsys.readouterr().out == "right  otlp                accepted the events opened and resolved\n"
+    assert names == ["rankscope.incident.opened", "rankscope.incident.resolved"]
 
 
 def test_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
