@@ -6,6 +6,7 @@ runs. Here the answer depends on the service's last tick only. One thread has al
 """
 
 import contextlib
+import errno
 import selectors
 import socket
 import threading
@@ -24,6 +25,10 @@ REQUEST_NS_MAX: Final = 5 * NS_PER_S
 """Longest time for a request."""
 REQUEST_BYTES_MAX: Final = 8192
 """Longest head of a request. What a probe of Kubernetes sends has 200 bytes or so."""
+ACCEPT_PAUSE_NS: Final = NS_PER_S // 10
+"""Time without new connections after one could not be accepted for want of a descriptor or memory: it goes on waiting,
+and would be tried without a pause."""
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 PATH: Final = "/healthz"
 END_OF_HEAD: Final = b"\r\n\r\n"
 
@@ -55,6 +60,8 @@ class _LivenessServer:
         self._heads: dict[socket.socket, bytearray] = {}
         """What each open connection has sent, the oldest connection first."""
         self._deadlines_ns: dict[socket.socket, int] = {}
+        self._accept_again_ns: int | None = None
+        """When the listening socket is watched again; None: it is."""
         self._selector = selectors.DefaultSelector()
         for watched in (listening, until):
             self._selector.register(watched, selectors.EVENT_READ)
@@ -73,18 +80,23 @@ class _LivenessServer:
                     elif isinstance(one, socket.socket) and one in self._heads:
                         self._read(one)
                 self._close_late()
+                self._resume()
             for connection in tuple(self._heads):
                 self._close(connection)
 
     def _find_wait_s(self) -> float | None:
-        if not self._deadlines_ns:
-            return None
-        return max(min(self._deadlines_ns.values()) - time.monotonic_ns(), 0) / NS_PER_S
+        due_ns = [*self._deadlines_ns.values()]
+        if self._accept_again_ns is not None:
+            due_ns.append(self._accept_again_ns)
+        return max(min(due_ns) - time.monotonic_ns(), 0) / NS_PER_S if due_ns else None
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it is gone already, or there is no descriptor for it
+        except OSError as error:  # it is gone already, or there is no descriptor for it
+            if error.errno in EXHAUSTED:
+                self._selector.unregister(self._listening)
+                self._accept_again_ns = time.monotonic_ns() + ACCEPT_PAUSE_NS
             return
         if len(self._heads) >= CONNECTIONS_MAX:
             self._close(next(iter(self._heads)))
@@ -92,6 +104,11 @@ class _LivenessServer:
         self._heads[connection] = bytearray()
         self._deadlines_ns[connection] = time.monotonic_ns() + REQUEST_NS_MAX
         self._selector.register(connection, selectors.EVENT_READ)
+
+    def _resume(self) -> None:
+        if self._accept_again_ns is not None and self._accept_again_ns <= time.monotonic_ns():
+            self._selector.register(self._listening, selectors.EVENT_READ)
+            self._accept_again_ns = None
 
     def _read(self, connection: socket.socket) -> None:
         head = self._heads[connection]

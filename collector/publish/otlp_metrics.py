@@ -30,6 +30,9 @@ from rankscope.measure import __version__
 
 REQUEST_BYTES_MAX: Final = 2 * 1024 * 1024
 """Most bytes of the points of a request. A receiver of gRPC accepts 4 MiB unless it is told otherwise."""
+READINGS_KEPT: Final = 240
+"""For so many pushes, an hour by the default interval, the start of a counter is kept that a failed push did not come
+to: it may have ended, or the receiver be away."""
 SCOPE: Final = "rankscope"
 UNITS: Final = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel", "second": "s",
@@ -51,10 +54,13 @@ def find_unit(unit: str) -> str:
 
 
 class _Counted(NamedTuple):
-    """The last value of a counter, and since when it counts, in ns since 1970."""
+    """Since when a counter, or those of a process, count, in ns since 1970; the reading in which that was last needed;
+    and its value then.
+    """
 
     start_ns: int
-    value: float
+    reading: int
+    value: float = 0.0
 
 
 class Starts:
@@ -62,40 +68,47 @@ class Starts:
     is not known; the conventions for it are in https://opentelemetry.io/docs/specs/otel/metrics/data-model/ (Cumulative
     streams: handling unknown start time).
 
-    The counters of a rank begin anew with each of its processes; of them only that is kept.
+    The counters of a rank begin anew with each of its processes; of them only that is kept. What READINGS_KEPT readings
+    did not come to is forgotten, also where none of them was complete.
     """
 
     def __init__(self) -> None:
         self._now_ns = 0
         self._last_ns = 0
-        self._processes: dict[str, int] = {}
-        self._former_processes: dict[str, int] = {}
+        self._reading = 0
+        self._processes: dict[str, _Counted] = {}
         self._series: dict[tuple[str, str, Labels], _Counted] = {}
-        self._former_series: dict[tuple[str, str, Labels], _Counted] = {}
 
     def begin(self, now_ns: int) -> None:
-        """Begin to read all counters once more. Those that are not read are forgotten at the next begin."""
+        """Begin to read all counters once more."""
         self._last_ns, self._now_ns = self._now_ns or now_ns, now_ns
-        self._former_processes, self._processes = {**self._former_processes, **self._processes}, {}
-        self._former_series, self._series = {**self._former_series, **self._series}, {}
+        self._reading += 1
+        self._forget(self._reading - READINGS_KEPT)
 
     def end(self) -> None:
         """Forget what was not read since `begin`: the push was complete."""
-        self._former_processes, self._former_series = {}, {}
+        self._forget(self._reading)
+
+    def _forget(self, before: int) -> None:
+        """Forget what was last read before this reading."""
+        self._processes = {key: one for key, one in self._processes.items() if one.reading >= before}
+        self._series = {key: one for key, one in self._series.items() if one.reading >= before}
 
     def find(self, block: Block, name: str, point: Point) -> int:
         """Return since when a counter counts, in ns since 1970."""
         labels, value = point
         boot_id = block.processes.get(labels[:2])
         if boot_id is not None:
-            start_ns = self._processes.get(boot_id) or self._former_processes.get(boot_id, self._now_ns)
-            self._processes[boot_id] = start_ns
-            return start_ns
+            process = self._processes.get(boot_id)
+            if process is None or process.reading != self._reading:
+                process = _Counted(self._now_ns if process is None else process.start_ns, self._reading)
+                self._processes[boot_id] = process
+            return process.start_ns
         key = (name, block.runs.get(labels[0], "") if labels else "", labels)
-        before = self._former_series.get(key)
+        before = self._series.get(key)
         has_fallen = before is not None and value < before.value
         start_ns = self._last_ns if has_fallen else self._now_ns if before is None else before.start_ns
-        self._series[key] = _Counted(start_ns, value)
+        self._series[key] = _Counted(start_ns, self._reading, value)
         return start_ns
 
 

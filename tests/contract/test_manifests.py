@@ -17,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from rankscope.agent.config import read_config as read_agent_config
 from rankscope.collector.commands.main import build_parser
@@ -334,12 +335,21 @@ def test_images_are_of_named_releases_and_not_run_as_root() -> None:
     assert "ARG PYTHON=python:3.12.8-slim-bookworm\n" in collector
 
 
-def test_image_pins_each_dependency_of_the_package() -> None:
+def list_needed(package: str, extra: str = "") -> Iterator[str]:
+    """Yield the names of what a package needs, and of all that these need in turn."""
+    asked = [Requirement(text) for text in importlib.metadata.requires(package) or ()]
+    for one in asked:
+        if one.marker is None or one.marker.evaluate({"python_version": "3.12", "extra": extra}):
+            yield canonicalize_name(one.name)
+            yield from list_needed(one.name)
+
+
+def test_image_pins_all_that_the_package_and_its_otlp_need() -> None:
     pinned = {
         line.partition("==")[0]
         for line in (DOCKER / "requirements.txt").read_text().splitlines()
         if line and not line.startswith("#")
     }
-    asked = [Requirement(text) for text in importlib.metadata.requires("rankscope") or ()]
-    needed = {one.name for one in asked if one.marker is None or one.marker.evaluate({"python_version": "3.12"})}
+    needed = {*list_needed("rankscope", "otlp")}
+    assert "grpcio" in needed
     assert needed <= pinned

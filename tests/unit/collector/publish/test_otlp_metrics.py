@@ -12,7 +12,7 @@ from rankscope.collector.publish.metrics.catalog import CATALOG, SERIES_DROPPED
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.points import read_points
 from rankscope.collector.publish.metrics.text_format import TextFormat
-from rankscope.collector.publish.otlp_metrics import REQUEST_BYTES_MAX, Requests, find_unit
+from rankscope.collector.publish.otlp_metrics import READINGS_KEPT, REQUEST_BYTES_MAX, Requests, find_unit
 from rankscope.collector.runs.snapshot import CollectorCounts, RankSnapshot, RunSnapshot, Snapshot
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 from rankscope.measure.units import NS_PER_S
@@ -136,6 +136,27 @@ def test_push_that_was_cut_off_forgets_no_start() -> None:
     blocks = read_points(run_with(process("boot-one")), metrics_ranks_max=64, all_ranks=True)
     next(requests.build(blocks, 110 * NS_PER_S))
     assert counting(requests, run_with(process("boot-one")), 120, name)[0] == 100
+
+
+def cut_off(requests: Requests, snapshot: Snapshot, time_s: int) -> None:
+    """Read a snapshot as a push does whose first request is not accepted."""
+    next(requests.build(read_points(snapshot, metrics_ranks_max=64, all_ranks=True), time_s * NS_PER_S))
+
+
+@pytest.mark.parametrize(
+    ("failed", "starts_s"),
+    [(READINGS_KEPT - 1, [100, 100]), (READINGS_KEPT, [101 + READINGS_KEPT] * 2)],
+)
+def test_what_ended_while_pushes_fail_is_forgotten_later(failed: int, starts_s: list[int]) -> None:
+    requests, run = Requests(RESOURCE), run_with(process("boot-one"))
+    build(requests, run, 100)
+    for number in range(1, failed + 1):
+        cut_off(requests, frames(1), 100 + number)
+    metrics = list_metrics(build(requests, run, 101 + failed))
+    found = {
+        one.name: one.sum.data_points[0].start_time_unix_nano // NS_PER_S for one in metrics if one.HasField("sum")
+    }
+    assert [found[name] for name in ("rankscope_steps_total", "rankscope_run_info")] == starts_s
 
 
 def test_requests_of_the_longest_labels_fit_into_grpc() -> None:
