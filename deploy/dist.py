@@ -79,16 +79,11 @@ def run_git(*arguments: str) -> str:
 
 def unpack_commit(commit: str, folder: Path) -> Path:
     """Return the folder with the files of a commit in it. Raises CalledProcessError if git fails."""
-    with open_commit(commit) as archive:
+    command = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", commit]
+    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         _extract(archive, folder)
     return folder
-
-
-def open_commit(tree: str) -> tarfile.TarFile:
-    """Return an archive of a commit's files, or of one folder's (`COMMIT:FOLDER`). Raises CalledProcessError."""
-    command = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", tree]
-    packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-    return tarfile.open(fileobj=io.BytesIO(packed))
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
@@ -110,12 +105,16 @@ def _run_backend(kind: str, tree: Path, out: Path, epoch_s: int) -> list[Path]:
 
 def even_out(archive: tarfile.TarFile, epoch_s: int, rename: Callable[[str], str | None] = lambda name: name) -> bytes:
     """The archive with times, owners, modes and order that do not depend on who packed it, and when. `rename` gives
-    the name of each member in it; None leaves the member out.
+    the name of each member in it; None leaves the member out. Exits with the reason where a member is neither a file
+    nor a folder: who unpacks a release elsewhere need not have what a link points to.
     """
     named = [(rename(member.name), member) for member in archive.getmembers()]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for name, member in sorted(((name, one) for name, one in named if name), key=lambda one: one[0]):
+            if not (member.isfile() or member.isdir()):
+                points = f"a link to {member.linkname}" if member.linkname else "neither a file nor a folder"
+                sys.exit(f"dist: {member.name} is {points}; an archive of a release has only files and folders in it")
             is_program = member.isdir() or bool(member.mode & 0o100)
             entry = tarfile.TarInfo(name)
             entry.type, entry.size, entry.mtime = member.type, member.size, epoch_s

@@ -18,6 +18,7 @@ The bytes depend on the releases of setuptools and cyclonedx-py, which are print
 import argparse
 import hashlib
 import importlib.metadata
+import io
 import os
 import re
 import subprocess
@@ -25,11 +26,10 @@ import sys
 import tarfile
 import tempfile
 import venv
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deploy.dist import ROOT, build, even_out, open_commit, read_epoch_s, run_git, unpack_commit
+from deploy.dist import ROOT, build, even_out, read_epoch_s, run_git, unpack_commit
 
 CHARTS: Final = "deploy/helm"
 REQUIREMENTS: Final = "deploy/docker/requirements.txt"
@@ -85,21 +85,28 @@ def build_docker_context(sdist: Path, out: Path, epoch_s: int) -> Path:
 
 
 def build_charts(commit: str, out: Path, epoch_s: int) -> list[Path]:
-    """Return the packed charts, NAME-VERSION.tgz with a folder named after the chart in it, as `helm package` does."""
-    names = run_git("ls-tree", "-r", "--name-only", commit, "--", CHARTS).splitlines()
+    """Return the packed charts, NAME-VERSION.tgz with a folder named after the chart in it. As `helm package` does, a
+    link is packed as the files that it points to in the commit.
+    """
     charts = []
-    for described in (name for name in names if Path(name).name == "Chart.yaml"):
-        text = run_git("show", f"{commit}:{described}")
-        chart, version = (_find_field(text, field, described) for field in ("name", "version"))
-        packed = out / f"{chart}-{version}.tgz"
-        with open_commit(f"{commit}:{Path(described).parent.as_posix()}") as archive:
-            packed.write_bytes(even_out(archive, epoch_s, partial(_put_under, chart)))
-        charts.append(packed)
+    with tempfile.TemporaryDirectory(prefix="rankscope-charts-") as temporary:
+        tree = unpack_commit(commit, Path(temporary))
+        for described in sorted((tree / CHARTS).rglob("Chart.yaml")):
+            text, where = described.read_text(encoding="utf-8"), described.relative_to(tree).as_posix()
+            chart, version = (_find_field(text, field, where) for field in ("name", "version"))
+            packed = out / f"{chart}-{version}.tgz"
+            packed.write_bytes(_pack_with_linked(described.parent, chart, epoch_s))
+            charts.append(packed)
     return charts
 
 
-def _put_under(folder: str, name: str) -> str:
-    return f"{folder}/{name}"
+def _pack_with_linked(folder: Path, name: str, epoch_s: int) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
+        archive.add(folder, arcname=name)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archive:
+        return even_out(archive, epoch_s)
 
 
 def _find_field(text: str, field: str, where: str) -> str:

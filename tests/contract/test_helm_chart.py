@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from deploy.release import build_charts
 from rankscope.agent.config import read_config as read_agent_config
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.config import read_config as read_collector_config
@@ -157,6 +159,45 @@ def test_rules_and_dashboards_are_the_ones_of_the_repository() -> None:
     # No second copy: the folders of the chart are links to those.
     assert (CHART / "files" / "dashboards").resolve() == files[0].parent
     assert (CHART / "files" / "rules").resolve() == ROOT / "deploy" / "prometheus" / "rules"
+
+
+def show(commit_path: str) -> str:
+    """Return a file of the last commit, or the names in a folder of it, one a line."""
+    shown = ["show"] if Path(commit_path).suffix else ["ls-tree", "--name-only"]
+    command = ["git", *shown, f"HEAD:{commit_path}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart of a release, made of the last commit."""
+    (chart,) = build_charts("HEAD", tmp_path_factory.mktemp("charts"), 1_700_000_000)
+    return chart
+
+
+def test_released_chart_has_rules_and_dashboards_as_files(packed: Path) -> None:
+    with tarfile.open(packed) as archive:
+        assert [one.name for one in archive if not (one.isfile() or one.isdir())] == []
+        for inside, source in (("rules", "deploy/prometheus/rules"), ("dashboards", "deploy/grafana/dashboards")):
+            names = show(source).split()
+            assert names
+            for name in names:
+                member = archive.extractfile(f"rankscope/files/{inside}/{name}")
+                assert member is not None
+                assert member.read().decode() == show(f"{source}/{name}")
+
+
+def test_released_chart_gives_alerts_and_dashboards(packed: Path) -> None:
+    done = run_helm("template", "rankscope", str(packed), "--set=rules.enabled=true,dashboards.enabled=true")
+    assert done.returncode == 0, done.stderr
+    documents = [one for one in yaml.safe_load_all(done.stdout) if one]
+    rules = [
+        yaml.safe_load(show(f"deploy/prometheus/rules/{name}")) for name in show("deploy/prometheus/rules").split()
+    ]
+    groups = [group["name"] for one in rules for group in one["groups"]]
+    assert [group["name"] for group in find(documents, "PrometheusRule")["spec"]["groups"]] == groups
+    dashboards = [name for one in documents if one["kind"] == "ConfigMap" for name in one["data"] if "json" in name]
+    assert dashboards == [f"rankscope-{name}" for name in show("deploy/grafana/dashboards").split()]
 
 
 def read_configuration(documents: list[Document], tmp_path: Path) -> CollectorConfig:

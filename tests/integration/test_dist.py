@@ -1,6 +1,7 @@
 """`make release`, `make dist`: the same commit gives the same bytes, and what comes out works where nothing else is."""
 
 import email
+import io
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from deploy.dist import even_out
 from rankscope.measure import __version__
 from tests.integration.docker_builds import read_instructions
 from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run
@@ -153,6 +155,15 @@ def test_docker_context_has_what_the_dockerfiles_copy(released: dict[str, Path])
         assert [one for one in sources if one not in inside] == []
 
 
+def test_files_that_the_chart_links_to_are_in_both(built: list[Path]) -> None:
+    files = {f"rules/{one.name}" for one in (ROOT / "deploy" / "prometheus" / "rules").iterdir()}
+    files |= {f"dashboards/{one.name}" for one in (ROOT / "deploy" / "grafana" / "dashboards").iterdir()}
+    with zipfile.ZipFile(built[0]) as wheel, tarfile.open(built[1]) as sdist:
+        for name in (f"deploy/helm/rankscope/files/{one}" for one in files):
+            assert wheel.getinfo(f"rankscope/shipped/{name}").file_size > 0
+            assert sdist.getmember(f"rankscope-{__version__}/{name}").isfile()
+
+
 def test_chart_is_packed_as_helm_does(tmp_path: Path) -> None:
     clone, out = tmp_path / "clone", tmp_path / "out"
     assert run("git", "clone", "--quiet", "--no-hardlinks", ROOT, clone).returncode == 0
@@ -179,6 +190,21 @@ def test_chart_is_packed_as_helm_does(tmp_path: Path) -> None:
         member = archive.extractfile("tried/templates/service.yaml")
         assert member is not None
         assert member.read() == b"kind: Service\n"
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_link_is_not_packed_without_what_it_points_to(kind: bytes) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        link = tarfile.TarInfo("chart/rules")
+        link.type, link.linkname = kind, "../rules"
+        archive.addfile(link)
+    packed.seek(0)
+    with (
+        tarfile.open(fileobj=packed) as archive,
+        pytest.raises(SystemExit, match=r"chart/rules is a link to \.\./rules"),
+    ):
+        even_out(archive, 1_700_000_000)
 
 
 def test_what_is_not_committed_is_not_built(built: list[Path], tmp_path: Path) -> None:
