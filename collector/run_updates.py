@@ -44,7 +44,6 @@ from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.saved_runs import restore_run
-from rankscope.collector.steps.run_start import EarlierRun
 from rankscope.collector.storage.run_store import KeptRun
 from rankscope.measure.clock import Clock
 from rankscope.measure.identity import RankIdentity
@@ -180,11 +179,11 @@ class RunUpdates:
         if detects:
             self._detection_limiter.record(now_ns, time.thread_time_ns() - began_ns)
 
-    def record_earlier_runs(self, run_id: str, earlier: tuple[EarlierRun, ...]) -> None:
-        """Tell a run which earlier runs of the same work the store has."""
+    def record_earlier_runs(self, run_id: str, read: EarlierRunsRead) -> None:
+        """Apply what the store has of earlier runs of the same work to a run; nothing where the run is forgotten."""
         run = self.runs.get(run_id)
         if run is not None:
-            self._apply(run, EarlierRunsRead(earlier))
+            self._apply(run, read)
 
     def _tick_run(self, run: RunState, now_ns: int, wall_s: float) -> None:
         try:

@@ -212,8 +212,8 @@ class Service:
 
     def _tick(self) -> None:
         now_ns, wall_s = self._clock.monotonic_ns(), self._wall_s()
-        for run_id, earlier in self._recording.pop_earlier_runs():
-            self._updates.record_earlier_runs(run_id, earlier)
+        for run_id, read in self._recording.pop_earlier_runs():
+            self._updates.record_earlier_runs(run_id, read)
         self._updates.tick(now_ns, wall_s)
         self._update_incidents(wall_s)
         self._warn_of_direct_connections()

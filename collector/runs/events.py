@@ -95,8 +95,11 @@ class CollectorAway(msgspec.Struct, frozen=True, gc=False):
 
 
 class EarlierRunsRead(msgspec.Struct, frozen=True, gc=False):
-    """The store was read: the runs of the same work that began before this one, the latest first."""
+    """The store was read: the runs of the same work that began before this one, the latest first. `begun_wall_s` is
+    that of the RunStart that they were read for; the answer to another attempt's is ignored.
+    """
 
+    begun_wall_s: float
     runs: tuple[EarlierRun, ...]
 
 

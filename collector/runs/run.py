@@ -125,9 +125,9 @@ class RunState:
                 self.log.record("CollectorAway", None, "", now_collector_ns)
                 if self.attempt is not None:
                     self.attempt.excuse_absence(away_ns, now_collector_ns)
-            case EarlierRunsRead(runs):
+            case EarlierRunsRead():
                 self.log.record("EarlierRunsRead", None, "", None)
-                self.speed.earlier_runs = runs
+                self.speed.keep_earlier(event)
             case _:
                 number = self.processes.find_rank(event.boot_id)
                 self.log.record(type(event).__name__, number, event.boot_id, find_event_time(event))

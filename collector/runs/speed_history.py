@@ -6,6 +6,7 @@ from dataclasses import replace
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.rank import RankState, SavedRank
 from rankscope.collector.runs.run_view import keep_levels
 from rankscope.collector.steps.equal_work import Work
@@ -29,6 +30,11 @@ class SpeedHistory:
     def add_to(self, view: RunView) -> RunView:
         """Return a view that has all of this."""
         return replace(view, levels=self.levels.read(), start=self.start, earlier_runs=self.earlier_runs)
+
+    def keep_earlier(self, read: EarlierRunsRead) -> None:
+        """Keep earlier runs, unless they were read for another attempt: its work may have been another."""
+        if self.start is not None and self.start.begun_wall_s == read.begun_wall_s:
+            self.earlier_runs = read.runs
 
     def keep(self, attempt: Attempt, view: RunView, held: Sequence[Finding]) -> None:
         """Keep what the steps of a detection pass say. `held`: the findings that are open."""

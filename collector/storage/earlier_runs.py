@@ -6,7 +6,8 @@ it asks with `request`, and gets the answer from `pop_found` in a later tick.
 """
 
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ import msgspec
 
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.steps.equal_work import Work, find_unequal, has_same_fingerprint
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
@@ -26,8 +28,9 @@ EARLIER_RUNS_MAX: Final = 40
 EARLIER_RUNS: Final = "earlier_runs"
 """Label of failures in the counts of errors."""
 
-Found = tuple[str, tuple[EarlierRun, ...]]
-"""The id of a run, and the earlier runs of the same work, the latest first."""
+Found = tuple[str, EarlierRunsRead]
+"""The id of a run, and the earlier runs of the same work, with which attempt of it they were read for."""
+Find = Callable[[Path, str, RunStart], tuple[EarlierRun, ...]]
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -44,12 +47,14 @@ class EarlierRunReader:
     that run is not compared with others.
     """
 
-    def __init__(self, faults: FaultLog) -> None:
+    def __init__(self, faults: FaultLog, find: Find | None = None) -> None:
         self._faults = faults
+        self._find = find or find_earlier_runs
         #: The thread of the last request; None before any.
         self.thread: threading.Thread | None = None
         self._asked: dict[str, float] = {}
-        self._found: list[Found] = []
+        #: The thread adds to its end while the caller removes from its begin.
+        self._found: deque[Found] = deque()
 
     def request(self, path: Path, runs: Iterable[RunState]) -> None:
         """Begin to read the earlier runs of the first attempt whose first steps are known and that was not read yet;
@@ -69,8 +74,7 @@ class EarlierRunReader:
 
     def pop_found(self) -> list[Found]:
         """Return what was read since the last call."""
-        found, self._found = self._found, []
-        return found
+        return [self._found.popleft() for _ in range(len(self._found))]
 
     def forget(self, run_id: str) -> None:
         """Forget a run."""
@@ -78,7 +82,8 @@ class EarlierRunReader:
 
     def _read(self, path: Path, run_id: str, start: RunStart) -> None:
         try:
-            self._found.append((run_id, find_earlier_runs(path, run_id, start)))
+            read = EarlierRunsRead(start.begun_wall_s, self._find(path, run_id, start))
+            self._found.append((run_id, read))
         except Exception:  # noqa: BLE001 - no error may end more than this
             self._faults.note(
                 EARLIER_RUNS, "its earlier runs could not be read; it is not compared with them", run=run_id

@@ -55,10 +55,10 @@ def simulate_run(seed: int, earlier: Sequence[EarlierRun], noise: str = "usual",
         windows=WINDOWS, faults=(Fault(cause="gpu_compute", ranks=everybody, ratio=speed, begin=0),),
     )  # fmt: skip
     world = World(scenario, CollectorConfig())
-    world.end.run.apply(EarlierRunsRead(tuple(earlier)))
-    while world.advance():
-        pass
     run = world.end.run
+    while world.advance():
+        if run.speed.start is not None and run.speed.earlier_runs is None:
+            run.apply(EarlierRunsRead(run.speed.start.begun_wall_s, tuple(earlier)))
     assert run.speed.start is not None
     found = [one for one in run.open_findings if one.kind == SLOWER_THAN_EARLIER]
     return MadeRun(run.speed.start, found[0] if found else None)

@@ -9,7 +9,6 @@ from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.incidents.journal import Journal
 from rankscope.collector.recording import Recording
 from rankscope.collector.runs.clock_alignment import Clocks
-from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.runs import Runs
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.collector.storage.database import Database
@@ -36,9 +35,9 @@ def test_earlier_runs_are_read_from_the_store_of_the_collector(tmp_path: Path) -
     for thread in threading.enumerate():
         if thread.name == "rankscope-earlier-runs":
             thread.join(10.0)
-    ((run_id, earlier),) = recording.pop_earlier_runs()
-    assert (run_id, [one.run_id for one in earlier]) == (run.run, [id_of(2), id_of(1)])
-    run.apply(EarlierRunsRead(earlier))
+    ((run_id, read),) = recording.pop_earlier_runs()
+    assert (run_id, [one.run_id for one in read.runs]) == (run.run, [id_of(2), id_of(1)])
+    run.apply(read)
     recording.record(runs, snapshot, CLOCKS)
     assert recording.pop_earlier_runs() == []
     recording.shut_down(runs, lambda: snapshot, CLOCKS)

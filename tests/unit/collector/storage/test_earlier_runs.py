@@ -1,5 +1,6 @@
 """Which runs of a store did the same work before."""
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.fault_log import FaultLog
+from rankscope.collector.runs.events import EarlierRunsRead
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.steps.equal_work import Work
@@ -101,7 +103,7 @@ def run_with(start: RunStart | None, run_id: str = RUN) -> RunState:
 def read_all(reader: EarlierRunReader) -> list[tuple[str, int]]:
     assert reader.thread is not None
     reader.thread.join(10.0)
-    return [(run_id, len(found)) for run_id, found in reader.pop_found()]
+    return [(run_id, len(read.runs)) for run_id, read in reader.pop_found()]
 
 
 def test_each_attempt_is_read_once(path: Path) -> None:
@@ -119,6 +121,43 @@ def test_each_attempt_is_read_once(path: Path) -> None:
     reader.forget(RUN)
     reader.request(path, [run])
     assert read_all(reader) == []
+
+
+def test_answer_that_takes_longer_than_a_tick_is_not_lost(path: Path) -> None:
+    may_answer, answers = threading.Event(), (EarlierRun(id_of(1), start_at(10.0)),)
+
+    def find(_path: Path, _run_id: str, _start: RunStart) -> tuple[EarlierRun, ...]:
+        assert may_answer.wait(10.0)
+        return answers
+
+    reader = EarlierRunReader(FaultLog(SystemClock()), find)
+    reader.request(path, [run_with(start_at(100.0))])
+    assert reader.pop_found() == []
+    may_answer.set()
+    assert read_all(reader) == [(RUN, 1)]
+
+
+def test_answer_to_the_attempt_before_is_ignored_and_read_anew(path: Path) -> None:
+    four = WORK._replace(world_size=4)
+    keep_starts(path, {id_of(1): start_at(10.0), id_of(2): start_at(20.0, four)})
+    reader, run = EarlierRunReader(FaultLog(SystemClock())), run_with(start_at(100.0))
+    reader.request(path, [run])
+    run.speed.start = None  # an elastic restart with four ranks, before the answer is popped
+    apply_all(reader, run)
+    assert run.speed.earlier_runs is None
+    run.speed.start = start_at(200.0, four)
+    run.apply(EarlierRunsRead(100.0, (EarlierRun(id_of(1), start_at(10.0)),)))
+    assert run.speed.earlier_runs is None
+    reader.request(path, [run])
+    apply_all(reader, run)
+    assert run.speed.earlier_runs == (EarlierRun(id_of(2), start_at(20.0, four)),)
+
+
+def apply_all(reader: EarlierRunReader, run: RunState) -> None:
+    assert reader.thread is not None
+    reader.thread.join(10.0)
+    for _, read in reader.pop_found():
+        run.apply(read)
 
 
 def test_store_that_cannot_be_read_is_counted_once(path: Path) -> None:
