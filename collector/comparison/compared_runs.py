@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.collector.comparison.baseline import BASELINE_RUNS_MAX, Baseline
 from rankscope.collector.comparison.run_comparison import MARGIN, RunComparison, compare_sides
-from rankscope.collector.comparison.run_side import RunSide, Selection, parse_selections, read_side
+from rankscope.collector.comparison.run_side import RunSide, parse_selection, read_side
 from rankscope.collector.comparison.verdict import describe_comparison
 from rankscope.measure.errors import SettingError, UnavailableError
 
@@ -21,12 +21,13 @@ def compare_selections(
     path: Path, a: str, b: str, *, margin: float = MARGIN, compares_unequal: bool = False
 ) -> RunComparison:
     """Return the comparison of two runs of a store, each a name, an id, or `RUN@steps FIRST:END`. Raises SettingError
-    for words that are no such, UnavailableError for no such run, too few steps and, unless `compares_unequal`, unequal
-    work.
+    for words that are no such and a margin that is none, UnavailableError for no such run, too few steps and, unless
+    `compares_unequal`, unequal work.
     """
-    check_margin(margin)
+    check_margin(margin, "margin")
+    first, second = parse_selection(a), parse_selection(b)
     return compare_read(
-        read_side(path, parse_one(a)), read_side(path, parse_one(b)), margin=margin, compares_unequal=compares_unequal
+        read_side(path, first), read_side(path, second), margin=margin, compares_unequal=compares_unequal
     )
 
 
@@ -45,22 +46,10 @@ def compare_read(
     return msgspec.structs.replace(found, verdict=describe_comparison(found), notes=(*found.notes, *notes))
 
 
-def check_margin(margin: float) -> None:
-    """Raise SettingError for a margin that is none."""
+def check_margin(margin: float, setting: str = "--margin") -> None:
+    """Raise SettingError for a margin that is none; `setting` is what the user gave it by."""
     if not 0 < margin <= MARGIN_MAX:
-        raise SettingError(f"--margin is {margin:g}; allowed is more than 0, up to {MARGIN_MAX:g}.")
-
-
-def parse_one(text: str) -> Selection:
-    """Return the run that a text names. Raises SettingError where it names none or several.
-
-    >>> parse_one("bert@steps 5:").first_step
-    5
-    """
-    selections = parse_selections([text])
-    if len(selections) != 1:
-        raise SettingError(f"{text[:80]!r} names {len(selections)} runs; name one, or RUN@steps FIRST:END.")
-    return selections[0]
+        raise SettingError(f"{setting} is {margin:g}; allowed is more than 0, up to {MARGIN_MAX:g}.")
 
 
 def note_baseline(baseline: Baseline) -> tuple[str, ...]:

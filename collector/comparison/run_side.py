@@ -69,30 +69,39 @@ class RunSide(NamedTuple):
 
 
 def parse_selections(words: Sequence[str]) -> list[Selection]:
-    """Return the runs that these words name. A word that ends in `@steps` is followed by one with a range. Raises
-    SettingError.
+    """Return the runs that the words of a command line name. A word that ends in `@steps` is followed by one with a
+    range. Raises SettingError.
 
     >>> [(one.run, one.first_step, one.end_step) for one in parse_selections(["a@steps", "0:5000", "a@steps", "5000:"])]
     [('a', 0, 5000), ('a', 5000, None)]
-    >>> parse_selections(["a", "b"])[1]
-    Selection(run='b', is_range=False, first_step=0, end_step=None)
+    >>> parse_selections(["a", "my run"])[1]
+    Selection(run='my run', is_range=False, first_step=0, end_step=None)
     """
-    found, rest = [], [part for word in words for part in word.split(" ") if part]
+    found, rest = [], list(words)
     while rest:
         word = rest.pop(0)
-        if not word.endswith(_STEPS):
-            found.append(Selection(word))
-            continue
-        text = rest.pop(0) if rest else ""
-        parsed = _RANGE.fullmatch(text)
-        first, end = (int(parsed[1] or 0), int(parsed[2]) if parsed[2] else None) if parsed else (0, 0)
-        if not parsed or not word.removesuffix(_STEPS) or (end is not None and end <= first):
-            raise SettingError(
-                f"{word} is followed by {text[:80]!r}, which is no range of steps; write RUN@steps FIRST:END, as in "
-                "`bert@steps 0:5000`, or `bert@steps 5000:` for all from 5000 on. END is not included."
-            )
-        found.append(Selection(word.removesuffix(_STEPS), is_range=True, first_step=first, end_step=end))
+        found.append(parse_selection(f"{word} {rest.pop(0)}" if word.endswith(_STEPS) and rest else word))
     return found
+
+
+def parse_selection(text: str) -> Selection:
+    """Return the run that a text names: what is before the last `@steps` with a range, or all of it. Raises
+    SettingError.
+
+    >>> parse_selection("my run@steps 5:")
+    Selection(run='my run', is_range=True, first_step=5, end_step=None)
+    """
+    run, steps, given = f"{text} ".rpartition(f"{_STEPS} ")
+    if not steps:
+        return Selection(text)
+    parsed = _RANGE.fullmatch(given.strip())
+    first, end = (int(parsed[1] or 0), int(parsed[2]) if parsed[2] else None) if parsed else (0, 0)
+    if not parsed or not run or (end is not None and end <= first):
+        raise SettingError(
+            f"{run}{_STEPS} is followed by {given.strip()[:80]!r}, which is no range of steps; write RUN@steps "
+            "FIRST:END, as in `bert@steps 0:5000`, or `bert@steps 5000:` for all from 5000 on. END is not included."
+        )
+    return Selection(run, is_range=True, first_step=first, end_step=end)
 
 
 def read_side(path: Path, selection: Selection) -> RunSide:

@@ -110,6 +110,18 @@ def test_words_name_runs_and_ranges(words: list[str], ranges: list[tuple[bool, i
 
 
 @pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["my run", "b"], ["my run", "b"]),
+        (["my run@steps", "5:9", "my run@steps 9:"], ["my run", "my run"]),
+        (["a@steps 1:2@steps 5:9"], ["a@steps 1:2"]),  # the last one counts
+    ],
+)
+def test_all_before_the_range_is_the_name(words: list[str], runs: list[str]) -> None:
+    assert [one.run for one in parse_selections(words)] == runs
+
+
+@pytest.mark.parametrize(
     "words", [["a@steps"], ["a@steps", "b"], ["a@steps", "9:9"], ["@steps", "0:9"], ["a@steps 9:5"]]
 )
 def test_word_that_is_no_range_is_refused(words: list[str]) -> None:

@@ -51,9 +51,10 @@ def test_steps_of_a_run_are_compared(path: Path) -> None:
         ("a=a", HTTPStatus.BAD_REQUEST, "b missing: ?a=RUN&b=RUN compares B with A"),
         ("a=a&b=b&c=1", HTTPStatus.BAD_REQUEST, "'c' is no parameter here; a, b, margin, anyway are"),
         ("a=a&b=b&margin=x", HTTPStatus.BAD_REQUEST, "margin is 'x'; it must be a number"),
-        ("a=a&b=b&margin=nan", HTTPStatus.BAD_REQUEST, "allowed is more than 0, up to 0.5"),
+        ("a=a&b=b&margin=nan", HTTPStatus.BAD_REQUEST, "margin is nan; allowed is more than 0, up to 0.5."),
         ("a=a&b=b&anyway=1", HTTPStatus.BAD_REQUEST, "anyway is '1'; it must be yes or no"),
-        ("a=a+b&b=b", HTTPStatus.BAD_REQUEST, "'a b' names 2 runs; name one"),
+        ("a=a%20b&b=b", HTTPStatus.NOT_FOUND, "no run 'a b'"),
+        ("a=a&b=b@steps", HTTPStatus.BAD_REQUEST, "b@steps is followed by '', which is no range of steps"),
         ("a=a@steps+x&b=b", HTTPStatus.BAD_REQUEST, "is no range of steps"),
         ("a=a&b=nobody", HTTPStatus.NOT_FOUND, "no run 'nobody'"),
         ("a=a&b=wide", HTTPStatus.NOT_FOUND, "A has 2 ranks and B 4. anyway=yes compares"),
@@ -62,6 +63,18 @@ def test_steps_of_a_run_are_compared(path: Path) -> None:
 def test_refusals_have_a_reason(path: Path, query: str, status: HTTPStatus, text: str) -> None:
     answer = ask(path, query)
     assert (answer.status, text in json.loads(answer.body)["error"]) == (status, True), answer.body
+
+
+def test_errors_name_no_option_of_the_command(path: Path) -> None:
+    bodies = [ask(path, query).body for query in ("a=a&b=b&margin=9", "a=a@steps+x&b=b", "a=a&b=wide", "a=a&b=nobody")]
+    assert [body for body in bodies if b"--" in body] == []
+
+
+def test_run_whose_name_has_a_space_is_compared(path: Path) -> None:
+    keep_steps(path, "my run", vary(100.0, seed=4))
+    assert json.loads(ask(path, "a=a&b=my%20run").body)["b"]["run_id"] == "my run"
+    part = json.loads(ask(path, f"a=a&b={quote('my run@steps 10:150')}").body)["b"]
+    assert (part["run_id"], part["last_step"]) == ("my run", 149)
 
 
 def test_unequal_runs_are_compared_when_asked_for(path: Path) -> None:
