@@ -13,9 +13,10 @@ import csv
 import gzip
 import io
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -91,6 +92,9 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     tool: str
     runs: dict[str, tuple[Answer, ...]]
+
+
+File = TypeVar("File", DataSet, Answers)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,30 +233,36 @@ def score(data: DataSet, answers: Answers) -> Score:
 
 
 def _is_about(answer: Answer, fault: InjectedFault, run: RunTruth) -> bool:
-    names_all = len(answer.ranks) == run.world_size
+    names_all = _names_all(answer, run)
     shares = names_all if len(fault.ranks) == run.world_size else bool(set(answer.ranks) & set(fault.ranks))
     return shares and answer.said_after_step > fault.begin
 
 
+def _names_all(answer: Answer, run: RunTruth) -> bool:
+    return len(set(answer.ranks)) == run.world_size
+
+
 def _is_false(answer: Answer, run: RunTruth) -> bool:
-    """Return whether an answer names a healthy rank, or is about no fault. That the whole run is slow is true while
-    anything is.
+    """Return whether an answer names a healthy rank, or is about no fault. That the whole run is slow is true once
+    a fault has begun.
     """
     faulty = {rank for fault in run.faults for rank in fault.ranks}
-    if len(answer.ranks) == run.world_size:
+    if _names_all(answer, run):
         return all(answer.said_after_step <= fault.begin for fault in run.faults)
     is_about_one = any(_is_about(answer, fault, run) for fault in run.faults)
     return not is_about_one or not set(answer.ranks) <= faulty
 
 
 def read_truth(folder: Path) -> DataSet:
-    """Return the truth of a data set. Raises msgspec.ValidationError for another form."""
-    return msgspec.json.decode((folder / TRUTH).read_bytes(), type=DataSet)
+    """Return the truth of a data set. Raises ValueError for a file of another form, OSError without one."""
+    return _read(folder / TRUTH, DataSet)
 
 
 def read_answers(path: Path, data: DataSet) -> Answers:
-    """Return a tool's answers. Raises ValueError for one about a run or a rank that there is not."""
-    found = msgspec.json.decode(path.read_bytes(), type=Answers)
+    """Return a tool's answers. Raises ValueError for a file of another form, and for an answer about a run or a rank
+    that there is not.
+    """
+    found = _read(path, Answers)
     sizes = {run.name: run.world_size for run in data.runs}
     for name, answers in found.runs.items():
         if name not in sizes:
@@ -274,23 +284,53 @@ def describe(scores: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Carry out the command."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Carry out the command; 1 where a file is missing or not of its form."""
+    options = _parse(words)
+    try:
+        _carry_out(options)
+    except (OSError, ValueError) as error:
+        print(f"exchange: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("export", "example", "score"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("answers", type=Path, nargs="*")
-    parser.add_argument("--every", type=int, default=EVERY)
+    parser.add_argument("folder", type=Path, help="where the files are")
+    parser.add_argument("answers", type=Path, nargs="*", help="files that are scored [all answers-*.json of FOLDER]")
+    parser.add_argument("--every", type=int, default=EVERY, help=f"export every so many runs of the matrix [{EVERY}]")
     options = parser.parse_args(words)
+    if options.every < 1:
+        parser.error(f"--every is {options.every}; the smallest allowed is 1, for all runs")
+    return options
+
+
+def _carry_out(options: argparse.Namespace) -> None:
     if options.what == "export":
-        export(options.folder, choose_trials(options.every))
+        chosen = list(choose_trials(options.every))
+        print(f"{len(chosen)} runs are simulated; their files go to {options.folder}.", flush=True)
+        export(options.folder, chosen)
     elif options.what == "example":
         answers = answer_by_example(options.folder)
         _write(options.folder / ANSWERS.format(tool=answers.tool), answers)
     else:
         data = read_truth(options.folder)
         files = options.answers or sorted(options.folder.glob(ANSWERS.format(tool="*")))
+        if not files:
+            raise ValueError(f"{options.folder} has no {ANSWERS.format(tool='TOOL')}; `example` writes one")
         print(describe([score(data, read_answers(path, data)) for path in files]))
+
+
+def _read(path: Path, form: type[File]) -> File:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=form)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is not of the form in docs/scoring.md: {error}") from error
+    if found.schema != SCHEMA:
+        raise ValueError(f"{path} has schema {found.schema}; this scorer reads {SCHEMA}")
+    return found
 
 
 def _write(path: Path, what: msgspec.Struct) -> None:
@@ -298,4 +338,4 @@ def _write(path: Path, what: msgspec.Struct) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -116,6 +116,7 @@ def at(step: int, *ranks: int, since: int | None = None) -> Answer:
         (answer_with(all=(at(70, 0),)), 0, 0, 1),  # blames one rank for what all do
         (answer_with(all=(at(70, 0, 1),)), 1, 1, 0),
         (answer_with(healthy=(at(70, 0, 1),)), 0, 0, 1),
+        (answer_with(two=(at(70, 0, 0, 0, 0),)), 0, 0, 1),  # one rank, four times
     ],
 )
 def test_score_of_answers_by_hand(answers: Answers, found: int, exact: int, false: int) -> None:
@@ -147,6 +148,34 @@ def test_command_scores_every_answer_in_the_folder(folder: Path, capsys: pytest.
     main(["score", str(folder)])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| kernel-time-1.1", "| rankscope"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "No such file"), ("{", "is not of the form in docs/scoring.md"),
+        ('{"schema": 1, "tool": "t", "runs": {"two": [{"ranks": [1]}]}}', "missing required field `said_after_step`"),
+        ('{"schema": 2, "tool": "t", "runs": {}}', "has schema 2; this scorer reads 1"),
+    ],
+)  # fmt: skip
+def test_file_that_is_not_of_its_form_is_said(
+    text: str | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "truth.json").write_bytes(msgspec.json.encode(DATA))
+    file = tmp_path / "answers-t.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["score", str(tmp_path), str(file)]) == 1
+    said = capsys.readouterr().err
+    assert (said.startswith("exchange: "), reason in said, "answers-t.json" in said) == (True, True, True), said
+
+
+def test_folder_without_answers_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "truth.json").write_bytes(msgspec.json.encode(DATA))
+    assert main(["score", str(tmp_path)]) == 1
+    assert "has no answers-TOOL.json; `example` writes one" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path), "--every", "0"])
 
 
 def test_quick_data_set_has_faults_and_healthy_runs() -> None:
