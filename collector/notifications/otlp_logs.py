@@ -130,7 +130,8 @@ def read_otlp_logs(config: CollectorConfig, port: int) -> dict[str, OtlpLogs]:
     except SettingError as error:
         LOG.error("%s Until the collector is started again, nothing is pushed by OTLP.", error)  # noqa: TRY400 - expected
         return {}
-    except Exception:  # whatever the packages raise: the collector starts
-        LOG.exception("OTLP could not be prepared. Until the collector is started again, nothing is pushed by OTLP.")
+    except Exception as error:  # noqa: BLE001 - whatever the packages raise: the collector starts
+        text = "OTLP cannot be prepared: %s: %s. Until the collector is started again, nothing is pushed by OTLP."
+        LOG.error(text, type(error).__name__, error)  # noqa: TRY400 - no traceback
         return {}
     return {OTLP: receiver} if config.otlp_incidents else {}

@@ -176,8 +176,9 @@ def make_push(config: CollectorConfig, port: int, read_snapshot: Callable[[], Sn
     except SettingError as error:
         LOG.debug("no metrics are pushed: %s", error)
         return None
-    except Exception:  # whatever the packages raise: the publisher starts
-        LOG.exception("OTLP could not be prepared. Until the collector is started again, no metrics are pushed.")
+    except Exception as error:  # noqa: BLE001 - whatever the packages raise: the publisher starts
+        text = "OTLP cannot be prepared: %s: %s. Until the collector is started again, no metrics are pushed."
+        LOG.error(text, type(error).__name__, error)  # noqa: TRY400 - no traceback
         return None
 
     def build(snapshot: Snapshot) -> Iterator[Any]:
