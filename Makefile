@@ -106,7 +106,7 @@ score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth i
 	$(BIN)/python -m tests.simulation.score --workers $(WORKERS)
 
 score-quick: SCORED = build/scored
-score-quick: $(STAMP) ## simulated runs in files, with a score of any tool's answers beside ours (docs/scoring.md): five minutes
+score-quick: $(STAMP) ## simulated runs in files, with a score of any tool's answers beside ours (docs/scoring.md): a minute
 	$(BIN)/python -m tests.simulation.exchange export $(SCORED)
 	$(BIN)/python -m tests.simulation.exchange example $(SCORED)
 	$(BIN)/python -m tests.simulation.exchange score $(SCORED)
