@@ -112,7 +112,8 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
         "  1 of 1 ranks: 1 crashed; 42 steps",
         "  ended: crashed (ranks: 1 crashed)",
         "  first to fail: rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41",
-        "  do: See the line and the core file of the first rank to fail; an Xid of its GPU then may be why.",
+        "  do: Read the line that the verdict names, and the core file of the first rank to fail; an Xid error of its GPU at "
+        "that time may be the cause.",
     ]
 
 
