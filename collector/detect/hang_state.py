@@ -137,6 +137,13 @@ class RankHangState:
         return self.stall is not None and self.unresponsive is None and not self.is_silent and self.stall.is_busy
 
     @property
+    def works_outside(self) -> bool:
+        """Return whether it works outside of any collective, by its own reports: it is busy, and has none pending. Its
+        counters may be behind then: gloo counts a collective as completed with Python's lock, which a loop may hold.
+        """
+        return self.is_busy and self.stall is not None and not self.stall.pending and "pending" not in self.stall.absent
+
+    @property
     def pending(self) -> tuple[PendingCollective, ...]:
         """Return the collectives that it has enqueued and that have not completed, oldest first."""
         if self.unresponsive is not None:
@@ -281,14 +288,15 @@ def parse_point_to_point(one: PendingCollective) -> PointToPoint | None:
 def add_progress_of_peers(
     hang_states: Mapping[int, RankHangState], groups: Mapping[str, Sequence[int]]
 ) -> Mapping[int, RankHangState]:
-    """Return the states with the counters of ranks that are heard of no more at least those that their peers show.
+    """Return the states with the counters of ranks that are heard of no more, or work outside of any collective, at
+    least those that their peers show.
 
     The last report of a silent or stopped rank is some seconds older than the moment in which it stopped: in a training
     that communicates most of the time it fell into a collective that all have left since. What a member of a group has
     completed, every member has entered. A silent rank whose peers have completed more than it had is no longer where
     its last report saw it stalled.
     """
-    outdated = {rank for rank, state in hang_states.items() if state.has_old_counters}
+    outdated = {rank for rank, state in hang_states.items() if state.has_old_counters or state.works_outside}
     if not outdated:
         return hang_states
     shown: dict[int, dict[str, int]] = {rank: {} for rank in outdated}

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from rankscope.collector.captures.capture import Capture, CaptureFile
+from rankscope.collector.publish.api.compare_route import COMPARE_PATH
 from rankscope.collector.publish.api.event_stream import EVENTS_PATH
 from rankscope.collector.publish.api.routes_api import read_openapi
 from rankscope.collector.publish.http_auth import HttpAuth
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     (folder / CAPTURE.id).mkdir()
     (folder / CAPTURE.id / TRACE).write_bytes(b"trace")
     access = HttpAuth(control_token="0123456789abcdef")  # noqa: S106 - of this test only
-    store = keep_run(folder, NAMED, steps=40)
+    store = keep_run(folder, NAMED, steps=240)
     world.captures = (CAPTURE,)
     with world.serve(access, store=store, captures_folder=folder) as server:
         yield server
@@ -83,4 +84,6 @@ def ask(description: schemathesis.BaseSchema, path: str, server: HttpServer) -> 
     """The answer about the run that is known and its rank 2, which the description must have."""
     parameters = {"run": quote(NAMED, safe=""), "rank": 2, "id": CAPTURE.id, "name": TRACE, "node": "node-1"}
     named = {name: value for name, value in parameters.items() if f"{{{name}}}" in path}
-    return description[path]["GET"].Case(path_parameters=named).call_and_validate(base_url=server.url)
+    both = {"a": f"{NAMED}@steps 0:120", "b": f"{NAMED}@steps 120:"} if path == COMPARE_PATH else {}
+    case = description[path]["GET"].Case(path_parameters=named, query=both)
+    return case.call_and_validate(base_url=server.url)

@@ -223,6 +223,7 @@ def test_the_runs_are_listed(server: HttpServer) -> None:
                 "end": None,
                 "end_in_words": "",
                 "age_s": None,
+                "origin": {"slurm_job_id": None, "user": None, "k8s_namespace": None, "k8s_pod": None},
             }
         ]
     }

@@ -60,6 +60,7 @@ OF_SOME_MACHINES = {
 """A container need not have a network, nor a kernel that counts pressure. That the straggler's node has held up a run
 is read from the store once a minute, before or after its incident."""
 ONLY_AFTER_THE_END = {"rankscope_rank_end_info"}
+OF_A_COLLECTOR_THAT_PUSHES = {"rankscope_otlp_pushes_total", "rankscope_otlp_push_success_timestamp_seconds"}
 OF_A_JOB_WITH_TOKENS = {"rankscope_tokens_total"}
 OF_A_JOB_WITH_FLOPS = {
     "rankscope_model_flops_total", "rankscope_executed_flops_total", "rankscope_mfu_ratio", "rankscope_hfu_ratio",
@@ -232,6 +233,7 @@ def test_every_measure_that_needs_no_gpu_is_there(live: Live) -> None:
         - OF_A_JOB_WITH_TOKENS
         - OF_A_JOB_WITH_FLOPS
         - OF_SOME_MACHINES
+        - OF_A_COLLECTOR_THAT_PUSHES
     )
     shown = (
         {sample.name for family in parse(live.pages[-1]) for sample in family.samples}

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.reports.status_text import render_one_rank, render_overview, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
@@ -112,8 +113,7 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
         "  1 of 1 ranks: 1 crashed; 42 steps",
         "  ended: crashed (ranks: 1 crashed)",
         "  first to fail: rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41",
-        "  do: Read the line that the verdict names, and the core file of the first rank to fail; an Xid error of its GPU at "
-        "that time may be the cause.",
+        f"  do: {suggest('run_failure', 'crashed')}",
     ]
 
 

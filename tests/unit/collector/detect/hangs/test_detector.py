@@ -604,6 +604,13 @@ def test_rank_that_enters_at_the_end_of_its_pause_has_not_hung_there(before: Ran
     assert find(view_on({0: for_long, 1: waits(), 2: waits()})).cause == "all_in_collective"
 
 
+def test_busy_rank_whose_counters_are_behind_those_of_its_peers_is_waited_for() -> None:
+    hang_states = {0: waits(sequence=9), 1: busy(counters={WORLD: (8, 7)}), 2: waits(sequence=9)}
+    assert essence(find(view_on(hang_states))) == ("busy_rank", (1,), WORLD, "warning")
+    for_long = {rank: replace(one, stalled_ns=EXCUSED_FACTOR * LIMIT_NS + 1) for rank, one in hang_states.items()}
+    assert essence(find(view_on(for_long))) == ("missing_rank", (1,), WORLD, "critical")
+
+
 def test_group_without_known_members_has_not_been_entered_by_all() -> None:
     # Its last report had no name for the group, and nobody tells its counters of now.
     hang_states = {0: stopped({"#0": (5, 4)}, "S"), 1: still({})}
