@@ -137,13 +137,6 @@ class RankHangState:
         return self.stall is not None and self.unresponsive is None and not self.is_silent and self.stall.is_busy
 
     @property
-    def works_outside(self) -> bool:
-        """Return whether it works outside of any collective, by its own reports: it is busy, and has none pending. Its
-        counters may be behind then: gloo counts a collective as completed with Python's lock, which a loop may hold.
-        """
-        return self.is_busy and self.stall is not None and not self.stall.pending and "pending" not in self.stall.absent
-
-    @property
     def pending(self) -> tuple[PendingCollective, ...]:
         """Return the collectives that it has enqueued and that have not completed, oldest first."""
         if self.unresponsive is not None:
@@ -242,6 +235,14 @@ def _lasts_very_long(state: RankHangState) -> bool:
     return state.stalled_ns > EXCUSED_FACTOR * state.stall.limit_ns
 
 
+def works_outside_collectives(state: RankHangState) -> bool:
+    """Return whether a rank works outside of any collective, by its own reports: it is busy, and has none pending. Its
+    counters may be behind then: gloo counts a collective as completed with Python's lock, which a loop may hold.
+    """
+    stall = state.stall
+    return state.is_busy and stall is not None and not stall.pending and "pending" not in stall.absent
+
+
 def find_pause(state: RankHangState) -> str | None:
     """Return the cause of PAUSES that a rank's stall has, and has not had for too long; None otherwise.
 
@@ -296,7 +297,9 @@ def add_progress_of_peers(
     completed, every member has entered. A silent rank whose peers have completed more than it had is no longer where
     its last report saw it stalled.
     """
-    outdated = {rank for rank, state in hang_states.items() if state.has_old_counters or state.works_outside}
+    outdated = {
+        rank for rank, state in hang_states.items() if state.has_old_counters or works_outside_collectives(state)
+    }
     if not outdated:
         return hang_states
     shown: dict[int, dict[str, int]] = {rank: {} for rank in outdated}

@@ -11,6 +11,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.integration.faults import IS_SOAK
 from tests.integration.test_captures import find_losses
 from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, name_job, python, run
 
@@ -108,6 +109,7 @@ class Full(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.skipif(not IS_SOAK, reason="a minute; make soak has it")
 def test_full_server_costs_the_capture_and_its_reason_is_said(tmp_path: Path, plain_losses: str) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Full) as full:
         Thread(target=full.serve_forever, daemon=True).start()
