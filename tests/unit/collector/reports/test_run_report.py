@@ -114,7 +114,7 @@ def test_report_without_a_finding_begins_with_that_or_with_its_failure(path: Pat
     assert render_text(plain, 20).startswith("No finding is stored of this run.\n\nrun bert: 2 ranks")
     crashed = msgspec.structs.replace(plain, end=RunEnd(reason="crashed", ranks={"crashed": 1}))
     assert render_text(crashed, 20).splitlines()[0].startswith("The run crashed.")
-    assert render_text(crashed, 20).splitlines()[1].startswith("  do: See the line and the core file")
+    assert render_text(crashed, 20).splitlines()[1].startswith("  do: Read the line that the verdict names")
     assert "<strong>The run crashed." in render_page(crashed)
 
 
