@@ -116,7 +116,7 @@ def test_bill_of_materials_has_a_licence_of_each(materials: dict[str, Any]) -> N
         ]
         for part in parts
     }
-    # Its metadata has free text in the field License, and neither an expression nor a classifier: it is not in the bill.
+    # Its metadata has free text in the field License, and neither an expression nor a classifier: so it has none here.
     undeclared = ["protobuf"]
     assert [name for name, licences in named.items() if not all(licences) or not licences] == undeclared
     assert named["rankscope"] == ["Apache-2.0"]
