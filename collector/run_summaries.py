@@ -1,6 +1,6 @@
 """Send the summary of each run to its rank 0 about every 10 s, where the rank wants it (docs/loggers.md).
 
-The rank is told; it never asks, so nothing in a training process waits for a collector.
+The collector sends it; a rank never asks, so nothing in a training process waits for a collector.
 """
 
 from collections.abc import Callable, Iterable

@@ -26,18 +26,30 @@ MODE, MODE_OF_PROGRAMS = 0o644, 0o755
 COMPRESSION = 9
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Build both and print their SHA-256; 1 if that fails."""
-    parser = argparse.ArgumentParser(description="Build the source distribution and the wheel reproducibly.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="FOLDER", help="where they go [dist]")
+def parse_options(description: str, arguments: list[str] | None) -> argparse.Namespace:
+    """Return `out`, a folder that is there, and `commit`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="FOLDER", help="where it goes [dist]")
     parser.add_argument("--commit", default="HEAD", help="what is built [HEAD]")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def report_failure(program: str, error: subprocess.CalledProcessError) -> int:
+    """Print which command failed, and why; return the exit status."""
+    command = " ".join(map(str, error.cmd))
+    print(f"{program}: {command} failed: {error.stderr.decode(errors='replace').strip()}", file=sys.stderr)
+    return 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build both and print their SHA-256; 1 if that fails."""
+    options = parse_options("Build the source distribution and the wheel reproducibly.", arguments)
     try:
         built = build(options.commit, options.out)
     except subprocess.CalledProcessError as error:
-        print(f"dist: {' '.join(error.cmd)} failed: {error.stderr.decode(errors='replace').strip()}", file=sys.stderr)
-        return 1
+        return report_failure("dist", error)
     print(f"commit {run_git('rev-parse', options.commit)}, setuptools {importlib.metadata.version('setuptools')}")
     for path in built:
         print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")

@@ -15,7 +15,6 @@
 The bytes depend on the releases of setuptools and cyclonedx-py, which are printed.
 """
 
-import argparse
 import hashlib
 import importlib.metadata
 import io
@@ -29,7 +28,7 @@ import venv
 from pathlib import Path
 from typing import Final
 
-from deploy.dist import ROOT, build, even_out, read_epoch_s, run_git, unpack_commit
+from deploy.dist import build, even_out, parse_options, read_epoch_s, report_failure, run_git, unpack_commit
 
 CHARTS: Final = "deploy/helm"
 REQUIREMENTS: Final = "deploy/docker/requirements.txt"
@@ -39,17 +38,11 @@ TOOLS: Final = ("setuptools", "cyclonedx-bom")
 
 def main(arguments: list[str] | None = None) -> int:
     """Build the release and print its SHA-256; 1 if that fails."""
-    parser = argparse.ArgumentParser(description="Build what a release consists of, reproducibly.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="FOLDER", help="where it goes [dist]")
-    parser.add_argument("--commit", default="HEAD", help="what is built [HEAD]")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
+    options = parse_options("Build what a release consists of, reproducibly.", arguments)
     try:
         sums = release(options.commit, options.out)
     except subprocess.CalledProcessError as error:
-        command = " ".join(map(str, error.cmd))
-        print(f"release: {command} failed: {error.stderr.decode(errors='replace').strip()}", file=sys.stderr)
-        return 1
+        return report_failure("release", error)
     tools = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in TOOLS)
     print(f"commit {run_git('rev-parse', options.commit)}, {tools}")
     print(sums.read_text(encoding="utf-8"), end="")

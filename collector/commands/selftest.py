@@ -1,4 +1,4 @@
-"""`rankscope selftest`: make faults on purpose in small trainings, and check what is said of each, and who is told."""
+"""`rankscope selftest`: make faults on purpose in small trainings; check what is said of each, and who is notified."""
 
 import argparse
 import logging

@@ -29,7 +29,7 @@ from rankscope.collector.publish.metrics.rank_columns import Labels
 from rankscope.measure import __version__
 
 REQUEST_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Most bytes of the points of a request. A receiver of gRPC accepts 4 MiB unless it is told otherwise."""
+"""Most bytes of the points of a request. A receiver of gRPC accepts 4 MiB unless it is set otherwise."""
 READINGS_KEPT: Final = 240
 """For so many pushes, an hour by the default interval, the start of a counter is kept that a failed push did not come
 to: it may have ended, or the receiver be away."""

@@ -103,9 +103,23 @@ def find_interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[low], ordered[high]
 
 
-def compare_part(found: list[tuple[Cost, Cost]], part: str) -> tuple[list[int], list[int]]:
-    """Return the CPU ns of a part of each plain window, and of each one with shapes."""
-    return [plain.parts_ns[part] for plain, _ in found], [shaped.parts_ns[part] for _, shaped in found]
+class ComparedPart(NamedTuple):
+    """The median ms of a part in plain windows and in those with shapes, the median of the pairs' ratios and the bounds
+    of its interval.
+    """
+
+    plain_ms: float
+    shaped_ms: float
+    ratio: float
+    low: float
+    high: float
+
+
+def compare_part(found: list[tuple[Cost, Cost]], part: str) -> ComparedPart:
+    """Return how long a part takes in both kinds of windows."""
+    pairs_ns = [(plain.parts_ns[part], shaped.parts_ns[part]) for plain, shaped in found]
+    plain_ms, shaped_ms = (statistics.median(costs) / NS_PER_MS for costs in zip(*pairs_ns, strict=True))
+    return ComparedPart(plain_ms, shaped_ms, *find_interval([b / max(a, 1) for a, b in pairs_ns]))
 
 
 def describe_part(found: list[tuple[Cost, Cost]], part: str) -> str:
@@ -115,11 +129,9 @@ def describe_part(found: list[tuple[Cost, Cost]], part: str) -> str:
     >>> describe_part(pairs, "read")
     '2.00 ms plain, 9.00 ms with shapes: 4.50 times (4.50 to 4.50, 20 pairs)'
     """
-    plain, shaped = compare_part(found, part)
-    middle, low, high = find_interval([b / max(a, 1) for a, b in zip(plain, shaped, strict=True)])
-    ms = [statistics.median(costs) / NS_PER_MS for costs in (plain, shaped)]
-    interval = f"({low:.2f} to {high:.2f}, {len(found)} pairs)"
-    return f"{ms[0]:.2f} ms plain, {ms[1]:.2f} ms with shapes: {middle:.2f} times {interval}"
+    one = compare_part(found, part)
+    interval = f"({one.low:.2f} to {one.high:.2f}, {len(found)} pairs)"
+    return f"{one.plain_ms:.2f} ms plain, {one.shaped_ms:.2f} ms with shapes: {one.ratio:.2f} times {interval}"
 
 
 def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
@@ -127,13 +139,11 @@ def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
     lines = ["| | plain, ms | with shapes, ms | us an event, plain | with shapes | ratio, 95 % interval |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for part in (*PARTS, COUNTING):
-        plain, shaped = compare_part(found, part)
-        middle, low, high = find_interval([b / max(a, 1) for a, b in zip(plain, shaped, strict=True)])
+        one = compare_part(found, part)
         each = [statistics.median(pair[at].parts_ns[part] / pair[at].events / 1000 for pair in found) for at in (0, 1)]
-        ms = [statistics.median(costs) / NS_PER_MS for costs in (plain, shaped)]
         lines.append(
-            f"| {part} | {ms[0]:.1f} | {ms[1]:.1f} | {each[0]:.2f} | {each[1]:.2f} | {middle:.2f} "
-            f"({low:.2f} to {high:.2f}) |"
+            f"| {part} | {one.plain_ms:.1f} | {one.shaped_ms:.1f} | {each[0]:.2f} | {each[1]:.2f} | {one.ratio:.2f} "
+            f"({one.low:.2f} to {one.high:.2f}) |"
         )
     events = statistics.median(pair[1].events for pair in found)
     text = f"{len(found)} pairs of windows with {events:,.0f} events each."

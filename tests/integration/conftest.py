@@ -1,8 +1,12 @@
-"""Order the files of these tests, which are run by several workers, a file by one of them."""
+"""Order the files of these tests, which are run by several workers, a file by one of them; lend the page a browser."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from selenium import webdriver
+
+from tests.integration.chromium import starting_chromium
 
 LONGEST_FIRST = (
     "test_loops", "test_capture_uploads", "test_captures", "test_ordered_captures_of_jobs", "test_launch",
@@ -26,3 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(Path(item.path).stem, len(places)))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    """A browser with a window that shows the live page without scrolling to its charts."""
+    with starting_chromium() as chromium:
+        chromium.set_window_size(1300, 2200)
+        yield chromium

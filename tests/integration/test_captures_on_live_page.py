@@ -29,7 +29,7 @@ from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.measure.messages import CaptureOrder, Message, Report
 from rankscope.measure.records import StepRecord, Totals, steps_to_table
-from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
+from tests.integration.chromium import find, prefer, read_log, read_requests, wait_until
 from tests.integration.live_pages import LivePage, Serving
 from tests.integration.live_worlds import LiveWorld, finding_of, slow_story
 from tests.integration.serving import Served, serving
@@ -61,13 +61,6 @@ COMPLETE: Final = replace(
     verdict="rank 2 is slow\nby 12 %",
     files=(CaptureFile("merged.json.gz", len(TRACE)), CaptureFile("report.html", 2_400_000)),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with starting_chromium() as chromium:
-        chromium.set_window_size(1300, 2200)
-        yield chromium
 
 
 @pytest.fixture

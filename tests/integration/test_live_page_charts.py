@@ -14,7 +14,7 @@ from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
-from tests.integration.chromium import find, prefer, read_requests, starting_chromium, wait_until
+from tests.integration.chromium import find, prefer, read_requests, wait_until
 from tests.integration.live_pages import CHART_BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, LiveWorld, finding_of, incident_of, slow_story, totals_of
 from tests.unit.collector.runs.kept_runs import MS, WALL_S, S, run_of, step_of
@@ -23,13 +23,6 @@ from tests.unit.collector.runs.run_snapshots import rank_of
 CLOCK = "return new Date(1000 * arguments[0]).toLocaleString('sv-SE')"
 CHART_RIGHT, CHART_TOP = 6, 14
 """What the chart of step time leaves free, in CSS pixels (step_chart.js)."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with starting_chromium() as chromium:
-        chromium.set_window_size(1300, 2200)
-        yield chromium
 
 
 @pytest.fixture

@@ -9,18 +9,12 @@ from selenium.webdriver.common.keys import Keys
 
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RunSnapshot
-from tests.integration.chromium import find, starting_chromium, wait_until
+from tests.integration.chromium import find, wait_until
 from tests.integration.live_pages import LivePage
 from tests.integration.live_worlds import LiveWorld
 from tests.unit.collector.comparison.compared_runs import keep_steps, vary
 
 NAMES = ("last", "now", "wide")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with starting_chromium() as started:
-        yield started
 
 
 @pytest.fixture

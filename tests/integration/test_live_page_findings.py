@@ -19,7 +19,7 @@ from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import DeviceSample
-from tests.integration.chromium import find, prefer, starting_chromium, wait_until
+from tests.integration.chromium import find, prefer, wait_until
 from tests.integration.live_pages import BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, STEPS, LiveWorld, finding_of, huge_run, incident_of
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -40,13 +40,6 @@ while (texts.nextNode()) {
 }
 return found;
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with starting_chromium() as chromium:
-        chromium.set_window_size(1300, 2200)
-        yield chromium
 
 
 @pytest.fixture

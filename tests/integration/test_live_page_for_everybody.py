@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.page_files import POLICY
 from rankscope.collector.runs.snapshot import RunSnapshot
-from tests.integration.chromium import find, prefer, read_log, read_requests, starting_chromium, wait_until
+from tests.integration.chromium import find, prefer, read_log, read_requests, wait_until
 from tests.integration.live_pages import LivePage
 from tests.integration.live_worlds import LiveWorld, finding_of, huge_run, incident_of, slow_story
 from tests.unit.collector.runs.run_stories import Story
@@ -55,13 +55,6 @@ return [
     name(node)]),
 ];
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    with starting_chromium() as chromium:
-        chromium.set_window_size(1300, 2200)
-        yield chromium
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """A loop of post-training by reinforcement with one rank that rolls out slowly: who is named, by which phase, and what
-rank 0 is told of it and has logged, in files that the loggers' own packages read back.
+rank 0 receives that and has logged, in files that the loggers' own packages read back.
 """
 
 import json

@@ -44,4 +44,4 @@ def test_earlier_runs_are_read_from_the_store_of_the_collector(tmp_path: Path) -
     journal.shut_down(CLOCKS.wall_s)
     assert run.speed.earlier_runs == find_earlier_runs(path, run.run, start_at(1_000.0))
     with closing(Database(path)):
-        pass  # the collector has let go of its store
+        pass  # the collector has closed its store

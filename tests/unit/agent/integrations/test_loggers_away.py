@@ -32,7 +32,7 @@ def test_training_ends_while_mlflow_is_away() -> None:
 
 
 class Rows:
-    """A run of W&B that keeps what it is told to log."""
+    """A run of W&B that keeps what it is given to log."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[dict[str, Any], dict[str, Any]]] = []

@@ -21,7 +21,7 @@ from tests.otlp_receivers import find_prometheus_name, find_series, list_metrics
 
 RESOURCE = Resource({"service.name": "of-a-test"})
 GRPC_BYTES_MAX = 4 * 1024 * 1024
-"""A message that a receiver of gRPC accepts unless it is told otherwise."""
+"""A message that a receiver of gRPC accepts unless it is set otherwise."""
 
 
 def build(requests: Requests, snapshot: Snapshot, time_s: int = 1_800_000_001) -> list[Any]:
