@@ -20,12 +20,25 @@ B = 4
 
 
 class Known(NamedTuple):
-    """Forward and backward of a model, and their FLOPs by hand. `recompute` are those of the forward that run again."""
+    """A model with its inputs, and the FLOPs by hand of its forward and backward. `recompute` are those of the forward
+    that run again.
+    """
 
-    run: Callable[[], None]
+    model: nn.Module
+    inputs: tuple[torch.Tensor, ...]
     forward: int
     backward: int
     recompute: int = 0
+
+    def run_forward(self) -> torch.Tensor:
+        """Return the output; the first one of several."""
+        found = self.model(*self.inputs)
+        output: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return output
+
+    def run(self) -> None:
+        """Run forward and backward."""
+        self.run_forward().sum().backward()
 
 
 class Attention(nn.Module):
@@ -74,7 +87,7 @@ def train(model: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Callable[[],
 def make_mlp() -> Known:
     first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
-    return Known(train(model, torch.randn(B, 128)), first + second, first + 2 * second)
+    return Known(model, (torch.randn(B, 128),), first + second, first + 2 * second)
 
 
 def make_convolutions() -> Known:
@@ -90,47 +103,58 @@ def make_convolutions() -> Known:
     depthwise = B * 2 * 14 * 14 * 32 * 1 * 9
     dilated = B * 2 * 10 * 14 * 8 * 32 * 3  # 14 - 2 * 2 = 10 rows, 14 columns
     others = grouped + depthwise + dilated
-    return Known(train(model, torch.randn(B, 3, 32, 32)), first + others, first + 2 * others)
+    return Known(model, (torch.randn(B, 3, 32, 32),), first + others, first + 2 * others)
+
+
+class OtherDimensions(nn.Module):
+    """Convolutions of one and three dimensions, and a transposed one of two groups, each of an input of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.three = nn.Conv1d(4, 6, 5), nn.Conv3d(2, 4, 3, groups=2)
+        self.transposed = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
+
+    def forward(self, one: torch.Tensor, three: torch.Tensor, transposed: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.one(one).sum() + self.three(three).sum() + self.transposed(transposed).sum()
+        return out
 
 
 def make_other_dimensions() -> Known:
-    """Convolutions of one and three dimensions, and a transposed one of two groups."""
-    one, three = nn.Conv1d(4, 6, 5), nn.Conv3d(2, 4, 3, groups=2)
-    transposed = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
     inputs = (torch.randn(B, 4, 20), torch.randn(B, 2, 5, 5, 5), torch.randn(B, 4, 5, 5, requires_grad=True))
-
-    def run() -> None:
-        for layer, x in zip((one, three, transposed), inputs, strict=True):
-            layer(x).sum().backward()
-
     of_one = B * 2 * 16 * 6 * 4 * 5
     of_three = B * 2 * 27 * 4 * 1 * 27
     of_transposed = B * 2 * 25 * 4 * 3 * 9  # at each of 5 x 5 inputs
-    return Known(run, of_one + of_three + of_transposed, of_one + of_three + 2 * of_transposed)
+    return Known(OtherDimensions(), inputs, of_one + of_three + of_transposed, of_one + of_three + 2 * of_transposed)
 
 
 def make_attention() -> Known:
     """One operator computes both products of attention; its backward makes the scores again: 5 products."""
     return Known(
-        train(Block(), torch.randn(B, 32, 64, requires_grad=True)),
+        Block(), (torch.randn(B, 32, 64, requires_grad=True),),
         BLOCK_PRODUCTS + 2 * BLOCK_SCORES,
         2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES,
-    )
+    )  # fmt: skip
+
+
+class PlainProducts(Block):
+    """A block whose attention, forward and backward, consists of plain products."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return super().forward(x)
 
 
 def make_attention_of_plain_products() -> Known:
-    run = make_attention().run
-
-    def run_plain() -> None:
-        with sdpa_kernel(SDPBackend.MATH):
-            run()
-
-    return Known(run_plain, BLOCK_PRODUCTS + 2 * BLOCK_SCORES, 2 * BLOCK_PRODUCTS + 4 * BLOCK_SCORES)
+    return Known(
+        PlainProducts(), (torch.randn(B, 32, 64, requires_grad=True),),
+        BLOCK_PRODUCTS + 2 * BLOCK_SCORES,
+        2 * BLOCK_PRODUCTS + 4 * BLOCK_SCORES,
+    )  # fmt: skip
 
 
 def make_lstm() -> Known:
     once = B * 20 * 2 * 4 * 48 * (32 + 48)
-    return Known(train(nn.LSTM(32, 48, batch_first=True), torch.randn(B, 20, 32)), once, 2 * once)
+    return Known(nn.LSTM(32, 48, batch_first=True), (torch.randn(B, 20, 32),), once, 2 * once)
 
 
 def make_gru() -> Known:
@@ -139,33 +163,41 @@ def make_gru() -> Known:
     """
     of_input, of_step = 2 * B * 20 * 2 * 3 * 48 * 32, 2 * B * 2 * 3 * 48 * 48
     model = nn.GRU(32, 48, batch_first=True, bidirectional=True)
-    run = train(model, torch.randn(B, 20, 32))
-    return Known(run, of_input + 20 * of_step, of_input + (20 + 19) * of_step)
+    return Known(model, (torch.randn(B, 20, 32),), of_input + 20 * of_step, of_input + (20 + 19) * of_step)
 
 
 def make_embedding() -> Known:
     once = B * 16 * 2 * 64 * 1000
     model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000, bias=False))
-    return Known(train(model, torch.randint(0, 1000, (B, 16))), once, 2 * once)
+    return Known(model, (torch.randint(0, 1000, (B, 16)),), once, 2 * once)
+
+
+class Checkpointed(nn.Module):
+    """A block whose forward runs again in the backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.block, self.reentrant = Block(), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return found
 
 
 def make_checkpoint(*, reentrant: bool) -> Known:
     """The forward runs twice. Where the checkpoint is not reentrant torch stops in the last product of the second time,
     of which a trace has the operator all the same.
     """
-    block, x = Block(), torch.randn(B, 32, 64, requires_grad=True)
     once = BLOCK_PRODUCTS + 2 * BLOCK_SCORES
-
-    def run() -> None:
-        checkpoint(block, x, use_reentrant=reentrant).sum().backward()
-
-    return Known(run, once, 2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES, once)
+    x = torch.randn(B, 32, 64, requires_grad=True)
+    return Known(Checkpointed(reentrant=reentrant), (x,), once, 2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES, once)
 
 
 def make_compiled() -> Known:
     first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
-    model = torch.compile(nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)), backend="aot_eager")
-    return Known(train(model, torch.randn(B, 128)), first + second, first + 2 * second)
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+    model.compile(backend="aot_eager")
+    return Known(model, (torch.randn(B, 128),), first + second, first + 2 * second)
 
 
 MODELS: dict[str, Callable[[], Known]] = {
