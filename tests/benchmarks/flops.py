@@ -13,8 +13,8 @@ of a model is of its forward, the other of a whole step, with what is recomputed
 Of the checkpoint that is not reentrant torch stops before the last product that it repeats (4,194,304); a trace of a
 CPU has its operator all the same, so that rankscope's count of what is recomputed is an upper bound there, and says so.
 
-The last two are no requirement of the tests. `--others` is a folder with both, to be used with the torch of this Python;
-without it their columns are empty:
+The last two are no requirement of the tests. `--others` is a folder with both, to be used with the torch of this
+Python; without it their columns are empty:
 
     DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation --target FOLDER \\
         deepspeed torchinfo hjson py-cpuinfo einops
