@@ -38,7 +38,9 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     torch. `reserved_bytes` is what torch holds of the device, `allocated_bytes` what tensors use of that, and
     `inactive_split_bytes` the unused pieces of blocks in use, which cannot be returned to the device. `step` is the
     step that was open, `phase` its phase; None and empty outside of steps. `held` are the allocations with the most
-    bytes, by stack, where torch records them. A field that could not be read is None, with the reason in `absent`.
+    bytes, by stack, where torch records them. `parameters_bytes`, `gradients_bytes` and `optimizer_state_bytes` are
+    those of the storages on the device at the first error of the process. A field that could not be read is None, with
+    the reason in `absent`.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1)]
@@ -54,6 +56,9 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
     phase: Name = ""
     held: Annotated[tuple[HeldMemory, ...], msgspec.Meta(max_length=ALLOCATIONS_MAX)] = ()
     absent: Reasons = {}
+    parameters_bytes: Count | None = None
+    gradients_bytes: Count | None = None
+    optimizer_state_bytes: Count | None = None
 
     @property
     def unused_bytes(self) -> int | None:
@@ -65,6 +70,21 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
         if self.reserved_bytes is None or self.allocated_bytes is None:
             return None
         return max(0, self.reserved_bytes - self.allocated_bytes)
+
+    @property
+    def other_tensors_bytes(self) -> int | None:
+        """What tensors used beside parameters, gradients and optimizer state: activations, and all else; None where
+        that is not known.
+
+        >>> kinds = {"parameters_bytes": 10, "gradients_bytes": 10, "optimizer_state_bytes": 20}
+        >>> OutOfMemory(number=1, host_ns=0, allocated_bytes=60, **kinds).other_tensors_bytes
+        20
+        """
+        kinds = (self.parameters_bytes, self.gradients_bytes, self.optimizer_state_bytes)
+        known = [one for one in kinds if one is not None]
+        if self.allocated_bytes is None or len(known) < len(kinds):
+            return None
+        return max(0, self.allocated_bytes - sum(known))
 
 
 Notices = Annotated[tuple[OutOfMemory, ...], msgspec.Meta(max_length=NOTICES_MAX)]

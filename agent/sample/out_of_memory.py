@@ -2,7 +2,8 @@
 
 torch calls the observer inside the failing allocation, on the thread that allocates, before it raises OutOfMemoryError:
 
-    that thread     keeps the arguments and the allocator's counts, and writes an event, which finds step and phase
+    that thread     keeps the arguments and the allocator's counts, and writes an event, which finds step and phase;
+                    once a process, sums what parameters, gradients and optimizer state take (model_bytes.py)
     agent thread    makes the notice at once; then, once a process, reads which allocations hold the most
 
 The observer makes no CUDA call and allocates nothing on the device: the counts are those that TorchMemorySampler
@@ -23,6 +24,7 @@ import msgspec
 
 from rankscope.agent.captures.stacks import find_torch_folder, shorten_frame
 from rankscope.agent.guard import Guard
+from rankscope.agent.sample.model_bytes import ModelBytes, find_model_bytes
 from rankscope.agent.sample.torch_memory import NATIVE, parse_stats
 from rankscope.measure.clock import Clock
 from rankscope.measure.out_of_memory import ALLOCATIONS_MAX, FRAMES_MAX, NOTICES_MAX, HeldMemory, OutOfMemory
@@ -36,6 +38,11 @@ FRAMES_READ_MAX: Final = 256
 NO_HISTORY: Final = "memory_history_is_not_recorded"
 NOT_TOLD: Final = "not_told_by_this_torch"
 ONCE: Final = "read_for_the_first_error_only"
+NO_MODEL: Final = "no_parameters_found_on_this_device"
+NOT_READ: Final = "could_not_be_read"
+
+MODEL_FIELDS: Final = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes")
+"""Of a notice, in the order of ModelBytes."""
 
 Place = tuple[int | None, str]
 """The step that was open, and its phase; None and empty outside of steps."""
@@ -51,6 +58,8 @@ class SeenError(msgspec.Struct):
     limit_bytes: int
     free_bytes: int
     stats: Mapping[str, Any] | None
+    model: ModelBytes | None = None
+    why_no_model: str = ""
     place: Place | None = None
     was_awaited: bool = False
 
@@ -61,14 +70,22 @@ class SeenError(msgspec.Struct):
 
 class OutOfMemoryWatch:
     """The watch of one process. `cuda` is torch.cuda or a replacement; None: a torch without GPUs, and nothing to do.
+    `find_model` returns what the model takes of a device.
 
     `attach`, `collect` and `read_held` are for the agent thread; `observe` runs on any.
     """
 
-    def __init__(self, clock: Clock, guard: Guard, cuda: Any) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        guard: Guard,
+        cuda: Any,
+        find_model: Callable[[int], ModelBytes | None] = find_model_bytes,
+    ) -> None:
         self._clock = clock
         self._guard = guard
         self._cuda = cuda
+        self._find_model = find_model
         self._seen: deque[SeenError] = deque(maxlen=NOTICES_MAX)
         self._with_held: OutOfMemory | None = None
         self._count = 0
@@ -117,6 +134,7 @@ class OutOfMemoryWatch:
             self._count += 1
             now_ns, stats = self._clock.monotonic_ns(), self._read_stats(device)
             seen = SeenError(self._count, now_ns, device, asked_bytes, limit_bytes, free_bytes, stats)
+            seen.model, seen.why_no_model = self._read_model(seen)
             self._seen.append(seen)
             self._add_event(seen.set_place, now_ns, self._find_place)
             self._wake()
@@ -128,6 +146,19 @@ class OutOfMemoryWatch:
             return None
         found: Mapping[str, Any] = self._cuda.memory_stats_as_nested_dict(device)
         return found
+
+    def _read_model(self, seen: SeenError) -> tuple[ModelBytes | None, str]:
+        """Return what the model takes of the device, or why that is not known. Scripts that search for the largest
+        batch raise dozens of errors, so it is read for the first only.
+        """
+        if seen.number > 1:
+            return None, ONCE
+        try:
+            found = self._find_model(seen.device)
+        except Exception as error:  # noqa: BLE001 - the notice is worth more than what it lacks then
+            self._guard.record(PART, error)
+            return None, NOT_READ
+        return found, NO_MODEL if found is None else ""
 
     # -- the agent thread ---------------------------------------------------------------------------------------------
 
@@ -190,6 +221,10 @@ def to_notice(seen: SeenError) -> OutOfMemory:
                 absent[name] = NOT_TOLD
             else:
                 values[name] = max(0, value)
+    if seen.model is None:
+        absent |= dict.fromkeys(MODEL_FIELDS, seen.why_no_model)
+    else:
+        values |= dict(zip(MODEL_FIELDS, seen.model, strict=True))
     return OutOfMemory(
         number=seen.number,
         host_ns=seen.host_ns,

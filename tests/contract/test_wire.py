@@ -196,8 +196,11 @@ OUT_OF_MEMORY = OutOfMemory(
     number=3, host_ns=1_604, device=1, asked_bytes=1 << 31, free_bytes=1 << 30, limit_bytes=80 << 30,
     allocated_bytes=70 << 30, reserved_bytes=78 << 30, inactive_split_bytes=5 << 30, step=43, phase="forward",
     held=(HeldMemory(bytes=4 << 30, blocks=2, frames=(StackFrame("model.py", 24, "forward"),)),),
-    absent={"held": "not told"},
+    absent={"held": "not told"}, parameters_bytes=14 << 30, gradients_bytes=13 << 30, optimizer_state_bytes=28 << 30,
 )  # fmt: skip
+NOTICE_WITHOUT_MODEL = msgspec.structs.replace(
+    OUT_OF_MEMORY, parameters_bytes=None, gradients_bytes=None, optimizer_state_bytes=None
+)
 FLOPS = StepFlops(
     model=FlopSum(2e12, 2, 610), executed=FlopSum(1.3e12, 1, 310), source="measured", peak_flops_per_s=9.894e14,
     peak_type="bf16", absent={"executed": "not measured of all"},
@@ -293,7 +296,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_FLOPS = msgspec.structs.replace(STATED["report"], totals=TOTALS_WITHOUT_FLOPS, flops=StepFlops())
+WITHOUT_MODEL_BYTES = msgspec.structs.replace(STATED["report"], out_of_memory=(NOTICE_WITHOUT_MODEL,))
+WITHOUT_FLOPS = msgspec.structs.replace(WITHOUT_MODEL_BYTES, totals=TOTALS_WITHOUT_FLOPS, flops=StepFlops())
 WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(WITHOUT_FLOPS, out_of_memory=(), node=EARLIER_NODE)
 """Nor with the memory of the machine."""
 WITHOUT_CORE_WAIT = msgspec.structs.replace(WITHOUT_OUT_OF_MEMORY, host=EARLIER_HOST)
@@ -531,6 +535,11 @@ def test_earlier_report_without_errors_of_the_allocator_decodes() -> None:
 def test_earlier_report_without_flops_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_flops.hex").read_text())
     assert decode(frame) == WITHOUT_FLOPS
+
+
+def test_earlier_report_without_the_bytes_of_a_model_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_model_bytes.hex").read_text())
+    assert decode(frame) == WITHOUT_MODEL_BYTES
 
 
 def test_earlier_goodbye_without_line_decodes() -> None:

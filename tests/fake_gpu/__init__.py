@@ -207,10 +207,14 @@ class FakeGpu:
         self._library.gpu_write(str(path).encode())
 
     def give_to_agent(self, *, can_detach: bool = True) -> None:
-        """Let the agent, which has not been started yet, find this device wherever it looks for one."""
+        """Let the agent, which has not been started yet, find this device wherever it looks for one. The tensors of the
+        CPU stand for its tensors.
+        """
         from rankscope.agent import session, training_thread  # noqa: PLC0415 - only the process of a job needs them
         from rankscope.agent.profiler import torch_profiler  # noqa: PLC0415
         from rankscope.agent.sample import rank_samples  # noqa: PLC0415
+        from rankscope.agent.sample.model_bytes import find_model_bytes  # noqa: PLC0415
+        from rankscope.agent.sample.out_of_memory import OutOfMemoryWatch  # noqa: PLC0415
         from rankscope.agent.sample.torch_device import TorchDevice, TrainingDevice  # noqa: PLC0415
 
         cuda = self.cuda = FakeCuda(lambda: self.idle_from_ns)
@@ -226,6 +230,7 @@ class FakeGpu:
         profiler.find_devices = find_devices
         profiler.TorchProfiler.can_detach = property(lambda _profiler: can_detach)
         samples.find_cuda = training.find_cuda = lambda: cuda
+        samples.OutOfMemoryWatch = functools.partial(OutOfMemoryWatch, find_model=lambda _device: find_model_bytes(-1))
         its_session.TrainingDevice = functools.partial(TrainingDevice, lambda: device, lambda: True)
 
 

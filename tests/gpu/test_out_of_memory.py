@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope.agent.guard import Guard
-from rankscope.agent.sample.out_of_memory import ONCE, OutOfMemoryWatch
+from rankscope.agent.sample.out_of_memory import MODEL_FIELDS, ONCE, OutOfMemoryWatch
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.stalls import find_script_frame
@@ -52,6 +52,10 @@ def script() -> Iterator[Script]:
 
 def test_notice_has_what_was_asked_and_what_there_was(script: Script) -> None:
     tensor = torch.empty(HELD_BYTES, dtype=torch.uint8, device="cuda")
+    layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    layer(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
     allocated = torch.cuda.memory_allocated()
     notice = script.run_out()
     assert (notice.number, notice.step, notice.phase, script.woken) == (1, 7, "forward", 1)
@@ -62,6 +66,8 @@ def test_notice_has_what_was_asked_and_what_there_was(script: Script) -> None:
     assert notice.reserved_bytes is not None
     assert allocated <= notice.reserved_bytes < script.total_bytes
     assert set(notice.absent) == {"held"}
+    kinds = [getattr(notice, name) for name in MODEL_FIELDS]
+    assert kinds == [4 * MIB, 4 * MIB, 8 * MIB], "Adam's count of steps is on the host"
     assert bool((tensor.fill_(3) == 3).all()), "the GPU works as before"
 
 
@@ -76,6 +82,6 @@ def test_held_memory_is_that_of_the_line_that_allocated(script: Script) -> None:
         assert frame is not None
         assert frame.file.endswith("test_out_of_memory.py")
         assert largest.bytes >= tensor.nbytes
-        assert script.run_out().absent == {"held": ONCE}
+        assert script.run_out().absent == dict.fromkeys((*MODEL_FIELDS, "held"), ONCE)
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)

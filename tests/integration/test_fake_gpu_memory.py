@@ -11,6 +11,10 @@ from tests.integration.torchrun import Ended, started, torchrun
 RUN = "fake-gpu-memory"
 RANKS = 2
 FROM_STEP = 5
+MODEL_BYTES = 4 * (16 * 16 + 16)
+"""Of a linear layer with its bias, in fp32. The error is between forward and backward, so there are no gradients."""
+ADAM_BYTES = 2 * MODEL_BYTES + 2 * 4
+"""Two moments of each parameter, and for both of them a step in 4 bytes."""
 
 
 def train(*options: str) -> tuple[RunSnapshot, list[Finding], Ended, int]:
@@ -33,7 +37,9 @@ def check_finding(findings: list[Finding], step: int) -> None:
     (found,) = findings
     assert (found.ranks, found.since_step, found.cause) == ((1,), step, "fragmentation")
     assert f"ran out of GPU memory in step {step} (forward): it asked for 8.0 GiB" in found.sentence
-    assert "74.0 GiB was reserved by torch, 60.0 GiB of it in use by tensors." in found.sentence
+    assert "74.0 GiB was reserved by torch, 60.0 GiB of it in use by tensors. Parameters took 1.1 KiB" in found.sentence
+    kinds = [found.evidence[f"{name}_bytes"] for name in ("parameters", "gradients", "optimizer_state")]
+    assert kinds == [MODEL_BYTES, 0, ADAM_BYTES]
 
 
 def test_caught_error_is_an_incident_of_a_run_that_finishes() -> None:

@@ -8,8 +8,10 @@ error and go on, so a notice is no end of a rank. What would help follows from t
 | `fragmentation` | torch had at least as much reserved and unused as was asked for, in pieces that were too small |
 | `other_memory` | a tenth of the device, and what was asked for, is in use outside of torch's allocator |
 | `memory_imbalance` | it needed at least 1.25 times the memory of the median of the other ranks |
-| `memory_full` | the other ranks need as much: the training does not fit |
+| `memory_full` | the other ranks need as much, or there is no other: the training does not fit |
 | `unattributed` | the bytes are not known, or no other rank's are |
+
+What another rank needs is its peak so far; of one that has failed too, what it held and asked for.
 
 A finding is open for 5 minutes after the last error, and until a step has ended since.
 """
@@ -55,8 +57,9 @@ class _Failed(NamedTuple):
 
 
 class _Others(NamedTuple):
-    """The other ranks: the median of what they have needed at most, and the least headroom with its rank."""
+    """The other ranks: how many, the median of what they have needed at most, and the least headroom with its rank."""
 
+    rank_count: int
     needed_bytes: float | None
     headroom: tuple[int, int] | None
 
@@ -93,9 +96,14 @@ def _is_over(seen: OutOfMemorySeen, now_collector_ns: int, last_step: int) -> bo
 
 def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
     first = failed[0]
-    others = _read_others(view, {one.rank for one in failed})
-    cause = find_cause(first.notice, others.needed_bytes)
-    texts = (_describe_who(view, failed), _describe_cause(first.notice, cause, others), _describe_room(others))
+    others = _read_others(view, failed)
+    cause = find_cause(first.notice, others.needed_bytes, is_alone=not others.rank_count)
+    texts = (
+        _describe_who(view, failed),
+        describe_kinds(first.notice),
+        _describe_cause(first.notice, cause, others),
+        _describe_room(others),
+    )
     sentence = " ".join(text for text in texts if text)
     return Finding(
         kind=OUT_OF_MEMORY,
@@ -110,9 +118,9 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
     )
 
 
-def find_cause(notice: OutOfMemory, others_needed_bytes: float | None) -> str:
+def find_cause(notice: OutOfMemory, others_needed_bytes: float | None, *, is_alone: bool = False) -> str:
     """Return why the memory was not enough. `others_needed_bytes` is the median of what the other ranks have needed at
-    most, None where that is not known.
+    most, None where that is not known; `is_alone`: there are none.
 
     >>> GIB = 2**30
     >>> held = {"allocated_bytes": 60 * GIB, "reserved_bytes": 74 * GIB, "free_bytes": GIB, "limit_bytes": 80 * GIB}
@@ -125,6 +133,8 @@ def find_cause(notice: OutOfMemory, others_needed_bytes: float | None) -> str:
         return FRAGMENTATION
     if other is not None and other >= max(notice.asked_bytes, OTHER_RATIO_MIN * (notice.limit_bytes or 0)):
         return OTHER_MEMORY
+    if notice.allocated_bytes is not None and is_alone:
+        return FULL
     if notice.allocated_bytes is None or not others_needed_bytes:
         return UNATTRIBUTED
     needed = notice.allocated_bytes + notice.asked_bytes
@@ -143,11 +153,20 @@ def find_other_bytes(notice: OutOfMemory) -> int | None:
     return max(0, notice.limit_bytes - notice.free_bytes - notice.reserved_bytes)
 
 
-def _read_others(view: RunView, failed: set[int]) -> _Others:
-    needed: list[int] = []
+def _read_others(view: RunView, failed: Sequence[_Failed]) -> _Others:
+    """Read what the ranks other than the first that failed have needed, and what those that have not failed have left.
+    Ranks that failed too reached what they held and asked for: where all fail, as where a batch is too large, these are
+    all that is known.
+    """
+    notices = {one.rank: one.notice for one in failed}
+    needed = [
+        notice.allocated_bytes + notice.asked_bytes
+        for rank, notice in notices.items()
+        if rank != failed[0].rank and notice.allocated_bytes is not None
+    ]
     rooms: list[tuple[int, int]] = []
     for rank in view.series.ranks:
-        if rank in failed:
+        if rank in notices:
             continue
         counts = view.samples.allocators.get(rank, ())
         allocator = counts[-1].sample if counts else None
@@ -157,7 +176,8 @@ def _read_others(view: RunView, failed: set[int]) -> _Others:
         room = find_device_headroom(devices[0] if devices else None, allocator)
         if room is not None:
             rooms.append((room, rank))
-    return _Others(statistics.median(needed) if needed else None, min(rooms, default=None))
+    count = len({*view.series.ranks, *notices}) - 1
+    return _Others(count, statistics.median(needed) if needed else None, min(rooms, default=None))
 
 
 def _describe_who(view: RunView, failed: Sequence[_Failed]) -> str:
@@ -200,6 +220,19 @@ def describe_bytes(notice: OutOfMemory) -> str:
     return f"{text}; {held} in use by tensors"
 
 
+def describe_kinds(notice: OutOfMemory) -> str:
+    """Return what tensors were for, where that was read.
+
+    >>> kinds = {"parameters_bytes": 2**30, "gradients_bytes": 2**30, "optimizer_state_bytes": 2**31}
+    >>> describe_kinds(OutOfMemory(number=1, host_ns=0, allocated_bytes=9 * 2**30, **kinds))
+    'Parameters took 1.0 GiB, gradients 1.0 GiB, optimizer state 2.0 GiB, activations and all else 5.0 GiB.'
+    """
+    kinds = (notice.parameters_bytes, notice.gradients_bytes, notice.optimizer_state_bytes, notice.other_tensors_bytes)
+    names = ("Parameters took", "gradients", "optimizer state", "activations and all else")
+    known = [f"{name} {format_bytes(size)}" for name, size in zip(names, kinds, strict=True) if size is not None]
+    return f"{', '.join(known)}." if notice.parameters_bytes is not None else ""
+
+
 def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
     needed = format_bytes(others.needed_bytes or 0)
     here = format_bytes((notice.allocated_bytes or 0) + notice.asked_bytes)
@@ -211,7 +244,8 @@ def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
         ),
         OTHER_MEMORY: f"{other} of the device was in use outside of torch's allocator.",
         IMBALANCE: f"It needed {here} with this allocation, half of the other ranks at most {needed} so far.",
-        FULL: f"It needed {here} with this allocation; the median of the other ranks' peaks so far is {needed}.",
+        FULL: f"It needed {here} with this allocation"
+        + (f"; the median of what the other ranks had needed so far is {needed}." if others.rank_count else "."),
     }.get(cause, "")
 
 
@@ -232,6 +266,10 @@ def _collect_evidence(notice: OutOfMemory, others: _Others) -> dict[str, float]:
         "unused_bytes": notice.unused_bytes,
         "inactive_split_bytes": notice.inactive_split_bytes,
         "other_bytes": find_other_bytes(notice),
+        "parameters_bytes": notice.parameters_bytes,
+        "gradients_bytes": notice.gradients_bytes,
+        "optimizer_state_bytes": notice.optimizer_state_bytes,
+        "other_tensors_bytes": notice.other_tensors_bytes,
         "errors": notice.number,
         "others_needed_bytes_median": others.needed_bytes,
         "others_headroom_bytes_min": None if others.headroom is None else others.headroom[0],

@@ -47,7 +47,7 @@ gpu.cuda.segments = [
 assert rankscope.start()
 dist.init_process_group("gloo")
 model = DistributedDataParallel(nn.Linear(16, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def allocate() -> None:

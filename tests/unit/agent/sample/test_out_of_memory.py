@@ -10,8 +10,12 @@ import torch
 
 from rankscope.agent.captures.stacks import TEXT_LENGTH_MAX
 from rankscope.agent.guard import Guard
+from rankscope.agent.sample.model_bytes import ModelBytes
 from rankscope.agent.sample.out_of_memory import (
+    MODEL_FIELDS,
     NO_HISTORY,
+    NO_MODEL,
+    NOT_READ,
     NOT_TOLD,
     ONCE,
     PART,
@@ -26,6 +30,9 @@ from rankscope.measure.units import HostNs, WallNs
 from tests.cuda_stand_in.allocator import StandInAllocator
 
 GIB = 2**30
+MODEL_BYTES = ModelBytes(parameters=14 * GIB, gradients=15 * GIB, optimizer_state=28 * GIB)
+ABSENT = dict.fromkeys(("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "held", *MODEL_FIELDS), NOT_TOLD)
+ALL_ONCE = dict.fromkeys((*MODEL_FIELDS, "held"), ONCE)
 NOTICE_BYTES_MAX = 64 * 1024
 
 
@@ -52,7 +59,8 @@ class Rank:
     def __init__(self, place: tuple[int | None, str] | None = (412, "forward"), cuda: Any = None) -> None:
         self.cuda: Any = Cuda(device_index=2) if cuda is None else cuda
         self.guard = Guard(3)
-        self.watch = OutOfMemoryWatch(StillClock(), self.guard, self.cuda)
+        self.model: Callable[[int], ModelBytes | None] = lambda device: MODEL_BYTES if device == 2 else None
+        self.watch = OutOfMemoryWatch(StillClock(), self.guard, self.cuda, self._find_model)
         self.woken = 0
         self._is_processed = place is not None
         self.watch.start(self._add_event, lambda: place or (None, ""), self._wake)
@@ -61,6 +69,9 @@ class Rank:
     def _add_event(self, handle: Callable[..., None], now_ns: int, *arguments: object) -> None:
         if self._is_processed:
             handle(now_ns, *arguments)
+
+    def _find_model(self, device: int) -> ModelBytes | None:
+        return self.model(device)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -85,8 +96,10 @@ def test_error_is_reported_at_once_with_bytes_step_and_phase() -> None:
     assert notice == OutOfMemory(
         number=1, host_ns=77, device=2, asked_bytes=2 * GIB, free_bytes=GIB, limit_bytes=80 * GIB,
         allocated_bytes=70 * GIB, reserved_bytes=78 * GIB, inactive_split_bytes=5 * GIB, step=412, phase="forward",
-        absent={"held": NO_HISTORY},
+        absent={"held": NO_HISTORY}, parameters_bytes=14 * GIB, gradients_bytes=15 * GIB,
+        optimizer_state_bytes=28 * GIB,
     )  # fmt: skip
+    assert notice.other_tensors_bytes == (70 - 14 - 15 - 28) * GIB
     assert (notice.unused_bytes, rank.watch.is_due, rank.collect()) == (8 * GIB, False, ())
 
 
@@ -100,6 +113,34 @@ def test_counts_are_those_of_the_error_not_of_the_report() -> None:
     (notice,) = rank.collect()
     assert (notice.allocated_bytes, notice.reserved_bytes, notice.unused_bytes) == (70 * GIB, None, None)
     assert notice.absent["reserved_bytes"] == NOT_TOLD
+
+
+def test_model_is_read_within_the_first_error_only() -> None:
+    rank = Rank()
+    rank.run_out()
+    rank.model = lambda _device: pytest.fail("it was read again")
+    rank.run_out()
+    first, second = rank.collect()
+    assert first.parameters_bytes == 14 * GIB
+    assert (second.parameters_bytes, second.absent) == (None, {**ALL_ONCE})
+
+
+def test_device_without_a_model_says_so() -> None:
+    rank = Rank()
+    rank.model = lambda _device: None
+    rank.run_out()
+    (notice,) = rank.collect()
+    assert notice.absent == {**dict.fromkeys(MODEL_FIELDS, NO_MODEL), "held": NO_HISTORY}
+    assert notice.other_tensors_bytes is None
+
+
+def test_model_that_cannot_be_read_costs_no_notice() -> None:
+    rank = Rank()
+    rank.model = lambda _device: MODEL_BYTES if 1 // 0 else None
+    rank.run_out()
+    (notice,) = rank.collect()
+    assert {notice.absent[name] for name in MODEL_FIELDS} == {NOT_READ}
+    assert rank.guard.errors == {PART: 1}
 
 
 def test_error_outside_of_steps_has_none() -> None:
@@ -247,7 +288,7 @@ def test_held_memory_is_read_once_in_a_process() -> None:
         [(1, 1), (2, 0)],
         [(3, 0)],
     ]
-    assert reported[2][0].absent == {"held": ONCE}
+    assert reported[2][0].absent == ALL_ONCE
 
 
 def test_held_memory_is_not_read_without_a_history() -> None:
@@ -281,7 +322,7 @@ def test_largest_notice_fits_into_64_kib() -> None:
     assert (len(held), {len(one.frames) for one in held}) == (ALLOCATIONS_MAX, {FRAMES_MAX})
     assert {len(frame.file) for one in held for frame in one.frames} == {TEXT_LENGTH_MAX}
     notices = [OutOfMemory(number=2**62, host_ns=2**62, held=held)]
-    notices += [OutOfMemory(number=2**62, host_ns=2**62, phase="p" * 128, absent=dict.fromkeys("abcd", NOT_TOLD))] * 3
+    notices += [OutOfMemory(number=2**62, host_ns=2**62, phase="p" * 128, absent=ABSENT)] * 3
     empty = Report(sequence=1, host_ns=0)
     full = msgspec.structs.replace(empty, out_of_memory=tuple(notices))
     assert 40 * 1024 < len(encode(full)) - len(encode(empty)) <= NOTICE_BYTES_MAX

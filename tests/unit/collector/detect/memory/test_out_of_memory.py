@@ -96,7 +96,7 @@ def test_rank_that_needs_what_its_peers_need_is_told_to_need_less() -> None:
     assert found.sentence == (
         "Rank 2 (n1) ran out of GPU memory in step 19 (forward): it asked for 4.0 GiB and 2.0 GiB of the device was "
         "free; 76.0 GiB was reserved by torch, 74.0 GiB of it in use by tensors. It needed 78.0 GiB with this "
-        "allocation; the median of the other ranks' peaks so far is 71.0 GiB. Of the other ranks, rank "
+        "allocation; the median of what the other ranks had needed so far is 71.0 GiB. Of the other ranks, rank "
         "1 had the least left: 1.0 GiB."
     )
     assert found.suggestion == suggest("out_of_memory", "memory_full")
@@ -160,12 +160,49 @@ def test_ranks_that_ran_out_together_are_one_finding() -> None:
     found = found_in(view((3, notice(step=18)), (1, FULL), peaks_gib=(70, 1, 72, 1)))
     assert (found.ranks, found.since_step) == ((1, 3), 19)
     assert found.sentence.startswith("Ranks 1, 3 ran out of GPU memory, first rank 1 in step 19 (forward): it asked")
-    assert found.evidence["others_needed_bytes_median"] == 71 * GIB
+    assert found.evidence["others_needed_bytes_median"] == 72 * GIB  # of 70, 72, and the 78 of rank 3
 
 
-def test_all_ranks_out_of_memory_leave_none_to_compare_with() -> None:
-    found = found_in(view(*((rank, FULL) for rank in range(4))))
-    assert (found.cause, found.ranks) == ("unattributed", (0, 1, 2, 3))
+def test_all_ranks_that_run_out_alike_are_full() -> None:
+    # The others held 74 GiB and asked for 4, too, whatever they had reported before.
+    found = found_in(view(*((rank, FULL) for rank in range(4)), peaks_gib=(1, 1, 1, 1)))
+    assert (found.cause, found.ranks) == ("memory_full", (0, 1, 2, 3))
+    assert found.sentence.endswith(
+        "It needed 78.0 GiB with this allocation; the median of what the other ranks had needed so far is 78.0 GiB."
+    )
+
+
+def test_rank_that_fails_far_above_others_that_fail_has_an_imbalance() -> None:
+    small = notice(allocated_bytes=50 * GIB, reserved_bytes=52 * GIB)
+    found = found_in(view((0, FULL), (1, small), (2, small), (3, small)))
+    assert (found.cause, found.evidence["others_needed_bytes_median"]) == ("memory_imbalance", 54 * GIB)
+
+
+def test_failed_rank_whose_bytes_are_not_known_is_not_compared_with() -> None:
+    unknown = notice(allocated_bytes=None, reserved_bytes=None)
+    assert found_in(view(*((rank, unknown if rank else FULL) for rank in range(4)))).cause == "unattributed"
+
+
+def test_only_rank_of_a_run_is_full() -> None:
+    alone = view((0, FULL))
+    found = found_in(dataclasses.replace(alone, series=dataclasses.replace(alone.series, ranks=(0,))))
+    assert found.cause == "memory_full"
+    assert found.sentence.endswith("It needed 78.0 GiB with this allocation.")
+    assert find_cause(notice(allocated_bytes=None), None, is_alone=True) == "unattributed"
+
+
+def test_what_tensors_were_for_is_said() -> None:
+    kinds = {"parameters_bytes": 14 * GIB, "gradients_bytes": 14 * GIB, "optimizer_state_bytes": 28 * GIB}
+    found = found_in(view((2, notice(**kinds))))
+    assert (
+        "74.0 GiB of it in use by tensors. Parameters took 14.0 GiB, gradients 14.0 GiB, optimizer state 28.0 GiB, "
+        "activations and all else 18.0 GiB. It needed"
+    ) in found.sentence
+    assert {name: found.evidence[name] for name in (*kinds, "other_tensors_bytes")} == {
+        **kinds, "other_tensors_bytes": 18 * GIB,
+    }  # fmt: skip
+    of_another_allocator = notice(**kinds, allocated_bytes=None)
+    assert "optimizer state 28.0 GiB. " in f"{found_in(view((2, of_another_allocator))).sentence} "
 
 
 def test_repeated_error_is_counted() -> None:
