@@ -1,6 +1,7 @@
 """Build a snapshot with every field known, for the golden page of metrics."""
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import (
@@ -222,6 +223,10 @@ def full_snapshot() -> Snapshot:
         run_slowdown_ratio=1.2,
         ranks_without_peers=1,
         least_waiting=LeastWaiting(rank=3, steps=40, share=0.95, margin_ns=8e6),
+        checkpoints=Checkpoints(
+            count=4, duration_ns=9_200 * MS,
+            latest=(Checkpoint(attempt=1, step=90, wall_s=1_799_999_940.5, duration_ns=2_300 * MS, rank=0),),
+        ),
         not_judged={"imbalance": "no two groups of two ranks or more that do different work are known"},
         goodput=GoodputSnapshot(
             wall_ns=100_000 * MS, productive_ns=72_000 * MS, slow_ns=8_000 * MS, startup_ns=10_000 * MS,

@@ -11,6 +11,7 @@ from rankscope.collector.detect.finding import Finding, describe_faults, format_
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
+from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.liveness import conclude
 from rankscope.collector.runs.rank import SavedRank
@@ -50,7 +51,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
     last minute of their steps; None unless they are known of all. `injected_faults` as in RunSnapshot.
-    `origin` says whose run it was.
+    `origin` says whose run it was. `checkpoints` are those that its ranks have marked.
     """
 
     run: str
@@ -79,6 +80,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     hfu_ratio: float | None = None
     injected_faults: str = ""
     origin: RunOrigin = UNKNOWN_ORIGIN
+    checkpoints: Checkpoints = NO_CHECKPOINTS
 
 
 def read_report(path: Path, run: str) -> RunReport:
@@ -126,6 +128,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         curve=tuple(curve),
         worst_ranks=tuple(_find_worst(processes, run.lost, list(history.read_intervals(INTERVALS_READ_MAX)))),
         end=run.end,
+        checkpoints=saved.checkpoints,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
         origin=find_origin(process.hello.identity for process in processes),

@@ -7,7 +7,7 @@ from typing import Final
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.run_report import RunReport
-from rankscope.collector.reports.summary import find_costliest
+from rankscope.collector.reports.summary import describe_checkpoints, find_costliest
 from rankscope.collector.reports.terminal_colors import BOLD, PLAIN, Colors
 from rankscope.collector.reports.trace_cells import (
     MISSING,
@@ -65,6 +65,7 @@ def build_sections(report: RunReport, top: int = TOP) -> list[Section]:
 def _facts(report: RunReport) -> Section:
     section = Section("facts", "The run", "The run as of its last report.", columns_of("<what, <value"), "")
     ratio, origin = report.goodput.goodput_ratio, describe_origin(report.origin)
+    checkpoints = describe_checkpoints(report.checkpoints)
     rows = {
         "id": report.run_id or report.run,
         **({"origin": origin} if origin else {}),
@@ -74,6 +75,7 @@ def _facts(report: RunReport) -> Section:
         "step time": "-" if report.step_ns_median is None else format_duration(report.step_ns_median),
         "goodput": "-" if ratio is None else f"{ratio:.1%} of {format_duration(report.goodput.wall_ns)}",
         **_describe_flops(report),
+        **({"checkpoints": checkpoints[0]} if checkpoints else {}),
         "reports": f"{report.reports}, {report.reports_lost} lost; {report.steps_late} steps came too late",
         **{f"ended: {reason}": ranks for reason, ranks in report.ends.items()},
         **_describe_failure(report.end),

@@ -5,7 +5,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
-from rankscope.collector.reports.summary import describe_ended_run, find_costliest, verdict
+from rankscope.collector.reports.summary import describe_checkpoints, describe_ended_run, find_costliest, verdict
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.memory_words import describe_memory
@@ -39,6 +39,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     lines += [INDENT + printable(origin)] if origin else []
     lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
     lines += _render_suggestion(find_failure(status.run.end))
+    lines += [f"{INDENT}checkpoints: {text}" for text in describe_checkpoints(status.run.checkpoints)]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
     lines += [INDENT + printable(status.run.injected_faults)] if status.run.injected_faults else []

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 from rankscope.collector.detect.finding import HANG, Finding
+from rankscope.collector.reports.incident_table import format_utc
+from rankscope.collector.runs.checkpoints import Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_end_words import (
     describe_end,
@@ -56,6 +58,23 @@ def describe_ended_run(run: RunSnapshot) -> list[str]:
     return lines
 
 
+def describe_checkpoints(seen: Checkpoints) -> list[str]:
+    """Return the last checkpoint and their number in one line; none where none is marked.
+
+    >>> from rankscope.collector.runs.checkpoints import Checkpoint
+    >>> last = Checkpoint(attempt=0, step=1200, wall_s=1_800_000_000.0, duration_ns=2_300_000_000, rank=0)
+    >>> describe_checkpoints(Checkpoints(count=3, duration_ns=6_000_000_000, latest=(last,)))
+    ['the last of 3 in step 1,200 at 2027-01-15 08:00:00 UTC, for 2.3 s; all together 6.0 s']
+    """
+    if not seen.latest:
+        return []
+    last = seen.latest[-1]
+    text = f"in step {last.step:,} at {format_utc(last.wall_s)} UTC, for {format_duration(last.duration_ns)}"
+    if seen.count == 1:
+        return [f"one, {text}"]
+    return [f"the last of {seen.count:,} {text}; all together {format_duration(seen.duration_ns)}"]
+
+
 def summarise(run: RunSnapshot) -> str:
     """Return the summary of a run, one fact a line, the verdict last."""
     ends: dict[str, list[int]] = {}
@@ -74,6 +93,7 @@ def summarise(run: RunSnapshot) -> str:
         *([run.injected_faults] if run.injected_faults else []),
         *_describe_speed(run),
         *_describe_goodput(run.goodput),
+        *(f"checkpoints: {text}" for text in describe_checkpoints(run.checkpoints)),
     ]
     costliest = find_costliest(run.findings)
     lines += [f"finding: {finding.sentence}" for finding in run.findings if finding is not costliest]

@@ -1,22 +1,16 @@
-"""Keep one attempt of a run: its ranks, its table of steps, and the reports still to be added to it. Pure.
+"""Keep one attempt of a run: its ranks, its table of steps, and the reports still to be added to it. Pure."""
 
-numpy takes as long for the one row of a report as for a hundred rows: added alone, a report costs 100 us, in a batch of
-a hundred 2 us. So the fields of a report are stored at once, and its tables wait in `ReportBatcher` until `flush`,
-which is called after each batch of events, and before the table of steps is read.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.invariants import require
+from rankscope.collector.runs.checkpoints import RunCheckpoints
 from rankscope.collector.runs.peer_search import PeerSearch
 from rankscope.collector.runs.rank import RankState
+from rankscope.collector.runs.report_batcher import ReportBatcher
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
@@ -26,72 +20,6 @@ from rankscope.collector.steps.step_series import Floats
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
-from rankscope.measure.table import stack_tables
-
-
-class PendingReport(NamedTuple):
-    """A report that was admitted, and the number of its rank."""
-
-    rank: int
-    report: ReportFields
-
-
-class ReportBatcher:
-    """The reports of one attempt that are not in its step table yet."""
-
-    def __init__(self, window: StepTable, ranks: dict[int, RankState]) -> None:
-        self._window = window
-        #: The ranks of the attempt, whose states `flush` replaces.
-        self._ranks = ranks
-        #: In the order of their arrival.
-        self._pending: list[PendingReport] = []
-
-    @property
-    def pending(self) -> int:
-        """Reports that are not in the step table yet."""
-        return len(self._pending)
-
-    def add(self, rank: int, report: ReportFields) -> None:
-        """Add a report; those of one rank come in their order."""
-        self._pending.append(PendingReport(rank, report))
-
-    def flush(self) -> None:
-        """Add everything pending to the table."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        self._place_steps(pending)
-        with_collectives = [one for one in pending if one.report.collectives.table.row_count]
-        for places, block in stack_tables([one.report.collectives.table for one in with_collectives]):
-            chosen = [with_collectives[place] for place in places]
-            numbers = [one.rank for one in chosen]
-            self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
-        self._mark_complete(pending)
-
-    def validate(self) -> None:
-        """Raise InvariantError where an invariant does not hold; tests call it after events."""
-        require(all(one.rank in self._ranks for one in self._pending), "a report of an unknown rank is pending")
-
-    def _place_steps(self, pending: Sequence[PendingReport]) -> None:
-        numbers = np.array([one.rank for one in pending], dtype=np.int64)
-        late, last = np.zeros(len(pending), dtype=np.int64), np.full(len(pending), -1)
-        for places, block in stack_tables([one.report.steps for one in pending]):
-            late[places] = self._window.add_steps_of(numbers[places], block)
-            last[places] = block.column("step").max(axis=1, initial=-1)
-        ranks = self._ranks
-        for (rank, report), late_rows, step in zip(pending, late.tolist(), last.tolist(), strict=True):
-            ranks[rank] = ranks[rank].record_steps(report, late_rows, step)
-
-    def _mark_complete(self, pending: Sequence[PendingReport]) -> None:
-        """Mark the steps of profiler windows, and those that are timed; ranks mostly have the same ones."""
-        ranks: dict[tuple[int, int, bool], list[int]] = {}
-        for one in pending:
-            for first_step, last_step in one.report.covered_steps:
-                ranks.setdefault((first_step, last_step, False), []).append(one.rank)
-            for first_step, last_step in one.report.timed_steps:
-                ranks.setdefault((first_step, last_step, True), []).append(one.rank)
-        for (first_step, last_step, is_timed), numbers in ranks.items():
-            self._window.mark_complete_of(np.unique(numbers), first_step, last_step, is_timed=is_timed)
 
 
 def find_end_of_steps(report: ReportFields, now_collector_ns: int) -> int:
@@ -142,7 +70,7 @@ class GroupMembers:
 
 @dataclass(slots=True)
 class Attempt:
-    """State that an elastic restart discards."""
+    """State that an elastic restart discards, and the checkpoints of the run, which the next attempt continues."""
 
     #: The most restarts that the launcher of any node has counted.
     restart_count: int
@@ -181,6 +109,8 @@ class Attempt:
     step_ns: int = 0
     #: The last step that was written to the history; -1 before any. Only grows.
     recorded_step: int = -1
+    #: The checkpoints of the run so far.
+    checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
 
     def __post_init__(self) -> None:
         self.batcher = ReportBatcher(self.window, self.ranks)
@@ -191,7 +121,11 @@ class Attempt:
         """Return the attempt that a rank process begins after the `former` one."""
         window = StepTable(config.steps_kept, identity.world_size, config.count_measured_min(identity.world_size))
         former_nodes = frozenset(() if former is None else former.counts_by_node)
-        return cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
+        attempt = cls(identity.restart_count, identity.world_size, window, former_nodes=former_nodes)
+        if former is not None:
+            attempt.checkpoints = former.checkpoints
+            attempt.checkpoints.begin_attempt()
+        return attempt
 
     # -- its rank processes --------------------------------------------------------------------------------------------
 
@@ -240,6 +174,7 @@ class Attempt:
         self.ranks[rank] = state.record_report(report, breakdown, now_collector_ns, now_wall_s)
         for group in report.groups or ():
             self._record_group(group)
+        self.checkpoints.record(rank, report, now_wall_s)
         self.batcher.add(rank, report)
 
     def _record_group(self, group: GroupInfo) -> None:
@@ -319,6 +254,7 @@ class Attempt:
             require(rank.synchronisations == waits, "the sum of blocking calls is another one")
             require((rank.breakdown is None) == (rank.window_times is None), "windows without times, or times without")
         self.groups.validate()
+        self.checkpoints.validate()
         self.batcher.validate()
         self.window.validate()
         self.collectives.validate()

@@ -285,6 +285,7 @@ class RunState:
             least_waiting=attempt.peer_search.least_waiting,
             not_judged=dict(findings.abstained),
             injected_faults=describe_faults(attempt.faults),
+            checkpoints=attempt.checkpoints.seen,
         )
         ranks = tuple([attempt.ranks[number] for number in sorted(attempt.ranks)])
         collectives = attempt.collectives.snapshot(attempt.group_sizes)
@@ -306,4 +307,5 @@ class RunState:
         if self.heat_map_steps is not None:
             require(self.heat_map_steps.attempt <= self.attempts, "a heat map of an attempt to come")
         if attempt is not None:
+            require(attempt.checkpoints.attempt == self.attempts, "checkpoints are counted for another attempt")
             attempt.validate()

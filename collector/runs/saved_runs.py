@@ -15,6 +15,7 @@ import msgspec
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.clock_alignment import Clocks
 from rankscope.collector.runs.former_attempts import NO_ATTEMPTS, FormerAttempts
 from rankscope.collector.runs.goodput import GoodputSnapshot
@@ -53,13 +54,14 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class SavedStory(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run that seldom change: its findings, open ones last, the boot ids of its former attempt, where
-    the ranks of all earlier attempts ran, and how long the first steps of this one took.
+    the ranks of all earlier attempts ran, how long the first steps of this one took, and its checkpoints.
     """
 
     findings: tuple[Finding, ...] = ()
     former_boots: tuple[str, ...] = ()
     former_attempts: FormerAttempts = NO_ATTEMPTS
     start: RunStart | None = None
+    checkpoints: Checkpoints = NO_CHECKPOINTS
 
 
 class RunToSave(NamedTuple):
@@ -122,6 +124,7 @@ def save_run(run: RunState, clocks: Clocks) -> RunToSave | None:
         former_boots=tuple(sorted(run.processes.former)),
         former_attempts=run.processes.former_attempts,
         start=run.speed.start,
+        checkpoints=attempt.checkpoints.seen,
     )
     return RunToSave(saved, story, attempt.ranks, attempt.medians, attempt.collectives.read())
 
@@ -140,6 +143,7 @@ def restore_run(
     window = StepTable(config.steps_kept, saved.world_size, config.count_measured_min(saved.world_size))
     attempt = run.attempt = Attempt(saved.restart_count, saved.world_size, window)
     attempt.step_ns, attempt.recorded_step = saved.step_ns, saved.recorded_step
+    attempt.checkpoints.restore(saved.attempt, story.checkpoints)
     run.processes.former_attempts, run.speed.start = story.former_attempts, story.start
     run.attempts, run.processes.former = saved.attempt, frozenset(story.former_boots)
     for one in ranks:

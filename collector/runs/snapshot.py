@@ -7,6 +7,7 @@ import msgspec
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.run_ids import choose_run_id
+from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
@@ -114,7 +115,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their own past only.
     `not_judged` says by kind of finding why detection gives no verdict about it now. `least_waiting`: the rank that
     nearly always waits least, where some ranks have no peers; None: there is none, or all have. `injected_faults` says
-    what ranks do to themselves on purpose, by the agent's setting `fault`; empty: nothing.
+    what ranks do to themselves on purpose, by the agent's setting `fault`; empty: nothing. `checkpoints` are those
+    that the ranks have marked.
     """
 
     run: str
@@ -133,6 +135,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_judged: Mapping[str, str] = {}
     least_waiting: LeastWaiting | None = None
     injected_faults: str = ""
+    checkpoints: Checkpoints = NO_CHECKPOINTS
 
     def __post_init__(self) -> None:
         if not self.run_id:

@@ -16,7 +16,7 @@ import msgspec
 from selenium.webdriver import Chrome
 
 from rankscope.collector.publish.api import heat_map
-from rankscope.collector.publish.api.event_stream import build_live_snapshot
+from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.api.machine_views import list_machines
 from rankscope.collector.publish.api.rank_views import BY_SLOWDOWN, list_ranks, show_rank
 from rankscope.collector.publish.api.step_breakdown import RunTimeBreakdown

@@ -22,6 +22,7 @@ from rankscope.collector.publish.api import (
     compare_route,
     event_stream,
     heat_map,
+    live_snapshot,
     machine_views,
     rank_views,
     routes_api,
@@ -58,7 +59,7 @@ class Error(msgspec.Struct, frozen=True):
 ANSWERS: Final = (
     RunSummaries, RunView, StatusView, RunDump,
     rank_views.RankList, rank_views.RankAnswer, routes_api.FindingList, routes_api.RunHistory,
-    machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, event_stream.LiveSnapshot,
+    machine_views.MachineList, RunReport, RunComparison, Incidents, NodeList, live_snapshot.LiveSnapshot,
     heat_map.HeatMapHead, Error,
     capture_routes.CaptureList, capture_routes.CaptureOptions, Capture,
 )  # fmt: skip

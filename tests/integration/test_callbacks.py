@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from rankscope.collector.runs.checkpoints import RunCheckpoints
+from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.records import StepRecord
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, python, run
@@ -109,6 +111,18 @@ def test_lightnings_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen)
 def test_the_trainers_checkpoints_are_a_phase_of_the_step_that_follows(seen: Seen) -> None:
     # Saved after 2, 4 and 6 steps.
     assert [find_saved(steps) for steps in steps_of(seen)] == [[2, 4]]
+
+
+@each_job
+def test_collector_sees_each_checkpoint_of_a_framework_once(seen: Seen) -> None:
+    known = RunCheckpoints()
+    for rank, life in enumerate(seen[1]):
+        for report in life.reports:
+            known.record(rank, ReportFields.of(report), 0.0)
+    saved = find_saved(seen[1][0].steps)
+    assert len(saved) == 2
+    assert [one.step for one in known.seen.latest] == saved
+    assert known.seen.count == 2
 
 
 @pytest.mark.parametrize("seen", [TWO_OPTIMIZERS], indirect=True)

@@ -17,9 +17,9 @@ from rankscope.collector.publish.api.event_stream import (
     SLOW_READER,
     SNAPSHOT_SKIPPED,
     STREAMS_BUSY,
-    LiveSnapshot,
 )
 from rankscope.collector.publish.api.live_captures import LIVE_CAPTURES_MAX
+from rankscope.collector.publish.api.live_snapshot import LiveSnapshot
 from rankscope.collector.publish.http_auth import HttpAuth
 from rankscope.collector.publish.http_connections import HttpLimits
 from rankscope.collector.publish.http_server import HttpServer

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from rankscope.collector.captures.capture import Capture
+from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_store import HistoryStore
@@ -129,6 +131,22 @@ def test_events_are_listed_newest_first_with_their_time(page: LivePage, world: L
     assert page.text("#events").split("\n") == [
         f"{clock(page, BEGIN_WALL_S + 5)}: found: straggler of rank 1",
         f"{clock(page, BEGIN_WALL_S + 3)}: capture c5 ordered",
+    ]
+
+
+def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, world: LiveWorld) -> None:
+    last = Checkpoint(attempt=0, step=1_200, wall_s=BEGIN_WALL_S + 6.0, duration_ns=2_300 * MS, rank=1)
+    earlier = msgspec.structs.replace(last, step=600, wall_s=BEGIN_WALL_S + 4.0, duration_ns=40 * MS, rank=0)
+    marked = Checkpoints(count=7, duration_ns=9 * S, latest=(earlier, last))
+    ranks = tuple(rank_of(rank, run="gpt", reports_admitted=1, totals=totals_of(100)) for rank in range(2))
+    world.show(RunSnapshot(run="gpt", world_size=2, restart_count=0, ranks=ranks, checkpoints=marked))
+    page.open("#run=gpt")
+    page.wait_for_text("#figures", "step 1,200, 4 s ago, 7 in all")
+    page.wait_for_text("#events-count", "2")
+    page.click("#events-shown summary")
+    assert page.text("#events").split("\n") == [
+        f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.3 s on rank 1",
+        f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.00 ms on rank 0",
     ]
 
 

@@ -18,6 +18,14 @@ export const number = (value, digits = 0) =>
 /** Format nanoseconds as milliseconds, without the unit. */
 export const ms = (ns) => (isKnown(ns) ? number(ns / NS_PER_MS, ns < 100 * NS_PER_MS ? 2 : 1) : UNKNOWN);
 
+const NS_PER_S = 1e9;
+
+/** Format nanoseconds with their unit, in ms or s. */
+export const span = (ns) => {
+  if (!isKnown(ns) || ns < NS_PER_S) return isKnown(ns) ? `${ms(ns)} ms` : UNKNOWN;
+  return `${number(ns / NS_PER_S, ns < 10 * NS_PER_S ? 1 : 0)} s`;
+};
+
 const BYTES_PER_GIB = 2 ** 30;
 
 /** Format bytes in GiB with their unit. */

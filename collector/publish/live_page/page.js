@@ -154,8 +154,7 @@ const showSteps = (history, lastS) => {
   const least = lastS ? shown.snapshot.wall_s - lastS : 0;
   shown.points = pointsOf(history).filter(({ wallS }) => wallS >= least);
   const begin = shown.points[0]?.wallS ?? Infinity; // what happened before is in the list of incidents
-  const { captures: ordered, end } = shown.snapshot.run;
-  shown.events = eventsOf(shown.points, shown.incidents, ordered, end).filter(({ wallS }) => wallS >= begin);
+  shown.events = eventsOf(shown.points, shown.incidents, shown.snapshot.run).filter(({ wallS }) => wallS >= begin);
   describeSteps(shown.points, shown.events, Boolean(history.steps?.length));
   drawn.steps();
 };
@@ -195,7 +194,7 @@ const showSnapshot = (snapshot) => {
     return undefined;
   }
   aimLinks({ run: shown.run, name: snapshot.run.run, settings: snapshot.settings });
-  showFigures(snapshot.run);
+  showFigures(snapshot.run, snapshot.wall_s);
   offerRuns(snapshot.runs, snapshot.run.run_id);
   showFindings(snapshot.run, isFirst);
   captures.show(snapshot.run, snapshot.takes_orders, isFirst);

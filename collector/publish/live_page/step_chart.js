@@ -1,6 +1,6 @@
-// Step time over time, with what happened: findings, restarts, captures, the end of the run.
+// Step time over time, with what happened: findings, restarts, checkpoints, captures, the end of the run.
 
-import { at, clock, colour, dateAndClock, element, ms, number, say } from "./dom.js";
+import { at, clock, colour, dateAndClock, element, ms, number, say, span } from "./dom.js";
 import { nameRanks } from "./found_ranks.js";
 
 const BELOW = 20;
@@ -48,11 +48,18 @@ const restartsOf = (points) =>
     .filter((point, place) => place > 0 && point.attempt !== points[place - 1].attempt)
     .map(({ wallS, attempt }) => ["restart", wallS, `steps go on after restart ${number(attempt)}`]);
 
+const ofCheckpoint = (one) => [
+  "checkpoint",
+  one.wall_s,
+  `checkpoint in step ${number(one.step)}: ${span(one.duration_ns)} on rank ${number(one.rank)}`,
+];
+
 /** Return what happened, oldest first: [kind, time, text]. */
-export const eventsOf = (points, incidents, captures, end) =>
+export const eventsOf = (points, incidents, { captures, checkpoints, end }) =>
   [
     ...incidents.flatMap(ofIncident),
     ...restartsOf(points),
+    ...checkpoints.latest.map(ofCheckpoint),
     ...captures.map((one) => ["capture", one.asked_wall_s, `capture ${one.id} ordered`]),
     ...(end === null || end.ended_wall_s === null
       ? []

@@ -78,8 +78,14 @@ export const showJoining = ({ listen, needs_keys: needsKeys }, host) => {
   say(at("join-note"), notes.filter((one) => one).join(" "));
 };
 
-/** Show the figures of a run, from a LiveRun. */
-export const showFigures = (run) => {
+/** Return the last marked checkpoint and how long ago it was: "step 1,200, 12 min ago, 3 in all". */
+const lastCheckpoint = ({ count, latest }, nowS) => {
+  const last = latest.at(-1);
+  return `step ${number(last.step)}, ${duration(Math.max(0, nowS - last.wall_s))} ago, ${number(count)} in all`;
+};
+
+/** Show the figures of a run, from a LiveRun of the time `nowS` (seconds since 1970). */
+export const showFigures = (run, nowS) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
   const speed = [
@@ -95,6 +101,7 @@ export const showFigures = (run) => {
     ["goodput", percent(run.goodput_ratio)],
     ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ["restarts", number(run.restart_count)],
+    ...(run.checkpoints.count ? [["last checkpoint", lastCheckpoint(run.checkpoints, nowS)]] : []),
     ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),

@@ -27,6 +27,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapsho
 from rankscope.measure.units import ns_to_s
 
 _DETECTION: Final = "collector: detection (docs/definitions.md section 4)"
+_PHASES: Final = "agent: steps (StepRecord.phases_ns)"
 _GOODPUT: Final = "collector: goodput (GoodputSnapshot)"
 _LIVES: Final = "collector: arrival of reports; sidecar: RankEnded"
 
@@ -88,6 +89,20 @@ def _run_seconds(snapshot: Snapshot) -> Iterator[Value]:
         }
         if any(kinds.values()) or any(rank.totals.steps for rank in run.ranks):
             yield from (((run.run, kind), ns_to_s(spent_ns)) for kind, spent_ns in kinds.items())
+
+
+def _count_checkpoints(snapshot: Snapshot) -> Iterator[Value]:
+    return (((run.run,), run.checkpoints.count) for run in _live_runs(snapshot) if run.checkpoints.count)
+
+
+def _checkpoint_seconds(snapshot: Snapshot) -> Iterator[Value]:
+    marked = (run for run in _live_runs(snapshot) if run.checkpoints.count)
+    return (((run.run,), ns_to_s(run.checkpoints.duration_ns)) for run in marked)
+
+
+def _last_checkpoint(snapshot: Snapshot) -> Iterator[Value]:
+    marked = (run for run in _live_runs(snapshot) if run.checkpoints.latest)
+    return (((run.run,), run.checkpoints.latest[-1].wall_s) for run in marked)
 
 
 def _stragglers(run: RunSnapshot) -> Iterator[tuple[int | None, str, float]]:
@@ -292,6 +307,24 @@ RUNS: Final[tuple[Measure, ...]] = (
         "Time of the run by kind: steps, startup, between_steps, stalled, restart.",
         "time between the ends of reported steps, by what the run did", _GOODPUT, NOT_NEGATIVE,
         OfSnapshot(_run_seconds),
+    ),
+    Measure(
+        "rankscope_checkpoints_total", "counter", "", RUN,
+        "Checkpoints that ranks of the run have marked with the phase checkpoint; absent before the first.",
+        "steps with at least 1 ms of the phase on any rank", _PHASES, NOT_NEGATIVE,
+        OfSnapshot(_count_checkpoints),
+    ),
+    Measure(
+        "rankscope_checkpoint_seconds_total", "counter", "seconds", RUN,
+        "Time that training stood for these checkpoints, of each that of the rank that took longest.",
+        "sum of the longest phase checkpoint of any rank in the step", _PHASES, NOT_NEGATIVE,
+        OfSnapshot(_checkpoint_seconds),
+    ),
+    Measure(
+        "rankscope_last_checkpoint_timestamp_seconds", "gauge", "seconds", RUN,
+        "When the step of the last marked checkpoint ended, in seconds since 1970.", "end of its step", _PHASES,
+        NOT_NEGATIVE,
+        OfSnapshot(_last_checkpoint),
     ),
     Measure(
         "rankscope_ranks_without_peers", "gauge", "", RUN,

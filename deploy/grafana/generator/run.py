@@ -185,6 +185,18 @@ def _steps() -> list[Placed]:
             ),
             parts_of_whole=True,
         ),
+        lines(
+            "Checkpoints",
+            "Time since the step of the last checkpoint that the script has marked, which a failure now would lose; "
+            "and for how long training stood for one, the mean of an hour. No data: none is marked (docs/loops.md).",
+            SECONDS,
+            Query(f"time() - max({series('last_checkpoint_timestamp_seconds', OF_RUN)})", "since the last"),
+            Query(
+                f"sum(increase({series('checkpoint_seconds_total', OF_RUN)}[1h]))"
+                f" / sum(increase({series('checkpoints_total', OF_RUN)}[1h]))",
+                "duration",
+            ),
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import Incident, begin
-from rankscope.collector.publish.api.event_stream import build_live_snapshot
+from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.api.step_breakdown import Shares
 from rankscope.collector.publish.metrics.pages import METRICS_PATH, RANKS_PATH, MetricPages, Page
 from rankscope.collector.publish.metrics.text_format import TextFormat

@@ -16,6 +16,7 @@ from rankscope.collector.reports.run_page import render_page
 from rankscope.collector.reports.run_report import RunReport, read_report, report_as_json
 from rankscope.collector.reports.run_sections import merge_points, render_text
 from rankscope.collector.reports.terminal_colors import Colors
+from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.saved_runs import SavedStory
@@ -153,6 +154,18 @@ def test_facts_have_mfu_of_the_last_minute_where_all_ranks_have_it(path: Path) -
     assert report_of(path).mfu_ratio == pytest.approx(0.3)
     assert report_of(path).hfu_ratio is None
     assert "MFU              30.0 % in the last minute of steps" in render_text(report_of(path), 20)
+
+
+def test_checkpoints_are_a_fact_and_in_the_json_where_they_are_marked(path: Path) -> None:
+    assert "checkpoints" not in render_text(report_of(path), 20)
+    last = Checkpoint(attempt=0, step=60, wall_s=WALL_S, duration_ns=2 * S, rank=0)
+    marked = Checkpoints(count=2, duration_ns=5 * S, latest=(last,))
+    batch = WriteBatch()
+    batch.stories["bert"] = SavedStory(checkpoints=marked)
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    assert re.search(r"checkpoints +the last of 2 in step 60 at ", render_text(report_of(path), 20))
+    assert msgspec.json.decode(report_as_json(path, "bert"), type=RunReport).checkpoints == marked
 
 
 def test_tables_have_at_most_top_rows(path: Path) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from rankscope.collector.publish.api.event_stream import build_live_snapshot
+from rankscope.collector.publish.api.live_snapshot import build_live_snapshot
 from rankscope.collector.publish.api.rank_views import list_ranks
 from rankscope.collector.reports.status_text import render_one_rank, render_status
 from rankscope.collector.reports.summary import summarise

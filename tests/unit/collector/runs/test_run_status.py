@@ -11,6 +11,7 @@ from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.publish.api.routes_api import Api
 from rankscope.collector.reports.status_text import render_one_rank, render_overview, render_status
 from rankscope.collector.reports.terminal_colors import Colors, choose_colors
+from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.run_status import RunStatus, build_status, find_worst
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
@@ -217,3 +218,13 @@ def test_names_from_the_wire_cannot_steer_the_terminal() -> None:
     )
     text = render_status(build_status(run, 1)) + render_one_rank(run, run.ranks[0], None)
     assert all(sign.isprintable() for line in text.splitlines() for sign in line)
+
+
+def test_last_checkpoint_is_a_line_where_one_is_marked() -> None:
+    last = Checkpoint(attempt=0, step=1_200, wall_s=1_800_000_000.0, duration_ns=2_300_000_000, rank=0)
+    marked = Checkpoints(count=3, duration_ns=6_000_000_000, latest=(last,))
+    line = "  checkpoints: the last of 3 in step 1,200 at 2027-01-15 08:00:00 UTC, for 2.3 s; all together 6.0 s"
+    assert line in render_status(build_status(run_of(rank_of(0), checkpoints=marked), 0)).splitlines()
+    only = build_status(run_of(rank_of(0), checkpoints=msgspec.structs.replace(marked, count=1)), 0)
+    assert "  checkpoints: one, in step 1,200 at" in render_status(only)
+    assert "checkpoint" not in render_status(build_status(run_of(rank_of(0)), 0))

@@ -15,7 +15,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapsho
 from rankscope.collector.steps.collective_totals import unpack_counts
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, Refused, Report, Welcome
-from rankscope.measure.records import Losses, Totals
+from rankscope.measure.records import Losses, StepRecord, Totals
 from tests.library_exporter import SnapshotExporter
 from tests.unit.collector.runs.run_stories import S, Story, boot_of
 
@@ -280,3 +280,14 @@ def test_restored_ranks_are_bounded() -> None:
     other = msgspec.structs.replace(hello_of(1, 1).identity, run="other")  # its world too has two ranks
     assert not admission.restore(other, KEPT)
     assert isinstance(admission.hello(b"peer", msgspec.structs.replace(hello_of(1, 1), identity=other)), Refused)
+
+
+def test_checkpoints_are_there_again_in_the_next_collector() -> None:
+    story = Story(2).join()
+    step = StepRecord(step=8, start_host_ns=0, duration_ns=3 * S, phases_ns={"checkpoint": 2 * S})
+    story.report(1, [step], [])
+    before = story.tick().snapshot().checkpoints
+    assert [(one.attempt, one.step, one.duration_ns, one.rank) for one in before.latest] == [(0, 8, 2 * S, 1)]
+    story = kill(story)
+    assert story.snapshot().checkpoints == before
+    story.run.validate()
