@@ -220,6 +220,16 @@ def test_the_queries_on_the_page_name_what_there_is(name: str) -> None:
         find_labels(query, known)
 
 
+def test_queries_for_people_keep_runs_of_two_clusters_apart_as_the_rules_do() -> None:
+    pages = {page.name: page.read_text() for page in (RUNBOOKS.parent).glob("**/*.md")}
+    groupings = {name: re.findall(r"\bby \(([^)]*\brun\b[^)]*)\)", text) for name, text in pages.items()}
+    assert sum(map(len, groupings.values())) >= 3
+    without = {
+        name: found for name, all_ in groupings.items() if (found := [one for one in all_ if "cluster" not in one])
+    }
+    assert without == {}
+
+
 # -- the text of a rule ----------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.records import DeviceSample
+from rankscope.measure.records import DeviceSample, NodeSample, PortSample
 from tests.integration.chromium import find, prefer, wait_until
 from tests.integration.live_pages import BELOW, LEFT, LivePage, is_near
 from tests.integration.live_worlds import BEGIN_WALL_S, STEPS, LiveWorld, finding_of, huge_run, incident_of
@@ -392,7 +392,7 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
     gpu = DeviceSample(
         host_ns=0, uuid="a", model="H100", utilization_ratio=0.9, memory_used_bytes=60 * 2**30,
         memory_total_bytes=80 * 2**30, temperature_celsius=81.0, power_watts=650.0, throttle_reasons=("hw_thermal",),
-        xid_last=63,
+        xid_last=63, nvlink_tx_bytes_per_s=120e9, nvlink_rx_bytes_per_s=80e9,
     )  # fmt: skip
     traffic = CollectiveTotals(
         group="dp", op="all_reduce", count=9, duration_ns=1, matched=2, wait_ns=4_000_000, transfer_ns=1_000_000,
@@ -403,17 +403,48 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
     page.open("#run=gpt")
     assert page.wait_for_rows("#machines", 1) == [
         ["n0", "1 of 1", "throttled: hw thermal; Xid 63", "-", "1 H100", "90.0 %", "60 GiB of 80 GiB (75.0 %)", "81 °C",
-         "650 W", "-"],
+         "650 W", "120.0, 80.0", "-"],
     ]  # fmt: skip
     assert page.rows("#groups") == [["dp", "all_reduce", "1", "9", "2.00", "0.50", "2.50"]]
-    assert page.text("#machines-said") == "Host memory: no rank has reported the memory of its machine."
+    assert page.text("#machines-said") == (
+        "Host memory: no rank has reported the memory of its machine. "
+        "Network ports: no rank has reported an InfiniBand or RoCE port."
+    )
+    assert not page.shown("#ports")
     heads = page.run("return [...document.querySelectorAll('#machines thead th')].filter((one) => one.hidden).length")
     assert heads == 2, "columns without a value are left out"
+
+
+def test_ports_are_shown_with_their_rates_and_new_errors(page: LivePage, world: LiveWorld) -> None:
+    port = PortSample(
+        name="mlx5_0/1", is_active=True, rate_bits_per_s=400 * 10**9, tx_bytes=10**12, rx_bytes=10**12, xmit_wait=50,
+        symbol_errors=7, out_of_sequence=0,
+    )  # fmt: skip
+    down = PortSample(name="mlx5_1/1", is_active=False)
+
+    def show(sample: NodeSample) -> None:
+        world.show(RunSnapshot(run="gpt", world_size=1, restart_count=0, ranks=(rank_of(0, run="gpt", node=sample),)))
+
+    show(NodeSample(host_ns=10**9, ports=(port, down)))
+    page.open("#run=gpt")
+    absent = ["n0 mlx5_1/1", "carries no data", *["-"] * 7]
+    assert page.wait_for_rows("#ports", 2) == [absent, ["n0 mlx5_0/1", "up", "400", "-", "-", "7", "0", "-", "-"]]
+    # Ten seconds later: 25 GB/s sent, 5 received, three more symbol errors, 200 ticks a second.
+    later = msgspec.structs.replace(
+        port, tx_bytes=10**12 + 250 * 10**9, rx_bytes=10**12 + 50 * 10**9, xmit_wait=2_050, symbol_errors=10
+    )
+    show(NodeSample(host_ns=11 * 10**9, ports=(later, down)))
+    expected = ["n0 mlx5_0/1", "up", "400", "25.00", "5.00", "10 (+3)", "0", "200", "-"]
+    wait_until(page.browser, lambda: expected in page.rows("#ports"))
+    # The card was reset: counts from 0 are no traffic.
+    show(NodeSample(host_ns=21 * 10**9, ports=(msgspec.structs.replace(port, tx_bytes=5, symbol_errors=0), down)))
+    reset = ["n0 mlx5_0/1", "up", "400", "-", "-", "0", "0", "-", "-"]
+    wait_until(page.browser, lambda: reset in page.rows("#ports"))
 
 
 def test_run_without_gpus_says_why_there_is_nothing_about_them(page: LivePage, world: LiveWorld) -> None:
     world.show(RunSnapshot(run="cpu", world_size=1, restart_count=0, ranks=(rank_of(0, run="cpu"),)))
     page.open("#run=cpu")
     said = page.wait_for_text("#machines-said", "GPUs: no rank has reported a GPU.")
-    assert "Links: no collective has been measured in this attempt of the run." in said
+    assert "Collectives: no collective has been measured in this attempt of the run." in said
     assert not page.shown("#groups")

@@ -8,24 +8,36 @@ import msgspec
 
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.records import DeviceSample
+from rankscope.measure.records import DeviceSample, PortSample
 
 MACHINES_MAX: Final = 100
 """Machines in one answer, those with something to see first: more than a screen shows."""
 GROUPS_MAX: Final = 50
 """Kinds of collectives in one answer, those that took longest."""
 
+PORTS_MAX: Final = 100
+"""Network ports in one answer: a dozen machines of eight cards."""
+
 NO_GPU: Final = "no rank has reported a GPU"
 NO_GPU_MEMORY: Final = "no rank has reported the memory of its GPU"
 NO_HOST_MEMORY: Final = "no rank has reported the memory of its machine"
+NO_NVLINK: Final = (
+    "no rank has reported the NVLink traffic of its GPU a second, which takes a GPU with GPM (Hopper, newer)"
+)
+NO_PORTS: Final = "no rank has reported an InfiniBand or RoCE port"
 NO_COLLECTIVES: Final = "no collective has been measured in this attempt of the run"
+
+
+COUNT_MAX: Final = 2**62
+"""Bound of a sum of counts, so that it can be encoded."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One machine of a run, as of the last reports of its ranks. `slowdown_ratio` is the largest of its ranks. Over its
-    GPUs: `utilization_ratio` is the mean, `temperature_celsius` the highest, `power_watts` the sum of those that are
-    known, and the bytes are those of the GPU with the least memory left. `throttle_reasons` and `xids` are of any of
-    them, without repetition. `host_memory_` is the machine's, or the limit of the job in it. None: not known.
+    GPUs: `utilization_ratio` is the mean, `temperature_celsius` the highest, `power_watts` and `nvlink_` the sums of
+    those that are known, and the bytes are those of the GPU with the least memory left. `throttle_reasons` and `xids`
+    are of any of them, without repetition. `host_memory_` is the machine's, or the limit of the job in it. None: not
+    known.
     """
 
     node: str
@@ -39,6 +51,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None
     temperature_celsius: float | None
     power_watts: float | None
+    nvlink_tx_bytes_per_s: float | None
+    nvlink_rx_bytes_per_s: float | None
     throttle_reasons: tuple[str, ...]
     xids: tuple[int, ...]
     host_memory_available_bytes: int | None
@@ -61,11 +75,32 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     bus_bandwidth_bytes_per_s: float | None
 
 
+class NetworkPort(msgspec.Struct, frozen=True, kw_only=True):
+    """One InfiniBand or RoCE port of a machine, `mlx5_0/1`, as of its last sample, read at `read_host_ns` by its own
+    clock. All but the state and the rate count up since the card was reset, of everything that uses the port:
+    `link_errors` are symbol and receive errors, recoveries and losses of the link; `transport_errors` packets that were
+    lost, late or refused; `transmit_wait_ticks` ticks of the card in which data waited to be sent. None: not known.
+    """
+
+    node: str
+    name: str
+    read_host_ns: int
+    is_active: bool | None
+    rate_bits_per_s: int | None
+    tx_bytes: int | None
+    rx_bytes: int | None
+    link_errors: int | None
+    transport_errors: int | None
+    transmit_wait_ticks: int | None
+    congestion_notifications: int | None
+
+
 class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     """The machines of a run, at most MACHINES_MAX of the `machines_known`: those first that throttle, have had an Xid
     error or a rank that is not up, then the slowest. `groups`: its collectives, at most GROUPS_MAX of the
-    `groups_known`, those first that took longest. `absent` says why there is nothing about `gpus`, `gpu_memory`,
-    `host_memory` or `groups`.
+    `groups_known`, those first that took longest. `ports`: at most PORTS_MAX of the `ports_known`, those first that
+    carry no data, then those with the most errors. `absent` says why there is nothing about `gpus`, `gpu_memory`,
+    `nvlink`, `host_memory`, `ports` or `groups`.
     """
 
     run: str
@@ -74,6 +109,8 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[Machine, ...]
     groups_known: int
     groups: tuple[GroupTraffic, ...]
+    ports_known: int
+    ports: tuple[NetworkPort, ...]
     absent: Mapping[str, str]
 
 
@@ -83,7 +120,7 @@ def list_machines(run: RunSnapshot) -> MachineList:
     for rank in run.ranks:
         by_node.setdefault(rank.identity.node, []).append(rank)
     machines = sorted((_build_machine(node, ranks) for node, ranks in by_node.items()), key=_find_place)
-    groups = _sum_groups(run.ranks)
+    groups, ports = _sum_groups(run.ranks), _list_ports(run.ranks)
     return MachineList(
         run=run.run,
         run_id=run.run_id,
@@ -91,7 +128,9 @@ def list_machines(run: RunSnapshot) -> MachineList:
         machines=tuple(machines[:MACHINES_MAX]),
         groups_known=len(groups),
         groups=groups[:GROUPS_MAX],
-        absent=_find_absent(machines, groups),
+        ports_known=len(ports),
+        ports=ports[:PORTS_MAX],
+        absent=_find_absent(machines, groups, ports),
     )
 
 
@@ -112,6 +151,8 @@ def _build_machine(node: str, ranks: Sequence[RankSnapshot]) -> Machine:
         memory_total_bytes=fullest.memory_total_bytes if fullest is not None and is_known else None,
         temperature_celsius=_of_known(max, (device.temperature_celsius for device in devices)),
         power_watts=_of_known(sum, (device.power_watts for device in devices)),
+        nvlink_tx_bytes_per_s=_of_known(sum, (device.nvlink_tx_bytes_per_s for device in devices)),
+        nvlink_rx_bytes_per_s=_of_known(sum, (device.nvlink_rx_bytes_per_s for device in devices)),
         throttle_reasons=tuple(sorted({reason for device in devices for reason in device.throttle_reasons or ()})),
         xids=tuple(sorted({device.xid_last for device in devices if device.xid_last is not None})),
         host_memory_available_bytes=next((one.memory_available_bytes for one in samples), None),
@@ -164,11 +205,51 @@ def _mean_of_call(sums: Iterable[tuple[int | None, int]]) -> float | None:
     return sum(spent_ns for spent_ns, _ in known) / sum(calls for _, calls in known) if known else None
 
 
-def _find_absent(machines: Sequence[Machine], groups: Sequence[GroupTraffic]) -> dict[str, str]:
+def _list_ports(ranks: Iterable[RankSnapshot]) -> tuple[NetworkPort, ...]:
+    """Return the ports of all machines, those with something to see first."""
+    samples = {rank.identity.node: rank.node for rank in ranks if rank.node is not None and rank.node.ports}
+    ports = [_build_port(node, sample.host_ns, port) for node, sample in samples.items() for port in sample.ports]
+    return tuple(sorted(ports, key=_find_port_place))
+
+
+def _find_port_place(port: NetworkPort) -> tuple[bool, int, str, str]:
+    errors = (port.link_errors or 0) + (port.transport_errors or 0)
+    return port.is_active is not False, -errors, port.node, port.name
+
+
+def _build_port(node: str, read_host_ns: int, port: PortSample) -> NetworkPort:
+    link = (port.symbol_errors, port.receive_errors, port.link_recoveries, port.link_downs)
+    transport = (port.out_of_sequence, port.ack_timeouts, port.adaptive_retransmissions, port.receiver_not_ready)
+    return NetworkPort(
+        node=node,
+        name=port.name,
+        read_host_ns=read_host_ns,
+        is_active=port.is_active,
+        rate_bits_per_s=port.rate_bits_per_s,
+        tx_bytes=port.tx_bytes,
+        rx_bytes=port.rx_bytes,
+        link_errors=_sum_known(link),
+        transport_errors=_sum_known(transport),
+        transmit_wait_ticks=port.xmit_wait,
+        congestion_notifications=port.cnps_handled,
+    )
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of the counts that are known; None where none is. Bounded, so that it can be encoded."""
+    known = [count for count in counts if count is not None]
+    return min(COUNT_MAX, sum(known)) if known else None
+
+
+def _find_absent(
+    machines: Sequence[Machine], groups: Sequence[GroupTraffic], ports: Sequence[NetworkPort]
+) -> dict[str, str]:
     reasons = {
         "gpus": (NO_GPU, any(one.gpus for one in machines)),
         "gpu_memory": (NO_GPU_MEMORY, any(one.memory_used_bytes is not None for one in machines)),
         "host_memory": (NO_HOST_MEMORY, any(one.host_memory_available_bytes is not None for one in machines)),
+        "nvlink": (NO_NVLINK, any(one.nvlink_tx_bytes_per_s is not None for one in machines)),
+        "ports": (NO_PORTS, bool(ports)),
         "groups": (NO_COLLECTIVES, bool(groups)),
     }
     return {name: reason for name, (reason, is_known) in reasons.items() if not is_known}

@@ -1,11 +1,18 @@
-// What the run runs on: its machines with GPUs and memory, and the collectives of its process groups.
+// What the run runs on: its machines with GPUs and memory, their ports, and the collectives of its process groups.
 
 import { at, bytes, fill, ms, number, percent, say, times } from "./dom.js";
+import { portRow } from "./ports.js";
 
 const unit = (value, digits, name) => (value === null ? "-" : `${number(value, digits)} ${name}`);
 
 const ofTotal = (used, total) =>
   used === null || total === null || !total ? "-" : `${bytes(used)} of ${bytes(total)} (${percent(used / total)})`;
+
+const BYTES_PER_GB = 1e9;
+const inGb = (value) => (value === null ? "-" : number(value / BYTES_PER_GB, 1));
+
+/** Format bytes a second sent and received, in GB. */
+const bothWays = (sent, received) => (sent === null && received === null ? "-" : `${inGb(sent)}, ${inGb(received)}`);
 
 const conditionOf = ({ throttle_reasons: reasons, xids }) => {
   const throttled = reasons.length ? [`throttled: ${reasons.join(", ").replaceAll("_", " ")}`] : [];
@@ -24,11 +31,12 @@ const machineRow = (one) => ({
     ofTotal(one.memory_used_bytes, one.memory_total_bytes),
     unit(one.temperature_celsius, 0, "°C"),
     unit(one.power_watts, 0, "W"),
+    bothWays(one.nvlink_tx_bytes_per_s, one.nvlink_rx_bytes_per_s),
     one.host_memory_available_bytes === null
       ? "-"
       : `${bytes(one.host_memory_available_bytes)} of ${bytes(one.host_memory_total_bytes ?? NaN)}`,
   ],
-  right: [1, 3, 5, 6, 7, 8, 9],
+  right: [1, 3, 5, 6, 7, 8, 9, 10],
 });
 
 const groupRow = (one) => ({
@@ -44,7 +52,14 @@ const groupRow = (one) => ({
   right: [2, 3, 4, 5, 6],
 });
 
-const NAMES = { gpus: "GPUs", gpu_memory: "GPU memory", host_memory: "Host memory", groups: "Links" };
+const NAMES = {
+  gpus: "GPUs",
+  gpu_memory: "GPU memory",
+  nvlink: "NVLink",
+  host_memory: "Host memory",
+  ports: "Network ports",
+  groups: "Collectives",
+};
 
 /** Hide the columns of a table, counted from 1, that have no value in any row. */
 const hideEmpty = (table) => {
@@ -57,16 +72,20 @@ const hideEmpty = (table) => {
 
 /** Show a MachineList. */
 export const showMachines = (answer) => {
-  const { machines, groups, absent } = answer;
+  const { machines, groups, ports, absent } = answer;
   fill(at("machines"), machines.map(machineRow));
   fill(at("groups"), groups.map(groupRow));
+  fill(at("ports"), ports.map(portRow));
   at("machines").hidden = !machines.length;
   at("groups").hidden = !groups.length;
-  for (const id of ["machines", "groups"]) hideEmpty(at(id));
+  at("ports").parentElement.hidden = !ports.length;
+  for (const id of ["machines", "ports", "groups"]) hideEmpty(at(id));
   const more = [
     [machines.length, answer.machines_known, "machines: those with errors or throttling first, then the slowest"],
+    [ports.length, answer.ports_known, "ports: those that carry no data first, then those with most errors"],
     [groups.length, answer.groups_known, "kinds of collectives, the longest first"],
   ].flatMap(([shown, known, what]) => (known > shown ? [`${number(shown)} of ${number(known)} ${what}.`] : []));
-  const reasons = Object.entries(absent).map(([name, reason]) => `${NAMES[name]}: ${reason}.`);
+  const shown = Object.entries(absent).filter(([name]) => name !== "nvlink" || absent.gpus === undefined);
+  const reasons = shown.map(([name, reason]) => `${NAMES[name]}: ${reason}.`);
   say(at("machines-said"), [...reasons, ...more].join(" "));
 };

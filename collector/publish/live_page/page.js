@@ -11,6 +11,7 @@ import { showIncidents } from "./incidents.js";
 import { aimLinks, goToElement } from "./links.js";
 import { showMachines } from "./machines.js";
 import { openOrder } from "./order_dialog.js";
+import { forgetPorts } from "./ports.js";
 import { Readout } from "./readout.js";
 import { Refresher } from "./refresher.js";
 import { describeSteps, drawSteps, eventsOf, pointsOf } from "./step_chart.js";
@@ -265,6 +266,7 @@ const readAddress = () => {
   captures.clear();
   showIncidents([], 0);
   clearComparison();
+  forgetPorts();
   heat.setFound([], run);
   heat.show(null);
   shown.outlined = "";

@@ -10,12 +10,16 @@ from rankscope.collector.publish.api.machine_views import (
     NO_GPU,
     NO_GPU_MEMORY,
     NO_HOST_MEMORY,
+    NO_NVLINK,
+    NO_PORTS,
+    PORTS_MAX,
     Machine,
+    NetworkPort,
     list_machines,
 )
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
-from rankscope.measure.records import DeviceSample, NodeSample
+from rankscope.measure.records import DeviceSample, NodeSample, PortSample
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 GIB = 2**30
@@ -25,6 +29,11 @@ def on_node(rank: int, node: str, **known: object) -> RankSnapshot:
     """A rank of a machine."""
     plain = replace(rank_of(rank), **known)
     return replace(plain, identity=replace(plain.identity, node=node))
+
+
+def with_ports(rank: int, node: str, *ports: PortSample) -> RankSnapshot:
+    """The rank of a machine that reads its ports."""
+    return replace(on_node(rank, node), node=NodeSample(host_ns=3, ports=ports))
 
 
 def gpu(uuid: str, **known: object) -> DeviceSample:
@@ -83,7 +92,8 @@ def test_nothing_that_was_not_reported_is_a_number() -> None:
     known = {name for name in Machine.__struct_fields__ if getattr(machine, name) not in (None, ())}
     assert known == {"node", "ranks", "ranks_up", "gpus"}
     assert found.absent == {
-        "gpus": NO_GPU, "gpu_memory": NO_GPU_MEMORY, "host_memory": NO_HOST_MEMORY, "groups": NO_COLLECTIVES,
+        "gpus": NO_GPU, "gpu_memory": NO_GPU_MEMORY, "nvlink": NO_NVLINK, "host_memory": NO_HOST_MEMORY,
+        "ports": NO_PORTS, "groups": NO_COLLECTIVES,
     }  # fmt: skip
     assert found.groups == ()
 
@@ -134,6 +144,53 @@ def test_collectives_that_took_longest_come_first() -> None:
     found = list_machines(run_of(on_node(0, "n0", collectives=(short, long)), on_node(1, "n0", collectives=(short,))))
     assert [one.group for one in found.groups] == ["dp", "tp"]
     assert "groups" not in found.absent
+
+
+def test_nvlink_of_a_machine_is_the_sum_of_its_gpus() -> None:
+    devices = [
+        gpu("a", nvlink_tx_bytes_per_s=2e9, nvlink_rx_bytes_per_s=1e9),
+        gpu("b", nvlink_tx_bytes_per_s=3e9),
+        gpu("c"),
+    ]
+    machine = only(*[on_node(rank, "n0", devices=(device,)) for rank, device in enumerate(devices)])
+    assert (machine.nvlink_tx_bytes_per_s, machine.nvlink_rx_bytes_per_s) == (5e9, 1e9)
+
+
+def test_errors_of_a_port_are_summed_by_what_they_concern() -> None:
+    port = PortSample(
+        name="mlx5_0/1", is_active=True, rate_bits_per_s=400 * 10**9, tx_bytes=7, rx_bytes=8, xmit_wait=9,
+        symbol_errors=1, receive_errors=20, link_recoveries=300, link_downs=4_000,
+        receiver_not_ready=5, out_of_sequence=60, adaptive_retransmissions=None, ack_timeouts=700, cnps_handled=11,
+    )  # fmt: skip
+    found = list_machines(run_of(with_ports(0, "n0", port), on_node(1, "n0")))
+    assert found.ports == (
+        NetworkPort(
+            node="n0", name="mlx5_0/1", read_host_ns=3, is_active=True, rate_bits_per_s=400 * 10**9, tx_bytes=7,
+            rx_bytes=8, link_errors=4_321, transport_errors=765, transmit_wait_ticks=9, congestion_notifications=11,
+        ),
+    )  # fmt: skip
+    assert "ports" not in found.absent
+
+
+def test_port_without_counters_has_no_errors_rather_than_zero() -> None:
+    (port,) = list_machines(run_of(with_ports(0, "n0", PortSample(name="mlx5_0/1")))).ports
+    assert (port.link_errors, port.transport_errors, port.tx_bytes, port.is_active) == (None, None, None, None)
+
+
+def test_ports_without_data_come_first_then_those_with_errors() -> None:
+    ports = (
+        PortSample(name="a/1", is_active=True), PortSample(name="b/1", symbol_errors=2, ack_timeouts=3),
+        PortSample(name="c/1", is_active=True, link_downs=4), PortSample(name="d/1", is_active=False),
+    )  # fmt: skip
+    found = list_machines(run_of(with_ports(0, "n0", *ports)))
+    assert [one.name for one in found.ports] == ["d/1", "b/1", "c/1", "a/1"]
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_ports_are_bounded_and_say_how_many_there_are(more: int) -> None:
+    port = PortSample(name="a/1")
+    found = list_machines(run_of(*[with_ports(number, f"n{number}", port) for number in range(PORTS_MAX + more)]))
+    assert (len(found.ports), found.ports_known) == (PORTS_MAX, PORTS_MAX + more)
 
 
 @pytest.mark.parametrize("more", [0, 3])
