@@ -17,6 +17,7 @@ from rankscope.agent.guard import Guard
 from rankscope.agent.steps.backward_tails import BackwardTails
 from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
+from rankscope.agent.steps.early_events import EarlyEvents
 from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART, HookEventBuffer
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
@@ -62,6 +63,7 @@ class TorchHooks:
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
         self.buffer = buffer or HookEventBuffer(timer, guard)
+        self._early = EarlyEvents(self.buffer, timer, self._read_event_ns)
 
     @property
     def event_count(self) -> int:
@@ -84,7 +86,7 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node,
+                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
             self._hook_optimizers()
@@ -131,9 +133,6 @@ class TorchHooks:
     def _ignore_all_threads(self) -> None:
         self.buffer.thread, self.buffer.thread_is_confirmed = None, True
 
-    def _claim_thread(self) -> None:
-        self.buffer.thread, self.buffer.thread_is_confirmed = get_ident(), True
-
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
     def _hook_optimizers(self) -> None:
@@ -151,7 +150,7 @@ class TorchHooks:
                     buffer.stepped_in_backward = True
                 return
             if not buffer.thread_is_confirmed and not is_in_autograd():
-                self._claim_thread()
+                self._early.claim()
             if get_ident() == buffer.thread:
                 write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
@@ -176,7 +175,9 @@ class TorchHooks:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != buffer.thread:
-                return original(*args, **kwargs)
+                return (
+                    original(*args, **kwargs) if buffer.thread_is_confirmed else self._run_early(original, args, kwargs)
+                )
             write((backward_begin, read_event_ns(), NO_ARGUMENTS))
             if len(entries) > FIELDS * BUFFERED_EVENTS_MAX:
                 buffer.flush_inline()
@@ -195,6 +196,16 @@ class TorchHooks:
 
         return backward
 
+    def _run_early(self, original: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a backward on a thread that may turn out to train: it does where hooks inside step an optimizer."""
+        is_inside = self.buffer.in_backward
+        try:
+            return self._early.run_backward(original, args, kwargs)
+        finally:
+            if self.buffer.stepped_in_backward and not is_inside:
+                self._early.claim()
+                self._end_step_of_backward(self._read_event_ns())
+
     def _end_step_of_backward(self, now_ns: int) -> None:
         """Write the optimizer step of the hooks inside the backward that ended at `now_ns`."""
         buffer, timer = self.buffer, self._timer
@@ -210,12 +221,12 @@ class TorchHooks:
         buffer, read_event_ns = self.buffer, self._read_event_ns
         entries, write = buffer.entries, buffer.entries.extend
         data_begin, data_end = self._timer.data_begin, self._timer.data_end
-        read_size, is_grad_enabled = BatchReader(torch).read, torch.is_grad_enabled
+        read_size, is_grad_enabled, early = BatchReader(torch).read, torch.is_grad_enabled, self._early
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it replaces the loader's
             if get_ident() != buffer.thread:
-                return original(iterator)
+                return original(iterator) if buffer.thread_is_confirmed else early.fetch(torch, original, iterator)
             if not is_grad_enabled():
                 write((data_begin, read_event_ns(), GRADIENTS_OFF))
                 buffer.flush_inline()

@@ -268,11 +268,69 @@ def test_other_threads_are_not_measured(watched: Watched) -> None:
     assert watched.hooks.event_count == events
 
 
-def test_training_on_another_thread_is_found_by_its_optimizer(watched: Watched) -> None:
+def test_training_on_another_thread_is_counted_from_its_first_step(watched: Watched) -> None:
     run_on_a_thread(Loop().train)
     records = watched.finish()
-    assert len(records) == BATCHES - 1  # the batch and the backward of the first came before it was known
-    assert records[-1].backwards == 1
+    assert [(record.batches, record.backwards, record.samples) for record in records] == [(1, 1, 2)] * BATCHES
+    assert all(sum(record.phases_ns.values()) == record.duration_ns > 0 for record in records)
+    assert all(record.phases_ns["backward"] > 0 for record in records)
+
+
+def test_first_step_on_another_thread_has_all_its_micro_batches(watched: Watched) -> None:
+    loop = Loop()
+
+    def accumulate() -> None:
+        for (batch,) in loop.batches:
+            loop.loss(batch).backward()
+        loop.optimizer.step()
+
+    run_on_a_thread(accumulate)
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(BATCHES, BATCHES)]
+
+
+def test_batches_that_another_thread_prefetches_count_to_no_step(watched: Watched) -> None:
+    loop = Loop()
+    fetched: list[Any] = []
+    run_on_a_thread(lambda: fetched.extend(loop.batches))
+    for (batch,) in fetched:
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(0, 1)] * BATCHES
+
+
+def test_backward_of_another_thread_before_training_counts_to_no_step(watched: Watched) -> None:
+    loop = Loop()
+    run_on_a_thread(lambda: loop.loss(torch.ones(2, 4)).backward())
+    loop.train()
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_optimizer_stepped_by_hooks_on_another_thread_ends_steps(watched: Watched) -> None:
+    loop = Loop()
+    loop.model.bias.requires_grad_(False)  # one hook a backward
+    loop.model.weight.register_post_accumulate_grad_hook(lambda _parameter: loop.optimizer.step())
+
+    def train() -> None:
+        for (batch,) in loop.batches:
+            loop.loss(batch).backward()
+
+    run_on_a_thread(train)
+    assert [(record.batches, record.backwards) for record in watched.finish()] == [(1, 1)] * BATCHES
+
+
+def test_error_in_a_backward_of_another_thread_passes_through(watched: Watched) -> None:
+    errors: list[str] = []
+
+    def fail() -> None:
+        try:
+            torch.zeros(1).backward()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    run_on_a_thread(fail)
+    assert "does not require grad" in errors[0]
+    Loop().train()
+    assert len(watched.finish()) == BATCHES
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
