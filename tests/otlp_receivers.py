@@ -68,13 +68,15 @@ class Received:
 @dataclass
 class Receiver:
     """A receiver at `url`. `answer` is an HTTP status or a status of gRPC with which the next requests are answered;
-    None: they are accepted. While `gate` is not set no request is answered.
+    None: they are accepted, but for the points or records that `left_out` counts, with a text. While `gate` is not set
+    no request is answered.
     """
 
     url: str
     received: Received
     protocol: str
     answer: Any = None
+    left_out: tuple[int, str] = (0, "")
     garbage: bytes = b""
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -103,10 +105,12 @@ def receiving_http(port: int = 0) -> Iterator[Receiver]:
                     else logs_service_pb2.ExportLogsServiceRequest
                 )
                 receiver.received.add(service.FromString(body), {**self.headers, "path": self.path})
+            said = make_answer(self.path.endswith("/v1/metrics"), receiver).SerializeToString()
             self.send_response(receiver.answer or 200)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(said)))
             self.send_header("Location", "/elsewhere")
             self.end_headers()
+            self.wfile.write(said)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         receiver = Receiver(f"http://127.0.0.1:{server.server_address[1]}", Received(), "http/protobuf")
@@ -121,6 +125,21 @@ def receiving_http(port: int = 0) -> Iterator[Receiver]:
             thread.join()
 
 
+def make_answer(is_metrics: bool, receiver: Receiver) -> Any:
+    """The answer to an accepted request, with what is left out."""
+    answer: Any = (
+        metrics_service_pb2.ExportMetricsServiceResponse()
+        if is_metrics
+        else logs_service_pb2.ExportLogsServiceResponse()
+    )
+    count, text = receiver.left_out
+    if count:
+        setattr(answer.partial_success, "rejected_data_points" if is_metrics else "rejected_log_records", count)
+    if text:
+        answer.partial_success.error_message = text
+    return answer
+
+
 class _Service(metrics_service_pb2_grpc.MetricsServiceServicer, logs_service_pb2_grpc.LogsServiceServicer):
     """Both services of a receiver over gRPC."""
 
@@ -132,9 +151,7 @@ class _Service(metrics_service_pb2_grpc.MetricsServiceServicer, logs_service_pb2
         if self._receiver.answer is not None:
             context.abort(self._receiver.answer, "as the test\nwants")
         self._receiver.received.add(request, dict(context.invocation_metadata()))
-        if isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest):
-            return metrics_service_pb2.ExportMetricsServiceResponse()
-        return logs_service_pb2.ExportLogsServiceResponse()
+        return make_answer(isinstance(request, metrics_service_pb2.ExportMetricsServiceRequest), self._receiver)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.http_retries import may_pass
 from rankscope.collector.notifications.channel import DELIVERED, FAILED, RETRIED, Delivery
 from rankscope.collector.notifications.event import IncidentEvent
 from rankscope.collector.notifications.signature import read_secret, sign
@@ -33,8 +34,6 @@ CONNECT_S_MAX: Final = 5.0
 TRY_S_MAX: Final = 15.0
 """Longest time from the connection to the end of the answer."""
 ANSWER_BYTES_MAX: Final = 16 * 1024
-RETRIED_STATUSES: Final = frozenset({408, 425, 429})
-"""Client errors that another try may not meet: timeout, too early, too many requests."""
 
 
 class _Answer(NamedTuple):
@@ -111,7 +110,7 @@ class Webhook:
         if http.client.OK <= status < http.client.MULTIPLE_CHOICES:
             return Delivery(DELIVERED)
         text = f"the receiver at {self._host}:{self._port} answers {status}"
-        if status in RETRIED_STATUSES or status >= http.client.INTERNAL_SERVER_ERROR:
+        if may_pass(status):
             return Delivery(RETRIED, text, parse_retry_after(answer.retry_after, self._read_wall_s()))
         if status < http.client.BAD_REQUEST:
             text += ": redirects are not followed, set notify_webhook_url to the final address"

@@ -21,6 +21,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from rankscope.collector.config import OTLP_GRPC
 from rankscope.collector.otlp.endpoint import SEMANTIC_CONVENTIONS, Endpoint
+from rankscope.collector.otlp.partial_success import Partial, read_partial
 from rankscope.collector.otlp.reasons import ExportSession, Problem, export_with_reason, quieten_sdk, shorten
 from rankscope.measure.errors import SettingError
 
@@ -29,21 +30,64 @@ TIMEOUT_S: Final = 10.0
 change it."""
 
 
+class _KeepsAnswer:
+    """An exporter of gRPC that keeps how much of the last request the receiver has left out. It puts a stub around that
+    of the SDK, which makes a new one after a lost connection, and does not read answers.
+    """
+
+    partial = Partial()
+    _watched: Any = None
+
+    @property
+    def _client(self) -> Any:
+        return self._watched
+
+    @_client.setter
+    def _client(self, stub: Any) -> None:
+        self._watched = None if stub is None else _WatchedStub(stub, self)
+
+
+class _WatchedStub:
+    def __init__(self, stub: Any, exporter: _KeepsAnswer) -> None:
+        self._stub = stub
+        self._exporter = exporter
+
+    def Export(self, *arguments: Any, **named: Any) -> Any:  # noqa: N802 - the protocol's name
+        """Send a request, and keep what the answer says."""
+        answer = self._stub.Export(*arguments, **named)
+        self._exporter.partial = read_partial(answer)
+        return answer
+
+
+class _GrpcMetrics(_KeepsAnswer, GrpcMetricExporter):
+    pass
+
+
+class _GrpcLogs(_KeepsAnswer, GrpcLogExporter):
+    pass
+
+
 class MetricsSender:
     """Sender of metrics. One thread."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Make the exporter. Raises SettingError for variables OTEL_EXPORTER_OTLP_... that cannot be used."""
         self._session = ExportSession()
-        self._exporter: GrpcMetricExporter | HttpMetricExporter
+        self._exporter: _GrpcMetrics | HttpMetricExporter
         if endpoint.protocol == OTLP_GRPC:
-            self._exporter = _make(GrpcMetricExporter, _grpc_arguments(endpoint))
+            self._exporter = _make(_GrpcMetrics, _grpc_arguments(endpoint))
         else:
             self._exporter = _make(HttpMetricExporter, _http_arguments(endpoint, self._session))
 
     def send(self, data: MetricsData) -> str:
         """Send one request; return why it was not accepted, empty where it was. Takes TIMEOUT_S at most, as a rule."""
+        _forget(self._exporter)
         return export_with_reason(self._session, lambda: self._exporter.export(data) is MetricExportResult.SUCCESS).text
+
+    @property
+    def partial(self) -> Partial:
+        """What the receiver has left out of the last request that it accepted."""
+        return self._exporter.partial if isinstance(self._exporter, _KeepsAnswer) else self._session.partial
 
     def close(self) -> None:
         """End what is being sent, and close the connection. Any thread."""
@@ -56,17 +100,28 @@ class LogsSender:
     def __init__(self, endpoint: Endpoint) -> None:
         """Make the exporter. Raises SettingError as MetricsSender does."""
         self._session = ExportSession()
-        self._exporter: GrpcLogExporter | HttpLogExporter
+        self._exporter: _GrpcLogs | HttpLogExporter
         if endpoint.protocol == OTLP_GRPC:
-            self._exporter = _make(GrpcLogExporter, _grpc_arguments(endpoint))
+            self._exporter = _make(_GrpcLogs, _grpc_arguments(endpoint))
         else:
             self._exporter = _make(HttpLogExporter, _http_arguments(endpoint, self._session))
 
     def send(self, records: Sequence[ReadableLogRecord]) -> Problem:
-        """Send log records; return why they were not accepted."""
-        return export_with_reason(
+        """Send log records; return why they were not accepted. Those that the receiver has left out are not."""
+        _forget(self._exporter)
+        problem = export_with_reason(
             self._session, lambda: self._exporter.export(records) is LogRecordExportResult.SUCCESS
         )
+        partial = self._exporter.partial if isinstance(self._exporter, _KeepsAnswer) else self._session.partial
+        if problem.text or not partial.rejected:
+            return problem
+        said = f": {partial.remark}" if partial.remark else ""
+        return Problem(f"it has left out {partial.rejected} of {len(records)} log records{said}", is_final=True)
+
+
+def _forget(exporter: object) -> None:
+    if isinstance(exporter, _KeepsAnswer):
+        exporter.partial = Partial()
 
 
 def make_resource(attributes: Mapping[str, str]) -> Resource:

@@ -17,12 +17,14 @@ import grpc
 import requests
 import urllib3
 
+from rankscope.collector.http_retries import may_pass
+from rankscope.collector.otlp import partial_success
+from rankscope.collector.otlp.partial_success import Partial, parse_partial
+
 LOG = logging.getLogger("rankscope.collector")
 
 ANSWER_BYTES_MAX: Final = 16 * 1024
 DETAIL_CHARS_MAX: Final = 200
-RETRIED_STATUSES: Final = frozenset({408, 425, 429})
-"""Client errors of HTTP that another try may not meet: timeout, too early, too many requests."""
 REFUSALS: Final = frozenset({
     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -41,7 +43,7 @@ class Problem(NamedTuple):
 
 def export_with_reason(session: "ExportSession", export: Callable[[], bool]) -> Problem:
     """Export, and return why that failed."""
-    session.problem = Problem()
+    session.problem, session.partial = Problem(), Partial()
     _REASONS.clear()
     try:
         has_succeeded = export()
@@ -56,6 +58,7 @@ class ExportSession(requests.Session):
     """An HTTP session that keeps what the last request met, and reads little of an answer."""
 
     problem = Problem()
+    partial = Partial()
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:
         """Send a request. Raises what requests raises."""
@@ -70,7 +73,8 @@ class ExportSession(requests.Session):
             response.status_code = HTTPStatus.BAD_REQUEST  # the SDK takes a redirect for a success
         response._content = b""  # noqa: SLF001 - else requests reads the answer whole
         with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):  # the status is known
-            response.raw.read(ANSWER_BYTES_MAX)
+            body = response.raw.read(ANSWER_BYTES_MAX)
+            self.partial = parse_partial(body) if response.ok and not self.problem.text else Partial()
         response.close()
         return response
 
@@ -111,7 +115,7 @@ def _judge(response: requests.Response) -> Problem:
     text = f"it answers HTTP status {status}"
     if response.is_redirect:
         text += ": redirects are not followed, name the final address"
-    return Problem(text, is_final=status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in RETRIED_STATUSES)
+    return Problem(text, is_final=not may_pass(status))
 
 
 def _describe_record(record: logging.LogRecord) -> Problem:
@@ -143,7 +147,7 @@ def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def shorten(text: str) -> str:
     """Return a text from outside as one printable line."""
-    return "".join(char if char.isprintable() else " " for char in text)[:DETAIL_CHARS_MAX]
+    return partial_success.shorten(text, DETAIL_CHARS_MAX)
 
 
 def quieten_sdk() -> None:

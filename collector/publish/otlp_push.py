@@ -46,6 +46,11 @@ class Sender(Protocol):
         """Send one; return why it was not accepted, empty where it was."""
         ...
 
+    @property
+    def partial(self) -> tuple[int, str]:
+        """How many points the receiver has left out of the last one that it accepted, and what it says."""
+        ...
+
     def close(self) -> None:
         """End what is being sent. Any thread."""
         ...
@@ -83,6 +88,8 @@ class MetricsPush:
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._success_wall_s: float | None = None
         self._problem = ""
+        self._left_out = (0, "")
+        self._is_partial = False
         self._pushed: Snapshot | None = None
         self._limiter = CpuShareLimiter(CPU_SHARE, 0)
         self._faults = FaultLog(SystemClock())
@@ -123,10 +130,13 @@ class MetricsPush:
     def _send(self, snapshot: Snapshot) -> str:
         """Send all requests; return why one was not accepted, empty where all were."""
         began_ns, began_cpu_ns = self._read_ns(), time.thread_time_ns()
+        self._left_out = (0, "")
         for request in self._build(snapshot):
             problem = self._sender.send(request)
             if problem:
                 return problem
+            rejected, remark = self._sender.partial
+            self._left_out = (self._left_out[0] + rejected, self._left_out[1] or remark)
             self._limiter.record(began_ns, time.thread_time_ns() - began_cpu_ns)
             if self._cancelled.wait(ns_to_s(self._limiter.find_wait_ns(self._read_ns()))):
                 return "the collector ends"
@@ -146,6 +156,20 @@ class MetricsPush:
         self._problem = problem
         if not problem:
             self._success_wall_s = time.time()
+            self._note_left_out(*self._left_out)
+
+    def _note_left_out(self, rejected: int, remark: str) -> None:
+        """Log once, while it lasts, that the receiver leaves out points of what it accepts, or warns."""
+        is_partial = bool(rejected or remark)
+        said = f": {remark}" if remark else ""
+        if is_partial and not self._is_partial:
+            LOG.warning("OTLP: %s accepts metrics, and has left out %d points of this push%s", self._shown, rejected,
+                        said)  # fmt: skip
+        elif is_partial:
+            LOG.debug("OTLP: %s has left out %d points%s", self._shown, rejected, said)
+        elif self._is_partial:
+            LOG.warning("OTLP: %s leaves out no points any more", self._shown)
+        self._is_partial = is_partial
 
     def _run(self) -> None:
         name_this_thread("otlp")

@@ -8,11 +8,14 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry._logs import LogRecord
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.otlp.endpoint import METRICS, read_endpoint
-from rankscope.collector.otlp.exporters import MetricsSender, make_resource
+from rankscope.collector.otlp.endpoint import LOGS, METRICS, read_endpoint
+from rankscope.collector.otlp.exporters import LogsSender, MetricsSender, make_resource
 from rankscope.collector.publish.metrics.points import read_points
 from rankscope.collector.publish.otlp_metrics import Requests
 from rankscope.measure.errors import SettingError
@@ -27,6 +30,12 @@ PROTOCOLS = ("grpc", "http/protobuf")
 def _few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails fails soon: the SDK repeats a request within this time."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a receiver answers comes in time on a busy machine, too."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -70,6 +79,37 @@ def test_request_arrives(receiver: Receiver) -> None:
     assert request.resource_metrics[0].schema_url == "https://opentelemetry.io/schemas/1.40.0"
 
 
+@pytest.mark.usefixtures("_patient")
+def test_points_that_the_receiver_left_out_are_known(receiver: Receiver) -> None:
+    sender = sender_to(receiver.url, receiver.protocol)
+    receiver.left_out = (12, "too many\nlabels")
+    assert (sender.send(some_metrics()), sender.partial) == ("", (12, "too many labels"))
+    receiver.left_out = (0, "")
+    assert (sender.send(some_metrics()), sender.partial) == ("", (0, ""))
+    sender.close()
+
+
+@pytest.mark.usefixtures("_patient")
+def test_what_a_refused_request_left_out_is_not_known(receiver: Receiver) -> None:
+    sender = sender_to(receiver.url, receiver.protocol)
+    receiver.left_out = (12, "")
+    assert sender.send(some_metrics()) == ""
+    receiver.answer = grpc.StatusCode.UNAUTHENTICATED if receiver.protocol == "grpc" else 401
+    assert sender.send(some_metrics()) != ""
+    assert sender.partial == (0, "")
+    sender.close()
+
+
+@pytest.mark.usefixtures("_patient")
+def test_log_record_that_the_receiver_left_out_is_lost(receiver: Receiver) -> None:
+    config = CollectorConfig(otlp_endpoint=receiver.url, otlp_protocol=receiver.protocol)
+    sender = LogsSender(read_endpoint(config, {}, LOGS))
+    record = ReadableLogRecord(LogRecord(body="text"), make_resource({}), InstrumentationScope("test"))
+    assert sender.send([record]) == ("", False)
+    receiver.left_out = (1, "no body")
+    assert sender.send([record]) == ("it has left out 1 of 1 log records: no body", True)
+
+
 def test_headers_of_the_file_arrive(receiver: Receiver, tmp_path: Path) -> None:
     path = tmp_path / "headers"
     path.write_text("Authorization: Bearer word")
@@ -92,6 +132,7 @@ def test_receiver_that_is_not_there_is_said_to_be_unreachable(protocol: str) -> 
     )
 
 
+@pytest.mark.usefixtures("_patient")
 def test_refusal_is_said_with_its_status(receiver: Receiver) -> None:
     is_grpc = receiver.protocol == "grpc"
     receiver.answer = grpc.StatusCode.UNAUTHENTICATED if is_grpc else 401

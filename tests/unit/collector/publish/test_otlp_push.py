@@ -26,12 +26,15 @@ class Sender:
         self.gate.set()
         self.entered = threading.Event()
         self.is_closed = False
+        self.partials: list[tuple[int, str]] = []
+        self.partial = (0, "")
 
     def send(self, data: Any) -> str:
         """Keep a request."""
         self.entered.set()
         assert self.gate.wait(DEADLINE_S)
         self.sent.append(data)
+        self.partial = self.partials.pop(0) if self.partials else (0, "")
         return self.problems.pop(0) if self.problems else ""
 
     def close(self) -> None:
@@ -69,6 +72,17 @@ def test_push_is_delivered_when_all_requests_are() -> None:
     assert world.sender.sent == ["first", "second", "third"]
     assert world.push.counts.outcomes == {"delivered": 1, "failed": 0, "skipped": 0}
     assert world.push.counts.success_wall_s is not None
+
+
+def test_points_left_out_are_summed_and_logged_once_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.sender.partials = [(3, ""), (0, ""), (4, "too old")] * 2
+    with caplog.at_level(logging.INFO):
+        assert [world.push.push() for _ in range(4)] == ["delivered"] * 4
+    assert caplog.messages == [
+        "OTLP: otel.example:4318 accepts metrics, and has left out 7 points of this push: too old",
+        "OTLP: otel.example:4318 leaves out no points any more",
+    ]
 
 
 def test_rest_of_a_push_is_not_tried_after_a_failure() -> None:
