@@ -1,6 +1,7 @@
 """Passes steps, evaluations and checkpoints from a framework's callback to the agent."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import rankscope.agent as rankscope
 from rankscope.agent import launch
@@ -11,8 +12,11 @@ CHECKPOINT = "checkpoint"
 class ExplicitSteps:
     """The steps of one training as a framework reports them. Calls may be missing or repeated; none raises.
 
-    During training only `end_step` ends a step, so that none is counted twice.
+    During training only `end_step` ends a step, so that none is counted twice. A framework may raise without a call:
+    the next training in the process ends what the one before has left open.
     """
+
+    _latest: ClassVar["ExplicitSteps | None"] = None
 
     def __init__(self) -> None:
         self._training = False
@@ -25,6 +29,10 @@ class ExplicitSteps:
 
     def begin_training(self) -> None:
         """Switch to explicit steps, before the first one."""
+        before, ExplicitSteps._latest = ExplicitSteps._latest, self
+        if before is not None:
+            before.end_evaluation()
+            before.end_saving()
         if not self._training and launch.session is not None:
             self._training = True
             launch.session.calls.use_explicit_steps()

@@ -68,6 +68,10 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not
         if control.should_save:
             self._steps.begin_saving()
 
+    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End the evaluation that a prediction is."""
+        self._steps.end_evaluation()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """End the checkpoint."""
         self._steps.end_saving()

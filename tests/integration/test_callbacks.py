@@ -25,9 +25,11 @@ COMMANDS = {
 LIGHTNING_JOBS = [name for name in COMMANDS if "lightning" in name]
 TRANSFORMERS_JOBS = [name for name in COMMANDS if "transformers" in name]
 TWO_OPTIMIZERS = "two optimizers"
+AGAIN = "transformers again and again"
 WRONG_LAUNCH = "lightning's own launcher, and the agent on the launch line"
 OTHERS = {
     TWO_OPTIMIZERS: python("callbacks/lightning_gan.py"),
+    AGAIN: python("callbacks/transformers_again.py"),
     WRONG_LAUNCH: python(*AGENT, LIGHTNING, "lightning.pytorch", "2"),
 }
 
@@ -131,6 +133,18 @@ def test_optimizers_that_step_in_one_batch_make_one_step_though_lightning_counts
     # Eight batches; the second optimizer steps in four of them.
     assert ended.stdout.rstrip().endswith("global step 12"), ended.stderr
     assert [record.backwards for record in life.steps] == [1, 2] * 4
+
+
+@pytest.mark.parametrize("seen", [AGAIN], indirect=True)
+def test_trainings_after_one_that_failed_and_after_predictions_are_counted(seen: Seen) -> None:
+    ended, (life,) = seen
+    assert (ended.exit_code, ended.heard_of_agent) == (0, []), ended.stderr
+    assert "failed: no such metric" in ended.stdout
+    assert "global step 4" in ended.stdout
+    # Two steps that fail in their evaluation, two, two more from the checkpoint, and three of a plain loop.
+    assert [record.backwards for record in life.steps] == [1] * (2 + 2 + 2 + 3)
+    assert [record.samples for record in life.steps][-3:] == [8, 8, 8]
+    assert all(sum(record.phases_ns.values()) == record.duration_ns for record in life.steps)
 
 
 @pytest.mark.parametrize("seen", [WRONG_LAUNCH], indirect=True)
