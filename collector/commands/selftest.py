@@ -15,6 +15,8 @@ from rankscope.collector.selftest.cases import CASES
 from rankscope.measure.errors import SettingError
 
 ALL: Final = "all"
+NOT_REACHED: Final = 3
+"""Exit status where nothing was wrong, and some faults could not be tried on this machine at this time."""
 
 
 class Selftest:
@@ -45,7 +47,8 @@ rankscope selftest --alert --config collector.toml --alertmanager http://alertma
 
     def run(self, options: argparse.Namespace) -> int:
         """Try the faults and the receivers; return 0 where each fault was found with its cause and each receiver
-        accepted the incident, else 1. Raises SettingError for `--alert` without a receiver.
+        accepted the incident, NOT_REACHED where nothing was wrong and some faults could not be tried, else 1. Raises
+        SettingError for `--alert` without a receiver.
         """
         if (options.alertmanager or options.config) and not options.alert:
             raise SettingError("--alertmanager and --config say where --alert sends its incident; add --alert.")
@@ -60,7 +63,9 @@ rankscope selftest --alert --config collector.toml --alertmanager http://alertma
         report = run_selftest(kinds, out)
         if options.json:
             print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-        return 0 if is_right and report.right == len(report.kinds) else 1
+        if not is_right or report.right + report.not_reached < len(report.kinds):
+            return 1
+        return NOT_REACHED if report.not_reached else 0
 
 
 def _try_alert(options: argparse.Namespace, out: TextIO) -> bool:

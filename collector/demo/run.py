@@ -210,13 +210,19 @@ def _wait_for_ends(url: str) -> RunSnapshot:
     return run
 
 
-def read_run(url: str, name: str = RUN) -> RunSnapshot | None:
-    """Return the run from the collector's API; None while it does not know it."""
+def read_run(url: str, name: str = RUN, timeout_s: float = HTTP_TIMEOUT_S) -> RunSnapshot | None:
+    """Return the run from the collector's API; None while it does not know it, or does not answer in time: a busy
+    machine is no reason to end.
+    """
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/runs/{quote(name, safe='')}", timeout=HTTP_TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{url}/api/v1/runs/{quote(name, safe='')}", timeout=timeout_s) as answer:  # noqa: S310
             return msgspec.json.decode(answer.read(), type=RunSnapshot)
     except urllib.error.HTTPError as error:
         if error.code == 404:  # noqa: PLR2004
+            return None
+        raise
+    except (TimeoutError, urllib.error.URLError) as error:
+        if isinstance(error, TimeoutError) or isinstance(error.reason, TimeoutError):
             return None
         raise
 

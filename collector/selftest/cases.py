@@ -24,10 +24,15 @@ ACCUSES: Final = frozenset({STRAGGLER, HANG})
 """Kinds of findings that accuse ranks."""
 
 
+CPU_PRESSURE: Final = "cpu_pressure"
+"""Cause of ranks that wait for a core: true of any rank beside other work on the machine."""
+
+
 class Case(NamedTuple):
     """A fault, and the sentence that is right: a finding of this kind and cause about RANK alone, or the end of the run
     (kind FAILURE) with RANK as the first to fail, that has these words (a regular expression; `in_words` is that for
-    people where it is not the same).
+    people where it is not the same). `needs_cores`: beside other work on all cores the fault is another one, since
+    every rank waits for a core then (docs/selftest.md).
     """
 
     kind: str
@@ -35,6 +40,7 @@ class Case(NamedTuple):
     words: str = ""
     in_words: str = ""
     ms: int | None = None
+    needs_cores: bool = False
 
     def order(self, name: str) -> str:
         """Return the value of RANKSCOPE_FAULT."""
@@ -45,12 +51,16 @@ class Case(NamedTuple):
 CASES: Final[Mapping[str, Case]] = {
     "host_sleep": Case(STRAGGLER, "unseen_wait", "of it in forward", ms=SLOW_MS),
     "gil_spin": Case(
-        STRAGGLER, "host_cpu", "waits for other threads of its process, or for Python's interpreter lock", ms=SLOW_MS
+        STRAGGLER,
+        "host_cpu",
+        "waits for other threads of its process, or for Python's interpreter lock",
+        ms=SLOW_MS,
+        needs_cores=True,
     ),
     "garbage_collection": Case(STRAGGLER, "garbage_collection", ms=SLOW_MS),
     "loader_delay": Case(STRAGGLER, "data_loading", ms=SLOW_MS),
     "allocation_churn": Case(STRAGGLER, "host_cpu", "its training thread computes", ms=SLOW_MS),
-    "cpu_hog": Case(STRAGGLER, "cpu_pressure", "longer for a CPU core"),
+    "cpu_hog": Case(STRAGGLER, CPU_PRESSURE, "longer for a CPU core", needs_cores=True),
     "sigstop": Case(HANG, "missing_rank", "is stopped", ms=30_000),
     "hang": Case(
         HANG, "missing_rank", r"is stalled at train\.py:\d+ \(main\)", "is stalled at train.py, in main", ms=30_000
@@ -64,13 +74,16 @@ CASES: Final[Mapping[str, Case]] = {
 class Verdict(NamedTuple):
     """What the monitor said of a fault. `said` is the right sentence, or the last other one; empty where nothing was
     said. `steps` is how many steps after the fault's first one the last reported one was then, `is_right` whether the
-    sentence is right, `wrong` accuses another rank.
+    sentence is right, `wrong` accuses another rank, of which `wrong_cause` is the cause. `last_step` is the last
+    reported one, None before any.
     """
 
     said: str
     steps: int
     is_right: bool
     wrong: str = ""
+    wrong_cause: str = ""
+    last_step: int | None = None
 
 
 def judge(case: Case, run: RunSnapshot) -> Verdict:
@@ -78,11 +91,19 @@ def judge(case: Case, run: RunSnapshot) -> Verdict:
     failure = find_failure(run.end)
     said = [*run.findings, *([] if failure is None else [failure])]
     right = next((one for one in said if _is_right(case, one)), None)
-    wrong = next((one.sentence for one in said if one.kind in ACCUSES and one.ranks != (RANK,)), "")
-    known = [rank.last_step for rank in run.ranks if rank.last_step is not None]
-    steps = max(0, max(known, default=0) - FIRST_STEP)
+    wrong = [one for one in said if one.kind in ACCUSES and one.ranks != (RANK,)]
+    # What other work on the machine does not explain comes first.
+    worst = min(wrong, key=lambda one: one.cause == CPU_PRESSURE, default=None)
+    last_step = max((rank.last_step for rank in run.ranks if rank.last_step is not None), default=None)
     last = said[-1].sentence if said else ""
-    return Verdict(last if right is None else right.sentence, steps, right is not None, wrong)
+    return Verdict(
+        said=last if right is None else right.sentence,
+        steps=max(0, (last_step or 0) - FIRST_STEP),
+        is_right=right is not None,
+        wrong="" if worst is None else worst.sentence,
+        wrong_cause="" if worst is None else worst.cause or "",
+        last_step=last_step,
+    )
 
 
 def _is_right(case: Case, finding: Finding) -> bool:

@@ -16,7 +16,8 @@ import msgspec
 from rankscope.collector.demo.run import ending_on_sigterm, read_run, running_collector
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.run_end_words import FAILURE
-from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
+from rankscope.collector.selftest.cases import CASES, CPU_PRESSURE, FIRST_STEP, RANK, RANKS, Case, Verdict, judge
+from rankscope.collector.selftest.other_work import OtherWork
 from rankscope.measure.child_command import build_child_command
 from rankscope.measure.errors import UnavailableError
 
@@ -40,33 +41,51 @@ AGENT_ENVIRONMENT: Final = {
 }
 
 
+RIGHT: Final = "right"
+WRONG: Final = "wrong"
+NOT_REACHED: Final = "not reached"
+GRADES: Final = {RIGHT: "right", WRONG: "WRONG", NOT_REACHED: "-    "}
+"""How a line of the table begins."""
+FREE_CORES_MIN: Final = 1.5
+"""Cores that other processes have to leave: two carry four ranks. Of two idle ones more than 1.8 are free."""
+
+
 class Result(NamedTuple):
-    """The verdict on one kind of fault, and the seconds from the start of its training until then."""
+    """The verdict on one kind of fault, the seconds from the start of its training until then, and how many cores
+    other processes used meanwhile.
+    """
 
     kind: str
     verdict: Verdict
     took_s: float
+    others_cores: float = 0.0
+    cores: int = 2
 
 
 class KindReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said of one kind of fault. `is_right`: its sentence was there, and no other rank was accused. `expected`
+    """What was said of one kind of fault. `outcome` is `right` (its sentence was there, and no other rank was accused),
+    `wrong`, or `not reached`: it could not be tried, `reason` says why. `is_right` is the first of these. `expected`
     says which sentence is right, `said` is that one, or the last other one (empty: nothing was said), `accuses` one
     that is not about the faulty rank alone, empty without one. `steps` is how many steps after the fault's first one
-    the last reported one was then, `took_s` the time from the start of the training.
+    the last reported one was then, `took_s` the time from the start of the training, `others_cores` how many cores
+    other processes used in that time.
     """
 
     kind: str
+    outcome: str
     is_right: bool
+    reason: str = ""
     expected: str
     said: str
     accuses: str
     steps: int
     took_s: float
+    others_cores: float
 
 
 class SelftestReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that `rankscope selftest --json` prints. `load` is the mean number of processes that ran or wanted to before
-    the test, on `cores` cores.
+    the test, on `cores` cores. `right` and `not_reached` are numbers of kinds.
     """
 
     schema: int = 1
@@ -76,6 +95,7 @@ class SelftestReport(msgspec.Struct, frozen=True, kw_only=True):
     load: float
     cores: int
     right: int
+    not_reached: int
     kinds: tuple[KindReport, ...]
 
 
@@ -100,22 +120,28 @@ def run_selftest(kinds: Sequence[str], out: TextIO) -> SelftestReport:
             results.append(_try_kind(kind, CASES[kind], endpoint, url))
             out.write(f"{describe(results[-1])}\n")
             out.flush()
-    right = sum(is_good(result.verdict) for result in results)
-    out.write(f"{right} of {len(results)} faults were found, with the right cause and no other rank accused\n")
-    return SelftestReport(load=load, cores=cores, right=right, kinds=tuple(map(build_report, results)))
+    kinds_found = tuple(map(build_report, results))
+    right, not_reached = (sum(one.outcome == outcome for one in kinds_found) for outcome in (RIGHT, NOT_REACHED))
+    beside = f"; {not_reached} were not reached on this machine at this time" if not_reached else ""
+    out.write(f"{right} of {len(results)} faults were found, with the right cause and no other rank accused{beside}\n")
+    return SelftestReport(load=load, cores=cores, right=right, not_reached=not_reached, kinds=kinds_found)
 
 
 def build_report(result: Result) -> KindReport:
     """Return a result as `--json` has it."""
     verdict = result.verdict
+    outcome, reason = grade(result)
     return KindReport(
         kind=result.kind,
-        is_right=is_good(verdict),
+        outcome=outcome,
+        is_right=outcome == RIGHT,
+        reason=reason,
         expected=describe_expected(CASES[result.kind]),
         said=verdict.said,
         accuses=verdict.wrong,
         steps=verdict.steps,
         took_s=round(result.took_s, 1),
+        others_cores=round(result.others_cores, 2),
     )
 
 
@@ -130,22 +156,40 @@ def describe_load(load: float, cores: int) -> str:
     if load < cores:
         return ""
     return (
-        f"this machine is busy: {load:.1f} processes on {cores} cores. So gil_spin and cpu_hog may have another cause: "
-        "every rank waits for a core\n"
+        f"this machine is busy: {load:.1f} processes on {cores} cores. gil_spin and cpu_hog may not be reached: every "
+        "rank waits for a core\n"
     )
 
 
-def is_good(verdict: Verdict) -> bool:
-    """Return whether the sentence was right, and no other rank was accused."""
-    return verdict.is_right and not verdict.wrong
+def grade(result: Result) -> tuple[str, str]:
+    """Return the outcome of a kind of fault, RIGHT, WRONG or NOT_REACHED, and the reason of the last.
+
+    Ranks that wait for a core because of other work are no mistake of the monitor.
+    """
+    verdict, is_busy = result.verdict, result.cores - result.others_cores < FREE_CORES_MIN
+    accuses = bool(verdict.wrong) and not (is_busy and verdict.wrong_cause == CPU_PRESSURE)
+    if verdict.is_right and not accuses:
+        return RIGHT, ""
+    if verdict.last_step is not None and verdict.last_step < FIRST_STEP:
+        return NOT_REACHED, (
+            f"the fault begins at step {FIRST_STEP}, and the training had reached step {verdict.last_step} after "
+            f"{result.took_s:.0f} s"
+        )
+    if is_busy and CASES[result.kind].needs_cores:
+        return NOT_REACHED, (
+            f"other processes used {result.others_cores:.1f} of {result.cores} cores meanwhile, so every rank waited "
+            "for a core and the fault was another one; run this kind on an idle machine"
+        )
+    return WRONG, ""
 
 
 def describe(result: Result) -> str:
     """Return the result in lines: the fault, after how many steps and seconds, and what was said."""
-    verdict = result.verdict
-    grade = "right" if is_good(verdict) else "WRONG"
+    verdict, (outcome, reason) = result.verdict, grade(result)
     after = f"after {verdict.steps} steps of the fault, {result.took_s:.0f} s from the start"
-    lines = [f"{grade}  {result.kind:<18}  {after}"]
+    lines = [f"{GRADES[outcome]}  {result.kind:<18}  {after}"]
+    if reason:
+        lines.append(f"       not reached: {reason}")
     if not verdict.is_right:
         lines.append(f"       expected: {describe_expected(CASES[result.kind])}")
     lines.append(f"       said: {printable(verdict.said) if verdict.said else 'nothing'}")
@@ -164,21 +208,23 @@ def describe_expected(case: Case) -> str:
 
 def _try_kind(kind: str, case: Case, endpoint: str, url: str) -> Result:
     run, begin_s = f"selftest-{kind}", time.monotonic()
-    verdict, took_s = Verdict("", 0, is_right=False), 0.0
+    verdict, took_s, others = Verdict("", 0, is_right=False), 0.0, OtherWork()
     with tempfile.TemporaryFile() as output, _training(case.order(kind), run, endpoint, output) as training:
         while not verdict.is_right and took_s < DEADLINE_S:
             with suppress(subprocess.TimeoutExpired):
                 training.wait(POLL_S)
                 time.sleep(POLL_S)  # it has ended: the sidecar's notice of that may still come
+            others.update()
             took_s = time.monotonic() - begin_s
             snapshot = read_run(url, run)
             if snapshot is not None:
                 verdict = judge(case, snapshot)
-            elif training.poll() is not None:
+            elif training.poll() is not None and verdict.last_step is None:
                 output.seek(max(0, output.tell() - OUTPUT_BYTES_SHOWN))
                 text = output.read().decode(errors="replace")
                 raise UnavailableError(f"the training for {kind} ended before it reported; it printed: {text}")
-    return Result(kind, verdict, took_s)
+        others_cores = others.measure_cores(took_s)
+    return Result(kind, verdict, took_s, others_cores, len(os.sched_getaffinity(0)))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.collector.commands.selftest import NOT_REACHED
 from rankscope.collector.selftest.cases import CASES
 from tests.integration.serving import wait_for
 from tests.integration.torchrun import python, run, started
@@ -22,6 +23,9 @@ DEADLINE_S = 300.0
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_right_sentence_is_said_of_the_fault(kind: str, time: int) -> None:
     ended = run(python("-m", "rankscope.collector", "selftest", "--kind", kind), deadline_s=DEADLINE_S)
+    if ended.exit_code == NOT_REACHED and kind in ("gil_spin", "cpu_hog"):
+        assert "not reached: other processes used" in ended.stdout
+        pytest.skip("this machine is busy: " + ended.stdout.splitlines()[-1])
     assert (ended.exit_code, ended.left) == (0, ()), f"time {time}: {ended.stdout}{ended.stderr}"
     assert re.search(rf"^right  {kind} +after \d+ steps of the fault", ended.stdout, re.MULTILINE)
     assert f"Injected on purpose on rank 2: {kind} " in ended.stdout

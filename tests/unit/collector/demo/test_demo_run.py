@@ -1,11 +1,12 @@
 """The announcement of the demo, and the count of scraped samples."""
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
-from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe
+from rankscope.collector.demo.run import SLOW_STEP_S, DemoOptions, describe, read_run
 
 TRAIN = Path(__file__).parents[4] / "collector" / "demo" / "train.py"
 
@@ -34,3 +35,8 @@ def test_announcement_of_a_short_demo_has_no_slow_rank() -> None:
 def test_slow_step_is_as_long_as_the_script_makes_it() -> None:
     (seconds,) = re.findall(r"^FAULT_S = (.*)$", TRAIN.read_text(), flags=re.MULTILINE)
     assert float(seconds) == SLOW_STEP_S
+
+
+def test_collector_that_is_too_busy_to_answer_ends_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert read_run(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05) is None

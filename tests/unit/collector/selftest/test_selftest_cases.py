@@ -6,8 +6,17 @@ from rankscope.agent.fault_spec import KINDS, parse_fault
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
-from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, judge
-from rankscope.collector.selftest.run import Result, describe, describe_expected, is_good
+from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, Verdict, judge
+from rankscope.collector.selftest.run import (
+    NOT_REACHED,
+    RIGHT,
+    WRONG,
+    Result,
+    build_report,
+    describe,
+    describe_expected,
+    grade,
+)
 from tests.unit.collector.runs.run_snapshots import rank_of
 
 CASE = CASES["loader_delay"]
@@ -15,6 +24,11 @@ CASE = CASES["loader_delay"]
 
 def found(cause: str = "data_loading", ranks: tuple[int, ...] = (RANK,), kind: str = "straggler") -> Finding:
     return Finding(kind=kind, ranks=ranks, cause=cause, sentence=f"{kind} {cause} {ranks}")
+
+
+def grade_of(verdict: Verdict, kind: str = "loader_delay", others_cores: float = 0.0) -> str:
+    """The outcome on a machine of two cores of which others use so many."""
+    return grade(Result(kind, verdict, 60.0, others_cores, 2))[0]
 
 
 def run_of(*findings: Finding, end: RunEnd | None = None) -> RunSnapshot:
@@ -35,7 +49,7 @@ def test_every_kind_of_fault_has_a_case_and_an_order_that_the_agent_takes() -> N
 
 def test_the_right_cause_about_the_rank_alone_is_right() -> None:
     verdict = judge(CASE, run_of(found("host_cpu"), found()))
-    assert (verdict.said, verdict.steps, is_good(verdict)) == ("straggler data_loading (2,)", 23, True)
+    assert (verdict.said, verdict.steps, grade_of(verdict)) == ("straggler data_loading (2,)", 23, RIGHT)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +65,7 @@ def test_a_right_cause_in_other_words_is_not_right() -> None:
 
 
 def test_nothing_said_is_not_right() -> None:
-    assert judge(CASE, RunSnapshot(run="r", world_size=4, restart_count=0, ranks=())) == ("", 0, False, "")
+    assert judge(CASE, RunSnapshot(run="r", world_size=4, restart_count=0, ranks=())) == Verdict("", 0, is_right=False)
 
 
 @pytest.mark.parametrize("kind", ["straggler", "hang"])
@@ -59,11 +73,41 @@ def test_whoever_accuses_another_rank_is_wrong_beside_the_right_sentence(kind: s
     verdict = judge(CASE, run_of(found("unseen_wait", (1,), kind), found()))
     assert verdict.is_right
     assert verdict.wrong == f"{kind} unseen_wait (1,)"
-    assert not is_good(verdict)
+    assert grade_of(verdict) == grade_of(verdict, others_cores=1.9) == WRONG
 
 
 def test_a_finding_about_the_whole_run_accuses_nobody() -> None:
-    assert is_good(judge(CASE, run_of(found("slower", (), "run_slowdown"), found())))
+    assert grade_of(judge(CASE, run_of(found("slower", (), "run_slowdown"), found()))) == RIGHT
+
+
+def test_rank_that_waits_for_a_core_beside_other_work_is_no_mistake() -> None:
+    verdict = judge(CASE, run_of(found("cpu_pressure", (1,)), found()))
+    assert (grade_of(verdict), grade_of(verdict, others_cores=0.6)) == (WRONG, RIGHT)
+    other = judge(CASE, run_of(found("cpu_pressure", (1,)), found("unseen_wait", (3,)), found()))
+    assert (other.wrong_cause, grade_of(other, others_cores=0.6)) == ("unseen_wait", WRONG)
+
+
+@pytest.mark.parametrize("kind", ["gil_spin", "cpu_hog"])
+def test_fault_that_needs_cores_is_not_reached_beside_other_work(kind: str) -> None:
+    verdict = judge(CASES[kind], run_of(found("unseen_wait")))
+    assert [grade_of(verdict, kind, cores) for cores in (0.0, 0.5, 0.6)] == [WRONG, WRONG, NOT_REACHED]
+    assert grade_of(judge(CASE, run_of(found("unseen_wait"))), others_cores=1.9) == WRONG  # needs no core of its own
+    assert describe(Result(kind, verdict, 180.0, 1.2, 2)).splitlines()[:2] == [
+        f"-      {kind:<18}  after 23 steps of the fault, 180 s from the start",
+        (
+            "       not reached: other processes used 1.2 of 2 cores meanwhile, so every rank waited for a core and "
+            "the fault was another one; run this kind on an idle machine"
+        ),
+    ]
+
+
+def test_training_that_did_not_come_to_the_fault_is_not_reached() -> None:
+    early = RunSnapshot(run="r", world_size=4, restart_count=0, ranks=(rank_of(0, last_step=FIRST_STEP - 1),))
+    report = build_report(Result("sigstop", judge(CASES["sigstop"], early), 180.0))
+    assert (report.outcome, report.is_right) == (NOT_REACHED, False)
+    assert report.reason == "the fault begins at step 40, and the training had reached step 39 after 180 s"
+    nothing = judge(CASE, RunSnapshot(run="r", world_size=4, restart_count=0, ranks=()))
+    assert grade_of(nothing) == WRONG  # no rank has reported: something is missing here
 
 
 @pytest.mark.parametrize(
