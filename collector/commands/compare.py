@@ -46,7 +46,7 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
         )
         parser.add_argument(
             "--margin", type=float, default=MARGIN, metavar="SHARE",
-            help="no difference if the whole interval of the ratio is within 1 / (1 + SHARE) to 1 + SHARE "
+            help="a ratio within 1 / (1 + SHARE) to 1 + SHARE is no difference once the interval excludes 5/3 of SHARE "
             f"[{MARGIN}]",
         )  # fmt: skip
         parser.add_argument(

@@ -6,11 +6,23 @@ drawn, with replacement, from the series closed to a circle (circular block boot
 block-resampling procedure for stationary data", 1992). The length of a block grows with the square root of the series,
 so that it becomes long beside any correlation as well as short beside the series.
 
+From few blocks the spread of the means is itself known badly, and mostly too small. So an interval is made wider by
+
+    sqrt(b / (b - 1)) * t / z      b blocks, t and z the quantiles of Student's distribution with b - 1 degrees of
+                                   freedom and of the normal one at (1 + CONFIDENCE) / 2
+
+as for a mean of b batches (Law and Kelton, Simulation Modeling and Analysis, batch means). It is 1.25 of nine blocks
+(320 steps), 1.04 of fifty (10,000). Of 300 pairs of equal series each, with 100, 310, 1,000 and 3,000 values and a
+correlation of 0 or 0.5 from one to the next, 94 to 98 % of the intervals of the ratio of their means contained 1
+(without the factor 89 to 94 %); with one of 0.9, which lasts longer than the blocks of a short series, 80 to 92 % (67
+to 91 %).
+
 The series is taken to be stationary. What differs from one start of a run to the next (other nodes, another seed) is in
 no series of one run, so no interval covers it.
 """
 
 import math
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -22,7 +34,7 @@ SEED: Final = 35
 """The same series always give the same interval."""
 CONFIDENCE: Final = 0.95
 BLOCKS_MIN: Final = 8
-"""With fewer blocks than this in a series its intervals would be too short, so blocks of a short series are shorter."""
+"""With fewer blocks than this the width of an interval would be mostly chance: those of short series are shorter."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -76,12 +88,42 @@ def resample_quantiles(values: Floats, quantiles: tuple[float, ...], stream: int
     return np.array(rows)
 
 
-def find_interval(resampled: Floats) -> tuple[float, float]:
-    """Return the interval that holds CONFIDENCE of the resampled values, shape (resamples,), the same share beyond each
-    end.
+def count_blocks(count: int) -> int:
+    """Return how many whole blocks a series of `count` values has.
 
-    >>> [round(float(end), 2) for end in find_interval(np.linspace(0.0, 100.0, 1_001))]
-    [2.5, 97.5]
+    >>> count_blocks(10_000), count_blocks(310)
+    (50, 9)
+    """
+    return count // choose_block_length(count)
+
+
+def find_interval(resampled: Floats, observed: float, blocks: int) -> tuple[float, float]:
+    """Return the interval that holds CONFIDENCE of the resampled values, shape (resamples,), the same share beyond each
+    end, and made wider around the observed value for so few blocks.
+
+    >>> [round(float(end), 2) for end in find_interval(np.linspace(0.0, 100.0, 1_001), 50.0, 10_000)]
+    [2.49, 97.51]
+    >>> [round(float(end), 2) for end in find_interval(np.linspace(0.0, 100.0, 1_001), 50.0, 9)]
+    [-9.27, 109.27]
     """
     low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    factor = find_widening(blocks)
+    return observed - factor * (observed - float(low)), observed + factor * (float(high) - observed)
+
+
+def find_widening(blocks: int) -> float:
+    """Return by how much an interval from so many blocks has to be wider; 1 for fewer than two, which have no spread.
+
+    Student's quantile is that of the expansion by Cornish and Fisher, to 1 % for four degrees of freedom and more
+    (Abramowitz and Stegun, 26.7.5).
+
+    >>> [round(find_widening(blocks), 3) for blocks in (9, 50)]  # t is 2.306 and 2.010
+    [1.248, 1.036]
+    """
+    if blocks < 2:  # noqa: PLR2004 - as the docstring says
+        return 1.0
+    z, df = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), blocks - 1
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    t = z + sum(term / df**power for power, term in enumerate(terms, start=1))
+    factor: float = math.sqrt(blocks / df) * t / z
+    return factor

@@ -1,11 +1,16 @@
 """Compare two runs, or parts of one: how long a step took, what the difference consists of, and what else is different.
 Pure: two sides -> RunComparison.
 
-Whether B was slower is judged by the interval of the ratio of two mean steps:
+Whether B was slower is judged by the ratio of two mean steps and its interval:
 
-    no difference   the interval lies within the margin: from 1 / (1 + margin) to 1 + margin
-    slower, faster  the whole interval lies above, below 1
-    not known       neither
+    slower, faster  the ratio is beyond the margin (above 1 + margin, below 1 / (1 + margin)), and the whole interval
+                    lies on the same side of 1
+    no difference   the ratio is within the margin, and the interval excludes a change EXCLUDED_RATIO times as large
+    not known       neither: the runs are too short to tell
+
+So a ratio that is off by chance accuses nobody as long as it is within the margin, and nothing is called equal that
+might hide a change which matters. Where the standard error of the ratio is 0.39 of the margin (1.2 % by default), equal
+runs are within the margin in 99 of 100, and a change of EXCLUDED_RATIO times the margin (5 %) is beyond it in 95.
 
 The means are those of the usual steps (`find_usual`). Where these show no difference, but all steps together do, it is
 in the long ones, and the means are those of all steps.
@@ -21,6 +26,7 @@ from rankscope.collector.comparison.block_bootstrap import (
     CONFIDENCE,
     RESAMPLES,
     SEED,
+    count_blocks,
     find_interval,
     resample_quantiles,
 )
@@ -43,6 +49,8 @@ from rankscope.measure.units import NS_PER_S
 SCHEMA: Final = 1
 MARGIN: Final = 0.03
 """Default margin: equal runs on different nodes of one kind differ by a percent or two, and by less nobody acts."""
+EXCLUDED_RATIO: Final = 5 / 3
+"""Normal quantiles: 1 + z(0.95) / z(0.995) = 1 + 1.645 / 2.576 = 1.64."""
 QUANTILES: Final = (0.5, 0.9, 0.99)
 
 USUAL_STEPS: Final = "usual steps"
@@ -167,7 +175,7 @@ def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparis
         ALL_STEPS: (resample_side(a, _all_of(a), 0), resample_side(b, _all_of(b), 1)),
     }
     means = {name: _compare_means(name, *pair) for name, pair in pairs.items()}
-    outcomes = {name: judge(mean.ratio_low, mean.ratio_high, margin) for name, mean in means.items()}
+    outcomes = {name: judge(mean, margin) for name, mean in means.items()}
     is_by_long = outcomes[USUAL_STEPS] == "no difference" and outcomes[ALL_STEPS] in {"slower", "faster"}
     basis = ALL_STEPS if is_by_long else USUAL_STEPS
     mean, outcome, (resampled_a, resampled_b) = means[basis], outcomes[basis], pairs[basis]
@@ -197,17 +205,28 @@ def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparis
     )
 
 
-def judge(low: float, high: float, margin: float) -> Outcome:
-    """Return what the interval of a ratio says.
+def judge(row: StepTimeRow, margin: float) -> Outcome:
+    """Return what a ratio and its interval say.
 
-    >>> judge(0.99, 1.01, 0.03), judge(1.01, 1.2, 0.03), judge(0.7, 0.8, 0.03), judge(0.98, 1.05, 0.03)
-    ('no difference', 'slower', 'faster', 'not known')
+    >>> def judge_ratio(ratio, low, high):
+    ...     row = StepTimeRow(name="", a_ns=1.0, b_ns=ratio, ratio=ratio, ratio_low=low, ratio_high=high)
+    ...     return judge(row, margin=0.03)
+    >>> judge_ratio(1.01, 0.98, 1.04), judge_ratio(1.02, 1.01, 1.03), judge_ratio(1.01, 0.96, 1.06)
+    ('no difference', 'no difference', 'not known')
+    >>> judge_ratio(1.05, 1.01, 1.09), judge_ratio(0.95, 0.93, 0.97), judge_ratio(1.05, 0.99, 1.11)
+    ('slower', 'faster', 'not known')
     """
-    if 1 / (1 + margin) <= low and high <= 1 + margin:
-        return "no difference"
-    if low > 1:
+    if is_within(row.ratio, row.ratio, margin):
+        is_equal = is_within(row.ratio_low, row.ratio_high, EXCLUDED_RATIO * margin)
+        return "no difference" if is_equal else "not known"
+    if row.ratio_low > 1:
         return "slower"
-    return "faster" if high < 1 else "not known"
+    return "faster" if row.ratio_high < 1 else "not known"
+
+
+def is_within(low: float, high: float, margin: float) -> bool:
+    """Return whether an interval of a ratio lies within a margin around 1, which is as wide for its inverse."""
+    return 1 / (1 + margin) <= low and high <= 1 + margin
 
 
 def find_unequal_work(a: ComparedSide, b: ComparedSide) -> list[str]:
@@ -273,18 +292,19 @@ def _all_of(side: RunSide) -> Bools:
 
 
 def _compare_means(name: str, a: ResampledSide, b: ResampledSide) -> StepTimeRow:
-    low, high = find_interval(b.step_ns[1:] / a.step_ns[1:])
     a_ns, b_ns = float(a.step_ns[0]), float(b.step_ns[0])
+    low, high = find_interval(b.step_ns[1:] / a.step_ns[1:], b_ns / a_ns, min(a.blocks, b.blocks))
     return StepTimeRow(name=f"mean, {name}", a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high)
 
 
 def _compare_quantiles(a: RunSide, b: RunSide) -> list[StepTimeRow]:
     of_a, of_b = np.quantile(a.step_ns, QUANTILES), np.quantile(b.step_ns, QUANTILES)
     ratios = resample_quantiles(b.step_ns, QUANTILES, 1) / resample_quantiles(a.step_ns, QUANTILES, 0)
+    blocks = min(count_blocks(len(side.step_ns)) for side in (a, b))
     rows = []
     for place, quantile in enumerate(QUANTILES):
-        low, high = find_interval(ratios[:, place])
         a_ns, b_ns = float(of_a[place]), float(of_b[place])
+        low, high = find_interval(ratios[:, place], b_ns / a_ns, blocks)
         name = f"p{quantile * 100:.0f}"
         rows.append(StepTimeRow(name=name, a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high))
     return rows

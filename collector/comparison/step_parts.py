@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.collector.comparison.block_bootstrap import Floats, find_interval, resample_means
+from rankscope.collector.comparison.block_bootstrap import Floats, count_blocks, find_interval, resample_means
 from rankscope.collector.comparison.run_side import RunSide
 from rankscope.collector.steps.run_start import BETWEEN_PHASES, USES, USUAL_RATIO_MAX
 from rankscope.collector.storage.rank_intervals import SUMS
@@ -52,12 +52,15 @@ class PartDifference(NamedTuple):
 class ResampledSide(NamedTuple):
     """Means over counted steps of a side: as they were in the first row, of its resamples in the others. Shape of
     `step_ns`: (1 + resamples,); of each phase, and of each row of `uses_ns` in the order of USES, the same. `uses_ns`
-    is None where too few intervals have windows.
+    is None where too few intervals have windows. They come from `blocks` blocks of steps, the uses from `use_blocks` of
+    intervals too.
     """
 
     step_ns: Floats
     phases_ns: Mapping[str, Floats]
     uses_ns: Floats | None
+    blocks: int
+    use_blocks: int
 
 
 def find_usual(side: RunSide) -> Bools:
@@ -74,7 +77,13 @@ def resample_side(side: RunSide, counted: Bools, stream: int) -> ResampledSide:
     summed = np.vstack([series.mean(axis=0), resample_means(series, stream)])
     means = summed / summed[:, :1]
     phases_ns = {name: means[:, place] for place, name in enumerate(side.phases_ns, start=2)}
-    return ResampledSide(means[:, 1], phases_ns, _find_uses(side, means[:, 1], phases_ns.get("data"), stream))
+    return ResampledSide(
+        step_ns=means[:, 1],
+        phases_ns=phases_ns,
+        uses_ns=_find_uses(side, means[:, 1], phases_ns.get("data"), stream),
+        blocks=count_blocks(len(side.step_ns)),
+        use_blocks=count_blocks(max(1, count_windowed(side))),
+    )
 
 
 def _find_uses(side: RunSide, step_ns: Floats, data_ns: Floats | None, stream: int) -> Floats | None:
@@ -99,7 +108,8 @@ def compare_phases(a: ResampledSide, b: ResampledSide) -> list[PartDifference]:
     of_a, of_b = ([side.phases_ns.get(name, zero) for name in names] for side in (a, b))
     rest_a, rest_b = a.step_ns - sum(of_a, zero), b.step_ns - sum(of_b, zero)
     named = zip([*names, BETWEEN_PHASES], [*of_a, rest_a], [*of_b, rest_b], strict=True)
-    return [_compare(name, part_a, part_b) for name, part_a, part_b in named]
+    blocks = min(a.blocks, b.blocks)
+    return [_compare(name, part_a, part_b, blocks) for name, part_a, part_b in named]
 
 
 def compare_uses(a: ResampledSide, b: ResampledSide) -> list[PartDifference]:
@@ -108,7 +118,8 @@ def compare_uses(a: ResampledSide, b: ResampledSide) -> list[PartDifference]:
     """
     if a.uses_ns is None or b.uses_ns is None:
         return []
-    return [_compare(*of) for of in zip(USES, a.uses_ns, b.uses_ns, strict=True)]
+    blocks = min(a.blocks, b.blocks, a.use_blocks, b.use_blocks)
+    return [_compare(*of, blocks) for of in zip(USES, a.uses_ns, b.uses_ns, strict=True)]
 
 
 def count_windowed(side: RunSide) -> int:
@@ -116,6 +127,8 @@ def count_windowed(side: RunSide) -> int:
     return int((side.sums[:, _WINDOW] > 0).sum())
 
 
-def _compare(name: str, a_ns: Floats, b_ns: Floats) -> PartDifference:
-    low_ns, high_ns = find_interval((b_ns - a_ns)[1:]) if max(len(a_ns), len(b_ns)) > 1 else (0.0, 0.0)
+def _compare(name: str, a_ns: Floats, b_ns: Floats, blocks: int) -> PartDifference:
+    differences = b_ns - a_ns
+    known = len(differences) > 1
+    low_ns, high_ns = find_interval(differences[1:], float(differences[0]), blocks) if known else (0.0, 0.0)
     return PartDifference(name, float(a_ns[0]), float(b_ns[0]), low_ns, high_ns)

@@ -4,10 +4,18 @@ A part is named where it is a tenth of the difference or more, and its own inter
 shares that are named, and that of all other parts, sum to 100 %.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.collector.comparison.run_comparison import ALL_STEPS, PartRow, RunComparison, judge
+from rankscope.collector.comparison.run_comparison import (
+    ALL_STEPS,
+    EXCLUDED_RATIO,
+    PartRow,
+    RunComparison,
+    is_within,
+    judge,
+)  # fmt: skip
 from rankscope.collector.steps.run_start import USUAL_RATIO_MAX
 
 NAMED_SHARE_MIN: Final = 0.1
@@ -41,13 +49,9 @@ def _describe_step(found: RunComparison) -> str:
     ratio = f"a usual step of B took {found.ratio:.3f} times as long as one of A ({level} {interval})"
     match found.outcome:
         case "no difference":
-            within = f"No difference: {ratio}, which is within the margin of {100 * found.margin:g} %."
-            return f"{within}{_describe_long(found)}"
+            return f"{_describe_equal(found, ratio)}.{_describe_long(found)}"
         case "not known":
-            return (
-                f"Not known whether B was slower: {ratio}. The interval contains 1 and reaches beyond the margin of "
-                f"{100 * found.margin:g} %; four times as many steps would make it about half as wide."
-            )
+            return _describe_unknown(found, ratio)
     took = f"took {found.ratio:.2f} times as long as"
     sides = f"a usual step {took} one of A"
     if found.basis == ALL_STEPS:
@@ -56,13 +60,53 @@ def _describe_step(found: RunComparison) -> str:
     return f"B was {found.outcome}: {sides} ({interval}): {_describe_parts(found)}."
 
 
+def _describe_equal(found: RunComparison, ratio: str) -> str:
+    """Return how sure it is that there is no difference that counts."""
+    margin = f"within the margin of {100 * found.margin:g} %"
+    if not is_within(found.ratio_low, found.ratio_high, found.margin):
+        margin += f"; a change of {_describe_excluded(found)} or more is excluded"
+    if _contains_1(found):
+        return f"No difference: {ratio}, which is {margin}"
+    return f"No difference that counts: {ratio}, {'longer' if found.ratio > 1 else 'shorter'} and {margin}"
+
+
+def _describe_unknown(found: RunComparison, ratio: str) -> str:
+    """Return why it is not known, and how many steps would tell if the ratio stayed as it is."""
+    is_beyond = not is_within(found.ratio, found.ratio, found.margin)
+    what = "slower" if _contains_1(found) else f"slower or faster by more than the margin of {100 * found.margin:g} %"
+    why = "contains 1" if is_beyond else f"reaches beyond {_describe_excluded(found)}"
+    return (
+        f"Not known whether B was {what}: {ratio}. The runs are too short to tell: the interval {why}; about "
+        f"{find_steps_factor(found)} times as many steps would be enough if the ratio stayed the same."
+    )
+
+
+def _describe_excluded(found: RunComparison) -> str:
+    return f"{100 * EXCLUDED_RATIO * found.margin:.3g} %"
+
+
+def _contains_1(found: RunComparison) -> bool:
+    return found.ratio_low <= 1 <= found.ratio_high
+
+
+def find_steps_factor(found: RunComparison) -> int:
+    """Return how many times as many steps make the interval of a ratio that is not known narrow enough: its width
+    falls with their square root. 2 or more.
+    """
+    ratio = abs(math.log(found.ratio))
+    is_beyond = not is_within(found.ratio, found.ratio, found.margin)
+    wide = math.log(found.ratio_high / found.ratio_low) / 2
+    allowed = ratio if is_beyond else math.log(1 + EXCLUDED_RATIO * found.margin) - ratio
+    return max(2, math.ceil((wide / allowed) ** 2))
+
+
 def _describe_long(found: RunComparison) -> str:
     """Return what is known of the long steps where usual ones show no difference; empty where neither side had one."""
     if not found.a.long_steps and not found.b.long_steps:
         return ""
     row = next(row for row in found.step_times if row.name.endswith(ALL_STEPS))
     shares = f"{found.a.long_time_ratio:.1%} of the time of A and {found.b.long_time_ratio:.1%} of B"
-    is_known = judge(row.ratio_low, row.ratio_high, found.margin) == "no difference"
+    is_known = judge(row, found.margin) == "no difference"
     verdict = "within the margin too" if is_known else "so whether these cost more is not known"
     return (
         f" Steps over {USUAL_RATIO_MAX:g} times the median took {shares}; with them the ratio is {row.ratio:.3f} "

@@ -8,8 +8,10 @@ from rankscope.collector.comparison.run_comparison import (
     ALL_STEPS,
     USUAL_STEPS,
     RunComparison,
+    StepTimeRow,
     compare_sides,
     find_unequal_work,
+    judge,
 )
 from rankscope.collector.comparison.run_side import RunSide
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
@@ -102,8 +104,53 @@ def test_noisy_runs_are_not_known_to_differ() -> None:
     noisy = side_of([float(ms) for ms in np.random.default_rng(5).normal(100.0, 30.0, 120).clip(60.0, 140.0)])
     found = compare_sides(noisy, noisy)
     assert found.outcome == "not known"
-    assert "Not known whether B was slower: a usual step of B took" in describe_comparison(found)
+    sentence = describe_comparison(found)
+    assert sentence.startswith("Not known whether B was slower: a usual step of B took 1.000 times as long as one of A")
+    assert "The runs are too short to tell: the interval reaches beyond 5 %; about " in sentence
     assert {row.share for row in found.phases} == {None}
+
+
+def judged(ratio: float, low: float, high: float) -> RunComparison:
+    """A comparison with this ratio and interval, by the default margin of 3 %."""
+    row = StepTimeRow(name="", a_ns=1.0, b_ns=ratio, ratio=ratio, ratio_low=low, ratio_high=high)
+    found = compare_sides(side(100.0), side(100.0))
+    return msgspec.structs.replace(
+        found, ratio=ratio, ratio_low=low, ratio_high=high, outcome=judge(row, found.margin)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "words"),
+    [
+        (1.0, 0.98, 1.02, "No difference: R (95 % interval 0.980 to 1.020), which is within the margin of 3 %."),
+        (1.01, 0.99, 1.04, ("No difference: R (95 % interval 0.990 to 1.040), which is within the margin of 3 %; a "
+         "change of 5 % or more is excluded.")),
+        (0.98, 0.97, 0.99, ("No difference that counts: R (95 % interval 0.970 to 0.990), shorter and within the "
+         "margin of 3 %; a change of 5 % or more is excluded.")),
+        (1.02, 1.011, 1.029, ("No difference that counts: R (95 % interval 1.011 to 1.029), longer and within the "
+         "margin of 3 %.")),
+        # log(1.05) - log(1.01) = 0.0388, and the interval is 0.1001 / 2 wide to each side: (0.0500 / 0.0388)^2 = 1.7
+        (1.01, 0.96, 1.061, ("Not known whether B was slower: R (95 % interval 0.960 to 1.061). The runs are too short "
+         "to tell: the interval reaches beyond 5 %; about 2 times as many steps would be enough if the ratio stayed "
+         "the same.")),
+        # log(1.04) = 0.0392, and log(1.12 / 0.96) / 2 = 0.0771: (0.0771 / 0.0392)^2 = 3.9
+        (1.04, 0.96, 1.12, ("Not known whether B was slower: R (95 % interval 0.960 to 1.120). The runs are too short "
+         "to tell: the interval contains 1; about 4 times as many steps would be enough if the ratio stayed the "
+         "same.")),
+        (1.029, 1.001, 1.057, ("Not known whether B was slower or faster by more than the margin of 3 %: R (95 % "
+         "interval 1.001 to 1.057). The runs are too short to tell: the interval reaches beyond 5 %; about 2 times as "
+         "many steps would be enough if the ratio stayed the same.")),
+    ],
+)  # fmt: skip
+def test_verdict_says_how_sure_it_is(ratio: float, low: float, high: float, words: str) -> None:
+    said = f"a usual step of B took {ratio:.3f} times as long as one of A"
+    assert describe_comparison(judged(ratio, low, high)) == words.replace("R", said, 1)
+
+
+def test_chance_within_the_margin_accuses_nobody() -> None:
+    """The whole interval is above 1, by chance in one of 40 equal pairs, and the ratio is one that nobody acts on."""
+    assert judged(1.029, 1.009, 1.049).outcome == "no difference"
+    assert judged(1.031, 1.011, 1.051).outcome == "slower"
 
 
 def with_long(count: int, ms: float = 1_000.0) -> RunSide:
