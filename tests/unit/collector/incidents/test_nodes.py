@@ -31,7 +31,7 @@ from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.run_reader import read_placed_ranks
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
-from tests.unit.collector.incidents.bad_node import blame, keep_bad_node
+from tests.unit.collector.incidents.bad_node import blame, keep_bad_node, keep_drawn_runs
 from tests.unit.collector.runs.kept_runs import WALL_S, life_of, run_of
 
 STARTED_S = 5.0
@@ -141,6 +141,18 @@ def test_store_has_nodes_and_gpus(path: Path) -> None:
     assert [(one.node, one.runs_held_up, one.runs) for one in found.nodes] == [("node-b", 3, 4), ("node-a", 0, 4)]
     assert found.nodes[0].gpus == (GpuRecord("GPU-b", 3),)
     assert (found.runs, found.runs_left_out) == (4, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bad_nodes_of_200_runs_are_first(tmp_path: Path, seed: int) -> None:
+    """Of 40 nodes, each in 40 of the runs on average, three hold up 60 to 80 % of theirs, each other one 3 %."""
+    planted = {"node-07": 0.8, "node-21": 0.6, "node-33": 0.7}
+    keep_drawn_runs(tmp_path / "runs.db", seed, runs=200, nodes=40, bad_ratios=planted)
+    found = read_nodes(tmp_path / "runs.db")
+    assert (found.runs, found.runs_left_out, len(found.nodes)) == (200, 0, 40)
+    assert {one.node for one in found.nodes[:3]} == set(planted), [(one.node, one.ratio_low) for one in found.nodes]
+    assert {one.node for one in found.nodes if one.exclude} == set(planted)
+    assert any(one.runs_held_up for one in found.nodes[3:])  # by chance
 
 
 def test_latest_runs_are_read_up_to_the_limit(path: Path) -> None:
