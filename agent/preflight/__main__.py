@@ -1,4 +1,8 @@
-"""Entry point of `torchrun ... -m rankscope.agent.preflight`: see command.py."""
+"""Entry point of `torchrun ... -m rankscope.preflight`: see command.py.
+
+This folder is installed under two names, as `rankscope.agent.preflight` too (pyproject.toml); all imports in it have the
+longer one.
+"""
 
 import sys
 

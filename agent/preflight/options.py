@@ -10,7 +10,7 @@ Check all nodes of a training before it starts, in less than a minute: matrix pr
 network between ranks, counters of errors, clocks. Name the nodes that are slower than their peers.
 
 example:
-  torchrun --nnodes 4 --nproc-per-node 8 ... -m rankscope.agent.preflight --exclude-file exclude.txt"""
+  torchrun --nnodes 4 --nproc-per-node 8 ... -m rankscope.preflight --exclude-file exclude.txt"""
 EPILOG: Final = """\
 exit status, of every rank: 0 no node was named, 1 a node or a link was named, 2 wrong usage, 3 nothing could be
 compared, or a rank did not answer. torchrun itself ends with 1 for each of 1 to 3: --json has which."""
@@ -24,7 +24,7 @@ WAIT_S_MIN: Final = 1.0
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options. A mistake ends the process with exit status 2 (SystemExit)."""
     parser = argparse.ArgumentParser(
-        prog="rankscope.agent.preflight",
+        prog="rankscope.preflight",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

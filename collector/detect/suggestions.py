@@ -76,7 +76,7 @@ _SLOW_RANK: Final = {
     ),
     "gpu_compute": (
         "See what else uses this GPU (nvidia-smi), and measure it outside of the run against others (torchrun "
-        "--nproc-per-node 8 -m rankscope.agent.preflight, the vendor's diagnosis). Replace it if it is slow there, too."
+        "--nproc-per-node 8 -m rankscope.preflight, the vendor's diagnosis). Replace it if it is slow there, too."
     ),
     "more_work": (
         "No hardware is at fault: the rank has more to compute. Check padding, sampling, and the balance of layers and "

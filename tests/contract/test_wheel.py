@@ -18,6 +18,8 @@ from rankscope.measure import __version__
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "collector", "measure", "uplink")
+ALIAS, ALIASED = "rankscope/preflight/", "agent/preflight/"
+"""A folder that is in the wheel once more, under a shorter name."""
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 SHIPPED_KINDS = {".py", ".css", ".js", ".html", ".svg", ".json"}
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
@@ -57,7 +59,8 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def find_shipped() -> set[str]:
     """Return the files of the tree that must be in the wheel, by their names there."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
-    return {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")} | {
+    twice = {f"{ALIAS}{path.name}" for path in (ROOT / ALIASED).glob("*.py")}
+    return twice | {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")} | {
         f"rankscope/{path.relative_to(ROOT).as_posix()}"
         for path in files
         if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
@@ -66,6 +69,8 @@ def find_shipped() -> set[str]:
 
 def find_source(name: str) -> str:
     """Return the path in the tree of a file of the wheel."""
+    if name.startswith(ALIAS):
+        return ALIASED + name.removeprefix(ALIAS)
     return name.removeprefix("rankscope/").removeprefix("shipped/")
 
 
