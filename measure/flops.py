@@ -320,6 +320,22 @@ _NAMES = """
     weight_norm where zero zeros zeros_like adaptive_avg_pool2d avg_pool2d binary_cross_entropy
     binary_cross_entropy_with_logits cross_entropy_loss linalg_vector_norm constant_pad_nd amp_update_scale
     thnn_fused_lstm_cell thnn_fused_gru_cell
+    alias allclose atleast_1d atleast_2d broadcast_tensors broadcast_to chunk concat concatenate diagonal expand_as
+    flatten hstack is_floating_point is_same_size isclose lift_fresh linspace log1p logsumexp meshgrid movedim
+    narrow narrow_copy new_empty new_empty_strided new_full new_ones numpy_t permute pin_memory promote_types ravel
+    record_stream rename reshape_alias reshape_as resize_as resolve_conj resolve_neg result_type rot90 scalar_tensor
+    sgn size split_with_sizes stride swapaxes tile type_as unbind unflatten unsafe_chunk unsafe_split
+    unsafe_split_with_sizes unsafe_view view_as view_as_complex view_as_real vstack equal bincount searchsorted
+    bucketize one_hot isinf isin sinh cosh tan atan atan2 asin acos erfinv expm1 log2 log10 trunc frac remainder
+    fmod xor heaviside cummax cummin cumprod unique unique2 median nan_to_num nansum glu_jvp prelu prelu_kernel
+    rrelu hardsigmoid celu softshrink hardshrink tanhshrink logit polar complex max_pool1d max_pool3d
+    max_pool3d_with_indices avg_pool1d avg_pool3d adaptive_max_pool2d adaptive_avg_pool1d adaptive_avg_pool3d
+    upsample_nearest1d upsample_nearest3d upsample_linear1d upsample_bicubic2d upsample_trilinear3d reflection_pad1d
+    reflection_pad2d replication_pad2d l1_loss huber_loss kl_div nll_loss_nd cosine_similarity repeat_interleave
+    take take_along_dim index_copy index_fill masked_scatter channel_shuffle pixel_unshuffle im2col col2im
+    embedding_renorm to_dense batch_norm_impl_index native_channel_shuffle dist frobenius_norm clip
+    absolute negative true_divide floor_divide isneginf isposinf cudnn_is_acceptable
+    eye safe_softmax linalg_check_errors outer ger numpy_T matrix_H adjoint real imag conj conj_physical
 """
 _WITHOUT_PRODUCTS = frozenset(_NAMES.split())
 _MANY_AT_ONCE = re.compile(

@@ -29,6 +29,7 @@ from rankscope.measure.kineto import Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowFlops
 from rankscope.measure.uncounted_operators import UncountedOperator, find_uncounted_operators
+from rankscope.measure.unseen_products import find_unseen_products
 
 TRAINING_FACTOR: Final = 3
 """Model FLOPs of a training step over those of its forward."""
@@ -40,10 +41,13 @@ NAMES_MAX: Final = 3
 """How many operators a reason names."""
 
 
-def count_window_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) -> WindowFlops:
+def count_window_flops(
+    view: RankView, steps: Sequence[tuple[int, int, int]], *, host_only: bool = False
+) -> WindowFlops:
     """Return the FLOPs of a step. `steps` are number, start and end (ns, of the view's clock), in order, of those that
     were recorded whole; what the host began outside of them does not count. The view has the shapes of operators with a
-    formula, the values of convolutions, and the numbers of autograd.
+    formula, the values of convolutions, and the numbers of autograd. With `host_only` a device did the work, and is not
+    in the view.
     """
     if not steps:
         return WindowFlops(first_step=0, step_count=0, reason=NO_STEP)
@@ -52,7 +56,8 @@ def count_window_flops(view: RankView, steps: Sequence[tuple[int, int, int]]) ->
     window = ProfiledWindow(start_ns, end_ns, end_ns - start_ns, count)
     counted = find_counted(view, window, FORMULAS)
     sums = _sum_by_step(view, counted, steps)
-    reason = _find_reason(find_uncounted_operators(view, window, counted), sums)
+    find_others = find_unseen_products if host_only else find_uncounted_operators
+    reason = _find_reason(find_others(view, window, counted), sums)
     if reason is not None:
         return WindowFlops(first_step=first_step, step_count=count, reason=reason)
     flops = sums[0].tolist()

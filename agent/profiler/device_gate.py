@@ -26,6 +26,11 @@ class DeviceProfiler(Protocol):
         """Whether a full session begun now would be the first to record the device that is in use."""
         ...
 
+    @property
+    def records_operators(self) -> bool:
+        """Whether a session can record the operators of the host alone."""
+        ...
+
 
 class DeviceGate:
     """The decisions about windows of a device at step boundaries. Without an `effect` every window may begin.
@@ -56,6 +61,15 @@ class DeviceGate:
             return True
         may_interrupt = self._effect is None or self._effect.may_interrupt or not self._profiler.sees_device
         return may_interrupt and self._plan.begins_full(step) and self._is_allowed
+
+    @property
+    def allows_light(self) -> bool:
+        """Whether a light window may begin. Where a device is in use its session reaches CUPTI as well, whatever it
+        asks for (`host_operators.py`), so that it may only once the device's first window has been.
+        """
+        if self._effect is None or not self._profiler.sees_device:
+            return True
+        return self._is_allowed and self._effect.state is not EffectState.READY
 
     @property
     def is_new_device(self) -> bool:

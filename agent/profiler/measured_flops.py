@@ -18,6 +18,12 @@ NO_WINDOWS: Final = (
 ENDED: Final = (
     f"FLOPs are measured in full windows, and those of the GPU have ended or are off (device_windows); {_CURE}"
 )
+NOT_YET_OF_HOST: Final = (
+    "FLOPs have not been measured yet: without windows of the GPU they are counted from operators of the host, as soon "
+    f"as overhead_ratio_max pays for recording these; {_CURE} at once"
+)
+GRAPHS: Final = f"windows of the GPU are off or have ended, and the host has no operators of a CUDA graph; {_CURE}"
+SLOWED: Final = f"steps became longer after operators of the host were recorded, so they are not again; {_CURE}"
 DROPPED: Final = f"FLOPs are measured in full windows, which are off to stay within overhead_ratio_max; {_CURE}"
 NOT_YET: Final = (
     "FLOPs have not been measured yet: a full window after the first one does it, as soon as overhead_ratio_max "
@@ -64,6 +70,9 @@ class MeasuredFlops:
             return SWITCHED_OFF
         if self._windows.scheduler is None or self._windows.scheduler.flops is None:
             return NO_WINDOWS
+        operators = self._windows.scheduler.operators
+        if operators.replaces_windows:
+            return GRAPHS if operators.has_graphs() else SLOWED if operators.has_slowed else NOT_YET_OF_HOST
         effect = self._windows.find_effect()
         if effect is not None and not (effect.allows_windows or effect.is_open):
             return ENDED

@@ -69,7 +69,8 @@ class StepBounds(msgspec.Struct, frozen=True, array_like=True):
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A full window of at least one step: its events in columns, or in the trace file that torch `saved`, which may be
     compressed by gzip. Their times are `wall_minus_host_ns` ahead of the host clock. Kernels in whose names the pattern
-    `communication_kernels` is found communicate too; empty: none. With `counts_flops` it was recorded with shapes.
+    `communication_kernels` is found communicate too; empty: none. With `counts_flops` it was recorded with shapes. With
+    `host_only` a device did work in it that was not recorded, so that its operators only have FLOPs.
     """
 
     columns: WindowColumns
@@ -80,6 +81,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     lines: LineSamples = LineSamples()
     communication_kernels: str = ""
     counts_flops: bool = False
+    host_only: bool = False
 
 
 class DeviceCollective(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -128,6 +130,10 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     own = re.compile(request.communication_kernels) if request.communication_kernels else None
     view = RankView(read_events(request), communication_kernels=own)
     first_step = request.steps[0].step
+    if request.host_only:
+        steps = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps]
+        view = RankView(view.trace, has_unknown_device=True)
+        return WindowAnswer(first_step=first_step, flops=count_window_flops(view, steps, host_only=True))
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]
         flops = count_window_flops(view, windows) if request.counts_flops else None

@@ -13,6 +13,8 @@ What a window records
   narrower). That doubles the events, 7 ms a step when the window ends. To infer group and sequence from the order of
   the `nccl:` ranges would fail with the first lost range. Backward nodes are left out.
 - A full one with shapes, for FLOPs: every operator and backward node, with the shapes of its inputs.
+- One of the host alone, for FLOPs where windows of its device are off or over: the same without Kineto
+  (`host_operators.py`), which reaches CUPTI in each of its sessions.
 
 The end of a session on a device
 --------------------------------
@@ -31,6 +33,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from rankscope.agent.profiler.host_operators import OperatorSession
 from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
@@ -101,6 +104,10 @@ class TorchProfiler:
         self._without_shapes = self._configure(record_shapes=False)
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
+        self._is_host_only = False
+        self._operators = find_operator_session(autograd, c_profiler)
+        self.records_operators = self._operators is not None
+        """Whether a session can be of the host alone."""
 
     @classmethod
     def find(
@@ -215,13 +222,19 @@ class TorchProfiler:
             self.wait_for_device(0)
             _pause(DETACH_PAUSE_S)
 
-    def start(self, *, full: bool, shapes: bool = False) -> None:
+    def start(self, *, full: bool, shapes: bool = False, host_only: bool = False) -> None:
         """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
-        A full one with `shapes` has every operator on a device too.
+        A full one with `shapes` has every operator on a device too. With `host_only` it has every operator with shapes,
+        nothing of a device, and uses neither Kineto nor CUPTI.
 
         Raises RuntimeError when a session is on, ours or another.
         """
         self._check_free()
+        if host_only and self._operators is not None:
+            self._ranges.on_session_begin()
+            self._operators.start()
+            self._thread, self._is_host_only = get_ident(), True
+            return
         configuration = self._with_shapes if shapes or not full else self._without_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
@@ -243,8 +256,11 @@ class TorchProfiler:
             raise RuntimeError("no profiler session was begun on this thread")
         self._thread = None
         try:
+            if self._is_host_only and self._operators is not None:
+                return self._operators.stop()
             result = self._autograd._disable_profiler()
         finally:
+            self._is_host_only = False
             self._ranges.on_session_end()
         return result if self._lists_activities else SessionEvents(result, self._autograd.DeviceType.CPU)
 
@@ -277,6 +293,14 @@ class TorchProfiler:
             return self._c_profiler._ExperimentalConfig(trace_only=True)
         except TypeError:
             return self._c_profiler._ExperimentalConfig()
+
+
+def find_operator_session(autograd: Any, c_profiler: Any) -> OperatorSession | None:
+    """Return what records the operators of the host without Kineto; None where this torch lacks it."""
+    try:
+        return OperatorSession(autograd, c_profiler)
+    except (AttributeError, TypeError):
+        return None
 
 
 def find_devices(autograd: Any, c_profiler: Any) -> tuple[DeviceKind, ...]:

@@ -110,7 +110,8 @@ class WindowPlan:
         self._warmup_steps = warmup_steps
         self._collective_window_ns = collective_window_ns
         self._full_window_interval_ns = full_window_interval_ns
-        self._allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
+        self.allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
+        """What windows may spend at present."""
         self._step_ns: int | None = None
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
@@ -130,7 +131,7 @@ class WindowPlan:
 
     def allow(self, allowance: Allowance) -> None:
         """Set what windows may spend from now on."""
-        self._allowance = allowance
+        self.allowance = allowance
 
     def learn_step(self, step_ns: int) -> None:
         """Set the present step time. Until it is known windows begin at powers of two of steps."""
@@ -163,7 +164,7 @@ class WindowPlan:
         wanted = self._collective_window_ns / step_ns
         self._light_steps_timed = nearest_power(wanted, self._light_steps_timed)
         self.light_window_steps = min(self._light_steps_timed, self._costs.light_steps_max)
-        affordable_ns = _affordable_interval_ns(self._expected_light_ns, _share_beside(FULL_WINDOWS, self._allowance))
+        affordable_ns = _affordable_interval_ns(self._expected_light_ns, _share_beside(FULL_WINDOWS, self.allowance))
         affordable = affordable_ns / step_ns
         if affordable <= self.light_window_steps:
             self.light_interval_steps = self.light_window_steps
@@ -173,7 +174,7 @@ class WindowPlan:
 
     def _set_full(self, step_ns: int) -> None:
         wanted = max(self._full_window_interval_ns / step_ns, 2 * self.full_window_steps)
-        affordable_ns = _affordable_interval_ns(self._costs.full_ns, _share_beside(LIGHT_WINDOWS, self._allowance))
+        affordable_ns = _affordable_interval_ns(self._costs.full_ns, _share_beside(LIGHT_WINDOWS, self.allowance))
         self._full_is_too_rare = affordable_ns > INTERVAL_NS_MAX
         self.full_interval_steps = nearest_power(max(wanted, affordable_ns / step_ns), self.full_interval_steps)
         self.full_stretch_ratio = max(1.0, self.full_interval_steps / power_at_least(wanted))
@@ -185,7 +186,7 @@ class WindowPlan:
         """The kinds of window that are off, by this plan or by the governor."""
         full_is_off = self._full_is_too_rare or self.full_has_ended or not self.full_window_steps
         planned = frozenset({FULL_WINDOWS}) if full_is_off else frozenset()
-        return planned | (self._allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
+        return planned | (self.allowance.dropped & {FULL_WINDOWS, LIGHT_WINDOWS})
 
     def find_next(self, step: int) -> int:
         """Return a step after this one before which no planned window begins or ends."""
@@ -208,7 +209,7 @@ class WindowPlan:
         what the last ones did, if that has been measured.
         """
         is_known = times == 1 or self._costs.is_full_known
-        pays = is_known and times * self._costs.full_ns <= self._allowance.budget_left_ns
+        pays = is_known and times * self._costs.full_ns <= self.allowance.budget_left_ns
         return FULL_WINDOWS not in self.dropped and pays
 
     def begins_full(self, step: int) -> bool:
@@ -226,7 +227,7 @@ class WindowPlan:
     def is_light(self, step: int) -> bool:
         """Return whether a light window may continue over this step."""
         since = step - self._warmup_steps
-        if LIGHT_WINDOWS in self._allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
+        if LIGHT_WINDOWS in self.allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
             return False
         return since & (self.light_interval_steps - 1) < self.light_window_steps
 
@@ -238,9 +239,7 @@ class WindowPlan:
 
     @property
     def _light_is_allowed(self) -> bool:
-        return (
-            LIGHT_WINDOWS not in self._allowance.dropped and self._expected_light_ns <= self._allowance.budget_left_ns
-        )
+        return LIGHT_WINDOWS not in self.allowance.dropped and self._expected_light_ns <= self.allowance.budget_left_ns
 
     def _is_full_step(self, since: int) -> bool:
         if since & (self.full_interval_steps - 1) == 0:
@@ -258,8 +257,8 @@ class WindowPlan:
         interval = self.full_interval_steps
         early = max(0, min(since, interval - 1).bit_length() - FULL_FIRST_INTERVAL_STEPS.bit_length() + 1)
         count = 1 + early + since // interval
-        share = _share_beside(LIGHT_WINDOWS, self._allowance)
-        return count * self._costs.full_ns <= share * (self._allowance.elapsed_ns + HEAD_START_NS)
+        share = _share_beside(LIGHT_WINDOWS, self.allowance)
+        return count * self._costs.full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
 
 
 def _share_beside(other_kind: str, allowance: Allowance) -> float:

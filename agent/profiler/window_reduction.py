@@ -120,17 +120,16 @@ class WindowReduction:
         if not window.steps:
             return EMPTY_WINDOW
         found = window.result.trace_activities()
-        self.events_recorded += len(found)
-        if window.full and not window.has_shapes:
-            self.full_events_a_step = len(found) / len(window.steps)
-        elif not window.full:
-            self.light_events_a_step = len(found) / len(window.steps)
+        self._learn_events(window, len(found))
         if len(found) > self._events_max:
             self._count(TOO_LARGE)
             return EMPTY_WINDOW
         if window.lines is not None and window.lines.is_cut:
             self._count(LINES_CUT)
         read = read_window(window, found, self._yield_gil)
+        if window.host_only:  # which has FLOPs only
+            self._submit(window, read.columns or WindowColumns(), window.steps)
+            return EMPTY_WINDOW
         host = _match_host(window, read.ranges)
         if host.lost:
             self._count(LOST, host.lost)
@@ -145,6 +144,13 @@ class WindowReduction:
                 del self._host_collectives[min(self._host_collectives)]
             return EMPTY_WINDOW
         return placed
+
+    def _learn_events(self, window: RawWindow, count: int) -> None:
+        self.events_recorded += count
+        if window.full and not window.has_shapes:
+            self.full_events_a_step = count / len(window.steps)
+        elif not window.full:
+            self.light_events_a_step = count / len(window.steps)
 
     def _submit(self, window: RawWindow, columns: WindowColumns, whole: Sequence[StepRecord]) -> bool:
         """Submit a full window for its breakdown; return False if its data cannot be written. On the host a step that
@@ -336,6 +342,7 @@ def make_request(window: RawWindow, columns: WindowColumns) -> WindowRequest:
         on_device=window.on_device,
         lines=LineSamples() if window.lines is None else _pack_lines(window.lines),
         counts_flops=window.has_shapes,
+        host_only=window.host_only,
     )
 
 

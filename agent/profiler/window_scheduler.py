@@ -16,6 +16,7 @@ from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.device_gate import DeviceGate, DeviceProfiler
 from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEVICE, FlopsWindows
 from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
+from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
@@ -61,8 +62,10 @@ class Profiler(DeviceProfiler, Protocol):
         """Take CUPTI out of the process; return False, and do nothing, while a CUDA graph is being captured."""
         ...
 
-    def start(self, *, full: bool, shapes: bool = False) -> None:
-        """Begin to record; a full window with `shapes` has those of all operators."""
+    def start(self, *, full: bool, shapes: bool = False, host_only: bool = False) -> None:
+        """Begin to record; a full window with `shapes` has those of all operators, one that is `host_only` nothing of a
+        device.
+        """
         ...
 
     def stop(self) -> Any:
@@ -78,7 +81,8 @@ class RawWindow(NamedTuple):
     beginning and ending it on the training thread, and of sampling its `lines`. With `on_device` a full window has a
     device's work, and one step more than is reported: the last only bounds the one before. `resident_before_bytes` is
     the resident memory of the process at its begin, None: not known. `lines`: where the training thread was meanwhile,
-    None: not sampled. A full window that `has_shapes` is one from which FLOPs are counted.
+    None: not sampled. A full window that `has_shapes` is one from which FLOPs are counted; one that is `host_only` has
+    the operators of a host whose device has work of its own, which is not recorded.
     """
 
     full: bool
@@ -92,6 +96,7 @@ class RawWindow(NamedTuple):
     resident_before_bytes: int | None = None
     lines: WindowLines | None = None
     has_shapes: bool = False
+    host_only: bool = False
 
 
 class WindowScheduler:
@@ -106,11 +111,14 @@ class WindowScheduler:
     training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet.
 
     Full windows are left out, and counted, while a device is in use that cannot be recorded. Light windows are left out
-    unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing.
+    unless `light_is_useful`: where all communication is on a device, its backend's ranges only span the enqueueing; and
+    while a device is in use whose windows may not begin.
 
     During a device's windows but the first the `sampler` notes where the training thread is.
 
     A full window has shapes when FLOPs are due, `flops_interval_ns` apart (None: never), and the budget pays for it.
+    Where windows of the device are off or over, a window of the host alone has them, as `operators_effect` allows
+    (None: there are none), and not while the process `has_graphs`.
     """
 
     def __init__(
@@ -131,10 +139,15 @@ class WindowScheduler:
         may_detach: Callable[[], bool | None] = lambda: False,
         sampler: LineSampler | None = None,
         flops_interval_ns: int | None = None,
+        operators_effect: WindowEffect | None = None,
+        has_graphs: Callable[[], bool] = lambda: False,
     ) -> None:
         self.flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns)
         """None if no windows are to have shapes."""
-        self._has_shapes = False
+        self.operators = OperatorGate(
+            profiler, plan, self.flops, device_effect=effect, own_effect=operators_effect, has_graphs=has_graphs
+        )
+        self._has_shapes = self._is_host_only = False
         self._sampler = sampler
         self._lines: WindowLines | None = None
         self._profiler = profiler
@@ -182,6 +195,7 @@ class WindowScheduler:
         try:
             in_window = self._running is True or self._user_profilers > 0
             self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
+            self.operators.on_step(record, in_window=in_window)
         except Exception as error:  # noqa: BLE001 - the record must not be lost
             self._guard.record(PART, error)
 
@@ -207,7 +221,8 @@ class WindowScheduler:
         if not self._full_wanted or self._guard.is_off(PART):
             return planned
         try:
-            return min(planned, step + self._gate.steps_until_due(UNKNOWN_STEPS))
+            of_operators = self.operators.steps_until_due(UNKNOWN_STEPS)
+            return min(planned, step + min(of_operators, self._gate.steps_until_due(UNKNOWN_STEPS)))
         except Exception as error:  # noqa: BLE001 - steps are measured without windows, too
             self._guard.record(PART, error)
             return planned
@@ -267,6 +282,7 @@ class WindowScheduler:
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
             or (self._full_wanted and self._gate.steps_until_due(UNKNOWN_STEPS) == 1)
+            or self.operators.begins()
         )
 
     def _advance(self, step: int) -> None:
@@ -283,19 +299,22 @@ class WindowScheduler:
         if may_begin and self._gate.decide_to_detach():
             self._detach()
         begins_full = may_begin and self._gate.begins_full(step)
+        host_only = may_begin and not begins_full and self.operators.begins()
         rolls = self._running is False and self._plan.begins_light(step)
-        if self._running is not None and (ends or begins_full or rolls):
+        if self._running is not None and (ends or begins_full or host_only or rolls):
             self._finish()
         begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
-        if self._running is None and (begins_full or (self._light_wanted and begins_light)):
-            self._begin(full=begins_full, is_planned=begins_light or self._plan.begins_full(step))
+        if self._running is None and (begins_full or host_only or (self._light_wanted and begins_light)):
+            is_planned = begins_light or self._plan.begins_full(step)
+            self._begin(full=begins_full or host_only, is_planned=is_planned, host_only=host_only)
 
     def _has_run_its_length(self, step: int) -> bool:
         """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
         of a device one more than is reported.
         """
         if self._running:
-            wanted = 1 if self._is_first_of_device else self._plan.full_window_steps + self._on_device
+            steps = max(1, self._plan.full_window_steps)
+            wanted = 1 if self._is_first_of_device else steps + self._on_device
             return len(self._steps) >= wanted
         return self._running is False and not self._plan.is_light(step)
 
@@ -311,10 +330,10 @@ class WindowScheduler:
                 self._gate.on_detached()
         self._full_in_run_ns += thread_time_ns() - begin_ns
 
-    def _begin(self, *, full: bool, is_planned: bool) -> None:
-        if not full and not (self._light_wanted and self._light_is_useful()):
+    def _begin(self, *, full: bool, is_planned: bool, host_only: bool) -> None:
+        if not full and not (self._light_wanted and self._light_is_useful() and self._gate.allows_light):
             return
-        if full and self._profiler.misses_device:
+        if full and not host_only and self._profiler.misses_device:
             self._count_skip("device_not_recorded")
             return
         begin_ns = thread_time_ns()
@@ -325,14 +344,14 @@ class WindowScheduler:
                 if is_planned:
                     self._count_skip("user_profiler")
                 return
-            on_device = full and self._profiler.sees_device
-            is_first = full and self._profiler.is_first_of_device
-            has_shapes = full and not is_first and self._affords_shapes(on_device=on_device)
-            self._profiler.start(full=full, shapes=has_shapes)
-            self._has_shapes = has_shapes
+            on_device = full and not host_only and self._profiler.sees_device
+            is_first = full and not host_only and self._profiler.is_first_of_device
+            has_shapes = host_only or (full and not is_first and self._affords_shapes(on_device=on_device))
+            self._profiler.start(full=full, shapes=has_shapes, host_only=host_only)
+            self._has_shapes, self._is_host_only = has_shapes, host_only
             self._running, self._thread, self._steps = full, get_ident(), []
             self._on_device, self._is_first_of_device = on_device, is_first
-            if full and not is_first:
+            if full and not is_first and not host_only:
                 self._gate.on_begin()
                 self._lines = None
                 if on_device and self._sampler is not None:
@@ -363,6 +382,7 @@ class WindowScheduler:
             return
         begin_ns = thread_time_ns()
         full, on_device, has_shapes = bool(self._running), self._on_device, self._has_shapes
+        host_only = self._is_host_only
         lines = self._lines if on_device else None
         result = self._stop()
         offset_ns = read_wall_minus_host_ns()
@@ -383,6 +403,7 @@ class WindowScheduler:
             self._resident_before_bytes,
             lines,
             has_shapes,
+            host_only,
         )
         if has_shapes and self.flops is not None:
             self.flops.on_recorded(self._steps)
@@ -417,8 +438,9 @@ class WindowScheduler:
         self._full_in_run_ns += thread_time_ns() - begin_ns if full else 0
 
     def _stop(self) -> Any:
-        on_device = self._on_device
+        on_device, host_only = self._on_device, self._is_host_only
         self._running, self._on_device, self._is_first_of_device, self._has_shapes = None, False, False, False
+        self._is_host_only = False
         try:
             return self._profiler.stop()
         finally:
@@ -426,6 +448,8 @@ class WindowScheduler:
             self._end_lines()
             if on_device:
                 self._gate.on_session_end()
+            if host_only:
+                self.operators.on_session_end()
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1

@@ -45,6 +45,11 @@ def make_effect(config: AgentConfig) -> WindowEffect | None:
     return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=slowdown_min, state=state)
 
 
+def make_operators_effect(config: AgentConfig) -> WindowEffect:
+    """Return what compares the steps around sessions of the host's operators."""
+    return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=max(SLOWDOWN_MIN, config.overhead_ratio_max))
+
+
 def describe_effect(effect: WindowEffect) -> str:
     """Return what was seen of windows that have ended, in a line for the log, and what can be done.
 
@@ -138,6 +143,8 @@ class ProfilerWindows:
                 may_detach=self._may_detach,
                 sampler=self._sampler,
                 flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
+                operators_effect=make_operators_effect(config),
+                has_graphs=lambda: captures.begun > 0 or bool(self.graphs_seen),
             )
 
     def start_sampler(self) -> None:

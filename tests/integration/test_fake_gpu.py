@@ -207,3 +207,18 @@ def test_captures_that_keep_the_host_busy_give_no_ratios(tmp_path: Path) -> None
     assert job.counts.sessions == 2
     assert (job.life.breakdowns, job.life.losses.windows_skipped) == ([], {})
     assert replay(job.life)[-1].breakdown is None
+
+
+def test_without_windows_of_the_device_flops_are_those_of_the_hosts_operators(tmp_path: Path) -> None:
+    given = {"peak_tflops": "1", "collective_windows": "false"}
+    job = train(tmp_path, "off", 120, *options_of("waits", "--host-s", "0.02"), captures=given)
+    found = job.life.reports[-1].flops
+    assert found.model is not None, found.absent
+    assert found.executed is not None
+    assert found.model.per_step == 3 * LAYERS * PRODUCT
+    assert found.executed.per_step == (LAYERS + 2 * LAYERS - 1) * PRODUCT
+    step_s = sum(record.duration_ns for record in job.life.steps[-found.model.steps :]) / 1e9
+    assert found.mfu == pytest.approx(3 * LAYERS * PRODUCT * found.model.steps / step_s / 1e12, rel=1e-9)
+    assert job.counts == Counts(sessions=0, lost=0, detached=0, is_attached=False)
+    assert job.life.breakdowns == []
+    assert job.cost.part_ns["full_windows"] > 0, "what it costs is counted"

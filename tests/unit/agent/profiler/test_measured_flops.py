@@ -10,9 +10,12 @@ from rankscope.agent.profiler.measured_flops import (
     BATCH_CHANGED,
     DROPPED,
     ENDED,
+    GRAPHS,
     MEASURED_AGAIN,
     NO_WINDOWS,
     NOT_YET,
+    NOT_YET_OF_HOST,
+    SLOWED,
     SWITCHED_OFF,
     MeasuredFlops,
 )
@@ -34,9 +37,11 @@ class Rank:
         self.batches = SimpleNamespace(has_changed=False)
         self.plan = SimpleNamespace(dropped=frozenset())
         self.effect: WindowEffect | None = None
+        self.has_graphs = False
+        self.operators = SimpleNamespace(replaces_windows=False, has_slowed=False, has_graphs=lambda: self.has_graphs)
         windows: Any = SimpleNamespace(
             measures_flops=is_on,
-            scheduler=SimpleNamespace(flops=self.batches) if has_windows else None,
+            scheduler=SimpleNamespace(flops=self.batches, operators=self.operators) if has_windows else None,
             plan=self.plan,
             find_effect=lambda: self.effect,
         )
@@ -89,6 +94,18 @@ def test_windows_of_a_device_that_have_ended_give_none(state: EffectState, reaso
     rank = Rank()
     rank.effect = WindowEffect(warmup_steps=4, state=state)
     assert rank.update() == reason
+
+
+def test_operators_of_the_host_give_them_then() -> None:
+    rank = Rank()
+    rank.effect = WindowEffect(warmup_steps=4, state=EffectState.ENDED)
+    rank.operators.replaces_windows = True
+    assert rank.update() == NOT_YET_OF_HOST
+    rank.operators.has_slowed = True
+    assert rank.update() == SLOWED
+    rank.has_graphs = True
+    assert rank.update() == GRAPHS
+    assert rank.update(MEASURED) is None
 
 
 def test_what_is_off_is_said() -> None:

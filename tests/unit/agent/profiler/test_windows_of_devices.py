@@ -92,6 +92,21 @@ def test_light_windows_are_left_out_while_not_useful() -> None:
     assert (training.profiler.log, training.windows.skipped) == ([], {})
 
 
+@pytest.mark.parametrize("state", [EffectState.ENDED, EffectState.ON_DEMAND, EffectState.REFERENCE, EffectState.SLOWER])
+def test_no_light_window_where_a_device_is_in_use_whose_windows_may_not_begin(state: EffectState) -> None:
+    training = Training(full=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=state))
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + 2 * LIGHT)
+    assert (training.profiler.log, training.windows.skipped) == ([], {})
+
+
+@pytest.mark.parametrize("state", [EffectState.ATTACHED, EffectState.KEPT])
+def test_light_windows_go_on_where_those_of_the_device_do(state: EffectState) -> None:
+    training = Training(full=False, effect=WindowEffect(warmup_steps=WARMUP_STEPS, state=state))
+    training.profiler.sees_device = True
+    assert training.run(WARMUP_STEPS + LIGHT).profiler.log[0] == "light"
+
+
 def test_no_window_begins_while_a_graph_is_being_captured() -> None:
     training = Training(full=False).run(WARMUP_STEPS - 1)
     training.is_capturing = True

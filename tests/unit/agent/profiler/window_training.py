@@ -36,6 +36,7 @@ class FakeProfiler:
         self.sees_device = False
         self.misses_device = False
         self.can_detach = True
+        self.records_operators = False
         self.is_device_done = True
         self._has_seen_device = False
         self.waits_ns: list[int] = []
@@ -69,12 +70,12 @@ class FakeProfiler:
         self._has_seen_device = False
         return True
 
-    def start(self, *, full: bool, shapes: bool = False) -> None:
+    def start(self, *, full: bool, shapes: bool = False, host_only: bool = False) -> None:
         if self._thread is not None or self.somebody_elses_is_on:
             raise RuntimeError("a profiler is on already")
         self._thread, self._ranges = threading.get_ident(), []
-        self._has_seen_device |= full and self.sees_device
-        self.log.append("shapes" if shapes else "full" if full else "light")
+        self._has_seen_device |= full and self.sees_device and not host_only
+        self.log.append("host" if host_only else "shapes" if shapes else "full" if full else "light")
 
     def stop(self) -> Any:
         if self._thread != threading.get_ident():
@@ -100,6 +101,7 @@ class Training:
         room: int = 100,
         wait_s: float = 0.0,
         effect: WindowEffect | None = None,
+        flops_interval_ns: int | None = None,
     ) -> None:
         self.profiler = FakeProfiler()
         self.guard = Guard(error_budget=3)
@@ -111,6 +113,8 @@ class Training:
         self.step_ns = 1
         self.effect = effect or WindowEffect(warmup_steps=WARMUP_STEPS)
         self.may_detach: bool | None = True
+        self.operators_effect = WindowEffect(warmup_steps=WARMUP_STEPS)
+        self.has_graphs = False
         self.sampler = LineSampler(self.guard, ThreadFrames())
         """Its thread is not started: it has the window, and no samples."""
         self.plan = WindowPlan(
@@ -136,6 +140,9 @@ class Training:
             effect=effect,
             may_detach=lambda: self.may_detach,
             sampler=self.sampler,
+            flops_interval_ns=flops_interval_ns,
+            operators_effect=self.operators_effect,
+            has_graphs=lambda: self.has_graphs,
         )
 
     def _take(self, window: RawWindow) -> bool:

@@ -1,0 +1,96 @@
+"""Decide when the operators of the host are recorded for FLOPs, because the windows of its device are off or over.
+
+That is a session without CUPTI (`host_operators.py`) of a few steps: once a run, and again as `flops_windows.py` says.
+The steps after the first one are compared with those before it, as those between windows of a device are: if they have
+become longer there is no second session.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from rankscope.agent.governor import FULL_WINDOWS
+from rankscope.agent.profiler.device_gate import DeviceProfiler
+from rankscope.agent.profiler.flops_windows import FlopsWindows
+from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_MS
+
+COST_ASSUMED_NS: Final = 150 * NS_PER_MS
+"""Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each."""
+QUESTION_STEPS: Final = 64
+"""Steps between two questions whether a session is due and paid for."""
+
+
+class OperatorGate:
+    """The decisions about sessions of one rank, at step boundaries. None is due without `flops`, nor while the process
+    `has_graphs`: of what a CUDA graph replays the host has no operators.
+    """
+
+    def __init__(
+        self,
+        profiler: DeviceProfiler,
+        plan: WindowPlan,
+        flops: FlopsWindows | None,
+        *,
+        device_effect: WindowEffect | None,
+        own_effect: WindowEffect | None,
+        has_graphs: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._profiler = profiler
+        self._plan = plan
+        self._flops = flops
+        self._device_effect = device_effect
+        self._effect = own_effect
+        self.has_graphs = has_graphs
+        self._expected_ns = COST_ASSUMED_NS
+
+    @property
+    def replaces_windows(self) -> bool:
+        """Whether FLOPs come from the operators of the host now: the device in use has no windows, or no more."""
+        if self._flops is None or self._effect is None or self._device_effect is None:
+            return False
+        are_off = not (self._device_effect.allows_windows or self._device_effect.is_open)
+        may_record = self._profiler.records_operators and self._profiler.sees_device
+        return (are_off or self._plan.full_has_ended) and may_record
+
+    @property
+    def has_slowed(self) -> bool:
+        """Whether steps have become longer since the first session, so that there is no second one."""
+        return self._effect is not None and self._effect.state is EffectState.ENDED
+
+    def begins(self) -> bool:
+        """Return whether a session begins with the next step: never before the warm-up and the reference after it."""
+        is_ready = self._effect is not None and self._effect.state in {EffectState.READY, EffectState.KEPT}
+        if not is_ready or self._flops is None or not self._flops.is_due() or not self._is_paid_for:
+            return False
+        return self.replaces_windows and not self.has_graphs()
+
+    @property
+    def _is_paid_for(self) -> bool:
+        allowance = self._plan.allowance
+        return FULL_WINDOWS not in allowance.dropped and self._expected_ns <= allowance.budget_left_ns
+
+    def steps_until_due(self, unknown: int) -> int:
+        """Return after how many steps at least a session may begin or be decided on; `unknown` if not yet."""
+        if self._effect is None or self.has_slowed or not self.replaces_windows:
+            return unknown
+        if self.begins():
+            return 1
+        return min(QUESTION_STEPS, self._effect.steps_left) if self._effect.is_open else QUESTION_STEPS
+
+    def on_step(self, record: StepRecord, *, in_window: bool) -> None:
+        """Add a finished step, which a session or another profiler has recorded or not."""
+        if self._effect is not None and self._effect.is_open and self.replaces_windows:
+            self._effect.on_step(record.step, record.duration_ns, in_window=in_window)
+            if self._effect.state is EffectState.SLOWER:
+                self._effect.state = EffectState.ENDED
+
+    def on_session_end(self) -> None:
+        """A session has ended."""
+        if self._effect is not None:
+            self._effect.on_attached()
+
+    def learn(self, cost_ns: int) -> None:
+        """Record the cost of a session, of all threads together."""
+        self._expected_ns = cost_ns

@@ -1,0 +1,154 @@
+"""Sessions of torch's first profiler: the same operators as Kineto's, and FLOPs counted from them."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._C import _autograd, _profiler
+
+from rankscope.agent.profiler.host_operators import HostOperators
+from rankscope.agent.profiler.reduce_window import reduce_window
+from rankscope.agent.profiler.torch_profiler import TorchProfiler, find_operator_session
+from rankscope.agent.profiler.window_reading import read_window
+from rankscope.agent.profiler.window_reduction import make_request
+from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.measure.clock import read_wall_minus_host_ns
+from rankscope.measure.flops import NO_VALUES
+from rankscope.measure.records import StepRecord, WindowFlops
+from rankscope.measure.unseen_products import COMPILED, OWN_KERNELS
+from tests.flop_models import MODELS
+
+CONVOLUTIONS = {name for name in MODELS if "convolutions" in name}
+COMPILES = {name for name in MODELS if "compile" in name}
+
+
+def record(run: Callable[[], None], steps: int = 2) -> WindowFlops:
+    """Record so many steps as a session of the host alone, and return their FLOPs."""
+    run()
+    profiler = TorchProfiler.find()
+    profiler.start(full=True, shapes=True, host_only=True)
+    records, begin_ns = [], time.monotonic_ns()
+    for number in range(steps):
+        run()
+        end_ns = time.monotonic_ns()
+        records.append(StepRecord(step=number, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns={}))
+        begin_ns = end_ns
+    result = profiler.stop()
+    window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=True, host_only=True)
+    columns = read_window(window, result.trace_activities(), lambda: None).columns
+    assert columns is not None
+    answer = reduce_window(make_request(window, columns))
+    assert answer.breakdowns == (), "the time of operators says nothing of a device"
+    assert answer.flops is not None
+    return answer.flops
+
+
+@pytest.mark.parametrize("name", MODELS.keys() - CONVOLUTIONS - COMPILES)
+def test_flops_of_a_step_are_those_counted_by_hand(name: str) -> None:
+    known = MODELS[name]()
+    found = record(known.run)
+    assert (found.reason, found.step_count) == (None, 2)
+    assert found.model_flops == 3 * known.forward
+    assert found.executed_flops == known.forward + known.recompute + known.backward
+    assert found.number_type is None, "the types of inputs are not recorded"
+
+
+@pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
+def test_convolutions_have_no_figure_since_their_arguments_are_not_recorded(name: str) -> None:
+    found = record(MODELS[name]().run)
+    assert (found.model_flops, found.executed_flops) == (None, None)
+    assert NO_VALUES in (found.reason or "")
+
+
+@pytest.mark.parametrize("name", sorted(COMPILES))
+def test_compiled_code_has_no_figure(name: str) -> None:
+    assert COMPILED in (record(MODELS[name]().run).reason or "")
+
+
+class Own(torch.autograd.Function):
+    """A function of a script that might launch a kernel of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return gradients[0] * 2
+
+
+def test_function_of_the_script_has_no_figure() -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    found = record(lambda: Own.apply(model(x)).sum().backward())  # type: ignore[no-untyped-call]
+    assert found.reason == f"products may be missing, of Own ({OWN_KERNELS}), OwnBackward ({OWN_KERNELS})"
+
+
+def test_operator_without_a_formula_has_no_figure_however_short_it_is() -> None:
+    model, x = nn.Linear(256, 256), torch.randn(512, 256)
+
+    def run() -> None:
+        model(x).sum().backward()
+        torch.linalg.inv(torch.eye(2))
+
+    assert "aten::_linalg_solve_ex (no formula)" in (record(run).reason or "")
+
+
+def test_session_is_busy_for_others_and_they_for_it() -> None:
+    profiler = TorchProfiler.find()
+    profiler.start(full=True, host_only=True)
+    assert profiler.is_busy()
+    with pytest.raises(RuntimeError, match="a profiler is on already"):
+        profiler.start(full=True)
+    profiler.stop()
+    assert not profiler.is_busy()
+    with pytest.raises(RuntimeError, match="no profiler session"):
+        profiler.stop()
+    profiler.start(full=True, shapes=True)  # Kineto's come after it as before
+    torch.ones(2)
+    assert "aten::ones" in {one.name() for one in profiler.stop().trace_activities()}
+
+
+def test_operators_are_those_of_kineto_in_the_same_order() -> None:
+    known = MODELS["transformer block, SDPA"]()
+    known.run()
+    profiler, names = TorchProfiler.find(), []
+    for host_only in (False, True):
+        profiler.start(full=True, shapes=True, host_only=host_only)
+        known.run()
+        found = [one for one in profiler.stop().trace_activities() if one.type() == "cpu_op"]
+        names.append([one.name() for one in sorted(found, key=lambda one: one.timestamp())])
+    assert names[0] == names[1]
+
+
+def test_other_threads_are_not_recorded() -> None:
+    profiler = TorchProfiler.find()
+    profiler.start(full=True, host_only=True)
+    thread = threading.Thread(target=lambda: torch.ones(2))
+    thread.start()
+    thread.join()
+    assert profiler.stop().trace_activities() == []
+
+
+def event(kind: str, handle: int, start_us: float) -> Any:
+    return SimpleNamespace(kind=lambda: kind, handle=lambda: handle, start_us=lambda: start_us)
+
+
+def test_ranges_at_the_same_microsecond_nest_and_an_open_one_lasts_to_the_end() -> None:
+    events = [event("mark", 0, 1.0), event("push", 1, 5.0), event("push", 2, 5.0), event("pop", 2, 5.0),
+              event("pop", 9, 5.0), event("push", 3, 7.0)]  # fmt: skip
+    outer, inner, last = HostOperators([events]).trace_activities()
+    assert (inner.timestamp(), inner.duration()) == (5_001, 1)
+    assert (outer.timestamp(), outer.duration()) == (5_000, 2_000)
+    assert (last.timestamp(), last.duration()) == (7_000, 0)
+
+
+def test_torch_without_that_profiler_has_none() -> None:
+    assert find_operator_session(_autograd, _profiler) is not None
+    assert find_operator_session(SimpleNamespace(), _profiler) is None
