@@ -41,6 +41,32 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 _BYTE_OF_ERROR = re.compile(r"\(byte (\d+)\)")
 
 
+FORMATS = (
+    (b"\x1f\x8b", "compressed by gzip twice: decompress it once"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: decompress it first (zstd -d)"),
+    (b"BZh", "compressed by bzip2: decompress it first (bunzip2)"),
+    (b"\xfd7zXZ\0", "compressed by xz: decompress it first (unxz)"),
+    (b"PK\3\4", "a ZIP archive: unpack it first"),
+    (b"\xff\xfe", "UTF-16 text: convert it to UTF-8 first"),
+    (b"\xfe\xff", "UTF-16 text: convert it to UTF-8 first"),
+    (b"\x80", "a pickle of Python; memory snapshots are read by `rankscope memory`"),
+    (b"SQLite format 3", "an SQLite database; a trace of torch.profiler is JSON"),
+)
+"""First bytes of files that are taken for traces, and what they are."""
+_TAR_MARK, _TAR_MARK_AT = b"ustar", 257
+
+
+def name_format(content: bytes) -> str | None:
+    r"""Return what else than JSON a file is by its first bytes, with the cure; None where that is not known.
+
+    >>> name_format(b"PK\x03\x04...")
+    'a ZIP archive: unpack it first'
+    """
+    if content[_TAR_MARK_AT:].startswith(_TAR_MARK):
+        return "a tar archive: unpack it first"
+    return next((name for first, name in FORMATS if content.startswith(first)), None)
+
+
 def mend_values(piece: bytes) -> bytes:
     """Return the piece with what JSON forbids in values replaced by what it allows, byte for byte."""
     try:

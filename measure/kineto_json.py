@@ -37,12 +37,15 @@ from rankscope.measure.kineto_damage import (
     mend_commas,
     mend_first_event,
     mend_values,
+    name_format,
     position_of,
     split_events,
 )
 
 BLOCK_BYTES = 1 << 20
 """About 3,500 events: bytes and objects stay in the caches. Blocks of 4 MiB and more are a fifth slower."""
+START_BYTES = 512
+"""So many bytes of a file tell whether it is JSON; a tar archive says what it is at byte 257."""
 CUTS_MAX = 64
 """Commas tried before more bytes are awaited. A comma that separates no events is rare; one suffices mostly."""
 HEAD_BYTES_MAX = 64 << 20
@@ -378,6 +381,10 @@ class TraceBlocks:
 
     def _find_events(self) -> None:
         text = self._buffer.removeprefix(_BYTE_ORDER_MARK).lstrip(SPACE)
+        if not text.startswith(b"{") and (known := name_format(self._buffer)) is not None:
+            raise TraceError(f"not JSON: it is {known}", byte=0)
+        if len(text) >= START_BYTES and text[:1] not in b"{[":
+            raise _explain_no_events(self._buffer)
         if text.startswith(b"["):
             self._start_events(len(self._buffer) - len(text) + 1, is_object=False)
             return

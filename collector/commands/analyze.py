@@ -17,7 +17,7 @@ from rankscope.collector.traces.kernel_groups import Patterns, compile_groups, p
 from rankscope.collector.traces.kernel_sequences import LENGTH_DEFAULT, LENGTH_MAX
 from rankscope.collector.traces.parallel_reading import cores
 from rankscope.collector.traces.rank_analysis import StepRange
-from rankscope.collector.traces.recognised import compile_rank_from, recognise
+from rankscope.collector.traces.recognised import check_output, compile_rank_from, recognise
 from rankscope.collector.traces.report import TraceReport
 from rankscope.collector.traces.spans import Span, read_span
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -89,6 +89,7 @@ class Analyze:
         if options.source_url is not None and options.html is None:
             raise SettingError("--source-url is given without --html; only the page has links")
         steps = parse_steps(options.steps)
+        _check_outputs(options)
         try:
             if options.list:
                 return _list_files(options.paths, options.rank_from)
@@ -129,6 +130,18 @@ class Analyze:
         if report.ranks:
             print(render_text(report, options.top))
         return print_errors(report)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Raise SettingError where one file is named for two outputs, UnavailableError where one cannot be written."""
+    given: dict[Path, str] = {}
+    for path, option in (options.json, "--json"), (options.html, "--html"), (options.memory_flow, "--memory-flow"):
+        if path is None:
+            continue
+        check_output(path, option)
+        earlier = given.setdefault(path, option)
+        if earlier != option:
+            raise SettingError(f"{earlier} and {option} are both {str(path)!r}; name a file for each")
 
 
 def _add_more_tables(parser: argparse.ArgumentParser) -> None:

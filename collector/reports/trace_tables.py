@@ -93,17 +93,23 @@ def _not_judged(report: TraceReport, top: int) -> Section:
 
 
 def _notes(report: TraceReport) -> list[tuple[str, str]]:
-    across, notes = report.cross_rank, []
+    across, notes = report.cross_rank, _note_empty(report)
     if across is None:
-        return [("ranks", "One rank's trace: there is nothing to compare it with.")] if report.ranks else []
+        alone = [("ranks", "One rank's trace: there is nothing to compare it with.")] if report.ranks else []
+        return notes + alone
     if across.refused is not None:
         notes.append(("matching refused", f"Waiting could not be separated from transfer: {across.refused}"))
     elif not across.findings:
-        notes.append(("ranks", _describe_no_finding(across)))
+        notes.append(("ranks", _describe_no_finding(report, across)))
     if across.pipeline is not None:
         notes.append(("pipeline", _describe_pipeline(across.pipeline)))
     if across.lower_bound:
-        notes.append(("lower bound", "Ranks are missing: there may have been more waiting than is shown."))
+        world_is_known = any(one.world_size is not None for one in report.ranks)
+        missing = (
+            "Ranks are missing" if world_is_known else "The traces do not say how many ranks there were; if some are"
+        )
+        more = "there may have been more waiting than is shown."
+        notes.append(("lower bound", f"{missing}: {more}" if world_is_known else f"{missing} missing, {more}"))
     if across.end_disagreement_ns is not None:
         apart = format_duration(across.end_disagreement_ns)
         notes.append(
@@ -113,6 +119,16 @@ def _notes(report: TraceReport) -> list[tuple[str, str]]:
             )
         )
     return notes
+
+
+def _note_empty(report: TraceReport) -> list[tuple[str, str]]:
+    """Return a note about the ranks whose rows are all zeros since nothing of them could be measured."""
+    empty = [one for one in report.ranks if not one.window_ns]
+    if not empty:
+        return []
+    ranks = rank_list(one.rank for one in empty).text if any(one.rank is not None for one in empty) else "unknown"
+    what = "no work of a known device, and no operators that stand in for it"
+    return [("no work", f"The traces of ranks {ranks} have {what}: the zeros in their rows are no measurements.")]
 
 
 def _describe_pipeline(found: PipelineReport) -> str:
@@ -126,7 +142,7 @@ def _describe_pipeline(found: PipelineReport) -> str:
     )
 
 
-def _describe_no_finding(across: CrossRank) -> str:
+def _describe_no_finding(report: TraceReport, across: CrossRank) -> str:
     if across.pipeline_refused is not None:
         return f"The ranks were not compared: {across.pipeline_refused}."
     if across.pipeline is not None and not across.standings:
@@ -135,7 +151,8 @@ def _describe_no_finding(across: CrossRank) -> str:
             "ranks have no step in common."
         )
     if not across.standings:
-        return "The ranks have no step in common: whether one is slow is not known."
+        lacking = "The ranks have no step in common" if any(one.steps for one in report.ranks) else "There are no steps"
+        return f"{lacking}: whether one is slow is not known."
     return describe_leader(across.standings)
 
 

@@ -26,6 +26,7 @@ Progress = Callable[[int, int], None]
 _RANK_IN_NAME = re.compile(
     r"(?:rank|worker|(?:^|[_.-])r)[-_.]?(\d+)(?=\D|$)|(?:^|[_.-])(?:trace[-_]|TP-)(\d{1,5})(?=\D|$)", re.IGNORECASE
 )
+_PACKED = re.compile(r"\.(?:zst|bz2|xz|lz4|zip|tar|tgz|tar\.gz)$", re.IGNORECASE)
 _NO_RANK_IN_NAME = re.compile(r"worker-\d+_\d+\.|-(?:DP|PP|EP)-\d", re.IGNORECASE)
 """A pod and the process in it; a rank by several numbers."""
 
@@ -45,8 +46,18 @@ def find_traces(paths: Sequence[str]) -> list[TraceFile]:
     found: dict[str, TraceFile] = {}
     for path in paths:
         for file in _expand(path):
+            _check_name(file.path)
             found.setdefault(file.path, file)
     return [found[path] for path in sorted(found, key=_natural)]
+
+
+def _check_name(path: str) -> None:
+    """Raise UnavailableError for a name that no report and no page can hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = path.encode(errors="backslashreplace").decode()
+        raise UnavailableError(f"{shown}: its name is not UTF-8, which no report can hold: rename it") from None
 
 
 def _natural(path: str) -> list[tuple[int, int | str]]:
@@ -92,7 +103,9 @@ def _choose(names: Sequence[str], where: str) -> list[TraceFile]:
         chosen = [name for name in names if name.endswith(endings)]
         if chosen:
             return [TraceFile(name, named=False) for name in chosen]
-    raise UnavailableError(f"{where} holds no trace: no file ends in .json or .json.gz")
+    packed = sorted(name.rpartition("/")[2] for name in names if _PACKED.search(name))
+    also = f". {packed[0]} is packed in a way that is not read: unpack it first" if packed else ""
+    raise UnavailableError(f"{where} holds no trace: no file ends in .json or .json.gz{also}")
 
 
 def rank_in_name(path: str) -> int | None:

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rankscope.collector.traces.files import rank_in_name
-from rankscope.measure.errors import TraceError
+from rankscope.measure.errors import NotATraceError, TraceError
+from rankscope.measure.kineto import Category, KinetoTrace, find_category
 
 Read = TypeVar("Read")
 
 HEAD_NUMBER_MAX = 1 << 62
 """In ns since 1970: the year 2116."""
+CATEGORIES_SHOWN_MAX = 3
+MERGED_MARK = "rankscopeTimeline"
+MERGED_REPORT = "rankscope"
+"""Fields of a merged timeline, in front of its events and behind them. Its events are those of several ranks."""
 
 
 class DeviceProperties(NamedTuple):
@@ -43,14 +48,20 @@ class Origin(NamedTuple):
 
 def read_origin(head: Mapping[str, Any], path: str) -> Origin:
     """Return the origin of the trace with this head; without a rank in it, the rank is read from the file's name.
+    Raises NotATraceError for the head of a merged timeline.
 
     >>> found = read_origin({"distributedInfo": {"rank": "2", "world_size": 8}}, "run/rank3.json")
     >>> found.rank, found.world_size, found.backend, found.base_ns
     (3, 8, None, 0)
     """
+    if MERGED_MARK in head or MERGED_REPORT in head:
+        raise NotATraceError(
+            "it is a merged timeline itself, not a Kineto trace of one rank: name the traces that it was made from"
+        )
     info = head.get("distributedInfo")
     distributed = info if isinstance(info, dict) else {}
     rank = _integer(distributed.get("rank"))
+    rank = rank if rank is not None and rank >= 0 else None
     properties = head.get("deviceProperties")
     return Origin(
         rank=rank if rank is not None else rank_in_name(path),
@@ -61,6 +72,21 @@ def read_origin(head: Mapping[str, Any], path: str) -> Origin:
         base_ns=_integer(head.get("baseTimeNanoseconds")) or 0,
         devices=tuple(_read_devices(properties if isinstance(properties, list) else [])),
         groups=tuple(_read_groups(distributed.get("pg_config"))),
+    )
+
+
+def refuse_foreign(trace: KinetoTrace) -> None:
+    """Raise NotATraceError for a timeline whose events are all of kinds that torch.profiler does not record: other
+    tools write the same format, and nothing of theirs is counted here.
+    """
+    counts = {spelling: count for spelling, count in trace.categories.items() if count}
+    halves = trace.phases.get("B", 0) + trace.phases.get("E", 0)
+    if any(find_category(spelling) is not Category.OTHER for spelling in counts) or not (counts or halves):
+        return
+    names = [repr(spelling) for spelling in sorted(counts) if spelling][:CATEGORIES_SHOWN_MAX]
+    shown = f", but of the categories {', '.join(names)}" if names else ""
+    raise NotATraceError(
+        f"none of its events is of a kind that torch.profiler records{shown}: is it the timeline of another tool?"
     )
 
 
@@ -107,7 +133,8 @@ class ByRank(Generic[Read]):
         """Add a file. Raises TraceError when an earlier file has this rank, or has no rank either."""
         if rank in self._kept:
             claim = "names no rank" if rank is None else f"claims rank {rank}"
-            raise TraceError(f"it {claim}, as {self._kept[rank][0]} does; give one file for each rank")
+            cure = "give one file for each rank; --rank-from finds the rank in the path instead"
+            raise TraceError(f"it {claim}, as {self._kept[rank][0]} does; {cure}")
         self._kept[rank] = file, read
 
     def in_order(self) -> list[Read]:

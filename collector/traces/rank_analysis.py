@@ -9,7 +9,7 @@ from rankscope.collector.traces.asked_rows import add_asked
 from rankscope.collector.traces.hardware_counters import sum_counters
 from rankscope.collector.traces.launch_queue import sum_queues
 from rankscope.collector.traces.memory import summarise_memory
-from rankscope.collector.traces.origin import Origin, read_origin
+from rankscope.collector.traces.origin import Origin, read_origin, refuse_foreign
 from rankscope.collector.traces.path_record import PathRecord, record_path
 from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
@@ -59,15 +59,16 @@ def reduce_trace(
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
     kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `asked`
-    what else is asked for: the trace was then read with it.
+    what else is asked for: the trace was then read with it. Raises NotATraceError for what is no trace of one rank.
     """
+    origin = read_origin(trace.head, path)
+    refuse_foreign(trace)
     view = RankView(
         trace,
         steps,
         has_unknown_device=_has_unknown_device(trace),
         communication_kernels=communication_kernels,
     )
-    origin = read_origin(trace.head, path)
     origin = origin if rank is None else origin._replace(rank=rank)
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     report = add_asked(_build_report(view, path, origin, collectives, asked), view, asked)

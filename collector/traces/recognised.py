@@ -119,6 +119,26 @@ def read_head(path: str) -> Mapping[str, Any]:
     return blocks.head
 
 
+def check_output(path: Path, option: str) -> None:
+    """Raise UnavailableError where the file of an option cannot be written, or is a trace that would be lost: before
+    the traces are read, which may take minutes.
+    """
+    if path.is_dir():
+        raise UnavailableError(f"{path} (from {option}) cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise UnavailableError(f"{path} (from {option}) cannot be written: there is no folder {path.parent}")
+    if path.is_file() and _is_trace(path):
+        raise UnavailableError(f"{path} (from {option}) is a trace, which would be lost: name another file")
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        read_origin(read_head(str(path)), "")
+    except RankscopeError:
+        return False
+    return True
+
+
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 

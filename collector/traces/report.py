@@ -739,7 +739,8 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CrossRank(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of the ranks. `lower_bound` is True when ranks are missing: there may have been more waiting.
+    """Comparison of the ranks. `lower_bound` is True when ranks are missing, or when it is not known how
+    many there are: there may have been more waiting.
     `refused` is the reason why waiting could not be separated from transfer. `standings` are empty then, and in a
     pipeline without replicas. `pipeline_refused` is the reason why ranks that exchange messages were not compared.
     `waits` are the longest of each step, of `wait_count` in all.

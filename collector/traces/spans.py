@@ -32,11 +32,11 @@ def read_span(path: str, workers: int = 1) -> Span | str:
         trace = read_file(path, workers)
         if len(trace.events) == 0:
             raise TraceError("none of its events has a time and a duration")
+        base_ns = read_origin(trace.head, path).base_ns
     except RankscopeError as error:
         return str(error)
     except MemoryError:
         return "not enough memory to read it"
-    base_ns = read_origin(trace.head, path).base_ns
     start_ns = int(trace.events.start_ns.min()) + base_ns
     return Span(
         start_ns=start_ns,

@@ -36,8 +36,8 @@ from rankscope.collector.traces.clock_offsets import (
     place_clocks,
 )
 from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
-from rankscope.collector.traces.origin import ByRank, read_origin
-from rankscope.collector.traces.recognised import choose_files, compile_kernels
+from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin
+from rankscope.collector.traces.recognised import check_output, choose_files, compile_kernels
 from rankscope.collector.traces.timeline_arrows import Arrows
 from rankscope.collector.traces.timeline_events import (
     EventArray,
@@ -136,13 +136,14 @@ def merge(
     """Write the traces behind these paths to `out` as one timeline; compressed when its name ends in .gz.
 
     A file that cannot be used is listed in `errors`, the others are merged. Raises UnavailableError when none can be
-    used, a path has no file, or `out` cannot be written; `out` is then unchanged. `progress` counts two readings of
-    each file. `cycle`, `rank_from` and `communication_kernels` are as in `analyze`.
+    used, a path has no file, or `out` cannot be written or is a trace itself; `out` is then unchanged. `progress`
+    counts two readings of each file. `cycle`, `rank_from` and `communication_kernels` are as in `analyze`.
 
     >>> merge(["traces/"], Path("merged.json.gz")).error_bound_ns  # doctest: +SKIP
     7000
     """
     kernels = compile_kernels(communication_kernels)
+    check_output(out, "the output")
     files = find_traces([paths] if isinstance(paths, str) else list(paths))
     files, chosen = choose_files(files, None, cycle, rank_from)
     notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
@@ -189,12 +190,10 @@ def read_source(path: str, rank: int | None = None, kernels: re.Pattern[str] | N
     """
     times = EventTimes()
     trace = read_trace(times.watch(read_chunks(path)))
-    if "rankscope" in trace.head:
-        raise NotATraceError("it is a merged timeline itself, not a Kineto trace of one rank")
+    origin = read_origin(trace.head, path)
     if times.possible_ns is None:
         raise TraceError("none of its events has a time")
     view = RankView(trace, communication_kernels=kernels)
-    origin = read_origin(trace.head, path)
     threads = [trace.threads[code] for code in trace.events.thread[find_communication_rows(view)].tolist()]
     collectives = complete_groups(find_collectives(view, origin.base_ns, origin.only_group_size))
     own = origin.rank if rank is None else rank
@@ -286,7 +285,7 @@ def _write_timeline(
     output: TimelineFile, sources: Sequence[Source], clock: Clock, notes: _Notes, progress: Progress | None
 ) -> MergeReport:
     origin_ns = min(source.possible_ns[0] + source.base_ns - clock.offsets_ns[source.rank] for source in sources)
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns}
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin_ns, MERGED_MARK: 1}
     output.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[\n')
     array = EventArray(output)
     pids = count(1)
@@ -329,7 +328,7 @@ def _write_timeline(
         errors=notes.errors,
         offset_bound_ns=clock.offset_bound_ns,
     )
-    output.write(b'\n],"rankscope":' + msgspec.json.encode(_describe(report)) + b"}\n")
+    output.write(f'\n],"{MERGED_REPORT}":'.encode() + msgspec.json.encode(_describe(report)) + b"}\n")
     return report
 
 

@@ -185,6 +185,18 @@ def test_unwritable_page_is_an_error(tmp_path: Path) -> None:
     assert "(from --html) cannot be written" in ended.stderr
 
 
+def test_output_that_would_cost_a_trace_or_another_output_is_refused(tmp_path: Path) -> None:
+    shutil.copy(GLOO / "rank0.json.gz", tmp_path)
+    trace = tmp_path / "rank0.json.gz"
+    ended = rankscope("analyze", trace, "--json", trace)
+    assert ended.returncode == 1
+    assert "(from --json) is a trace, which would be lost: name another file" in ended.stderr
+    assert trace.read_bytes() == WHOLE
+    ended = rankscope("analyze", trace, "--json", tmp_path / "out", "--html", tmp_path / "out")
+    assert ended.returncode == 2
+    assert "--json and --html are both" in ended.stderr
+
+
 # -- a bucket ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """Check how the bytes of a trace are cut into blocks of events, and the errors for bytes that are no trace."""
 
+import bz2
 import gzip
 import json
+import lzma
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -182,6 +184,13 @@ def test_damage_in_the_head_does_no_harm() -> None:
         (b" \n", "the file is empty (at byte 0)"),
         (b"hello", "not JSON: it begins with b'hello' (at byte 0)"),
         (b"5", "not JSON: it begins with b'5' (at byte 0)"),
+        (b"prose " * 200, "not JSON: it begins with b'prose prose ' (at byte 0)"),
+        (gzip.compress(b"{}"), "not JSON: it is compressed by gzip twice: decompress it once (at byte 0)"),
+        (bz2.compress(b"{}"), "not JSON: it is compressed by bzip2: decompress it first (bunzip2) (at byte 0)"),
+        (lzma.compress(b"{}"), "not JSON: it is compressed by xz: decompress it first (unxz) (at byte 0)"),
+        (b"PK\x03\x04..", "not JSON: it is a ZIP archive: unpack it first (at byte 0)"),
+        (b"rank0.json".ljust(257, b"\0") + b"ustar", "not JSON: it is a tar archive: unpack it first (at byte 0)"),
+        ("{}".encode("utf-16"), "not JSON: it is UTF-16 text: convert it to UTF-8 first (at byte 0)"),
         (b'{"a": 1}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),
         (b'{"traceEvents": null}', 'JSON without "traceEvents": not a Kineto trace (at byte 0)'),
         (b'{"a": 1', "the JSON is broken (Input data was truncated) (at byte 0)"),

@@ -122,7 +122,28 @@ def test_refused_matching_is_in_verdict_and_waiting_table() -> None:
 
 def test_missing_ranks_make_the_waiting_a_lower_bound() -> None:
     said = str(shown(section("verdict", report_of(rank_of(0), cross_rank=across(lower_bound=True)))))
-    assert "more waiting than is shown" in said
+    assert "Ranks are missing: there may have been more waiting than is shown." in said
+
+
+def test_unknown_number_of_ranks_is_not_called_missing_ranks() -> None:
+    report = report_of(rank_of(0, world_size=None), cross_rank=across(lower_bound=True))
+    said = str(shown(section("verdict", report)))
+    assert "do not say how many ranks there were; if some are missing, there may have been more waiting" in said
+
+
+def test_zeros_of_a_trace_without_work_are_no_measurements() -> None:
+    unnamed = section("verdict", report_of(rank_of(None, window_ns=0)))
+    assert "The traces of ranks unknown have no work of a known device" in str(shown(unnamed))
+    several = section("verdict", report_of(rank_of(0), *(rank_of(rank, window_ns=0) for rank in (1, 2))))
+    assert "The traces of ranks 1-2 have no work of a known device" in str(shown(several))
+    assert "no work" not in str(shown(section("verdict", report_of(rank_of(0)))))
+
+
+def test_ranks_without_steps_are_not_called_ranks_of_other_steps() -> None:
+    without = report_of(rank_of(0), rank_of(1), cross_rank=across())
+    assert "There are no steps: whether one is slow is not known." in str(shown(section("verdict", without)))
+    others = report_of(rank_of(0, steps=[STEP]), rank_of(1), cross_rank=across())
+    assert "The ranks have no step in common: whether one is slow" in str(shown(section("verdict", others)))
 
 
 def test_verdict_has_findings_then_advice_then_file_errors() -> None:

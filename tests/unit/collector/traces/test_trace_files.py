@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import os
 import random
 import sys
 from pathlib import Path
@@ -21,6 +22,21 @@ from rankscope.collector.traces.files import (
 from rankscope.measure.errors import TraceError, UnavailableError
 
 TEXT = b"".join(b'{"ph": "X", "ts": %d},' % random.Random(seed).getrandbits(30) for seed in range(200))
+
+
+def test_name_that_no_report_can_hold_is_refused(tmp_path: Path) -> None:
+    name = bytes(tmp_path) + b"/rank0\xff.json"
+    Path(os.fsdecode(name)).write_bytes(b"{}")
+    for path in (str(tmp_path), os.fsdecode(name)):
+        with pytest.raises(UnavailableError, match=r"/rank0\\udcff\.json: its name is not UTF-8.*: rename it"):
+            find_traces([path])
+
+
+def test_folder_of_packed_traces_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("rank0.json.zst", "rank1.json.zst", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnavailableError, match=r"rank0\.json\.zst is packed in a way that is not read: unpack it"):
+        find_traces([str(tmp_path)])
 
 
 @pytest.fixture(params=["isal", "zlib"])

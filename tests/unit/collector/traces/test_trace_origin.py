@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from rankscope.collector.traces.origin import HEAD_NUMBER_MAX, ByRank, DeviceProperties, read_origin
-from rankscope.measure.errors import TraceError
+from rankscope.collector.traces.origin import (
+    HEAD_NUMBER_MAX,
+    ByRank,
+    DeviceProperties,
+    read_origin,
+    refuse_foreign,
+)
+from rankscope.measure.errors import NotATraceError, TraceError
+from tests.unit.measure.written_traces import event, kernel, read_events
 
 HEAD = {
     "distributedInfo": {"rank": 2, "world_size": 8, "pg_count": 1, "backend": "nccl"},
@@ -29,6 +36,28 @@ def test_empty_head_has_no_values_and_base_zero() -> None:
 def test_rank_in_the_head_precedes_that_in_the_name() -> None:
     assert read_origin(HEAD, "rank3.json").rank == 2
     assert read_origin({}, "rank3.json").rank == 3
+
+
+def test_negative_rank_counts_as_missing() -> None:
+    assert read_origin({"distributedInfo": {"rank": -1}}, "rank3.json").rank == 3
+
+
+@pytest.mark.parametrize("field", ["rankscope", "rankscopeTimeline"])
+def test_merged_timeline_has_no_origin(field: str) -> None:
+    with pytest.raises(NotATraceError, match="it is a merged timeline itself"):
+        read_origin({field: 1}, "merged.json")
+
+
+def test_timeline_of_another_tool_is_refused_with_its_categories() -> None:
+    with pytest.raises(NotATraceError, match=r"but of the categories 'FEE', 'io': is it the timeline of another tool"):
+        refuse_foreign(read_events(event("FEE", "f", 0, 1), event("io", "g", 1, 1), event("", "h", 2, 1)))
+    with pytest.raises(NotATraceError, match=r"torch\.profiler records: is it the timeline of another tool\?"):
+        refuse_foreign(read_events({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 1, "pid": 0}))
+
+
+def test_trace_with_any_known_event_and_one_of_metadata_only_are_not_refused() -> None:
+    refuse_foreign(read_events(event("FEE", "f", 0, 1), kernel("k", 0, 1)))
+    refuse_foreign(read_events({"ph": "M", "name": "process_name", "pid": 0}))
 
 
 @pytest.mark.parametrize("number", ["2", 2.0, True, HEAD_NUMBER_MAX, -HEAD_NUMBER_MAX])
@@ -55,6 +84,6 @@ def test_files_are_sorted_by_rank_those_without_one_last() -> None:
 def test_second_file_of_one_rank_is_refused_naming_the_first(rank: int | None, says: str) -> None:
     files = ByRank[str]()
     files.add(rank, "a.json", "first")
-    with pytest.raises(TraceError, match=rf"^{says}, as a\.json does; give one file for each rank$"):
+    with pytest.raises(TraceError, match=rf"^{says}, as a\.json does; give one file for each rank; "):
         files.add(rank, "b.json", "second")
     assert files.in_order() == ["first"]

@@ -8,7 +8,15 @@ import pytest
 
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.files import find_traces
-from rankscope.collector.traces.recognised import choose_cycle, choose_files, read_head, recognise
+from rankscope.collector.traces.recognised import (
+    check_output,
+    choose_cycle,
+    choose_files,
+    read_head,
+    recognise,
+)
+from rankscope.collector.traces.spans import read_span
+from rankscope.collector.traces.timeline import merge
 from rankscope.measure.errors import TraceError, UnavailableError
 from tests.unit.measure.written_traces import event, kernel
 
@@ -55,6 +63,43 @@ def test_report_of_a_cycle_says_which_it_is(cycles: Path) -> None:
     report = analyze(str(cycles))
     assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
     assert report.ranks[0].warnings[-1].startswith("the last of 3 cycles")
+
+
+# -- what merge and analyze have written ------------------------------------------------------------------------------
+
+
+def test_merged_timeline_beside_its_traces_is_no_rank(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write(tmp_path, f"r{rank}.json", rank)
+    merge(str(tmp_path), tmp_path / "merged.json")
+    report = analyze(str(tmp_path))
+    assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
+    assert [one.is_no_trace for one in recognise(find_traces([str(tmp_path)]))] == [True, False, False]
+
+
+def test_merged_timeline_that_is_named_is_refused(tmp_path: Path) -> None:
+    merge(write(tmp_path, "r0.json", 0), tmp_path / "merged.json")
+    report = analyze(str(tmp_path / "merged.json"))
+    said = "it is a merged timeline itself, not a Kineto trace of one rank: name the traces that it was made from"
+    assert ([one.reason for one in report.errors], report.ranks) == ([said], [])
+    assert read_span(str(tmp_path / "merged.json")) == said
+
+
+def test_output_is_refused_where_it_would_cost_a_trace(tmp_path: Path) -> None:
+    trace = Path(write(tmp_path, "r0.json", 0))
+    merge(str(trace), tmp_path / "merged.json")
+    (tmp_path / "report.json").write_text("{}")
+    for name in ("merged.json", "report.json", "new.json"):
+        check_output(tmp_path / name, "--json")
+    with pytest.raises(UnavailableError, match=r"\(from --json\) is a trace, which would be lost: name another file"):
+        check_output(trace, "--json")
+
+
+def test_output_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"\(from --html\) cannot be written: there is no folder "):
+        check_output(tmp_path / "no" / "page.html", "--html")
+    with pytest.raises(UnavailableError, match=r"\(from --html\) cannot be written: it is a folder"):
+        check_output(tmp_path, "--html")
 
 
 def test_cycles_of_a_process_without_a_rank_are_found(tmp_path: Path) -> None:

@@ -403,13 +403,21 @@ def test_second_file_of_a_rank_is_refused_naming_the_first(tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     paths = [write_trace(folder, 3, [on_host(at)]) for at, folder in enumerate((tmp_path, tmp_path / "b"), 1)]
     (file, reason), *_ = merge(paths, tmp_path / "merged.json").errors
-    assert reason == f"it claims rank 3, as {({*paths} - {file}).pop()} does; give one file for each rank"
+    cure = "give one file for each rank; --rank-from finds the rank in the path instead"
+    assert reason == f"it claims rank 3, as {({*paths} - {file}).pop()} does; {cure}"
 
 
 def test_merged_timeline_is_not_merged_again(tmp_path: Path, pair: list[str]) -> None:
     merge(pair, tmp_path / "merged.json")
     with pytest.raises(UnavailableError, match="it is a merged timeline itself"):
         merge([str(tmp_path / "merged.json")], tmp_path / "again.json")
+
+
+def test_trace_is_not_overwritten_by_the_timeline(pair: list[str]) -> None:
+    before = Path(pair[0]).read_bytes()
+    with pytest.raises(UnavailableError, match="is a trace, which would be lost: name another file"):
+        merge(pair, Path(pair[0]))
+    assert Path(pair[0]).read_bytes() == before
 
 
 def test_merged_timeline_beside_its_traces_is_skipped(tmp_path: Path, pair: list[str]) -> None:
@@ -428,7 +436,7 @@ def test_no_usable_file_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
 def test_missing_folder_is_an_error_before_reading(tmp_path: Path, pair: list[str]) -> None:
     out = tmp_path / "none" / "merged.json"
     read: list[int] = []
-    with pytest.raises(UnavailableError, match=r"none/merged\.json cannot be written: No such file or directory"):
+    with pytest.raises(UnavailableError, match=r"none/merged\.json .* cannot be written: there is no folder "):
         merge(pair, out, progress=lambda done, _: read.append(done))
     assert read == []
 
