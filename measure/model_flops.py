@@ -3,6 +3,7 @@
     MFU = FLOPs that the model needs / (time of these steps * peak of the device)
     HFU = FLOPs that were executed  / (time of these steps * peak of the device)
 
+With numbers of several types the peak is the rate at which their FLOPs, one type after the other, would be done.
 The time is that of the steps by the host clock, without the time between steps (docs/definitions.md section 2).
 """
 
@@ -48,8 +49,10 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
     `model` are those that the model needs, `executed` those that were computed, recomputation included; None: not
     known. Each counts the steps in which it was known. `source` is how `model` is known: DECLARED, MEASURED, or empty.
-    `peak_flops_per_s` is the dense peak of the device for numbers of the type `peak_type` (`bf16`); the type is empty
-    where the peak is that of the setting `peak_tflops`. `absent` has the reason for what is None.
+    `peak_flops_per_s` is the dense peak of the device for numbers of the types `peak_type` (`bf16, fp32`, those of most
+    FLOPs first); they are empty where the peak is that of the setting `peak_tflops`. `executed_peak_flops_per_s` is
+    that for the executed FLOPs, None: the same (or none). `absent` has the reason for what is None. With
+    `executed_is_upper_bound` no more than `executed` were executed at present: a recomputation may have stopped early.
     """
 
     model: FlopSum | None = None
@@ -58,6 +61,8 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     peak_flops_per_s: float | None = None
     peak_type: ShortName = ""
     absent: Reasons = {}
+    executed_peak_flops_per_s: float | None = None
+    executed_is_upper_bound: bool = False
 
     @property
     def mfu(self) -> float | None:
@@ -70,8 +75,10 @@ class StepFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
     @property
     def hfu(self) -> float | None:
-        """Hardware FLOPs utilization, 0 and up; None where it is not known."""
-        return _divide(self.executed, self.peak_flops_per_s)
+        """Hardware FLOPs utilization, 0 and up; None where it is not known. At most this with
+        `executed_is_upper_bound`.
+        """
+        return _divide(self.executed, self.executed_peak_flops_per_s or self.peak_flops_per_s)
 
 
 NO_FLOPS: Final = StepFlops()

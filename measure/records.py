@@ -473,13 +473,14 @@ class WindowFlops(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The FLOPs (2 for a multiply-accumulate) of each of `step_count` steps from `first_step` on, or the `reason` why
     they are not known. Without a backward model FLOPs are those of the forward. With `is_upper_bound` a recomputation
     may have stopped before its last product, which a window of a CPU does not show: executed FLOPs are at most this.
-    `number_type` is the type that most of them are of, as peaks are listed by; None for one that is not listed.
+    `number_types` has the shares of the model's and of the executed FLOPs by type, as peaks are listed by, else as
+    torch spells it.
     """
 
     first_step: int
     step_count: int
     model_flops: int | None = None
     executed_flops: int | None = None
-    number_type: str | None = None
+    number_types: Mapping[str, tuple[float, float]] = {}
     is_upper_bound: bool = False
     reason: str | None = None

@@ -8,7 +8,7 @@ it could be wrong: a product that could not be counted, work with 5 % of the tim
 steps that differ.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ def count_window_flops(
     window = ProfiledWindow(start_ns, end_ns, end_ns - start_ns, count)
     counted = find_counted(view, window, FORMULAS)
     sums = _sum_by_step(view, counted, steps)
+    by_type = _sum_by_type(view, counted, (start_ns, end_ns))
     find_others = find_unseen_products if host_only else find_uncounted_operators
     reason = _find_reason(find_others(view, window, counted), sums)
     if reason is not None:
@@ -66,7 +67,7 @@ def count_window_flops(
         step_count=count,
         model_flops=(TRAINING_FACTOR if flops[BACKWARD] else 1) * flops[FORWARD],
         executed_flops=sum(flops),
-        number_type=_find_number_type(counted),
+        number_types=find_shares(by_type),
         is_upper_bound=bool(flops[RECOMPUTE]) and not view.has_device,
     )
 
@@ -83,11 +84,29 @@ def _sum_by_step(view: RankView, counted: CountedOperators, steps: Sequence[tupl
     return sums
 
 
-def _find_number_type(counted: CountedOperators) -> str | None:
-    by_type: Counter[str | None] = Counter()
-    for one, on_tensor_cores in zip(counted.found, counted.on_tensor_cores.tolist(), strict=True):
-        by_type[name_number_type(one.dtype or "", on_tensor_cores=on_tensor_cores)] += one.flops or 0
-    return by_type.most_common(1)[0][0]
+def _sum_by_type(view: RankView, counted: CountedOperators, bounds_ns: tuple[int, int]) -> dict[str, list[int]]:
+    """Return the FLOPs of each phase by the type of their numbers, of what begins within these bounds."""
+    by_type: dict[str, list[int]] = defaultdict(lambda: [0] * len(PHASES))
+    begun_ns = view.events.start_ns[counted.row]
+    inside = (begun_ns >= bounds_ns[0]) & (begun_ns < bounds_ns[1])
+    for at in np.flatnonzero(inside).tolist():
+        dtype = counted.found[at].dtype or ""
+        name = name_number_type(dtype, on_tensor_cores=bool(counted.on_tensor_cores[at])) or dtype
+        by_type[name][counted.phase[at]] += counted.found[at].flops or 0
+    return by_type
+
+
+def find_shares(by_type: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
+    """Return the shares of the forward's FLOPs, which are those of the model's, and of all, by type; of FLOPs by type
+    and phase. Types without any are left out; without a forward both shares are of all.
+
+    >>> find_shares({"bf16": [30, 0, 60], "fp32": [10, 0, 0], "int8": [0, 0, 0]})
+    {'bf16': (0.75, 0.9), 'fp32': (0.25, 0.1)}
+    """
+    executed = {name: sum(flops) for name, flops in by_type.items() if sum(flops)}
+    forward = {name: by_type[name][FORWARD] for name in executed}
+    model = forward if sum(forward.values()) else executed
+    return {name: (model[name] / sum(model.values()), executed[name] / sum(executed.values())) for name in executed}
 
 
 def _find_reason(uncounted: Sequence[UncountedOperator], sums: Ints) -> str | None:

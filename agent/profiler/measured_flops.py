@@ -49,7 +49,9 @@ class MeasuredFlops:
         if reason is not None or found is None or found.model_flops is None or found.executed_flops is None:
             self._flops.clear_measured(reason or NOT_YET)
         else:
-            self._flops.set_measured(found.model_flops, found.executed_flops, found.number_type)
+            self._flops.set_measured(
+                found.model_flops, found.executed_flops, found.number_types, is_upper_bound=found.is_upper_bound
+            )
 
     def _find_reason(self) -> str | None:
         """Return why no measurement holds now, None where one does."""

@@ -6,6 +6,7 @@
 Each step counts what was known when it ended; a step for which nothing was known counts nowhere.
 """
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Final, NamedTuple
 
@@ -58,6 +59,7 @@ class _Declared(NamedTuple):
 class _Measured(NamedTuple):
     model: int
     executed: int
+    is_upper_bound: bool
 
 
 class ModelFlops:
@@ -67,7 +69,7 @@ class ModelFlops:
         self._declared: _Declared | None = None
         self._measured: _Measured | None = None
         self._why_not_measured = NOT_MEASURED
-        self._measured_type: str | None = None
+        self._measured_types: Mapping[str, tuple[float, float]] = {}
         self._lacks_tokens = False
         #: Replaced as a whole, so that another thread reads consistent sums.
         self._totals = FlopTotals()
@@ -85,12 +87,19 @@ class ModelFlops:
             raise ValueError("both per_step and per_token are given; declare the FLOPs of a step, or those of a token")
         self._declared = _Declared(step, token, number_type) if step or token else None
 
-    def set_measured(self, model: int, executed: int, dtype: object = None) -> None:
-        """Set what a step was measured to need and to execute, for the steps from now on. `dtype`: as for
-        `set_declared`, that of most FLOPs.
+    def set_measured(
+        self,
+        model: int,
+        executed: int,
+        number_types: Mapping[str, tuple[float, float]] | None = None,
+        *,
+        is_upper_bound: bool = False,
+    ) -> None:
+        """Set what a step was measured to need and to execute, for the steps from now on. `number_types` has the shares
+        of both by type. `is_upper_bound`: no more than so much was executed.
         """
-        self._measured_type = _to_number_type(dtype)
-        self._measured = _Measured(model, executed)
+        self._measured_types = number_types or {}
+        self._measured = _Measured(model, executed, is_upper_bound)
 
     def clear_measured(self, reason: str) -> None:
         """Measured FLOPs hold no longer, for this reason: the batch has another shape, a window could not be read."""
@@ -122,12 +131,17 @@ class ModelFlops:
         return DECLARED if self._declared is not None else MEASURED if self._measured is not None else ""
 
     @property
-    def number_type(self) -> str | None:
-        """The type of numbers that the FLOPs are of, one of the table of peaks: the declared one, else the one measured
-        last, also where that measurement holds no longer, so that the peak stays the same; None: not known.
+    def number_types(self) -> Mapping[str, tuple[float, float]]:
+        """The shares of model and executed FLOPs by type of number: all of the declared type, else those measured last,
+        also where that measurement holds no longer, so that the peak stays the same; empty: not known.
         """
         declared = None if self._declared is None else self._declared.number_type
-        return declared or self._measured_type
+        return self._measured_types if declared is None else {declared: (1.0, 1.0)}
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """Whether the executed FLOPs that are known at present are the most that a step may have executed."""
+        return self._measured is not None and self._measured.is_upper_bound
 
     @property
     def absent(self) -> dict[str, str]:

@@ -12,13 +12,14 @@ from rankscope.measure.model_flops import FlopSum, StepFlops
 class RunFlops(NamedTuple):
     """Means of MFU and HFU over the ranks, and the model FLOPs of a step of all ranks together; None unless they are
     known of every rank: a mean over some ranks is not that of the run. `absent` says why there is no MFU; empty where
-    there is one, and where no rank says why.
+    there is one, and where no rank says why. `hfu_is_upper_bound`: HFU is at most what it says.
     """
 
     mfu: float | None = None
     hfu: float | None = None
     model_flops_per_step: float | None = None
     absent: str = ""
+    hfu_is_upper_bound: bool = False
 
 
 def find_run_flops(ranks: Sequence[RankSnapshot]) -> RunFlops:
@@ -31,6 +32,7 @@ def find_run_flops(ranks: Sequence[RankSnapshot]) -> RunFlops:
         hfu=average_known([rank.flops.hfu for rank in ranks]),
         model_flops_per_step=_add(per_step),
         absent=_find_absence(ranks) if mfu is None else "",
+        hfu_is_upper_bound=any(rank.flops.executed_is_upper_bound for rank in ranks),
     )
 
 
@@ -40,7 +42,8 @@ def describe_run_flops(flops: RunFlops) -> str:
     >>> describe_run_flops(RunFlops(mfu=0.412, hfu=0.5)), describe_run_flops(RunFlops(absent="rank 0: no GPU"))
     ('MFU 41.2 %, HFU 50.0 %', 'no MFU: rank 0: no GPU')
     """
-    known = [_name(name, ratio) for name, ratio in (("MFU", flops.mfu), ("HFU", flops.hfu)) if ratio is not None]
+    ratios = (("MFU", flops.mfu), (_name_hfu(is_upper_bound=flops.hfu_is_upper_bound), flops.hfu))
+    known = [_name(name, ratio) for name, ratio in ratios if ratio is not None]
     return ", ".join([*known, *([f"no MFU: {flops.absent}"] if flops.absent else [])])
 
 
@@ -59,8 +62,20 @@ def describe_rank_flops(flops: StepFlops) -> str:
     if flops.mfu is None or flops.peak_flops_per_s is None:
         return f"{text}; no MFU: {flops.absent.get('peak', 'the peak is not known')}"
     kind = flops.peak_type or "as set by peak_tflops"
-    hfu = "" if flops.hfu is None else f", {_name('HFU', flops.hfu)}"
-    return f"{text}; {_name('MFU', flops.mfu)}{hfu} of {flops.peak_flops_per_s / TFLOP:,.4g} TFLOP/s ({kind})"
+    name = _name_hfu(is_upper_bound=flops.executed_is_upper_bound)
+    hfu = "" if flops.hfu is None else f", {_name(name, flops.hfu)}"
+    return f"{text}; {_name('MFU', flops.mfu)}{hfu} of {_describe_peaks(flops)} TFLOP/s ({kind})"
+
+
+def _describe_peaks(flops: StepFlops) -> str:
+    """Return the peak in TFLOP/s, and that of the executed FLOPs where it differs."""
+    model, executed = flops.peak_flops_per_s or 0.0, flops.executed_peak_flops_per_s
+    texts = [f"{peak / TFLOP:,.4g}" for peak in (model, model if executed is None or flops.hfu is None else executed)]
+    return " and ".join(dict.fromkeys(texts))
+
+
+def _name_hfu(*, is_upper_bound: bool) -> str:
+    return "HFU at most" if is_upper_bound else "HFU"
 
 
 def _name(name: str, ratio: float) -> str:

@@ -203,8 +203,10 @@ NOTICE_WITHOUT_MODEL = msgspec.structs.replace(
 )
 FLOPS = StepFlops(
     model=FlopSum(2e12, 2, 610), executed=FlopSum(1.3e12, 1, 310), source="measured", peak_flops_per_s=9.894e14,
-    peak_type="bf16", absent={"executed": "not measured of all"},
+    peak_type="bf16", absent={"executed": "not measured of all"}, executed_peak_flops_per_s=9.7e14,
+    executed_is_upper_bound=True,
 )  # fmt: skip
+FLOPS_WITHOUT_TYPES = msgspec.structs.replace(FLOPS, executed_peak_flops_per_s=None, executed_is_upper_bound=False)
 COMMUNICATOR = RasCommunicator(
     name="cf264af53edbe986", size=8, ranks_left_out=1,
     ranks=(
@@ -296,7 +298,10 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_MODEL_BYTES = msgspec.structs.replace(STATED["report"], out_of_memory=(NOTICE_WITHOUT_MODEL,))
+WITHOUT_MODEL_BYTES = msgspec.structs.replace(
+    STATED["report"], out_of_memory=(NOTICE_WITHOUT_MODEL,), flops=FLOPS_WITHOUT_TYPES
+)
+"""Nor with the peak of the executed FLOPs."""
 WITHOUT_FLOPS = msgspec.structs.replace(WITHOUT_MODEL_BYTES, totals=TOTALS_WITHOUT_FLOPS, flops=StepFlops())
 WITHOUT_OUT_OF_MEMORY = msgspec.structs.replace(WITHOUT_FLOPS, out_of_memory=(), node=EARLIER_NODE)
 """Nor with the memory of the machine."""

@@ -38,7 +38,7 @@ def train(batch: int, before: object) -> dict[str, object]:
             optimizer.zero_grad()
         measured = flops._measured
         if measured is not None and measured != before:
-            known = {"model": measured.model, "executed": measured.executed, "type": flops.number_type}
+            known = {"model": measured.model, "executed": measured.executed, "types": dict(flops.number_types)}
             return {**known, "reasons": sorted(reasons)}
         reasons.add(flops.absent.get("executed", ""))
         time.sleep(0.001)

@@ -44,7 +44,7 @@ def test_model_flops_are_three_forwards_and_executed_flops_as_run() -> None:
     found = count([*step(0), *step(100)], [(0, 100), (100, 200)])
     assert (found.first_step, found.step_count, found.reason) == (10, 2, None)
     assert (found.model_flops, found.executed_flops) == (3 * ONCE, 4 * ONCE)
-    assert found.number_type == "fp32"
+    assert found.number_types == {"fp32": (1.0, 1.0)}
     assert found.is_upper_bound, "a CPU's window does not show whether the recomputation stopped early"
 
 
@@ -56,6 +56,22 @@ def test_without_numbers_of_autograd_a_repeated_forward_is_backward() -> None:
 def test_step_without_backward_has_its_forward_once() -> None:
     found = count([product(0), product(10)], [(0, 100)])
     assert (found.model_flops, found.executed_flops) == (2 * ONCE, 2 * ONCE)
+
+
+def test_each_type_of_number_has_its_shares_of_model_and_executed_flops() -> None:
+    # Forward: 1 product in fp32, 3 times as large one in bf16, and one of numbers without a peak that counts 0 rows.
+    # Backward: 4 products in bf16.
+    half = {"Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    in_half = [{**one, "args": {**one["args"], **half}} for one in (product(10, rows=30), product(30, rows=40))]
+    empty = product(15, rows=0)
+    empty["args"]["Input type"] = ["long int", "long int"]
+    found = count([product(0), in_half[0], empty, backward(20, 40), in_half[1], product(200)], [(0, 100)])
+    assert found.number_types == {"fp32": (0.25, 0.125), "bf16": (0.75, 0.875)}
+
+
+def test_step_without_a_forward_has_the_shares_of_its_backward() -> None:
+    found = count([backward(20, 40), product(30)], [(0, 100)])
+    assert (found.model_flops, found.number_types) == (0, {"fp32": (1.0, 1.0)})
 
 
 def test_work_outside_of_the_steps_does_not_count() -> None:

@@ -26,7 +26,9 @@ from rankscope.measure.records import StepRecord, WindowFlops
 from rankscope.measure.window_flops import NO_PRODUCTS
 
 STEP = StepRecord(step=9, start_host_ns=0, duration_ns=10, phases_ns={})
-MEASURED = WindowFlops(first_step=4, step_count=2, model_flops=300, executed_flops=400, number_type="bf16")
+MEASURED = WindowFlops(
+    first_step=4, step_count=2, model_flops=300, executed_flops=400, number_types={"bf16": (1.0, 1.0)}
+)
 
 
 class Rank:
@@ -63,7 +65,7 @@ def test_measurement_holds_until_the_next() -> None:
     assert rank.update() == NOT_YET
     assert rank.count() == (0, 0)
     assert rank.update(MEASURED) is None
-    assert (rank.count(), rank.flops.number_type) == ((300, 400), "bf16")
+    assert (rank.count(), rank.flops.number_types) == ((300, 400), {"bf16": (1.0, 1.0)})
     assert rank.update() is None
     assert rank.count() == (600, 800)
 

@@ -15,6 +15,10 @@ def device(name: str | None) -> TorchDevice:
     return TorchDevice(index=0, uuid=None, pci_address=None, is_amd=False, name=name)
 
 
+def only(number_type: str | None) -> dict[str, tuple[float, float]]:
+    return {} if number_type is None else {number_type: (1.0, 1.0)}
+
+
 def add_steps(flops: ModelFlops, count: int, duration_s: float) -> None:
     for _ in range(count):
         flops.add(StepRecord(step=0, start_host_ns=0, duration_ns=round(duration_s * S), phases_ns={}))
@@ -22,7 +26,7 @@ def add_steps(flops: ModelFlops, count: int, duration_s: float) -> None:
 
 def test_utilization_is_flops_over_step_time_over_peak() -> None:
     flops = ModelFlops()
-    flops.set_measured(model=150 * 10**12, executed=200 * 10**12, dtype="bf16")
+    flops.set_measured(model=150 * 10**12, executed=200 * 10**12, number_types=only("bf16"))
     reader = StepFlopsReader(flops, lambda: device("NVIDIA A100-SXM4-80GB"), 0)
     add_steps(flops, 4, 1.0)
     found = reader.read()
@@ -30,6 +34,22 @@ def test_utilization_is_flops_over_step_time_over_peak() -> None:
     assert (found.mfu, found.hfu) == pytest.approx((150 / 312, 200 / 312))
     assert (found.source, found.peak_type, found.absent) == ("measured", "bf16", {})
     assert found.model == FlopSum(600e12, 4, 4 * S)
+
+
+def test_each_type_of_number_takes_the_time_at_its_own_peak() -> None:
+    flops = ModelFlops()
+    # Of the model's 150 TFLOP 120 in bf16 and 30 in fp32; of the 200 executed 160, 39.9 and 0.1 in tf32.
+    types = {"fp32": (0.2, 0.1995), "bf16": (0.8, 0.8), "tf32": (0.0, 0.0005)}
+    flops.set_measured(model=150 * 10**12, executed=200 * 10**12, number_types=types, is_upper_bound=True)
+    reader = StepFlopsReader(flops, lambda: device("NVIDIA A100-SXM4-80GB"), 0)
+    add_steps(flops, 2, 4.0)
+    found = reader.read()
+    # At 312, 19.5 and 156 TFLOP/s, in steps of 4 s.
+    assert found.mfu == pytest.approx((120 / 312 + 30 / 19.5) / 4)
+    assert found.hfu == pytest.approx((160 / 312 + 39.9 / 19.5 + 0.1 / 156) / 4)
+    assert (found.peak_type, found.executed_is_upper_bound) == ("bf16, fp32", True)
+    flops.clear_measured("the batch has another shape")
+    assert not reader.read().executed_is_upper_bound
 
 
 def test_rate_is_of_the_last_minute_of_steps() -> None:
@@ -80,7 +100,10 @@ def test_what_is_not_known_is_absent_with_a_reason() -> None:
     ],
 )
 def test_peak_is_that_of_the_maker(name: str, number_type: str | None, expected: tuple[float, str]) -> None:
-    assert find_peak(device(name), number_type, 0)[:2] == pytest.approx(expected)
+    peak, said = expected
+    found = find_peak(device(name), only(number_type), 0)
+    assert (found.flops_per_s, found.executed_flops_per_s) == pytest.approx((peak, peak))
+    assert found.number_types == said
 
 
 @pytest.mark.parametrize(
@@ -90,8 +113,13 @@ def test_peak_is_that_of_the_maker(name: str, number_type: str | None, expected:
         (None, None, "the peak of this GPU is not known"),
         ("Tesla V100-SXM2-16GB", "bf16", "the peak of Tesla V100-SXM2-16GB for bf16 is not known"),
         ("NVIDIA GB200", "fp8", "the peak of NVIDIA GB200 for fp8 is not known"),
+        (
+            "NVIDIA A100-SXM4-80GB",
+            "c10::complex<float>",
+            "the peak of NVIDIA A100-SXM4-80GB for c10::complex<float> is not known",
+        ),
     ],
 )
 def test_peak_that_is_not_known_has_a_reason(name: str | None, number_type: str | None, said: str) -> None:
-    found = find_peak(device(name), number_type, 0)
+    found = find_peak(device(name), only(number_type), 0)
     assert (found.flops_per_s, found.absent) == (None, f"{said}; peak_tflops sets it")

@@ -40,7 +40,7 @@ def test_flops_per_token_count_only_where_tokens_are_known() -> None:
 
 def test_declared_flops_win_over_measured_ones() -> None:
     flops = ModelFlops()
-    flops.set_measured(model=300, executed=400, dtype="bf16")
+    flops.set_measured(model=300, executed=400)
     flops.add(step(250))
     assert flops.source == "measured"
     flops.set_declared(per_step=1_000)
@@ -75,20 +75,30 @@ def test_sums_of_whole_flops_are_exact() -> None:
 
 def test_type_of_the_numbers_is_the_declared_one_else_the_measured() -> None:
     flops = ModelFlops()
-    assert flops.number_type is None
-    flops.set_measured(1, 1, "torch.bfloat16")
+    assert flops.number_types == {}
+    mixed = {"bf16": (0.75, 0.5), "fp32": (0.25, 0.5)}
+    flops.set_measured(1, 1, mixed)
     flops.set_declared(per_step=1)
-    assert flops.number_type == "bf16"
+    assert flops.number_types == mixed
     flops.set_declared(per_step=1, dtype="float32")
-    assert flops.number_type == "fp32"
+    assert flops.number_types == {"fp32": (1.0, 1.0)}
+
+
+def test_upper_bound_is_that_of_the_measurement_in_force() -> None:
+    flops = ModelFlops()
+    assert not flops.is_upper_bound
+    flops.set_measured(1, 2, is_upper_bound=True)
+    assert flops.is_upper_bound
+    flops.clear_measured("the batch has another size")
+    assert not flops.is_upper_bound
 
 
 def test_type_stays_when_its_measurement_holds_no_longer() -> None:
     flops = ModelFlops()
     flops.set_declared(per_step=1)
-    flops.set_measured(1, 1, "tf32")
+    flops.set_measured(1, 1, {"tf32": (1.0, 1.0)})
     flops.clear_measured("the batch has another size")
-    assert flops.number_type == "tf32"
+    assert flops.number_types == {"tf32": (1.0, 1.0)}
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,14 @@ def test_rank_is_described_with_its_peak_or_why_it_has_none() -> None:
     assert describe_rank_flops(NO_PEAK).endswith("no MFU: no GPU is in use; peak_tflops sets a peak")
 
 
+def test_executed_flops_that_are_an_upper_bound_are_said_to_be() -> None:
+    bounded = msgspec.structs.replace(
+        MEASURED, executed_is_upper_bound=True, executed_peak_flops_per_s=8e14, peak_type="bf16, fp32"
+    )
+    assert describe_rank_flops(bounded).endswith("MFU 50.0 %, HFU at most 75.0 % of 1,000 and 800 TFLOP/s (bf16, fp32)")
+    assert describe_run_flops(find_run_flops([rank_of(0, bounded)])) == "MFU 50.0 %, HFU at most 75.0 %"
+
+
 def test_ended_and_awaited_ranks_are_not_in_the_status() -> None:
     run = run_of(rank_of(0, DECLARED), rank_of(1, MEASURED, ended="crashed"), rank_of(2, MEASURED, awaited=True))
     assert build_status(run, 8).flops.mfu == pytest.approx(0.3)
