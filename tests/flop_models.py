@@ -152,6 +152,53 @@ def make_attention_of_plain_products() -> Known:
     )  # fmt: skip
 
 
+class GroupedQueries(nn.Module):
+    """Attention of 8 heads on 2 of keys and values, with a mask."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(q.shape[2], k.shape[2])
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def make_grouped_queries() -> Known:
+    """Each of 8 heads multiplies with keys and values of its own; one operator, 2 products, and 5 in the backward."""
+    q, k, v = (torch.randn(B, heads, 32, 16, requires_grad=True) for heads in (8, 2, 2))
+    product = B * 8 * 2 * 32 * 32 * 16
+    return Known(GroupedQueries(), (q, k, v), 2 * product, 5 * product)
+
+
+class CrossAttention(nn.Module):
+    """Attention with dropout."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+def make_cross_attention() -> Known:
+    """32 queries on 20 keys of width 16 and values of width 24, in plain products: no operator has dropout on a CPU."""
+    shapes = ((B, 4, 32, 16), (B, 4, 20, 16), (B, 4, 20, 24))
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    once = B * 4 * 2 * 32 * 20 * (16 + 24)
+    return Known(CrossAttention(), (q, k, v), once, 2 * once)
+
+
+class Experts(nn.Module):
+    """Two experts, each of which multiplies some of the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 32, 8, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch._grouped_mm(x, self.weight, offs=torch.tensor([8, 24], dtype=torch.int32))
+        return found.square()  # whose gradient is stored as the product is
+
+
+def make_experts() -> Known:
+    once = 2 * 24 * 32 * 8
+    return Known(Experts(), (torch.randn(24, 32, dtype=torch.bfloat16, requires_grad=True),), once, 2 * once)
+
+
 def make_lstm() -> Known:
     once = B * 20 * 2 * 4 * 48 * (32 + 48)
     return Known(nn.LSTM(32, 48, batch_first=True), (torch.randn(B, 20, 32),), once, 2 * once)
@@ -193,10 +240,10 @@ def make_checkpoint(*, reentrant: bool) -> Known:
     return Known(Checkpointed(reentrant=reentrant), (x,), once, 2 * BLOCK_PRODUCTS + 5 * BLOCK_SCORES, once)
 
 
-def make_compiled() -> Known:
+def make_compiled(backend: str) -> Known:
     first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
-    model.compile(backend="aot_eager")
+    model.compile(backend=backend)
     return Known(model, (torch.randn(B, 128),), first + second, first + 2 * second)
 
 
@@ -206,12 +253,16 @@ MODELS: dict[str, Callable[[], Known]] = {
     "1-d, 3-d and transposed convolutions": make_other_dimensions,
     "transformer block, SDPA": make_attention,
     "transformer block, SDPA of plain products": make_attention_of_plain_products,
+    "attention of grouped queries, masked": make_grouped_queries,
+    "attention with dropout on other lengths": make_cross_attention,
+    "grouped product of experts, bf16": make_experts,
     "LSTM": make_lstm,
     "GRU, both directions": make_gru,
     "embedding and head": make_embedding,
     "block, checkpoint (reentrant)": lambda: make_checkpoint(reentrant=True),
     "block, checkpoint (not reentrant)": lambda: make_checkpoint(reentrant=False),
-    "MLP, torch.compile (aot_eager)": make_compiled,
+    "MLP, torch.compile (eager)": lambda: make_compiled("eager"),
+    "MLP, torch.compile (aot_eager)": lambda: make_compiled("aot_eager"),
 }
 
 

@@ -100,9 +100,12 @@ def test_the_command_would_run_without_the_check(tmp_path: Path, monkeypatch: py
     assert Path(MARKER).exists()
 
 
-EXPENSIVE = ("a memo number of 2 ** 31", "a claim of a TiB of bytes", "2 ** 60 leaves by sharing", "lists in lists",
-             "a number of a million digits", "a text of a MB in ten thousand frames",
-             "the same blocks in all segments")  # fmt: skip
+EXPENSIVE = (
+    "a memo number of 2 ** 31", "a claim of a TiB of bytes", "a claim of a TiB of text", "a claim of 4 GiB of text",
+    "a claim of a TiB of a bytearray", "2 ** 60 leaves by sharing", "lists in lists", "marks in marks",
+    "a number of a MB", "a number of a million digits", "a text of a MB in ten thousand frames",
+    "the same blocks in all segments",
+)  # fmt: skip
 
 
 MEASURE = """

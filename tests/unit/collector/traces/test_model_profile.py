@@ -45,8 +45,19 @@ def test_flops_are_those_counted_by_hand(name: str, tmp_path: Path) -> None:
     assert found.executed_flops == known.forward + known.recompute + known.backward
     assert found.model_flops == 3 * known.forward
     assert (found.is_upper_bound, MAY_STOP_EARLY in found.notes) == (bool(known.recompute), bool(known.recompute))
-    assert {row.dtype for row in found.operators} == {"fp32"}
+    assert {row.dtype for row in found.operators} == {"bf16" if name.endswith("bf16") else "fp32"}
     assert sum(row.flops for row in found.operators) == found.executed_flops
+
+
+def test_scaled_product_counts_once(tmp_path: Path) -> None:
+    """On a CPU torch computes the one of fp8 by another product inside of it."""
+    x, weight = (torch.randn(16, 32).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.tensor(1.0)
+
+    def multiply() -> None:
+        torch._scaled_mm(x, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+    assert phases(profile_of(record(multiply, tmp_path / "trace.json"))) == (2 * 16 * 32 * 16, 0, 0)
 
 
 class Twice(nn.Module):
