@@ -1,7 +1,7 @@
 """Entry point of `torchrun ... -m rankscope.preflight`: see command.py.
 
-This folder is installed under two names, as `rankscope.agent.preflight` too (pyproject.toml); all imports in it have the
-longer one.
+This folder is installed under two names, as `rankscope.agent.preflight` too (pyproject.toml); all imports in it have
+the longer one.
 """
 
 import sys

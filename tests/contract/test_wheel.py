@@ -60,11 +60,15 @@ def find_shipped() -> set[str]:
     """Return the files of the tree that must be in the wheel, by their names there."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
     twice = {f"{ALIAS}{path.name}" for path in (ROOT / ALIASED).glob("*.py")}
-    return twice | {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")} | {
-        f"rankscope/{path.relative_to(ROOT).as_posix()}"
-        for path in files
-        if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
-    }
+    return (
+        twice
+        | {f"rankscope/shipped/{name}" for name in find_names(ROOT, "*")}
+        | {
+            f"rankscope/{path.relative_to(ROOT).as_posix()}"
+            for path in files
+            if path.suffix in SHIPPED_KINDS or path.name == "py.typed"
+        }
+    )
 
 
 def find_source(name: str) -> str:

@@ -17,12 +17,15 @@
 
      STAND_IN_LOST_RESULT        what its calls return meanwhile, instead of that it is lost
      STAND_IN_NO_EVENTS          what nvmlDeviceRegisterEvents returns (4: no permission)
+     STAND_IN_POWER_RESULT       what setting the power limit returns (4: no permission)
+     STAND_IN_POWER_FILE         (a path) the file that has the power limit in milliwatts
 
    Compiled with -DOLD_DRIVER it lacks the functions that came with drivers 510 (memory, second version), 520 (GPM) and
    535 (clock event reasons). The stand_in_ functions at the end let a test count, and let it make an Xid error happen. */
 
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -198,6 +201,42 @@ int nvmlDeviceGetEnforcedPowerLimit(const device_t *device, unsigned int *milliw
     int result = enter_board(device);
     if (result == SUCCESS) *milliwatts = 700000;
     return result;
+}
+
+/* The power limit is that of the file STAND_IN_POWER_FILE, in milliwatts, so that it outlives a process as a real one
+   does; STAND_IN_POWER_RESULT is what setting it returns. */
+int nvmlDeviceGetPowerManagementLimit(const device_t *device, unsigned int *milliwatts) {
+    int result = enter_board(device);
+    if (result != SUCCESS) return result;
+    FILE *file = fopen(getenv("STAND_IN_POWER_FILE"), "r");
+    if (file == NULL) return NOT_SUPPORTED;
+    result = fscanf(file, "%u", milliwatts) == 1 ? SUCCESS : NOT_SUPPORTED;
+    fclose(file);
+    return result;
+}
+
+int nvmlDeviceGetPowerManagementLimitConstraints(const device_t *device, unsigned int *lowest, unsigned int *highest) {
+    int result = enter_board(device);
+    *lowest = 200000;
+    *highest = 700000;
+    return result;
+}
+
+int nvmlDeviceSetPowerManagementLimit(const device_t *device, unsigned int milliwatts) {
+    int result = enter_board(device);
+    if (result == SUCCESS) result = (int)number_from_environment("STAND_IN_POWER_RESULT", SUCCESS);
+    if (result != SUCCESS) return result;
+    FILE *file = fopen(getenv("STAND_IN_POWER_FILE"), "w");
+    if (file == NULL) return NOT_SUPPORTED;
+    fprintf(file, "%u\n", milliwatts);
+    fclose(file);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, const device_t **device) {
+    if (index >= SLICE) return INVALID_ARGUMENT;
+    *device = &devices[index];
+    return enter(*device);
 }
 
 /* STRAINED has 8 lanes of the 16 that it and its slot could have; QUIET has lowered its generation, as idle GPUs do. */
