@@ -38,6 +38,20 @@ EVERYTHING = {
 }  # fmt: skip
 
 
+OPTIONS: dict[str, dict[str, str]] = {
+    "token": {"http.tokenSecret": "token"}, "control token": {"http.controlTokenSecret": "control"},
+    "TLS": {"http.tlsSecret": "certificate"}, "no storage": {"storage.enabled": "false"},
+    "no policy": {"networkPolicy.enabled": "false"}, "ingress TLS": {"ingress.tlsSecret": "of-the-ingress"},
+    "ingress": {"ingress.enabled": "true", "ingress.host": "rankscope.example.com", "ingress.withoutToken": "true"},
+    "monitor": {"monitor.enabled": "true"}, "pod monitor": {"monitor.enabled": "true", "monitor.kind": "PodMonitor"},
+    "relay": {"relay.enabled": "true"}, "rules": {"rules.enabled": "true"},
+}  # fmt: skip
+COMBINATIONS = [(name,) for name in OPTIONS] + [
+    tuple(one for one in OPTIONS if one != name) for name in ("token", "TLS", "no policy", "no storage")
+]
+"""Each option alone, and all but one."""
+
+
 def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([find_helm(), *arguments], capture_output=True, text=True, check=False)
 
@@ -228,6 +242,33 @@ def test_collector_reads_settings_and_finds_secrets(tmp_path: Path) -> None:
         config.http_key_file, f"{config.allowed_keys}/agent.pub", f"{config.allowed_keys}/relays/relay.pub",
     }  # fmt: skip
     assert files == named
+
+
+@pytest.mark.parametrize("chosen", COMBINATIONS, ids=lambda names: ", ".join(names) if len(names) == 1 else "most")
+def test_options_work_alone_and_with_most_others(chosen: tuple[str, ...], tmp_path: Path) -> None:
+    values = {name: value for option in chosen for name, value in OPTIONS[option].items()}
+    done = helm_template(values, release="a-release-with-a-name-of-the-most-characters-of-helm")
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document is not None]
+    for document in documents:
+        if not document["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        assert len(document["metadata"]["name"]) <= 63
+    config = read_configuration(documents, tmp_path)
+    pod = find(documents, "StatefulSet")["spec"]["template"]["spec"]
+    mounted = [Path(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"]]
+    named = [
+        config.key_file, config.store, config.http_token_file, config.http_control_token_file,
+        config.http_certificate_file, config.http_key_file,
+    ]  # fmt: skip
+    for path in (Path(name) for name in named if name):
+        assert any(folder in path.parents for folder in mounted), path
+    assert bool(config.http_token_file) is ("token" in chosen)
+    assert bool(config.http_control_token_file) is ("control token" in chosen)
+    assert ("volumeClaimTemplates" in find(documents, "StatefulSet")["spec"]) is ("no storage" not in chosen)
+    for monitor in (one["spec"] for one in documents if one["kind"] in {"ServiceMonitor", "PodMonitor"}):
+        for endpoint in monitor.get("endpoints") or monitor["podMetricsEndpoints"]:
+            assert endpoint.get("scheme", "http") == ("https" if "TLS" in chosen else "http")
 
 
 def test_settings_keep_their_types_on_the_way_to_the_file(tmp_path: Path) -> None:
