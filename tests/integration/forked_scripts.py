@@ -1,5 +1,6 @@
-"""Scripts that start the agent themselves, in forks of one process for each worker that tests: see
-scripts/fork_server.py. Whatever is launched, killed or measured by its memory has a process of its own: `torchrun.run`.
+"""Scripts in forks of one process for each worker that tests, which has imported torch: scripts/fork_server.py.
+
+Whatever is launched, or measured by its memory or its imports, has a process of its own.
 """
 
 import atexit
@@ -7,21 +8,19 @@ import contextlib
 import functools
 import json
 import os
-import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import psutil
-
-from tests.integration.serving import wait_for
-from tests.integration.torchrun import LEAVING_S, SCRIPTS, Ended, describe, environment_of, find_marked
-
-ROOT = Path(__file__).parents[2]
+SERVER = Path(__file__).parent / "scripts" / "fork_server.py"
+POLL_S = 0.02
 
 
 class ForkServer:
@@ -30,24 +29,23 @@ class ForkServer:
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._server = subprocess.Popen(
-            [sys.executable, "fork_server.py"],
+            [sys.executable, str(SERVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=SCRIPTS,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            cwd=SERVER.parent,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SERVER.parents[3])},
         )
 
     def close(self) -> None:
         """End it; scripts that still run go on."""
         self._server.communicate()
 
-    def fork(self, words: list[str], environment: Mapping[str, str], folder: Path) -> int:
-        """Start a script and return its process group."""
+    def fork(self, request: Mapping[str, Any]) -> int:
+        """Start a script and return the number of its process, which leads a session of its own."""
         with self._one_at_a_time:
             assert self._server.stdin is not None
             assert self._server.stdout is not None
-            request = {"words": words, "environment": dict(environment), "folder": str(folder)}
             self._server.stdin.write(json.dumps(request) + "\n")
             self._server.stdin.flush()
             return int(self._server.stdout.readline())
@@ -61,27 +59,45 @@ def find_server() -> ForkServer:
     return server
 
 
-def run_forked(*words: str, environment: Mapping[str, str]) -> Ended:
-    """Run a script in a fork of the server and wait for its end; fail after the deadline of any job."""
-    mark = secrets.token_hex(8)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        group = find_server().fork(list(words), environment_of(environment, mark), folder)
-        try:
-            status = wait_for(
-                lambda: read(folder / "status") or None, lambda: f"not over; stderr: {read(folder / 'stderr')}"
-            )
-            _, left = psutil.wait_procs(find_marked(mark), LEAVING_S)
-            described = tuple(text for text in map(describe, left) if text)
-            return Ended(int(status), read(folder / "stdout"), read(folder / "stderr"), described)
-        finally:
+class ForkedScript:
+    """A script that runs in a fork, with what `subprocess.Popen` has of a child."""
+
+    def __init__(
+        self, words: Sequence[str], *, environment: Mapping[str, str], folder: Path, stdout: int, stderr: int
+    ) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="forked-"))
+        self._status = self._place / "status"
+        own = f"/proc/{os.getpid()}/fd"
+        self.pid = find_server().fork({
+            "words": [*words], "environment": {**environment}, "folder": str(folder), "status": str(self._status),
+            "stdout": f"{own}/{stdout}", "stderr": f"{own}/{stderr}",
+        })  # fmt: skip
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit code, or the negative number of the signal that has killed it; None while it runs."""
+        if self._exit_code is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._exit_code = int(self._status.read_text())
+                shutil.rmtree(self._place)
+        return self._exit_code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return how it ended. Raises subprocess.TimeoutExpired."""
+        end_s = None if timeout is None else time.monotonic() + timeout
+        pause = threading.Event()
+        while (exit_code := self.poll()) is None:
+            if timeout is not None and end_s is not None and time.monotonic() > end_s:
+                raise subprocess.TimeoutExpired("a forked script", timeout)
+            pause.wait(POLL_S)
+        return exit_code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-            for process in find_marked(mark):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+                os.kill(self.pid, number)
 
-
-def read(path: Path) -> str:
-    """Return the text of a file; empty while there is none."""
-    return path.read_text(errors="replace") if path.exists() else ""
+    def kill(self) -> None:
+        """SIGKILL to it alone."""
+        self.send_signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.integration.faults import IS_SOAK
+from tests.integration.listening_collector import listening
 from tests.integration.test_captures import find_losses
 from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, name_job, python, run
 
@@ -29,15 +30,19 @@ def credentials(endpoint: str) -> dict[str, str]:
 
 
 def capture(endpoint: str, temporary: Path, drain_s: float) -> Ended:
+    """Run the job. A collector of its own it has none: the job may be over before rank 1 has that one's address, and
+    rank 0 would wait all of `drain_s` for its end.
+    """
     temporary.mkdir()
-    ended = run(
-        forked_ranks(2, *AGENT, *SCRIPT),
-        {
-            **OFTEN, **credentials(endpoint), "TMPDIR": str(temporary), "RANKSCOPE_DRAIN_S": str(drain_s),
-            "RANKSCOPE_RUN": JOB, "RANKSCOPE_CAPTURE_FOLDER": "s3://runs/captures",
-            "RANKSCOPE_CAPTURE_SCHEDULE": SCHEDULE,
-        },
-    )  # fmt: skip
+    with listening() as collector:
+        ended = run(
+            forked_ranks(2, *AGENT, *SCRIPT),
+            {
+                **OFTEN, **credentials(endpoint), "TMPDIR": str(temporary), "RANKSCOPE_DRAIN_S": str(drain_s),
+                "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_RUN": JOB,
+                "RANKSCOPE_CAPTURE_FOLDER": "s3://runs/captures", "RANKSCOPE_CAPTURE_SCHEDULE": SCHEDULE,
+            },
+        )  # fmt: skip
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     assert not list(temporary.glob("rankscope-captures-*"))
     return ended

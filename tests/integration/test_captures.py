@@ -31,7 +31,8 @@ def capture(
 ) -> tuple[Ended, list[Life]]:
     with listening() as collector:
         environment = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **settings(folder, **more)}
-        ended = run([*begin, *forked_ranks(ranks, *AGENT, *script)], environment)
+        job = forked_ranks(ranks, *AGENT, *script)
+        ended = run([*begin, *job.command] if begin else job, environment)
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
     return ended, collector.lives
 

@@ -22,9 +22,8 @@ from rankscope.collector.steps.rank_medians import NO_MEDIANS
 from rankscope.measure.records import AgentCost
 from tests.fake_gpu import Counts, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
-from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, OFTEN, Ended
+from tests.integration.torchrun import ALONE, OFTEN, Ended, run_forked
 
 KERNEL_NS = 20_000
 LAUNCHES_A_STEP_MIN = 20

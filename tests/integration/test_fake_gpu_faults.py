@@ -10,10 +10,9 @@ import pytest
 
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
-from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
 from tests.integration.serving import have_ended, serving
-from tests.integration.torchrun import ALONE, CHECKOUT, Ended, python, run, started
+from tests.integration.torchrun import ALONE, CHECKOUT, Ended, python, run, run_forked, started
 
 KERNEL_NS, TRANSFER_NS = 20_000, 100_000
 STEPS = 60

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.integration.fake_gpu_jobs import find_library, settings
-from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE
+from tests.integration.torchrun import ALONE, run_forked
 
 TRACES = Path(__file__).parents[1] / "traces"
 FILES: dict[str, Any] = json.loads((TRACES / "reference.json").read_text())["files"]

@@ -6,9 +6,8 @@ from typing import NamedTuple
 from rankscope.measure.records import WindowSynchronisations
 from tests.fake_gpu import BLOCKING_CALL, Work, read_work
 from tests.integration.fake_gpu_jobs import find_library, settings
-from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, SCRIPTS
+from tests.integration.torchrun import ALONE, SCRIPTS, run_forked
 
 SCRIPT = "fake_gpu_waits.py"
 LINES = (SCRIPTS / SCRIPT).read_text().splitlines()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, SCRIPTS, Ended, Forked, forked_ranks, run
 
 TRL = "trl_grpo"
 NO_TRL = "trl is not installed; the extra `test` has it from Python 3.11 on"
@@ -37,10 +37,9 @@ class Loop:
     steps_in_backward: bool = False
 
     @property
-    def command(self) -> list[str]:
-        """How the user starts it under the agent."""
-        path = f"loops/{self.script}.py"
-        return python(*AGENT, path) if self.ranks == 1 else torchrun(self.ranks, *AGENT, path)
+    def command(self) -> Forked:
+        """Under the agent, as test_launch starts one by each launcher."""
+        return forked_ranks(self.ranks, *AGENT, f"loops/{self.script}.py")
 
 
 LOOPS = (
@@ -92,8 +91,7 @@ Jobs = dict[str, "Future[Seen]"]
 
 def watch(loop: Loop) -> Seen:
     with listening() as collector:
-        alone = ALONE if loop.ranks == 1 else {}
-        ended = run(loop.command, {**OFTEN, **alone, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = run(loop.command, {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
         return Seen(ended, collector.lives)
 
 
@@ -180,7 +178,7 @@ MANUAL = (*AGENT, "manual_update.py")
 
 def test_a_loop_without_torch_optim_is_told_once_how_to_say_its_steps() -> None:
     with listening() as collector:
-        ended = run(torchrun(2, *MANUAL), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = run(forked_ranks(2, *MANUAL), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
     assert ended.exit_code == 0, ended.stderr
     (said,) = [line for line in ended.heard_of_agent if "backward passes" in line]
     assert said.startswith(
@@ -191,7 +189,7 @@ def test_a_loop_without_torch_optim_is_told_once_how_to_say_its_steps() -> None:
 
 def test_a_loop_that_says_its_steps_is_told_nothing() -> None:
     with listening() as collector:
-        ended = run(python(*MANUAL, "--say-steps"), {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = run(forked_ranks(1, *MANUAL, "--say-steps"), {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
         (life,) = collector.lives
     assert ended.exit_code == 0, ended.stderr
     assert [line for line in ended.heard_of_agent if "backward passes" in line] == []

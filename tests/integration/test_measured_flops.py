@@ -3,9 +3,8 @@
 import json
 
 from rankscope.measure.model_flops import MEASURED
-from tests.integration.forked_scripts import run_forked
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN
+from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, run_forked
 
 FIRST, SECOND = 2 * 128 * 256, 2 * 256 * 10
 """FLOPs of the forward of each layer for one sample."""

@@ -12,8 +12,7 @@ from rankscope.collector.traces.modules import BACKWARD_ELSEWHERE, OUTSIDE_MODUL
 from rankscope.collector.traces.report import ModuleRow, RankReport
 from tests.fake_gpu import Work, read_work
 from tests.integration.fake_gpu_jobs import find_library
-from tests.integration.forked_scripts import run_forked
-from tests.integration.torchrun import ALONE, CHECKOUT
+from tests.integration.torchrun import ALONE, CHECKOUT, run_forked
 
 STEPS = 3
 PATHS = {

@@ -16,6 +16,7 @@ from typing import IO
 import psutil
 
 import rankscope.agent
+from tests.integration.forked_scripts import ForkedScript
 from tests.integration.serving import find_fixed_port, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -75,25 +76,54 @@ class Ended:
         return [line for line in lines if not ALL_IS_WELL.match(line)]
 
 
+@dataclass(frozen=True)
+class Forked:
+    """A script with its arguments that runs in a fork of a process that has imported torch, and what it adds to the
+    environment. `command` is the same as a process of its own.
+    """
+
+    words: tuple[str, ...]
+    adds: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """For those who put something in front of it."""
+        return ["env", *(f"{name}={value}" for name, value in self.adds), *python(*self.words)]
+
+
 class Job:
     """A running job. Made by `started`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], stderr_path: str, folder: Path) -> None:
+    launcher: "subprocess.Popen[bytes] | ForkedScript"
+
+    def __init__(
+        self, command: Sequence[str] | Forked, environment: Mapping[str, str], stderr_path: str, folder: Path
+    ) -> None:
         self._mark = secrets.token_hex(8)
         self._stdout: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
         self._stderr: IO[bytes] = (
             Path(stderr_path).open("r+b") if stderr_path else tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
         )
         self._stderr_is_kept = not stderr_path
-        self.launcher = subprocess.Popen(
-            [*ATTENTIVE, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=self._stdout,
-            stderr=self._stderr,
-            cwd=folder,
-            env=environment_of(environment, self._mark),
-            start_new_session=True,
-        )
+        marked = environment_of(environment, self._mark)
+        if isinstance(command, Forked):
+            self.launcher = ForkedScript(
+                command.words,
+                environment={**marked, **dict(command.adds)},
+                folder=folder,
+                stdout=self._stdout.fileno(),
+                stderr=self._stderr.fileno(),
+            )
+        else:
+            self.launcher = subprocess.Popen(
+                [*ATTENTIVE, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                stderr=self._stderr,
+                cwd=folder,
+                env=marked,
+                start_new_session=True,
+            )
 
     def wait(self, deadline_s: float = DEADLINE_S) -> Ended:
         """Wait for the launcher's end and for everything it started. Fails, with what was said, after the deadline."""
@@ -123,6 +153,8 @@ class Job:
     def find_members(self) -> list[psutil.Process]:
         """Every living process of the job."""
         members = {child.pid: child for child in _find_children(self.launcher.pid)}
+        if isinstance(self.launcher, ForkedScript):  # a fork has the mark only in what it starts
+            members |= {process.pid: process for process in _find_session(self.launcher.pid)}
         members |= {process.pid: process for process in find_marked(self._mark)}
         return list(members.values())
 
@@ -143,7 +175,7 @@ class Job:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str],
+    command: Sequence[str] | Forked,
     environment: Mapping[str, str] | None = None,
     *,
     stderr_path: str = "",
@@ -158,7 +190,7 @@ def started(
 
 
 def run(
-    command: Sequence[str],
+    command: Sequence[str] | Forked,
     environment: Mapping[str, str] | None = None,
     *,
     stderr_path: str = "",
@@ -167,6 +199,11 @@ def run(
     """Start a command and wait for its end."""
     with started(command, environment, stderr_path=stderr_path) as job:
         return job.wait(deadline_s)
+
+
+def run_forked(*words: str, environment: Mapping[str, str]) -> Ended:
+    """Run a script in a fork of a process that has imported torch, and wait for its end."""
+    return run(Forked(words), environment)
 
 
 def name_job() -> str:
@@ -182,12 +219,12 @@ def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[s
     return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, *arguments]
 
 
-def forked_ranks(count: int, *arguments: str) -> list[str]:
-    """So many ranks on this machine that share one import of torch (scripts/forked_ranks.py), for tests of what ranks
-    do. Tests of launching, of endings and of restarts have `torchrun`.
+def forked_ranks(count: int, *arguments: str) -> Forked:
+    """So many ranks on this machine that share one import of torch (scripts/forked_ranks.py) with all other jobs of
+    this process, for tests of what ranks do. Tests of launching, of endings and of restarts have `torchrun`.
     """
-    told = ("env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={find_fixed_port()}")
-    return [*told, *python(str(SCRIPTS / "forked_ranks.py"), str(count), *arguments)]
+    adds = (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(find_fixed_port())))
+    return Forked((str(SCRIPTS / "forked_ranks.py"), str(count), *arguments), adds)
 
 
 def python(*arguments: str) -> list[str]:
@@ -235,3 +272,13 @@ def _find_children(pid: int) -> list[psutil.Process]:
     except psutil.NoSuchProcess:
         return []
     return children
+
+
+def _find_session(leader: int) -> list[psutil.Process]:
+    """Return the living processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found

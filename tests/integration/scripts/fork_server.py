@@ -1,65 +1,76 @@
 """Runs scripts, each in a fork of this process, made when torch is imported and what its optimizers import: a script
-then begins at once, where on its own it imports for over two seconds of a core.
+then begins at once, where on its own it imports for over three seconds of a core.
 
-A request is a line of JSON on stdin: the script with its arguments, its environment, and a folder. Its output is
-written there to `stdout` and `stderr`, and at the end its exit code (or the negative number of a signal) to `status`.
-The answer is the process group of the script.
+A request is a line of JSON on stdin: the script with its arguments, its environment, its working directory, the files
+for its output, and the file that gets its exit code (or the negative number of a signal) at the end. The answer is the
+number of its process, which leads a session of its own.
 """
 
 import contextlib
+import gc
 import json
 import os
 import runpy
+import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch._dynamo
 
 assert torch.__version__
 
 
-def run_script(words: list[str], environment: Mapping[str, str], folder: Path) -> None:
+def run_script(request: dict[str, Any]) -> None:
     """Run the script as `__main__`; what it raises goes on to the interpreter, as without us."""
     for number, path, flags in (
-        (0, Path(os.devnull), os.O_RDONLY),
-        (1, folder / "stdout", os.O_WRONLY | os.O_CREAT),
-        (2, folder / "stderr", os.O_WRONLY | os.O_CREAT),
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["stdout"], os.O_WRONLY),
+        (2, request["stderr"], os.O_WRONLY),
     ):
         os.dup2(os.open(path, flags), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
+    os.environ.update(request["environment"])
+    sys.argv = request["words"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def write_status(process: int, folder: Path) -> None:
+def write_status(process: int, path: Path) -> None:
     """Wait for the script's process and write how it ended."""
     _, status = os.waitpid(process, 0)
-    part = folder / "status.part"
+    part = path.with_suffix(".part")
     part.write_text(str(os.waitstatus_to_exitcode(status)))
-    part.rename(folder / "status")
+    part.rename(path)
 
 
 def main() -> None:
     """Serve until stdin ends."""
+    gc.freeze()  # at its end a script would visit every object of torch, copy its page, and take a second for that
     for line in sys.stdin:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         request = json.loads(line)
-        folder = Path(request["folder"])
-        watcher = os.fork()
-        if watcher:
-            sys.stdout.write(f"{watcher}\n")
+        reads, writes = os.pipe()
+        if os.fork():
+            os.close(writes)
+            with os.fdopen(reads) as pipe:
+                sys.stdout.write(f"{pipe.read()}\n")
             sys.stdout.flush()
             continue
-        os.setsid()
         process = os.fork()
         if process:
-            write_status(process, folder)
+            os.close(writes)
+            with contextlib.suppress(FileNotFoundError):  # nobody waits for it any more
+                write_status(process, Path(request["status"]))
             os._exit(0)
-        run_script(request["words"], request["environment"], folder)
+        os.setsid()
+        os.write(writes, str(os.getpid()).encode())
+        os.close(writes)
+        os.close(reads)
+        run_script(request)
         return
 
 

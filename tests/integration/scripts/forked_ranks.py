@@ -7,6 +7,7 @@ torch's autoload, so the agent is told that there is none and starts at once.
 """
 
 import contextlib
+import gc
 import os
 import runpy
 import signal
@@ -48,13 +49,14 @@ def main() -> None:
     count, ranks = int(sys.argv[1]), set[int]()
     assert os.environ.get("RANKSCOPE", "") in ("", "0"), "the autoload of torch is over: launch with -m rankscope.agent"
     assert torch.__version__
+    gc.freeze()  # as fork_server.py
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
             run_as_rank(rank, count, sys.argv[2:])
             return
         ranks.add(pid)
-    sys.exit(wait_for(ranks))
+    os._exit(wait_for(ranks))  # it has nothing to flush, and to clear torch away takes a while
 
 
 if __name__ == "__main__":
