@@ -1,5 +1,7 @@
 """Serve the files of the live page, with the rules under which a browser runs them.
 
+With them come the runbooks of this release, as text, for links of findings.
+
 The files contain nothing about any run and need no token: the page gets its data from the API, with the token where one
 is required. `curl` at / gets the list of paths instead.
 """
@@ -7,6 +9,7 @@ is required. `curl` at / gets the list of paths instead.
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from rankscope.collector.publish.routes import Response
@@ -21,6 +24,9 @@ KINDS: Final = {
 }
 """Content types by file extension; `nosniff` makes browsers keep to them."""
 PREFIX: Final = "/live/"
+RUNBOOKS_PREFIX: Final = "/live/runbooks/"
+TEXT: Final = "text/plain; charset=utf-8"
+"""Type of a runbook: browsers show Markdown as text, and download it under its own type."""
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -35,6 +41,9 @@ def find_page_file(path: str, accept: str) -> Response | None:
     """Return the response to a GET of `path` with this header Accept; None if it is not part of the page."""
     if path == "/":
         return _serve("index.html", {"Vary": "Accept"}) if "text/html" in accept.lower() else None
+    if path.startswith(RUNBOOKS_PREFIX):
+        page = read_runbooks().get(path.removeprefix(RUNBOOKS_PREFIX))
+        return None if page is None else Response(HTTPStatus.OK, TEXT, page, HEADERS)
     name = path.removeprefix(PREFIX)
     return _serve(name, {}) if path.startswith(PREFIX) and name in read_page_files() else None
 
@@ -44,6 +53,18 @@ def read_page_files() -> dict[str, bytes]:
     """Return all files, by name."""
     folder = files(__package__).joinpath(FOLDER)
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(KINDS))}
+
+
+@cache
+def read_runbooks() -> dict[str, bytes]:
+    """Return the runbooks of this release by the names of their files; none where the installation has no documents.
+
+    An installation has them in `shipped`, a checkout in its own folder.
+    """
+    package = Path(__file__).resolve().parents[2]
+    folders = (root / "docs" / "runbooks" for root in (package / "shipped", package))
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    return {} if found is None else {file.name: file.read_bytes() for file in found.glob("*.md")}
 
 
 def _serve(name: str, headers: dict[str, str]) -> Response:

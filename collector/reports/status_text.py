@@ -33,12 +33,17 @@ INDENT: Final = "  "
 
 def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool = True) -> str:
     """Return the lines about a run, with its worst ranks or without them."""
-    open_now = find_costliest(status.run.open_findings) if status.run.end is None else None
-    lines = [_render_verdict(status, colors), *_render_suggestion(open_now), INDENT + _describe_run(status)]
+    failure = _find_failure(status.run)
+    answer = find_costliest(status.run.open_findings) if status.run.end is None else failure
+    lines = [_render_verdict(status, colors), *_render_suggestion(answer), INDENT + _describe_run(status)]
     origin = describe_origin(status.origin)
     lines += [INDENT + printable(origin)] if origin else []
-    lines += [INDENT + printable(text) for text in (*_describe_window_ratios(status), *describe_ended_run(status.run))]
-    lines += _render_suggestion(find_failure(status.run.end))
+    lines += [INDENT + printable(text) for text in _describe_window_ratios(status)]
+    if failure is not None:
+        lines.append(INDENT + printable(_describe_before_failure(status.run)))
+    else:
+        lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]
+        lines += _render_suggestion(find_failure(status.run.end))
     lines += [f"{INDENT}checkpoints: {text}" for text in describe_checkpoints(status.run.checkpoints)]
     without_peers = describe_ranks_without_peers(status.run)
     lines += [] if without_peers is None else [INDENT + without_peers]
@@ -79,7 +84,26 @@ def _render_suggestion(finding: Finding | None) -> list[str]:
     return [f"{INDENT}do: {printable(finding.suggestion)}"] if finding is not None and finding.suggestion else []
 
 
+def _find_failure(run: RunSnapshot) -> Finding | None:
+    """Return how a run failed, as a finding; None unless it did. A run that was ended on purpose has not failed."""
+    failure = find_failure(run.end)
+    return None if failure is None or failure.severity == "info" else failure
+
+
+def _describe_before_failure(run: RunSnapshot) -> str:
+    """Return what was found of a run that has failed, the costliest finding, or that there was none, or why not."""
+    costliest = find_costliest(run.findings)
+    if costliest is not None:
+        return f"before that: {costliest.sentence}"
+    if run.abstained is not None:
+        return f"before that: whether a rank was slower than the others is not known: {run.abstained}"
+    return "before that: no rank was found to be slower than the others"
+
+
 def _judge(status: RunStatus) -> tuple[str, str]:
+    failure = _find_failure(status.run)
+    if failure is not None:
+        return failure.sentence, RED
     costliest = find_costliest(status.run.open_findings)
     if status.run.end is not None:
         return verdict(status.run), GREEN if status.run.end.is_good else RED

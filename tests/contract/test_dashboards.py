@@ -35,6 +35,8 @@ from tests.contract.promql_names import Labels, find_catalog_labels, find_labels
 
 GRAFANA = DASHBOARDS.parent
 ROOT = Path(__file__).parents[2]
+LIVE_PAGE = "${collector}/#"
+"""Begin of links to the page of the collector whose address is in that field."""
 GRID_COLUMNS = 24
 OF_GRAFANA = {"__rate_interval": "1m", "__range": "1h"}
 """Variables that Grafana sets itself, in expressions."""
@@ -271,6 +273,18 @@ def test_link_to_the_live_page_has_what_is_chosen(name: str) -> None:
     assert address["query"] == f"http://{CollectorConfig().http_listen}"
 
 
+def test_runs_and_found_ranks_in_tables_lead_to_the_live_page_with_them() -> None:
+    pages = {
+        name: {url for panel in find_panels(name) for url in links_of(panel) if url.startswith(LIVE_PAGE)}
+        for name in ("fleet", "run")
+    }
+    run, rank = "${__data.fields.Run:percentencode}", "${__data.fields.Rank:percentencode}"
+    assert pages == {
+        "fleet": {f"{LIVE_PAGE}run={run}", f"{LIVE_PAGE}run={run}&rank={rank}"},
+        "run": {f"{LIVE_PAGE}run=${{run:percentencode}}&rank={rank}"},
+    }
+
+
 def test_live_page_reads_the_address_of_that_link() -> None:
     script = (ROOT / "collector" / "publish" / "live_page" / "page.js").read_text()
     reads = script.partition("const readAddress")[2].partition("};")[0]
@@ -286,6 +300,8 @@ def test_links_open_dashboards_that_have_their_variables() -> None:
     variables = {page["uid"]: {each["name"] for each in page["templating"]["list"]} for page in pages}
     led_to = set()
     for url in (url for name in find_dashboards() for panel in find_panels(name) for url in links_of(panel)):
+        if url.startswith(LIVE_PAGE):
+            continue
         found = re.match(r"/d/([\w-]+)\?", url)
         assert found is not None
         assert set(re.findall(r"var-(\w+)=", url)) <= variables[found[1]], url
@@ -301,7 +317,7 @@ def test_link_values_come_from_existing_columns_and_labels(name: str) -> None:
         columns = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
         for url in links_of(panel):
             values = re.findall(r"=\$\{([\w.]+):percentencode\}", url)
-            assert len(values) == url.count("var-")
+            assert len(values) == (url.count("=") if url.startswith(LIVE_PAGE) else url.count("var-"))
             assert {value.removeprefix("__data.fields.") for value in values if "__data" in value} <= columns
             labels = {value.removeprefix("__field.labels.") for value in values if "__field" in value}
             # Lines for comparison, such as a limit, have no link; the first query is the subject of the panel.

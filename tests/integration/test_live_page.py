@@ -8,6 +8,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
@@ -173,6 +174,8 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     said = page.wait_for_text("#run-end", "The run crashed at 1970-01-01 00:00:59 UTC.")
     assert "The first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
     assert page.shown("#run-end")
+    assert page.text("#run-end-do") == f"do: {suggest('run_failure', 'crashed')}"
+    assert page.text("#no-findings") == "None is open: the run is over. Its incidents are below."
     assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC", "-", "-"]]
     assert "steps a second" not in page.text("#figures")
 

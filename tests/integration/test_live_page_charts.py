@@ -145,9 +145,47 @@ def test_checkpoints_are_events_with_how_long_ago_the_last_was(page: LivePage, w
     page.wait_for_text("#events-count", "2")
     page.click("#events-shown summary")
     assert page.text("#events").split("\n") == [
-        f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.3 s on rank 1",
-        f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.00 ms on rank 0",
+        f"{clock(page, BEGIN_WALL_S + 6)}: checkpoint in step 1,200: 2.3 s",
+        f"{clock(page, BEGIN_WALL_S + 4)}: checkpoint in step 600: 40.00 ms",
     ]
+
+
+def test_many_checkpoints_leave_room_for_other_events(page: LivePage, world: LiveWorld) -> None:
+    show_events(page, world)
+    latest = tuple(
+        Checkpoint(attempt=0, step=step, wall_s=BEGIN_WALL_S + 6.0 + step / 100, duration_ns=S, rank=0)
+        for step in range(64)
+    )
+    marked = Checkpoints(count=64, duration_ns=64 * S, latest=latest)
+    (run,) = world.snapshot.runs
+    world.show(msgspec.structs.replace(run, checkpoints=marked))
+    page.wait_for_text("#events", "and 61 earlier checkpoints")
+    kinds = [line.split(": ", 1)[-1] for line in page.text("#events").split("\n")]
+    assert kinds == [
+        *(f"checkpoint in step {step}: 1.0 s" for step in (63, 62, 61)),
+        "found: straggler of rank 1",
+        "capture c5 ordered",
+        "and 61 earlier checkpoints",
+    ]
+
+
+POINTS = """
+const [steps, done] = arguments;
+import(new URL("live/step_chart.js", document.baseURI)).then(({ pointsOf }) =>
+  done(pointsOf({ steps, shares: [] }).map(({ wallS }) => wallS)));
+"""
+
+
+def test_steps_that_came_together_stand_one_after_the_other(page: LivePage) -> None:
+    # Steps of 2 s: three come at 10, four at 15, of which the first would have begun before the three were there.
+    came_s = [10, 10, 10, 15, 15, 15, 15]
+    steps = [
+        {"attempt": 0, "first_step": step, "last_step": step, "steps": 1, "wall_s": wall_s, "median_ns": 2 * S,
+         "longest_ns": 2 * S}
+        for step, wall_s in enumerate(came_s)
+    ]  # fmt: skip
+    page.open()
+    assert page.browser.execute_async_script(POINTS, steps) == [6, 8, 10, 10, 11, 13, 15]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -229,10 +229,12 @@ def test_finding_leads_to_its_incident_and_capture(page: LivePage, world: LiveWo
     assert page.run("return document.activeElement.id") == reached
 
 
-def test_finding_names_its_runbook_and_no_dashboard_without_settings(page: LivePage, world: LiveWorld) -> None:
+def test_runbook_of_the_release_is_linked_and_no_dashboard_without_settings(page: LivePage, world: LiveWorld) -> None:
     show_linked(page, world)
-    page.wait_for_text("#open-findings", "Runbook: docs/runbooks/RankscopeStragglerRank.md")
-    assert page.count("#open-findings a[target=_blank]") == 0
+    links = page.run("return [...document.querySelectorAll('#open-findings a[target=_blank]')].map(({ href }) => href)")
+    assert [urlsplit(link).path for link in links] == ["/live/runbooks/RankscopeStragglerRank.md"]
+    page.browser.get(links[0])
+    assert find(page.browser, "pre").text.startswith("# RankscopeStragglerRank\n"), "shown, and not downloaded"
 
 
 def test_runbook_and_dashboard_are_linked_where_settings_name_them(browser: webdriver.Chrome, world: LiveWorld) -> None:

@@ -187,6 +187,17 @@ def test_everything_that_takes_the_focus_has_a_name(page: LivePage) -> None:
     assert [role for role, name in focusable if not name.strip() and role not in {"main", "generic"}] == []
 
 
+def test_tables_have_names_and_no_two_controls_the_same_one(page: LivePage) -> None:
+    tree = page.browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]]
+    tables = [name for role, name in named if role == "table"]
+    assert len(tables) >= 6
+    assert "" not in tables
+    controls = [one for one in named if one[0] in {"combobox", "spinbutton", "checkbox"}]
+    assert len(controls) >= 6
+    assert len(set(controls)) == len(controls)
+
+
 def test_page_has_one_title_in_each_level_and_names_its_language(page: LivePage) -> None:
     levels = page.run("return [...document.querySelectorAll('h1, h2, h3')].map(head => Number(head.tagName[1]))")
     assert levels.count(1) == 1

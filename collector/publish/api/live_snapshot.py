@@ -9,7 +9,7 @@ from rankscope.collector.publish.routes import NO_SETTINGS, PageSettings, RunSum
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.heat_map import HeatMapSteps
 from rankscope.collector.runs.run_end import RunEnd
-from rankscope.collector.runs.run_end_words import write_end
+from rankscope.collector.runs.run_end_words import find_failure, write_end
 from rankscope.collector.runs.run_flops import describe_run_flops, find_run_flops
 from rankscope.collector.runs.run_ratios import RunRatios, describe_run_ratios
 from rankscope.collector.runs.run_status import describe_ranks_without_peers
@@ -20,13 +20,14 @@ from rankscope.collector.runs.window_effect import RunWindows, read_windows
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run at the time of the snapshot. `run` is its name, `run_id` is unique. `latest_step` is the last step that
     detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
-    states how it ended and which rank failed first. `window_effect` says what full windows of GPUs have done to the
-    steps; None: nothing was measured. `without_peers_said` says which ranks are judged by their own past only; None:
-    none. `captures` are the newest ones of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the
-    `captures_kept`. `mfu_ratio` and `hfu_ratio` are means over the live ranks, in the last minute of their steps;
-    `flops_said` is the same as text, or why there is no MFU, empty where no rank has FLOPs. `injected_faults` says what
-    ranks do to themselves on purpose; empty: nothing. `checkpoints` are those that they have marked. The other fields
-    are as in RunSnapshot and RunSummary; None: not known.
+    states how it ended and which rank failed first, `end_suggestion` what to do about that; empty where there is
+    nothing to do. `window_effect` says what full windows of GPUs have done to the steps; None: nothing was measured.
+    `without_peers_said` says which ranks are judged by their own past only; None: none. `captures` are the newest ones
+    of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the `captures_kept`. `mfu_ratio` and
+    `hfu_ratio` are means over the live ranks, in the last minute of their steps; `flops_said` is the same as text, or
+    why there is no MFU, empty where no rank has FLOPs. `injected_faults` says what ranks do to themselves on purpose;
+    empty: nothing. `checkpoints` are those that they have marked. The other fields are as in RunSnapshot and
+    RunSummary; None: not known.
     """
 
     run: str
@@ -46,6 +47,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     findings_past: int
     end: RunEnd | None = None
     end_in_words: str = ""
+    end_suggestion: str = ""
     window_ratios: RunRatios = RunRatios()
     window_ratios_said: str = ""
     window_effect: str | None = None
@@ -111,6 +113,7 @@ def _build_run(
     links: CaptureLinks,
 ) -> LiveRun:
     flops = find_run_flops([rank for rank in run.ranks if rank.ended is None and not rank.awaited])
+    failure = find_failure(run.end)
     newest, captures_kept = build_live_captures(captures, run.run_id)
     return LiveRun(
         run=run.run,
@@ -130,6 +133,7 @@ def _build_run(
         findings_past=len(run.findings) - len(run.open_findings),
         end=run.end,
         end_in_words="" if run.end is None else write_end(run.end),
+        end_suggestion="" if failure is None else failure.suggestion,
         window_ratios=windows.ratios,
         window_ratios_said=describe_run_ratios(windows.ratios),
         window_effect=windows.effect,

@@ -44,9 +44,8 @@ const captureLinks = ({ captures }) =>
 
 const runbookLink = ({ runbook }) => {
   if (!runbook) return [];
-  const base = known.settings.runbooks_url;
-  if (base) return [outside(`${base}/${runbook}.md`, "Runbook")];
-  return [element("span", {}, `Runbook: docs/runbooks/${runbook}.md (rankscope files writes it)`)];
+  const base = known.settings.runbooks_url || "live/runbooks"; // where the collector has those of its release
+  return [outside(`${base}/${runbook}.md`, "Runbook")];
 };
 
 /** Return the address of the dashboard for a finding: of its first rank or its node, else of the run. */

@@ -130,6 +130,7 @@ const refreshers = {
     if (run !== shown.run) return;
     past.show(found.past);
     say(at("past-count"), number(found.past.length));
+    at("past").hidden = !found.past.length;
     shown.pastKnown = found.past.length;
   }),
   rank: refreshing(STEPS_MS, async (run) => {
@@ -211,6 +212,7 @@ const showFindings = (run, isFirst) => {
   if (outlined !== shown.outlined) heat.setFound(run.open_findings, shown.run);
   shown.outlined = outlined;
   at("no-findings").hidden = run.open_findings.length > 0;
+  say(at("no-findings"), run.end === null ? "No open findings." : "None is open: the run is over. Its incidents are below.");
   if (!isFirst) announce(fresh);
   if (run.findings_past !== shown.pastKnown) refreshers.findings.ask();
 };
@@ -263,6 +265,7 @@ const readAddress = () => {
   say(at("run-name"), run ?? "");
   open.show([]);
   past.show([]);
+  at("past").hidden = true;
   captures.clear();
   showIncidents([], 0);
   clearComparison();

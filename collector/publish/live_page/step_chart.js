@@ -8,23 +8,45 @@ const LEFT = 62;
 const TOP = 14; // for the heads of events
 const CUT_OFF = 4; // times the median: one stalled step must not flatten all others
 const NEAR_PX = 5;
+const NS_PER_S = 1e9;
 const EVENTS_MAX = 50;
+const CHECKPOINTS_LISTED = 3; // the latest: those of a day would hide all else
 
 const middle = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
+
+/** Points that came together, as steps of one report do, one after the other: each ends as long before the next one as
+ * that took, and none before the points that came earlier. */
+const spread = (points) => {
+  const placed = [...points];
+  for (let place = placed.length - 2; place >= 0; place -= 1) {
+    const [point, next] = [points[place], points[place + 1]];
+    if (point.wallS !== next.wallS || point.attempt !== next.attempt) continue;
+    placed[place] = { ...point, wallS: placed[place + 1].wallS - (next.ns * next.steps) / NS_PER_S };
+  }
+  let latest = -Infinity;
+  points.forEach((point, place) => {
+    if (place > 0 && points[place - 1].wallS !== point.wallS) latest = points[place - 1].wallS;
+    if (placed[place].wallS < latest) placed[place] = { ...placed[place], wallS: latest };
+  });
+  return placed;
+};
 
 /** The points of /history in order of time: of the store's steps, each of which is a range of steps, or, where there
  * are none, of the time slices since this collector process knows the run. `ns` is the median over the ranks, or the
  * mean. */
 export const pointsOf = ({ steps, shares }) =>
   steps?.length
-    ? steps.map((one) => ({
-        wallS: one.wall_s,
-        ns: one.median_ns,
-        longestNs: one.longest_ns,
-        attempt: one.attempt,
-        first: one.first_step,
-        last: one.last_step,
-      }))
+    ? spread(
+        steps.map((one) => ({
+          wallS: one.wall_s,
+          ns: one.median_ns,
+          longestNs: one.longest_ns,
+          attempt: one.attempt,
+          first: one.first_step,
+          last: one.last_step,
+          steps: one.steps,
+        })),
+      )
     : shares
         .filter((one) => one.steps > 0)
         .map((one) => ({
@@ -51,7 +73,7 @@ const restartsOf = (points) =>
 const ofCheckpoint = (one) => [
   "checkpoint",
   one.wall_s,
-  `checkpoint in step ${number(one.step)}: ${span(one.duration_ns)} on rank ${number(one.rank)}`,
+  `checkpoint in step ${number(one.step)}: ${span(one.duration_ns)}`,
 ];
 
 /** Return what happened, oldest first: [kind, time, text]. */
@@ -63,7 +85,7 @@ export const eventsOf = (points, incidents, { captures, checkpoints, end }) =>
     ...captures.map((one) => ["capture", one.asked_wall_s, `capture ${one.id} ordered`]),
     ...(end === null || end.ended_wall_s === null
       ? []
-      : [["end", end.ended_wall_s, `the run ${end.reason}`.replaceAll("_", " ")]]),
+      : [["end", end.ended_wall_s, `the run ended: ${end.reason}`.replaceAll("_", " ")]]),
   ]
     .map(([kind, wallS, text]) => ({ kind, wallS, text }))
     .sort((a, b) => a.wallS - b.wallS);
@@ -91,7 +113,7 @@ const drawEvents = (pen, events, toX, height) => {
   for (const { kind, wallS } of events) {
     const x = toX({ wallS });
     pen.fillStyle = pen.strokeStyle = colour(`event-${kind}`);
-    pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2);
+    if (kind !== "checkpoint") pen.fillRect(x - 0.5, TOP - 2, 1, height - BELOW - TOP + 2); // they are many
     pen.beginPath();
     pen.moveTo(x - 5, 2);
     pen.lineTo(x + 5, 2);
@@ -150,15 +172,19 @@ export const describeSteps = (points, events, hasStore) => {
   say(at("steps-basis"), points.length ? `${hasStore ? OF_STORE : NO_STORE}${cutText}` : "");
   const latest = points.length ? ` Latest: ${readPoint(points.at(-1))}.` : " No data yet.";
   at("steps").setAttribute("aria-label", `Step time over time.${latest} Events are listed below.`);
-  const shown = events.slice(-EVENTS_MAX).reverse();
+  const marked = events.filter(({ kind }) => kind === "checkpoint");
+  const left = new Set(marked.slice(0, -CHECKPOINTS_LISTED));
+  const shown = events.filter((one) => !left.has(one)).slice(-EVENTS_MAX).reverse();
+  const more = left.size ? [`and ${number(left.size)} earlier checkpoint${left.size === 1 ? "" : "s"}`] : [];
   at("events-shown").hidden = !shown.length;
   say(at("events-count"), number(events.length));
-  const said = JSON.stringify(shown);
+  const said = JSON.stringify([shown, more]);
   if (at("events").dataset.said === said) return;
   at("events").dataset.said = said;
   at("events").replaceChildren(
     ...shown.map(({ kind, wallS, text }) =>
       element("li", {}, element("span", { class: `swatch event-${kind}` }), `${dateAndClock(wallS)}: ${text}`),
     ),
+    ...more.map((text) => element("li", {}, element("span", { class: "swatch event-checkpoint" }), text)),
   );
 };

@@ -10,6 +10,7 @@ const TIMED = {
   "caused wait a step, ms": "wait_caused_ns_median",
 };
 
+const FIGURE_LENGTH_MAX = 32; // what is longer is a sentence
 const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows", "injected faults"]);
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
@@ -88,6 +89,8 @@ const lastCheckpoint = ({ count, latest }, nowS) => {
 export const showFigures = (run, nowS) => {
   say(at("run-end"), run.end_in_words);
   at("run-end").hidden = run.end === null;
+  say(at("run-end-do"), `do: ${run.end_suggestion}`);
+  at("run-end-do").hidden = !run.end_suggestion;
   const speed = [
     ["steps a second", number(run.steps_per_s, 2)],
     ["samples a second and rank", number(run.samples_per_s, 1)],
@@ -116,7 +119,7 @@ export const showFigures = (run, nowS) => {
     const [term, detail] = list.children[place].children;
     say(term, name);
     say(detail, value);
-    detail.classList.toggle("words", IN_WORDS.has(name));
+    detail.classList.toggle("words", IN_WORDS.has(name) || value.length > FIGURE_LENGTH_MAX);
   });
 };
 

@@ -17,6 +17,7 @@ from deploy.grafana.generator.frame import (
     instance_variable,
     lay_out,
     link_to,
+    link_to_live_page,
     select_in,
 )
 from deploy.grafana.generator.panels import (
@@ -59,6 +60,8 @@ REPORTING_OF_RUN: Final = (
 )
 
 TO_RUN: Final = link_to(RUN, "The run", run="__data.fields.Run")
+LIVE_PAGE_OF_RUN: Final = link_to_live_page(run="__data.fields.Run")
+LIVE_PAGE_OF_RANK: Final = link_to_live_page(run="__data.fields.Run", rank="__data.fields.Rank")
 TO_RUN_OF_LINE: Final = link_to(RUN, "The run", run="__field.labels.run")
 TO_RANK: Final = link_to(RANK, "The rank", run="__data.fields.Run", rank="__data.fields.Rank")
 TO_NODE: Final = link_to(NODE, "The node", run="__data.fields.Run", node="__data.fields.Node")
@@ -137,7 +140,7 @@ def _runs() -> list[Placed]:
             "One line a run. Goodput is the share of the run's time in steps, less the time lost to slow ranks; slower "
             "is its step duration over the duration without the straggler.",
             {
-                "run": Column("Run", link=TO_RUN),
+                "run": Column("Run", link=TO_RUN, also=LIVE_PAGE_OF_RUN),
                 "cluster": Column("Cluster"),
                 "world_size": Column("World size"),
                 "restart_count": Column("Restarts"),
@@ -188,7 +191,7 @@ def _offenders() -> list[Placed]:
             f"The {OFFENDERS_SHOWN} ranks that have cost their runs the most GPU time.",
             {
                 "run": Column("Run", link=TO_RUN),
-                "rank": Column("Rank", link=TO_RANK),
+                "rank": Column("Rank", link=TO_RANK, also=LIVE_PAGE_OF_RANK),
                 "node": Column("Node", link=TO_NODE),
                 "lost": Column("Lost", f"{OFFENDERS} * {NODE_OF_RANK}", GPU_HOURS, decimals=2),
                 "slower": Column(

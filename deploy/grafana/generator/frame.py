@@ -249,6 +249,15 @@ def link_to(uid: str, title: str, **variables: str) -> Link:
     return _outside_menu(DashboardLink(title).url(f"/d/{uid}?{query}"))
 
 
+def link_to_live_page(**values: str) -> Link:
+    """Return a link from a value to the page of the collector at the address in the field Collector.
+
+    `values` maps `run` and `rank` to Grafana variables, as in `link_to`.
+    """
+    shown = "&".join(f"{name}=${{{value}:percentencode}}" for name, value in values.items())
+    return _outside_menu(DashboardLink("Live page and captures").url(f"${{collector}}/#{shown}"))
+
+
 def lay_out(
     page: Dashboard, help_text: str, rows: Iterable[tuple[str, Iterable[Placed]]], *, is_open: int
 ) -> Dashboard:

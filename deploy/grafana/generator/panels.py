@@ -286,6 +286,7 @@ class Column(NamedTuple):
     unit: str = NUMBER
     colours: Colours | None = None
     link: Link | None = None
+    also: Link | None = None
     decimals: int | None = None
 
 
@@ -355,9 +356,9 @@ def _look_of(column: Column) -> list[DynamicConfigValue]:
     if column.colours is not None:
         look.append(DynamicConfigValue("thresholds", _thresholds(column.colours).build()))
         look.append(DynamicConfigValue("custom.cellOptions", TableColorTextCellOptions()))
-    if column.link is not None:
-        link = column.link.build()
-        look.append(DynamicConfigValue("links", [{"title": link.title, "url": link.url}]))
+    links = [link.build() for link in (column.link, column.also) if link is not None]
+    if links:
+        look.append(DynamicConfigValue("links", [{"title": link.title, "url": link.url} for link in links]))
     return look
 
 

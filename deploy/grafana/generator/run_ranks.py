@@ -4,7 +4,7 @@ from typing import Final
 
 from deploy.grafana.generator import thresholds
 from deploy.grafana.generator.expressions import NODE_OF_RANK, series, worst
-from deploy.grafana.generator.frame import NODE, OF_RUN, RANK, Placed, link_to
+from deploy.grafana.generator.frame import NODE, OF_RUN, RANK, Placed, link_to, link_to_live_page
 from deploy.grafana.generator.panels import (
     GPU_HOURS,
     HALF,
@@ -33,6 +33,7 @@ SLOWEST: Final = f"topk({ROWS_MAX}, {SLOWDOWN})"
 FINDING: Final = ("kind", "scope", "subject", "rank", "node", "cause")
 
 TO_RANK: Final = link_to(RANK, "The rank", run="run", rank="__data.fields.Rank")
+LIVE_PAGE_OF_RANK: Final = link_to_live_page(run="run", rank="__data.fields.Rank")
 TO_RANK_OF_LINE: Final = link_to(RANK, "The rank", run="run", rank="__field.labels.rank")
 TO_NODE: Final = link_to(NODE, "The node", run="run", node="__data.fields.Node")
 
@@ -47,7 +48,7 @@ def verdicts() -> list[Placed]:
                 "open": Column("", series("finding_open", OF_RUN)),
                 "kind": Column("Finding"),
                 "subject": Column("Of"),
-                "rank": Column("Rank", link=TO_RANK),
+                "rank": Column("Rank", link=TO_RANK, also=LIVE_PAGE_OF_RANK),
                 "node": Column("Node"),
                 "cause": Column("Cause"),
                 "slower": Column(

@@ -1,11 +1,14 @@
 """The files of the live page: which there are, who gets them, and under what rules a browser runs them."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+from rankscope.collector.detect.suggestions import ADVICE
 from rankscope.collector.publish.page_files import HEADERS, POLICY, find_page_file, read_page_files
 
+RUNBOOKS = Path(__file__).parents[4] / "docs" / "runbooks"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
@@ -34,10 +37,30 @@ def test_every_file_is_served_as_what_it_is_and_under_the_same_policy() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/live/", "/live/none.js", "/live/../api.py", "/live/%2e%2e/api.py", "/live/page.js/", "/LIVE/page.js", "//"],
+    [
+        "/live/",
+        "/live/runbooks/",
+        "/live/runbooks/README",
+        "/live/runbooks/../metrics.md",
+        "/live/none.js",
+        "/live/../api.py",
+        "/live/%2e%2e/api.py",
+        "/live/page.js/",
+        "/LIVE/page.js",
+        "//",
+    ],
 )
 def test_nothing_else_is_served(path: str) -> None:
     assert find_page_file(path, BROWSER) is None
+
+
+def test_runbook_of_each_finding_is_served_as_text() -> None:
+    for kind, advice in ADVICE.items():
+        answer = find_page_file(f"/live/runbooks/{advice.runbook}.md", "*/*")
+        assert answer is not None, kind
+        assert answer.content_type == "text/plain; charset=utf-8"
+        assert answer.body == (RUNBOOKS / f"{advice.runbook}.md").read_bytes()
+        assert answer.headers.items() >= HEADERS.items()
 
 
 def test_everything_the_files_ask_for_is_there_and_nothing_is_there_for_nothing() -> None:

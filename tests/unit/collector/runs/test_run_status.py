@@ -109,13 +109,29 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
     totals = Totals(steps=42, step_ns=S)
     run = run_of(rank_of(0, up=False, ended="crashed", totals=totals, reports_admitted=1), end=end)
     lines = render_status(build_status(run, 10), with_ranks=False).splitlines()
+    first_to_fail = "rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41"
     assert lines == [
-        "run bert: The run crashed; until then no rank was found to be slower than the others.",
-        "  1 of 1 ranks: 1 crashed; 42 steps",
-        "  ended: crashed (ranks: 1 crashed)",
-        "  first to fail: rank 0 (n0), crashed (SIGSEGV), the last step it reported was 41",
+        f"run bert: The run crashed. The first to fail: {first_to_fail}.",
         f"  do: {suggest('run_failure', 'crashed')}",
+        "  1 of 1 ranks: 1 crashed; 42 steps",
+        "  before that: no rank was found to be slower than the others",
     ]
+
+
+def test_failed_run_says_first_that_it_failed_and_then_what_was_found() -> None:
+    end = RunEnd(reason="killed", ranks={"killed": 1})
+    found = run_of(rank_of(0), end=end, findings=(SLOW,))
+    assert render_status(build_status(found, 0)).splitlines()[-1] == "  before that: Rank 3 is slow."
+    unjudged = run_of(rank_of(0), end=end, abstained="too few steps")
+    text = "  before that: whether a rank was slower than the others is not known: too few steps"
+    assert render_status(build_status(unjudged, 0)).splitlines()[-1] == text
+
+
+def test_run_that_was_ended_on_purpose_begins_with_what_was_found() -> None:
+    run = run_of(rank_of(0), end=RunEnd(reason="interrupted", ranks={"interrupted": 1}), findings=(SLOW,))
+    lines = render_status(build_status(run, 0)).splitlines()
+    assert lines[0] == "run bert: Rank 3 is slow."
+    assert "  ended: was interrupted (ranks: 1 interrupted)" in lines
 
 
 def test_each_finding_says_what_to_do_about_it() -> None:
