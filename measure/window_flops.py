@@ -47,7 +47,7 @@ def count_window_flops(
     """Return the FLOPs of a step. `steps` are number, start and end (ns, of the view's clock), in order, of those that
     were recorded whole; what the host began outside of them does not count. The view has the shapes of operators with a
     formula, the values of convolutions, and the numbers of autograd. With `host_only` a device did the work, and is not
-    in the view.
+    in the view; neither are the types of numbers.
     """
     if not steps:
         return WindowFlops(first_step=0, step_count=0, reason=NO_STEP)
@@ -56,7 +56,6 @@ def count_window_flops(
     window = ProfiledWindow(start_ns, end_ns, end_ns - start_ns, count)
     counted = find_counted(view, window, FORMULAS)
     sums = _sum_by_step(view, counted, steps)
-    by_type = _sum_by_type(view, counted, (start_ns, end_ns))
     find_others = find_unseen_products if host_only else find_uncounted_operators
     reason = _find_reason(find_others(view, window, counted), sums)
     if reason is not None:
@@ -67,7 +66,7 @@ def count_window_flops(
         step_count=count,
         model_flops=(TRAINING_FACTOR if flops[BACKWARD] else 1) * flops[FORWARD],
         executed_flops=sum(flops),
-        number_types=find_shares(by_type),
+        number_types={} if host_only else find_shares(_sum_by_type(view, counted, (start_ns, end_ns))),
         is_upper_bound=bool(flops[RECOMPUTE]) and not view.has_device,
     )
 
