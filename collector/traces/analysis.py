@@ -32,6 +32,7 @@ from rankscope.measure.errors import NotATraceError, RankscopeError, SettingErro
 from rankscope.measure.flops import Count
 
 ALL_CYCLES: Final = "all"
+RANKS_SHOWN_MAX: Final = 16
 
 
 class Failure(NamedTuple):
@@ -150,15 +151,21 @@ def _analyse_side(
     files, notes = choose_files(files, choice.rank, choice.cycle, choice.rank_from)
     found, failures = _analyse_files(files, job, executor, progress)
     found, repeated = _one_for_each_rank(found)
+    ranks = [one.report.rank for one in found]
     if choice.rank is not None:
         found = [one for one in found if one.report.rank == choice.rank]
     failures += repeated
     errors = [FileError(file=f.file, reason=f.reason) for f in failures if not f.is_no_trace]
     if not found and not errors:
         if choice.rank is not None:
-            raise UnavailableError(f"no trace of rank {choice.rank} among the {len(files)} files")
+            raise UnavailableError(f"no trace of rank {choice.rank}{_name_others(ranks)}")
         errors = [FileError(file=f.file, reason=f.reason) for f in failures]
     return [_add_note(one, notes) for one in found], errors
+
+
+def _name_others(ranks: Sequence[int | None]) -> str:
+    known = [str(rank) for rank in ranks if rank is not None]
+    return f"; there are those of {', '.join(known[:RANKS_SHOWN_MAX])}" if known else " among these files"
 
 
 def _add_note(one: RankAnalysis, notes: Mapping[str, str]) -> RankAnalysis:

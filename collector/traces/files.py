@@ -4,6 +4,7 @@ Local files need no other package; `isal`, if installed, inflates about three ti
 fsspec and the driver of their scheme.
 """
 
+import contextlib
 import glob
 import importlib
 import re
@@ -71,7 +72,7 @@ def _expand(path: str) -> list[TraceFile]:
     local = Path(path.removeprefix("file://"))
     if local.is_dir():
         names = [str(child) for child in local.iterdir() if child.is_file()]
-        return _choose(names, f"the folder {path}")
+        return _choose(names, f"the folder {path}", _find_inner(local) if not any(map(_is_json, names)) else ())
     if local.exists():
         return [TraceFile(str(local), named=True)]
     if any(sign in path for sign in "*?["):
@@ -97,14 +98,32 @@ def _expand_url(path: str) -> list[TraceFile]:
     return _choose([f"{scheme}://{name}" for name in names], path)
 
 
-def _choose(names: Sequence[str], where: str) -> list[TraceFile]:
-    """Return the files named as by the profiler, else every JSON file. Raises UnavailableError without one."""
+def _is_json(name: str) -> bool:
+    return name.endswith(ENDINGS)
+
+
+def _find_inner(folder: Path) -> tuple[str, ...]:
+    """Return the folders directly in a folder that have files like traces, sorted: of captures, of nodes."""
+    found = []
+    for inner in folder.iterdir():
+        with contextlib.suppress(OSError):  # a folder that may not be read
+            if inner.is_dir() and any(_is_json(child.name) for child in inner.iterdir()):
+                found.append(str(inner))
+    return tuple(sorted(found, key=_natural))
+
+
+def _choose(names: Sequence[str], where: str, inner: Sequence[str] = ()) -> list[TraceFile]:
+    """Return the files named as by the profiler, else every JSON file. Raises UnavailableError without one; `inner` are
+    folders where there are some.
+    """
     for endings in (PROFILER_ENDINGS, ENDINGS):
         chosen = [name for name in names if name.endswith(endings)]
         if chosen:
             return [TraceFile(name, named=False) for name in chosen]
     packed = sorted(name.rpartition("/")[2] for name in names if _PACKED.search(name))
     also = f". {packed[0]} is packed in a way that is not read: unpack it first" if packed else ""
+    if inner:
+        also = f"{also}. Its folders have some, such as {inner[0]}: name one of them"
     raise UnavailableError(f"{where} holds no trace: no file ends in .json or .json.gz{also}")
 
 

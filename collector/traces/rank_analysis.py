@@ -15,6 +15,7 @@ from rankscope.collector.traces.report import DeviceReport, RankReport
 from rankscope.collector.traces.signs import find_signs
 from rankscope.collector.traces.step_parts import StepParts, divide_steps
 from rankscope.measure import intervals
+from rankscope.measure.errors import TraceError
 from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.kineto import LAUNCHES, NONE, KinetoTrace, find_uncounted
 from rankscope.measure.rank_view import RankView
@@ -59,10 +60,12 @@ def reduce_trace(
 ) -> RankAnalysis:
     """Return the analysis of a trace, limited to the steps of a range; `rank` goes before the one that it says, and
     kernels in whose names the pattern is found communicate too. `divides_steps` adds the parts of the steps, `asked`
-    what else is asked for: the trace was then read with it. Raises NotATraceError for what is no trace of one rank.
+    what else is asked for: the trace was then read with it. Raises NotATraceError for what is no trace of one rank,
+    TraceError where none of its steps is in the range.
     """
     origin = read_origin(trace.head, path)
     refuse_foreign(trace)
+    _refuse_other_steps(trace, steps)
     view = RankView(
         trace,
         steps,
@@ -91,6 +94,18 @@ def reduce_trace(
         stages.find_backward(view) + origin.base_ns if messages else EMPTY,
         record_path(view, collectives, origin.base_ns) if asked.critical_path else None,
     )
+
+
+def _refuse_other_steps(trace: KinetoTrace, steps: StepRange | None) -> None:
+    """Raise TraceError where a range of steps leaves nothing of a trace: figures of no step would look measured."""
+    if steps is None or RankView(trace, steps).steps:
+        return
+    numbers = sorted(step.number for step in RankView(trace).steps)
+    if not numbers:
+        raise TraceError("it has no steps to choose from: profiler.step() was not called while it was recorded")
+    known = f"step {numbers[0]}" if len(numbers) == 1 else f"{len(numbers):,} steps from {numbers[0]} to {numbers[-1]}"
+    first, end = ("" if one is None else one for one in steps)
+    raise TraceError(f"none of its steps is in {first}:{end}; it has {known}")
 
 
 def _build_report(view: RankView, path: str, origin: Origin, collectives: list[Collective], asked: Asked) -> RankReport:

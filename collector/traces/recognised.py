@@ -57,9 +57,11 @@ def compile_rank_from(pattern: str | None) -> re.Pattern[str] | None:
 
 
 def compile_kernels(pattern: str | None) -> re.Pattern[str] | None:
-    """Return the pattern of the user's own kernels that communicate. Raises SettingError for one that is unusable."""
+    """Return the pattern of the user's own kernels that communicate, None for the empty one, which every name has.
+    Raises SettingError for one that is unusable.
+    """
     try:
-        return re.compile(pattern) if pattern is not None else None
+        return re.compile(pattern) if pattern else None
     except re.error as error:
         raise SettingError(
             f"--communication-kernels is {pattern!r}, which is not a valid regular expression: {error}"

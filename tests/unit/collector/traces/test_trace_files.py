@@ -32,6 +32,14 @@ def test_name_that_no_report_can_hold_is_refused(tmp_path: Path) -> None:
             find_traces([path])
 
 
+def test_folder_of_folders_with_traces_names_one(tmp_path: Path) -> None:
+    for name in ("steps-9-9/rank0.json", "steps-10-10/rank0.json", "notes/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UnavailableError, match=r"\. Its folders have some, such as .*/steps-9-9: name one of them$"):
+        find_traces([str(tmp_path)])
+
+
 def test_folder_of_packed_traces_says_what_to_do(tmp_path: Path) -> None:
     for name in ("rank0.json.zst", "rank1.json.zst", "notes.txt"):
         (tmp_path / name).touch()

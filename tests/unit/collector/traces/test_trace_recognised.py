@@ -12,6 +12,7 @@ from rankscope.collector.traces.recognised import (
     check_output,
     choose_cycle,
     choose_files,
+    compile_kernels,
     read_head,
     recognise,
 )
@@ -63,6 +64,20 @@ def test_report_of_a_cycle_says_which_it_is(cycles: Path) -> None:
     report = analyze(str(cycles))
     assert ([one.rank for one in report.ranks], report.errors) == ([0, 1], [])
     assert report.ranks[0].warnings[-1].startswith("the last of 3 cycles")
+
+
+def test_rank_without_a_trace_is_an_error_that_names_the_others(cycles: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"^no trace of rank 7; there are those of 0, 1$"):
+        analyze(str(cycles), rank=7)
+    (cycles / "other").mkdir()
+    path = write(cycles / "other", "a.json")
+    with pytest.raises(UnavailableError, match=r"^no trace of rank 7 among these files$"):
+        analyze(path, rank=7)
+
+
+def test_empty_pattern_of_communication_kernels_is_none() -> None:
+    # Every name has the empty text: all kernels would communicate.
+    assert compile_kernels("") is None
 
 
 # -- what merge and analyze have written ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rankscope.collector.traces.origin import read_origin
 from rankscope.collector.traces.rank_analysis import reduce_trace
 from rankscope.collector.traces.report import DeviceReport
 from rankscope.collector.traces.windows import break_down_steps, draw_timeline, find_overlaps, summarise_devices
+from rankscope.measure.errors import TraceError
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.traced_collectives import Collective, find_collectives
 from tests.unit.measure.written_traces import Event, event, kernel, launch, read_events, to_json
@@ -382,6 +383,18 @@ def test_steps_are_chosen_by_their_numbers() -> None:
     trace = read_events(*(annotation(f"ProfilerStep#{number}", 10 * number, 5) for number in range(5)))
     assert [step.number for step in RankView(trace, (1, 3)).steps] == [1, 2]
     assert [step.number for step in RankView(trace, (3, None)).steps] == [3, 4]
+
+
+def test_range_without_a_step_of_the_trace_is_refused_with_those_it_has() -> None:
+    trace = read_events(operator("a", 0, 9), *(annotation(f"ProfilerStep#{number}", number, 1) for number in (3, 4, 5)))
+    for steps, said in (((7, 9), "7:9"), ((7, None), "7:"), ((None, 3), ":3")):
+        with pytest.raises(TraceError, match=rf"^none of its steps is in {said}; it has 3 steps from 3 to 5$"):
+            reduce_trace(trace, "a.json", steps)
+    alone = read_events(operator("a", 0, 9), annotation("ProfilerStep#3", 1, 1))
+    with pytest.raises(TraceError, match=r"^none of its steps is in 7:9; it has step 3$"):
+        reduce_trace(alone, "a.json", (7, 9))
+    with pytest.raises(TraceError, match=r"^it has no steps to choose from: profiler\.step\(\) was not called"):
+        reduce_trace(read_events(operator("a", 0, 9)), "a.json", (7, 9))
 
 
 def test_step_that_two_threads_note_counts_once() -> None:
