@@ -26,6 +26,12 @@ def judge_serial_communication(report: RankReport) -> Advice | Abstention | None
     key = "serial_communication"
     if not report.communication_ns or report.overlap_ratio is None:
         return Abstention(key=key, reason="no communication in the trace")
+    if report.signs.message_excess_ns is not None and report.signs.stage_wait_ns is None:
+        return Abstention(
+            key=key,
+            reason="the rank exchanges messages, and how long it waits in collectives for other stages of a pipeline "
+            "is not known from these traces",
+        )
     working_ns = report.window_ns - report.idle_ns
     waited_ns = (report.signs.message_excess_ns or 0) + (report.signs.stage_wait_ns or 0)
     exposed_ns = report.exposed_communication_ns - waited_ns

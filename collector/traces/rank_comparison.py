@@ -36,6 +36,9 @@ from rankscope.measure.intervals import EMPTY, Intervals
 from rankscope.measure.traced_messages import Message
 from rankscope.measure.units import NS_PER_S
 
+ABSENT_SHOWN_MAX = 8
+"""Ranks without a trace that a sentence names."""
+
 
 class Comparison(NamedTuple):
     """All ranks side by side: the comparison, None of one rank, the ranks' reports completed with transfers, their
@@ -142,6 +145,13 @@ class _Traffic:
     def _refuse(self) -> str | None:
         if not self.by_rank or _is_symmetric(self.by_rank, len(self._ranked)):
             return None
+        peers = {one.peer for messages in self.by_rank.values() for one in messages if one.peer is not None}
+        absent = sorted(peers - set(self._ranked))
+        if absent:
+            return (
+                f"there is no trace of {_name_absent(absent)}, with which they exchange messages: the stages of a "
+                "pipeline are not known"
+            )
         if self.paired.pairs:
             return (
                 "the messages between the ranks form no pipeline that rankscope recognises, and the ranks differ in "
@@ -185,6 +195,12 @@ class _Traffic:
         return pipeline.sum_excess(self.by_rank[rank], self._shortest, self._ranked[rank].overlap)
 
 
+def _name_absent(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:ABSENT_SHOWN_MAX]))
+    more = f" and {len(ranks) - ABSENT_SHOWN_MAX} more" if len(ranks) > ABSENT_SHOWN_MAX else ""
+    return f"rank{'s' * (len(ranks) != 1)} {named}{more}"
+
+
 def _is_symmetric(by_rank: Mapping[int, Sequence[Message]], rank_count: int) -> bool:
     """Return whether every rank sends and receives as many messages, first the same, as peers do."""
     counts = {
@@ -211,8 +227,13 @@ class _Work:
         self._traffic = traffic
         stages = [chain.ranks for chain in traffic.chains or ()]
         stage_of = {rank: stage for ranks in stages for stage, rank in enumerate(ranks)}
+        # Where the stages are not known, any collective may be one between them.
         self._between = matching._replace(
-            matched=[one for one in matching.matched if len({stage_of.get(rank) for rank in one.by_rank}) > 1]
+            matched=[
+                one
+                for one in matching.matched
+                if traffic.refused is not None or len({stage_of.get(rank) for rank in one.by_rank}) > 1
+            ]
         )
         self._waiting = {rank: self._find_waiting(rank, matching) for rank in ranked}
         self._self_ns = {rank: find_self_times(one, self._waiting[rank]) for rank, one in ranked.items()}
@@ -286,10 +307,11 @@ class _Work:
         if rank not in self._traffic.by_rank:
             return report
         raw = cross_rank.find_waiting(self._between, rank)
+        waited_ns = intervals.total_ns(intervals.subtract(intervals.union(raw), self._ranked[rank].overlap))
         signs = msgspec.structs.replace(
             report.signs,
             message_excess_ns=self._traffic.sum_excess(rank),
-            stage_wait_ns=intervals.total_ns(intervals.subtract(intervals.union(raw), self._ranked[rank].overlap)),
+            stage_wait_ns=waited_ns if self._believed else None,
         )
         return msgspec.structs.replace(report, signs=signs)
 

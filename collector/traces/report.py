@@ -499,7 +499,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     `data_loader_count`: batches requested from a DataLoader, `single_process_loader`: it had no workers.
     `shared_stream_communication_ns`: communication on streams that compute too.
     `message_excess_ns`: point-to-point operations beyond the fastest of their kind and size, outside of compute.
-    `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute.
+    `stage_wait_ns`: waiting in collectives for other stages of a pipeline, outside of compute; for any rank where the
+    stages are not known, None where waiting is not.
     `copy_operator_device_ns`: device time of the copies within the device launched by clone, contiguous, reshape and
     _to_copy, `copy_operator_host_ns` their time on the host, `copy_operator` the one with the most.
     `compute_capability_*`: the lowest of the CUDA devices at work. `largest_fp32_gemm`: the shapes of the matrix

@@ -145,6 +145,31 @@ def test_bubble_is_no_communication(tmp_path: Path) -> None:
     assert "not meant to be equal" in reason
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("replicas", "absent"), [(1, 0), (1, 1), (2, 5)])
+def test_missing_stage_is_named_and_no_rank_is_accused(
+    backend: str, replicas: int, absent: int, tmp_path: Path
+) -> None:
+    write_traces(tmp_path, Job("1F1B", 4, 8, {2: 1.5}, replicas=replicas), backend=backend)
+    (tmp_path / f"rank{absent}.json").unlink()
+    with ThreadPoolExecutor(1) as pool:
+        report = analyze(str(tmp_path), executor=pool)
+    assert across(report).pipeline_refused == (
+        f"there is no trace of rank {absent}, with which they exchange messages: the stages of a pipeline are not known"
+    )
+    # The bubble in the collective at the end of a step is waiting, and no communication that could be hidden.
+    assert named(report) == []
+    assert not {"serial_communication", "communication_bound"} & {one.key for one in report.advice}
+
+
+def test_rank_of_a_pipeline_alone_is_not_judged_by_its_exposed_communication(tmp_path: Path) -> None:
+    write_traces(tmp_path, Job("1F1B", 4, 8), backend="nccl")
+    report = analyze(str(tmp_path / "rank3.json"))
+    (reason,) = {one.reason for one in report.abstained if one.key == "serial_communication"}
+    assert reason.startswith("the rank exchanges messages, and how long it waits in collectives for other stages")
+    assert "serial_communication" not in {one.key for one in report.advice}
+
+
 # -- what is not known ------------------------------------------------------------------------------------------------
 
 
