@@ -2,6 +2,8 @@
 
 import json
 
+from rankscope.agent.agent_overhead import NOT_GOVERNED
+from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS
 from rankscope.measure.model_flops import MEASURED
 from tests.integration.listening_collector import listening
 from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, run_forked
@@ -11,10 +13,15 @@ FIRST, SECOND = 2 * 128 * 256, 2 * 256 * 10
 FORWARD, BACKWARD = FIRST + SECOND, FIRST + 2 * SECOND
 """The first layer's input needs no gradient."""
 BATCH, MICRO_BATCHES = 4, 2
-SOON = {"RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_FLOPS_INTERVAL_S": "1", "RANKSCOPE_GPU": "false"}
+BUDGET = 0.05
+"""Of the time; a second of it is there at the start, for windows of some ten ms."""
+SOON = {
+    "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_FLOPS_INTERVAL_S": "1", "RANKSCOPE_GPU": "false",
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": str(BUDGET),
+}  # fmt: skip
 
 
-def test_run_measures_its_flops_and_again_when_the_batch_has_changed() -> None:
+def test_run_measures_its_flops_within_its_budget_and_again_when_the_batch_has_changed() -> None:
     with listening() as collector:
         environment = {**ALONE, **OFTEN, **SOON, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT}
         ended = run_forked("changing_batch.py", environment=environment)
@@ -29,6 +36,9 @@ def test_run_measures_its_flops_and_again_when_the_batch_has_changed() -> None:
     (life,) = collector.lives
     assert life.losses.errors == {}
     last = life.reports[-1]
+    spent_ns = sum(cost_ns for part, cost_ns in last.cost.part_ns.items() if part not in NOT_GOVERNED)
+    assert last.cost.part_ns[FULL_WINDOWS] > 0
+    assert spent_ns <= BUDGET * (last.host_ns - life.reports[0].host_ns + HEAD_START_NS)
     assert last.flops.source == MEASURED
     assert last.totals.executed_flops is not None
     of_batch = MICRO_BATCHES * BATCH * (FORWARD + BACKWARD)
