@@ -139,7 +139,8 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of run B with run A. `ratio` is B's mean step over A's, with its interval, over the steps of `basis`:
     `usual steps` or `all steps`, as are the parts. `phases` and `uses` each
     sum to `difference_ns`; `uses` is empty with the reason in `uses_unknown`. `unequal` says why the work is not the
-    same, `notes` what limits the comparison.
+    same, `notes` what limits the comparison. `start_runs` earlier runs of this work differed by `start_deviation`
+    from start to start (standard deviation of the logarithms of their first steps); None with fewer than five.
     """
 
     schema: int = SCHEMA
@@ -166,6 +167,8 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     versions_changed: tuple[str, ...] = ()
     unequal: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    start_runs: int | None = None
+    start_deviation: float | None = None
 
 
 def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparison:
@@ -202,6 +205,8 @@ def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparis
         versions_changed=tuple(_find_changed_versions(a, b)),
         unequal=tuple(find_unequal_work(side_a, side_b)),
         notes=tuple(_find_notes(side_a, side_b)),
+        start_runs=None if b.start_spread is None else b.start_spread.runs,
+        start_deviation=None if b.start_spread is None else b.start_spread.deviation,
     )
 
 

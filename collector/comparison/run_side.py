@@ -8,14 +8,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.comparison.block_bootstrap import Floats
+from rankscope.collector.detect.run_rules.earlier_runs import RUNS_MIN, choose_earlier, measure_excess
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.speed_history import find_work
 from rankscope.collector.steps.collective_totals import KindMeans, average_by_kind
 from rankscope.collector.steps.equal_work import Work
-from rankscope.collector.steps.run_start import WARMUP_STEPS
+from rankscope.collector.steps.run_start import WARMUP_STEPS, RunStart
 from rankscope.collector.steps.step_aggregates import StepAggregate
+from rankscope.collector.storage.earlier_runs import find_earlier_runs
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.collector.storage.run_reader import RunHistory, opening_run
 from rankscope.measure.errors import SettingError, UnavailableError
@@ -40,13 +42,22 @@ class Selection(NamedTuple):
     end_step: int | None = None
 
 
+class StartSpread(NamedTuple):
+    """By how much so many earlier runs of the same work differed in their first steps: the standard deviation of the
+    logarithms, 0.01 or more.
+    """
+
+    runs: int
+    deviation: float
+
+
 class RunSide(NamedTuple):
     """One side of a comparison. `step_ns` are the durations of its steps, medians over the ranks, in ns, shape (n,),
     and `phases_ns` their phases, the same shape; `sums` the intervals of the history, shape (intervals, len(SUMS)).
 
     `left_out` says which steps of the selection are not compared, empty where all are. `work` is that of a step of the
     lowest rank, by its last report, as is the peak of its device. `collectives` are those of the last attempt by group
-    and operation; none of a range of steps.
+    and operation; none of a range of steps. `start_spread` is that of the runs before it, None with fewer than five.
     """
 
     selection: Selection
@@ -66,6 +77,7 @@ class RunSide(NamedTuple):
     work: Work = Work(0)
     peak_flops_per_s: float | None = None
     collectives: Mapping[tuple[str, str], KindMeans] = {}
+    start_spread: StartSpread | None = None
 
 
 def parse_selections(words: Sequence[str]) -> list[Selection]:
@@ -111,7 +123,16 @@ def read_side(path: Path, selection: Selection) -> RunSide:
     with opening_run(path, selection.run) as history:
         run_id = history.kept.run.run
         incidents = [one for one in read_store(path).incidents if one.run_id == run_id]
-        return build_side(history, selection, incidents)
+        side = build_side(history, selection, incidents)
+        return side._replace(start_spread=find_start_spread(path, run_id, history.kept.story.start))
+
+
+def find_start_spread(path: Path, run_id: str, start: RunStart | None) -> StartSpread | None:
+    """Return by how much the runs of the same work before this one differed; None where too few are known."""
+    earlier = [] if start is None else choose_earlier(find_earlier_runs(path, run_id, start))
+    if start is None or len(earlier) < RUNS_MIN:
+        return None
+    return StartSpread(len(earlier), measure_excess(start, earlier).deviation)
 
 
 def build_side(history: RunHistory, selection: Selection, incidents: Sequence[Incident]) -> RunSide:

@@ -6,8 +6,10 @@ shares that are named, and that of all other parts, sum to 100 %.
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Final
 
+from rankscope.collector.comparison.block_bootstrap import CONFIDENCE
 from rankscope.collector.comparison.run_comparison import (
     ALL_STEPS,
     EXCLUDED_RATIO,
@@ -127,8 +129,29 @@ def _describe_parts(found: RunComparison) -> str:
     return ", ".join([first, *(f"{share} % {name}" for name, share in others)])
 
 
+def _is_within_starts(found: RunComparison) -> bool:
+    """Return whether a difference is no larger than that of two starts of the same work may be by chance."""
+    if found.outcome not in {"slower", "faster"} or found.a.run_id == found.b.run_id or found.start_deviation is None:
+        return False
+    return abs(math.log(found.ratio)) < _find_start_noise(found.start_deviation)
+
+
+def _find_start_noise(deviation: float) -> float:
+    """Return what two starts differ by in 95 of 100 pairs: each has this deviation of its own."""
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * math.sqrt(2) * deviation
+
+
+def _describe_starts(found: RunComparison) -> str:
+    deviation = found.start_deviation or 0.0
+    return (
+        f"{found.start_runs} earlier runs of this work differed by {100 * deviation:.1f} % from start to start "
+        f"(standard deviation), so two starts may differ by {100 * math.expm1(_find_start_noise(deviation)):.1f} % by "
+        "chance alone: start B again before you look for a cause."
+    )
+
+
 def _describe_changes(found: RunComparison) -> list[str]:
-    sentences = []
+    sentences = [_describe_starts(found)] if _is_within_starts(found) else []
     if found.nodes_new:
         nodes = "1 node of B is" if len(found.nodes_new) == 1 else f"{len(found.nodes_new)} nodes of B are"
         sentences.append(f"{nodes} not among those of A: {_list(found.nodes_new)}.")

@@ -13,7 +13,7 @@ from rankscope.collector.comparison.run_comparison import (
     find_unequal_work,
     judge,
 )
-from rankscope.collector.comparison.run_side import RunSide
+from rankscope.collector.comparison.run_side import RunSide, StartSpread
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
 from rankscope.collector.steps.collective_totals import KindMeans
 from rankscope.collector.steps.equal_work import Work
@@ -145,6 +145,26 @@ def judged(ratio: float, low: float, high: float) -> RunComparison:
 def test_verdict_says_how_sure_it_is(ratio: float, low: float, high: float, words: str) -> None:
     said = f"a usual step of B took {ratio:.3f} times as long as one of A"
     assert describe_comparison(judged(ratio, low, high)) == words.replace("R", said, 1)
+
+
+def test_difference_that_two_starts_may_have_is_said() -> None:
+    # 1.96 sqrt(2) 0.02 = 0.0554, e^0.0554 = 1.057: a ratio of 1.05 may be chance, one of 1.06 is not.
+    known = msgspec.structs.replace(judged(1.05, 1.04, 1.06), start_runs=7, start_deviation=0.02)
+    found = msgspec.structs.replace(known, b=msgspec.structs.replace(known.b, run_id="bert@20261126T103005Z"))
+    sentence = (
+        "7 earlier runs of this work differed by 2.0 % from start to start (standard deviation), so two starts may "
+        "differ by 5.7 % by chance alone: start B again before you look for a cause."
+    )
+    assert sentence in describe_comparison(found)
+    assert sentence not in describe_comparison(known), "these are two parts of one run"
+    assert sentence not in describe_comparison(msgspec.structs.replace(found, ratio=1.06))
+    assert sentence not in describe_comparison(msgspec.structs.replace(found, start_deviation=None))
+
+
+def test_spread_of_starts_is_that_of_the_runs_before_b() -> None:
+    b = side(120.0)._replace(start_spread=StartSpread(6, 0.03))
+    found = compare_sides(side(100.0), b)
+    assert (found.start_runs, found.start_deviation) == (6, 0.03)
 
 
 def test_chance_within_the_margin_accuses_nobody() -> None:

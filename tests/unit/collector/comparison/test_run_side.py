@@ -1,8 +1,10 @@
 """Which steps and intervals of a store are compared, and what is refused."""
 
+import math
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.collector.comparison.run_side import (
@@ -13,15 +15,17 @@ from rankscope.collector.comparison.run_side import (
     parse_selections,
     read_side,
 )
+from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.steps.collective_totals import CollectiveCounts, KindMeans
-from rankscope.collector.steps.run_start import WARMUP_STEPS
+from rankscope.collector.steps.equal_work import Work
+from rankscope.collector.steps.run_start import WARMUP_STEPS, RunStart
 from rankscope.collector.storage.database import Database
 from rankscope.collector.storage.rank_intervals import SUMS
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
 from rankscope.measure.errors import SettingError, UnavailableError
 from tests.unit.collector.comparison.compared_runs import keep_steps, kept_sums, vary
-from tests.unit.collector.runs.kept_runs import MS, step_of
+from tests.unit.collector.runs.kept_runs import MS, run_of, step_of
 from tests.unit.collector.steps.collective_steps import KindWaits, columns_of
 
 
@@ -145,3 +149,32 @@ def test_collectives_of_the_store_are_read_for_a_whole_run(tmp_path: Path) -> No
     with closing(Database(path)) as database, closing(database.open_connection()) as connection:
         connection.execute("UPDATE collectives SET body = x'00'")
     assert read_side(path, Selection("bert")).collectives == {}
+
+
+def start_at(begun_wall_s: float, log_ratio: float = 0.0) -> RunStart:
+    """The first steps of a run, of 100 ms times e^log_ratio."""
+    return RunStart(
+        begun_wall_s=begun_wall_s, work=Work(2), first_step=10, last_step=137, steps=128,
+        step_ns=100 * MS * math.exp(log_ratio),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("earlier", [4, 5])
+def test_spread_of_the_starts_before_a_run_is_read(tmp_path: Path, earlier: int) -> None:
+    store, run = tmp_path / "store.db", "bert@20261125T103005Z"
+    keep_steps(store, run, vary(100.0))
+    batch = WriteBatch()
+    batch.stories[run] = SavedStory(start=start_at(1_000.0))
+    batch.put_run(msgspec.structs.replace(run_of(run), world_size=2))
+    for place, log_ratio in enumerate((0.0, 0.02, -0.02, 0.04, -0.04)[:earlier]):
+        name = f"bert@20261120T10000{place}Z"
+        batch.put_run(run_of(name))
+        batch.stories[name] = SavedStory(start=start_at(10.0 + place, log_ratio))
+    with closing(Database(store)) as database, closing(HistoryStore(database)) as written:
+        written.write(batch)
+    found = read_side(store, Selection(run)).start_spread
+    if earlier < 5:
+        assert found is None
+        return
+    # Distances from the median: 0, 0.02, 0.02, 0.04, 0.04. 1.4826 x 0.02 = 0.0297; 0.04 / 1.1503 = 0.0348, the larger.
+    assert found == pytest.approx((5, 0.04 / 1.1503))
