@@ -53,7 +53,6 @@ SMALL: Final = {
     "collector/reports/notebook_view.py": "what a notebook shows, apart from what a terminal or a page does",
     "collector/embedded.py": "the lifetime of an embedded collector, apart from the command line",
     "collector/publish/api/refused_orders.py": "which refusals are logged, apart from the answers",
-    "collector/publish/page_files.py": "which files a browser gets without a token, apart from sockets",
 }
 
 
