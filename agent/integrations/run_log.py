@@ -2,7 +2,7 @@
 
 A log is updated on the training thread, as the script's own calls of its logger are. Once a second it reads the report,
 which waits for nothing; what is new it writes, for MLflow on a thread of its own. An error of the logger never reaches
-the script.
+the script, and one that is slow every time is used no more.
 """
 
 import time
@@ -26,6 +26,9 @@ READ_S: Final = 1.0
 """Time between two reads of the report: a summary comes every 10 s or so."""
 FAILURES_MAX: Final = 3
 """Failures in a row after which a log is switched off: a logger that waits for a network would hold up training."""
+WRITE_S_MAX: Final = 1.0
+"""A longer write counts as a failure, though it was one only for training: with a summary every 10 s it would cost 10 %
+of its time."""
 
 
 class LogEntry(NamedTuple):
@@ -59,21 +62,23 @@ class RunLog:
         self._logged_s: float | None = None
         self._findings: str | None = NO_FINDINGS
         self._failures = 0
+        self._is_reported = False
         self._with_logger = f" with {logger}" if logger else ""
 
     def update(self, step: int | None = None) -> None:
         """Write what is new, if anything is. Call it after each step: between two reads it costs under 1 us.
 
         Everything is on rank 0; on other ranks this does nothing. It never raises: failures are logged once, and
-        FAILURES_MAX in a row switch this log off.
+        FAILURES_MAX in a row, or writes that take more than WRITE_S_MAX, switch this log off, which is logged too.
         """
         if self._failures >= FAILURES_MAX:
             return
         try:
             entry = self.find_new()
             if entry is not None:
+                began_s = self._read_clock_s()
                 self._write(entry, step)
-                self._failures = 0
+                self._judge(self._read_clock_s() - began_s)
         except Exception as error:  # noqa: BLE001 - no error of a logger may reach the training script
             self._note(error)
 
@@ -95,15 +100,26 @@ class RunLog:
         self._findings = findings
         return LogEntry(read_scalars(report), changed)
 
+    def _judge(self, took_s: float) -> None:
+        if took_s <= WRITE_S_MAX:
+            self._failures, self._is_reported = 0, False
+        else:
+            self._count_failure(f"it took {took_s:.1f} s, in which training waited")
+
     def _note(self, error: Exception) -> None:
-        self._failures += 1
         self._findings = None  # the logger may not have them: the next entry has them again
-        if self._failures == 1:
-            reason = explain("run_log", error)
+        reason = explain("run_log", error)
+        if not self._is_reported:
             log_line(f"the run could not be logged{self._with_logger} ({reason}); training continues")
-        elif self._failures == FAILURES_MAX:
-            times = f"{FAILURES_MAX} times in a row"
-            log_line(f"the run is not logged{self._with_logger} any more, since that has failed {times}")
+            self._is_reported = True
+        self._count_failure(reason)
+
+    def _count_failure(self, reason: str) -> None:
+        """Count a failure or a slow write, and report the last one: a first slow write may have imported a package."""
+        self._failures += 1
+        if self._failures == FAILURES_MAX:
+            times = f"failed or was slow {FAILURES_MAX} times in a row"
+            log_line(f"the run is not logged{self._with_logger} any more, since that {times}; at last: {reason}")
 
 
 def read_scalars(report: RunReport) -> dict[str, float]:

@@ -121,7 +121,41 @@ def test_failing_logger_is_reported_once_and_switched_off(world: World) -> None:
     assert calls == [0, 1, 2]
     assert len(world.lines) == 2
     assert "the run could not be logged (OSError: the disk is full" in world.lines[0]
-    assert world.lines[1] == "the run is not logged any more, since that has failed 3 times in a row"
+    assert world.lines[1].startswith("the run is not logged any more, since that failed or was slow 3 times in a row; ")
+    assert "at last: OSError: the disk is full" in world.lines[1]
+
+
+def test_logger_that_is_slow_every_time_is_said_once_and_switched_off(world: World) -> None:
+    steps: list[int | None] = []
+
+    def write(_entry: LogEntry, step: int | None) -> None:
+        world.now_s += 12.25
+        steps.append(step)
+
+    log = RunLog(write, world.report, lambda: world.now_s)
+    for step in range(FAILURES_MAX + 3):
+        world.receive(mfu=0.5)
+        world.now_s += 2.0
+        log.update(step)
+    assert steps == [0, 1, 2]
+    (line,) = world.lines
+    assert line.startswith("the run is not logged any more, since that failed or was slow 3 times in a row; at last: ")
+    assert line.endswith("it took 12.2 s, in which training waited")
+
+
+def test_logger_that_is_slow_now_and_then_stays_on(world: World) -> None:
+    steps: list[int | None] = []
+
+    def write(_entry: LogEntry, step: int | None) -> None:
+        world.now_s += 12.25 if len(steps) % 3 else 0.5
+        steps.append(step)
+
+    log = RunLog(write, world.report, lambda: world.now_s)
+    for step in range(9):
+        world.receive(mfu=0.5)
+        world.now_s += 2.0
+        log.update(step)
+    assert (steps, world.lines) == (list(range(9)), [])
 
 
 def test_findings_of_a_failed_write_come_with_the_next(world: World) -> None:
