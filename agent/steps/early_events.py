@@ -1,12 +1,13 @@
 """Keep the events of threads that may turn out to train, and pass on those of the one that does.
 
-At the start the main thread is assumed to train. Ray Train, notebooks and GUIs run the loop on another one, which its
+At the start the main thread is assumed to train. Ray Train runs the loop on another one, as a window system may, which its
 first optimizer step shows. Batches and backwards of that step came before: without them it would not be counted.
 """
 
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
+from time import monotonic_ns
 from typing import Any, Final
 
 from rankscope.agent.steps.batch_size import BatchReader
@@ -18,12 +19,17 @@ EVENTS_MAX: Final = 4096
 
 
 class EarlyEvents:
-    """The events of all threads but `buffer.thread`, while it is not confirmed that this one trains. Any thread."""
+    """The events of all threads but `buffer.thread`, while it is not confirmed that this one trains. Any thread.
 
-    def __init__(self, buffer: HookEventBuffer, timer: StepTimer, read_event_ns: Callable[[], int]) -> None:
+    They have no time on the device: only the training thread may record that.
+    """
+
+    def __init__(
+        self, buffer: HookEventBuffer, timer: StepTimer, read_clock_ns: Callable[[], int] = monotonic_ns
+    ) -> None:
         self._buffer = buffer
         self._timer = timer
-        self._read_event_ns = read_event_ns
+        self._read_clock_ns = read_clock_ns
         self._kept: deque[tuple[int, Callable[..., None], int, tuple[Any, ...]]] = deque(maxlen=EVENTS_MAX)
 
     def claim(self) -> None:
@@ -64,4 +70,4 @@ class EarlyEvents:
             self._keep(self._timer.backward_end)
 
     def _keep(self, handle: Callable[..., None], *arguments: Any) -> None:
-        self._kept.append((get_ident(), handle, self._read_event_ns(), arguments))
+        self._kept.append((get_ident(), handle, self._read_clock_ns(), arguments))

@@ -63,7 +63,7 @@ class TorchHooks:
         self._optimizer_hooks: tuple[OptimizerHook, OptimizerHook]
         self._thread_paused: tuple[int | None, bool] = (None, True)
         self.buffer = buffer or HookEventBuffer(timer, guard)
-        self._early = EarlyEvents(self.buffer, timer, self._read_event_ns)
+        self._early = EarlyEvents(self.buffer, timer)
 
     @property
     def event_count(self) -> int:
