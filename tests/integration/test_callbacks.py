@@ -11,35 +11,34 @@ from rankscope.collector.runs.checkpoints import RunCheckpoints
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.records import StepRecord
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, python, run
+from tests.integration.torchrun import AGENT, OFTEN, Ended, Forked, forked_ranks, python, run
 
 LIGHTNING = "callbacks/lightning_fit.py"
 TRANSFORMERS = "callbacks/transformers_train.py"
-COMMANDS = {
-    "lightning": python(LIGHTNING, "lightning.pytorch", "1"),
-    "pytorch_lightning beside the hooks": python(*AGENT, LIGHTNING, "pytorch_lightning", "1"),
+COMMANDS: dict[str, list[str] | Forked] = {
+    "lightning": Forked((LIGHTNING, "lightning.pytorch", "1")),
+    "pytorch_lightning beside the hooks": forked_ranks(1, *AGENT, LIGHTNING, "pytorch_lightning", "1"),
     "lightning's own launcher": python(LIGHTNING, "lightning.pytorch", "2"),
-    "transformers": python(TRANSFORMERS),
-    "transformers beside the hooks": python(*AGENT, TRANSFORMERS),
+    "transformers": Forked((TRANSFORMERS,)),
+    "transformers beside the hooks": forked_ranks(1, *AGENT, TRANSFORMERS),
 }
 LIGHTNING_JOBS = [name for name in COMMANDS if "lightning" in name]
 TRANSFORMERS_JOBS = [name for name in COMMANDS if "transformers" in name]
 TWO_OPTIMIZERS = "two optimizers"
 AGAIN = "transformers again and again"
 WRONG_LAUNCH = "lightning's own launcher, and the agent on the launch line"
-OTHERS = {
-    TWO_OPTIMIZERS: python("callbacks/lightning_gan.py"),
-    AGAIN: python("callbacks/transformers_again.py"),
+OTHERS: dict[str, list[str] | Forked] = {
+    TWO_OPTIMIZERS: Forked(("callbacks/lightning_gan.py",)),
+    AGAIN: Forked(("callbacks/transformers_again.py",)),
     WRONG_LAUNCH: python(*AGENT, LIGHTNING, "lightning.pytorch", "2"),
 }
 
 Seen = tuple[Ended, list[Life]]
 
 
-def watch(name: str, command: list[str]) -> Seen:
-    launcher = ALONE if "beside the hooks" in name else {}
+def watch(command: list[str] | Forked) -> Seen:
     with listening() as collector:
-        ended = run(command, {**OFTEN, **launcher, "RANKSCOPE_COLLECTOR": collector.endpoint})
+        ended = run(command, {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint})
         return ended, collector.lives
 
 
@@ -47,7 +46,7 @@ def watch(name: str, command: list[str]) -> Seen:
 def jobs() -> Iterator[dict[str, "Future[Seen]"]]:
     """Each runs once, two at a time: half of what it takes is waiting."""
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(watch, name, command) for name, command in (COMMANDS | OTHERS).items()}
+        yield {name: pool.submit(watch, command) for name, command in (COMMANDS | OTHERS).items()}
         pool.shutdown(cancel_futures=True)
 
 

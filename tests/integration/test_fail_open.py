@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.measure.key_files import format_key_file
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, forked_ranks, python, run, started
 
 NEVER_ENDING_EPOCHS = ("--epochs", "40", "--steps", "100")
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
@@ -49,7 +49,9 @@ def test_report_that_cannot_be_sent_costs_itself_only() -> None:
 def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
     with listening() as collector:
         gone = collector.endpoint
-    ended = run(torchrun(2, *AGENT, "small_ddp.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": gone, "RANKSCOPE_DRAIN_S": "60"})
+    ended = run(
+        forked_ranks(2, *AGENT, "small_ddp.py"), {**OFTEN, "RANKSCOPE_COLLECTOR": gone, "RANKSCOPE_DRAIN_S": "60"}
+    )
     assert (ended.exit_code, ended.left) == (0, ())
     assert "losses" in ended.stdout
     assert "Traceback" not in ended.stderr
@@ -165,7 +167,7 @@ def test_key_that_others_may_read_costs_the_monitor_only(tmp_path: Path) -> None
 
 def test_ranks_of_a_node_say_the_same_mistake_once() -> None:
     variables, problem, outcome = MISTAKES["value"]
-    ended = run(torchrun(2, *AGENT, "small_ddp.py"), {**NOBODY, **variables})
+    ended = run(forked_ranks(2, *AGENT, "small_ddp.py"), {**NOBODY, **variables})
     assert (ended.exit_code, ended.left) == (0, ())
     assert ended.stderr.splitlines().count(describe(problem, outcome)) == 1
     assert ended.stderr.count(problem) == 1

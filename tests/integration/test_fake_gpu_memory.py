@@ -1,4 +1,4 @@
-"""A rank under torchrun runs out of the fake GPU's memory: from torch's observer to the collector's incident."""
+"""A rank runs out of the fake GPU's memory: from torch's observer to the collector's incident."""
 
 import json
 
@@ -6,7 +6,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.serving import have_ended, read_url, serving
-from tests.integration.torchrun import Ended, started, torchrun
+from tests.integration.torchrun import Ended, forked_ranks, started
 
 RUN = "fake-gpu-memory"
 RANKS = 2
@@ -19,7 +19,7 @@ ADAM_BYTES = 2 * MODEL_BYTES + 2 * 4
 
 def train(*options: str) -> tuple[RunSnapshot, list[Finding], Ended, int]:
     """Return the run, its findings about memory, how the job ended, and the step that failed; check the incident."""
-    command = torchrun(RANKS, "fake_gpu_memory.py", find_library(), "--step", str(FROM_STEP), *options)
+    command = forked_ranks(RANKS, "fake_gpu_memory.py", find_library(), "--step", str(FROM_STEP), *options)
     with serving() as served:
         with started(command, settings(served.endpoint, run=RUN)) as job:
             ended = job.wait()

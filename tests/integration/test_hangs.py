@@ -14,7 +14,7 @@ from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import PendingCollective
 from tests.integration.serving import Served, find_rank, have_ended, serving
-from tests.integration.torchrun import Job, line_of, started, torchrun
+from tests.integration.torchrun import Job, forked_ranks, line_of, started
 
 STALL_S = "1.0"
 HANGS_AT = 10
@@ -37,7 +37,7 @@ def hanging(served: Served, run: str, what: str, ranks: int, *options: str) -> I
         "RANKSCOPE_REPORT_INTERVAL_S": "0.2",
         "RANKSCOPE_STALL_S": STALL_S,
     }
-    command = torchrun(ranks, "-m", "rankscope.agent", "hangs.py", "--what", what, "--at", str(HANGS_AT), *options)
+    command = forked_ranks(ranks, "-m", "rankscope.agent", "hangs.py", "--what", what, "--at", str(HANGS_AT), *options)
     with started(command, environment) as job:
         yield job
         identity = find_rank(served.wait_for_run(run, lambda _: True), 0).identity

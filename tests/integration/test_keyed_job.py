@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.collector.commands.main import main
 from tests.integration.serving import START_S_MAX, Served, serving, wait_for
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run, started
 
 EVERYWHERE = "tcp://0.0.0.0:0"
 REFUSAL = re.compile("^rankscope: .*refuses.*$", re.MULTILINE)
@@ -56,7 +56,7 @@ def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Serv
 def test_a_job_without_keys_trains_and_says_once_on_a_node_what_it_lacks(served: Served, tmp_path: Path) -> None:
     stop, stderr = tmp_path / "stop", tmp_path / "stderr"
     stderr.touch()
-    command = torchrun(2, *AGENT, "paced.py", "--stop", str(stop))
+    command = forked_ranks(2, *AGENT, "paced.py", "--stop", str(stop))
     with started(command, settings_of(served, None, "keyless"), stderr_path=str(stderr)) as job:
         wait_for(lambda: REFUSAL.search(stderr.read_text()), stderr.read_text)
         stop.touch()

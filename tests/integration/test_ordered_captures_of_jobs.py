@@ -114,7 +114,7 @@ def test_compiled_training_is_captured_or_refused_and_is_the_same(
     tmp_path: Path, options: tuple[str, ...], state: str, problem: str
 ) -> None:
     steps = ("--steps", "300")
-    plain = run(python("compiled_steps.py", *steps), ALONE)
+    plain = run(forked_ranks(1, "compiled_steps.py", *steps))
     command = python(
         "-W", "error::UserWarning:torch._dynamo.eval_frame", *AGENT, "compiled_steps.py", *steps, "--pause-s", "0.03"
     )

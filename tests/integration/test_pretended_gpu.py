@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, python, run
+from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, run_forked
 
 BACKWARD_NS = 6_000_000
 WARMUP_STEPS = 4
@@ -17,7 +17,7 @@ def life() -> Life:
             **OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT,
             "RANKSCOPE_GPU": "false", "RANKSCOPE_WARMUP_STEPS": str(WARMUP_STEPS), "RANKSCOPE_SAMPLE_INTERVAL_S": "0.5",
         }  # fmt: skip
-        ended = run(python("pretended_gpu.py"), given)
+        ended = run_forked("pretended_gpu.py", environment=given)
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ()), ended.stderr
     assert "failed" not in ended.stderr
     (found,) = collector.lives

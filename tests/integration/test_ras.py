@@ -10,7 +10,7 @@ import pytest
 from rankscope.collector.detect.finding import HANG, Finding
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.serving import Served, serving
-from tests.integration.torchrun import started, torchrun
+from tests.integration.torchrun import forked_ranks, started
 from tests.ras_stand_in import Nccl, communicator, present, ras, to_json
 
 RANKS = 2
@@ -65,7 +65,7 @@ def test_what_nccl_says_in_a_stall_is_in_the_finding(
             "RANKSCOPE_STALL_S": "2.0",
             "NCCL_RAS_ADDR": service.address,
         }
-        command = torchrun(RANKS, "-m", "rankscope.agent", "hangs.py", "--what", "sleep", "--at", str(HANGS_AT))
+        command = forked_ranks(RANKS, "-m", "rankscope.agent", "hangs.py", "--what", "sleep", "--at", str(HANGS_AT))
         with started(command, environment) as job:
             run = served.wait_for_run(name, lambda run: find_hang(run, said) is not None)
             hang = find_hang(run, said)

@@ -6,7 +6,7 @@ import pytest
 
 from rankscope.collector.traces.analysis import analyze
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, Ended, python, run
+from tests.integration.torchrun import AGENT, OFTEN, Ended, forked_ranks, run
 
 STEPS = 3
 
@@ -18,15 +18,15 @@ def find_losses(ended: Ended) -> str:
 
 @pytest.mark.parametrize("options", [(), ("--compile",)])
 def test_scopes_are_ranges_of_a_capture_and_change_no_number(tmp_path: Path, options: tuple[str, ...]) -> None:
-    plain = run(python("scoped.py", *options), ALONE)
+    plain = run(forked_ranks(1, "scoped.py", *options))
     settings = {
         "RANKSCOPE_CAPTURE_FOLDER": str(tmp_path), "RANKSCOPE_RUN": "job",
         "RANKSCOPE_CAPTURE_SCHEDULE": f"skip_first=4, warmup=1, active={STEPS}",
     }  # fmt: skip
     with listening() as collector:
         ended = run(
-            python(*AGENT, "scoped.py", *options),
-            {**ALONE, **OFTEN, **settings, "RANKSCOPE_COLLECTOR": collector.endpoint},
+            forked_ranks(1, *AGENT, "scoped.py", *options),
+            {**OFTEN, **settings, "RANKSCOPE_COLLECTOR": collector.endpoint},
         )
     assert [one.exit_code for one in (plain, ended)] == [0, 0], ended.stderr
     assert find_losses(ended) == find_losses(plain)

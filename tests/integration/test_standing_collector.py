@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.integration.serving import serving, wait_for
-from tests.integration.torchrun import AGENT, OFTEN, started, torchrun
+from tests.integration.torchrun import AGENT, OFTEN, forked_ranks, started
 
 LINES = re.compile(r"^rankscope: (.*)$", re.MULTILINE)
 
@@ -12,7 +12,7 @@ LINES = re.compile(r"^rankscope: (.*)$", re.MULTILINE)
 def test_rank_0_names_the_collector_at_the_start_and_what_was_delivered_at_the_end(tmp_path: Path) -> None:
     stop, stderr = tmp_path / "stop", tmp_path / "stderr"
     stderr.touch()
-    command = torchrun(2, *AGENT, "paced.py", "--stop", str(stop))
+    command = forked_ranks(2, *AGENT, "paced.py", "--stop", str(stop))
     with serving() as served:
         page = f"http://127.0.0.1:{served.ports[1]}"
         settings = {"RANKSCOPE_RUN": "my run", "RANKSCOPE_DRAIN_S": "60"}  # a busy machine takes longer than 3 s

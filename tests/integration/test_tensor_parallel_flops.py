@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.traces import analyze
-from tests.integration.torchrun import run, torchrun
+from tests.integration.torchrun import forked_ranks, run
 
 PRODUCTS = 8 * 2 * (64 * 256 + 256 * 64)
 """Forward FLOPs of both layers, which have equal products. The input needs no gradient, so the backward has three."""
@@ -17,7 +17,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
     for name in ("cut", "divide"):
         (folder / name).mkdir()
-    ended = run(torchrun(2, "tensor_parallel.py", str(folder)))
+    ended = run(forked_ranks(2, "tensor_parallel.py", str(folder)))
     assert ended.exit_code == 0, ended.stderr
     return folder
 

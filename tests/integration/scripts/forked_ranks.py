@@ -2,7 +2,8 @@
 
 Each rank is a fork of this process, made when torch is imported and what every optimizer of torch imports in its first
 step: over two seconds of a core, which torchrun and each of its ranks take for themselves. A rank is told what torchrun
-tells it, and when one fails the others are terminated; none is started again. `import torch` in a rank comes after
+tells it, and when one fails the others are terminated; none is started again. SIGTERM is passed on, and who has not
+ended KILL_S later is killed. `import torch` in a rank comes after
 torch's autoload, so the agent is told that there is none and starts at once.
 """
 
@@ -15,6 +16,9 @@ import sys
 from pathlib import Path
 
 import torch._dynamo
+
+KILL_S = 10
+"""torchrun gives ranks 30 s to end."""
 
 
 def run_as_rank(rank: int, count: int, words: list[str]) -> None:
@@ -38,10 +42,26 @@ def wait_for(ranks: set[int]) -> int:
         ranks.discard(pid)
         if status and not failed:
             failed = abs(os.waitstatus_to_exitcode(status))
-            for other in ranks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(other, signal.SIGTERM)
+            send(ranks, signal.SIGTERM)
     return failed
+
+
+def send(ranks: set[int], number: signal.Signals) -> None:
+    """Send the signal to all of them that are still there."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, number)
+
+
+def pass_on(ranks: set[int]) -> None:
+    """Pass SIGTERM on to the ranks from now on."""
+
+    def end(number: int, _: object) -> None:
+        signal.alarm(KILL_S)
+        send(ranks, signal.Signals(number))
+
+    signal.signal(signal.SIGALRM, lambda *_: send(ranks, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, end)
 
 
 def main() -> None:
@@ -56,6 +76,7 @@ def main() -> None:
             run_as_rank(rank, count, sys.argv[2:])
             return
         ranks.add(pid)
+    pass_on(ranks)
     os._exit(wait_for(ranks))  # it has nothing to flush, and to clear torch away takes a while
 
 
