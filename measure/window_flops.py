@@ -10,6 +10,7 @@ steps that differ.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,8 @@ from rankscope.measure.counted_operators import (
 )
 from rankscope.measure.device_peaks import name_number_type
 from rankscope.measure.flops import FORMULAS, VALUE_OPERATORS
+from rankscope.measure.host_convolutions import BACKWARD as BACKWARD_CONVOLUTION
+from rankscope.measure.host_convolutions import HOST_FORMULAS, find_positions
 from rankscope.measure.kineto import Ints
 from rankscope.measure.rank_view import RankView
 from rankscope.measure.records import WindowFlops
@@ -54,7 +57,9 @@ def count_window_flops(
     first_step, count = steps[0][0], len(steps)
     start_ns, end_ns = steps[0][1], steps[-1][2]
     window = ProfiledWindow(start_ns, end_ns, end_ns - start_ns, count)
-    counted = find_counted(view, window, FORMULAS)
+    if host_only:
+        view = _add_positions(view)
+    counted = find_counted(view, window, HOST_FORMULAS if host_only else FORMULAS)
     sums = _sum_by_step(view, counted, steps)
     find_others = find_unseen_products if host_only else find_uncounted_operators
     reason = _find_reason(find_others(view, window, counted), sums)
@@ -67,8 +72,18 @@ def count_window_flops(
         model_flops=(TRAINING_FACTOR if flops[BACKWARD] else 1) * flops[FORWARD],
         executed_flops=sum(flops),
         number_types={} if host_only else find_shares(_sum_by_type(view, counted, (start_ns, end_ns))),
-        is_upper_bound=bool(flops[RECOMPUTE]) and not view.has_device,
+        is_upper_bound=not view.has_device
+        and (bool(flops[RECOMPUTE]) or (host_only and _has_convolutions(view, counted))),
     )
+
+
+def _add_positions(view: RankView) -> RankView:
+    addresses = {**view.trace.addresses, **find_positions(view)}
+    return RankView(replace(view.trace, addresses=addresses), has_unknown_device=True)
+
+
+def _has_convolutions(view: RankView, counted: CountedOperators) -> bool:
+    return any(view.trace.name(row) == BACKWARD_CONVOLUTION for row in counted.row.tolist())
 
 
 def _sum_by_step(view: RankView, counted: CountedOperators, steps: Sequence[tuple[int, int, int]]) -> Ints:

@@ -132,7 +132,6 @@ def reduce_window(request: WindowRequest) -> WindowAnswer:
     first_step = request.steps[0].step
     if request.host_only:
         steps = [(one.step, one.start_host_ns, one.end_host_ns) for one in request.steps]
-        view = RankView(view.trace, has_unknown_device=True)
         return WindowAnswer(first_step=first_step, flops=count_window_flops(view, steps, host_only=True))
     if not request.on_device:
         windows: Sequence[_Window] = [_Window(s.step, s.start_host_ns, s.end_host_ns) for s in request.steps]

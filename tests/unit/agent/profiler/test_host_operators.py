@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch._C import _autograd, _profiler
+from torch.utils.checkpoint import checkpoint
 
 from rankscope.agent.profiler.host_operators import HostOperators
 from rankscope.agent.profiler.reduce_window import reduce_window
@@ -59,9 +60,38 @@ def test_flops_of_a_step_are_those_counted_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CONVOLUTIONS))
-def test_convolutions_have_no_figure_since_their_arguments_are_not_recorded(name: str) -> None:
-    found = record(MODELS[name]().run)
-    assert (found.model_flops, found.executed_flops) == (None, None)
+def test_convolutions_have_their_forward_exactly_and_at_most_twice_that_backward(name: str) -> None:
+    known = MODELS[name]()
+    found = record(known.run)
+    assert (found.reason, found.model_flops) == (None, 3 * known.forward)
+    assert (found.executed_flops, found.is_upper_bound) == (3 * known.forward, True)
+    assert known.backward < 2 * known.forward, "inputs of the model need no gradient, which is not recorded"
+
+
+def test_recomputed_convolution_is_as_its_forward() -> None:
+    model, x = nn.Conv2d(2, 4, 3, stride=2), torch.randn(1, 2, 9, 9, requires_grad=True)
+    found = record(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())
+    forward = 2 * 4 * 4 * 4 * 2 * 9  # (9 - 3) // 2 + 1 = 4
+    assert (found.model_flops, found.executed_flops) == (3 * forward, 4 * forward)
+
+
+def test_convolution_without_a_backward_has_no_figure_if_others_of_its_shapes_differ() -> None:
+    one, other = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding=1)
+    x = torch.randn(1, 2, 8, 8)
+
+    def run(*frozen: nn.Module) -> None:
+        with torch.no_grad():
+            for model in frozen:
+                model(x)
+        (one(x).sum() + other(x).sum()).backward()
+
+    assert record(run).reason is None
+    assert record(lambda: run(one)).reason == f"products may be missing, of aten::convolution ({NO_VALUES})"
+
+
+def test_convolution_of_unknown_kind_has_no_figure() -> None:
+    weight, x = torch.randn(2, 2, 3, requires_grad=True), torch.randn(1, 2, 8)
+    found = record(lambda: torch.convolution(x, weight, None, [1], [0], [1], False, [0], 1).sum().backward())
     assert NO_VALUES in (found.reason or "")
 
 
