@@ -17,7 +17,7 @@ from rankscope.collector.incidents.kept_nodes import read_nodes
 from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, NodeRecord
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.trace_cells import printable
-from rankscope.measure.errors import UnavailableError
+from rankscope.measure.errors import SettingError, UnavailableError
 
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Names come from the ranks: one with a space or a line break would be more than one host, or an option."""
@@ -56,7 +56,13 @@ rankscope nodes --store runs.db --exclude-file exclude.txt"""
         )  # fmt: skip
 
     def run(self, options: argparse.Namespace) -> int:
-        """Print the nodes and return 0. Raises UnavailableError without a collector or a store."""
+        """Print the nodes and return 0. Raises UnavailableError without a collector or a store, SettingError for limits
+        that cannot be.
+        """
+        if not 0.0 <= options.ratio_min <= 1.0:
+            raise SettingError(f"--ratio-min is {options.ratio_min:g}; it must be a share from 0 to 1.")
+        if options.runs_min < 1:
+            raise SettingError(f"--runs-min is {options.runs_min}; it must be 1 or more.")
         if options.store is None:
             url, credentials = find_collector(options)
             found = fetch(f"{url}/api/v1/nodes", NodeList, credentials)
@@ -75,7 +81,7 @@ def choose_excluded(found: NodeList, runs_min: int, ratio_min: float) -> list[st
     """Return the names of the nodes at or above both limits. What is no host name is left out, and said on stderr."""
     names = []
     for record in found.nodes:
-        if record.runs_held_up < max(1, runs_min) or record.ratio_low < ratio_min:
+        if record.runs_held_up < runs_min or record.ratio_low < ratio_min:
             continue
         if HOST_NAME.fullmatch(record.node):
             names.append(record.node)

@@ -296,6 +296,21 @@ def test_node_condition_runs_a_plugin_that_is_mounted() -> None:
     assert int(rule["timeout"][:-1]) <= int(config["pluginConfig"]["timeout"][:-1])
 
 
+def test_policy_for_nvsentinel_reads_the_condition_that_the_plugin_writes() -> None:
+    text = (ROOT / "docs" / "nodes.md").read_text(encoding="utf-8").partition("**NVSentinel**")[2]
+    values = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    assert values["global"] == {"kubernetesObjectMonitor": {"enabled": True}}
+    (policy,) = values["kubernetes-object-monitor"]["policies"]
+    # The fields of a policy about a Node in NVSentinel's documentation of its Kubernetes object monitor.
+    assert set(policy) == {"name", "enabled", "resource", "predicate", "healthEvent"}
+    assert policy["resource"] == {"group": "", "version": "v1", "kind": "Node"}
+    assert set(policy["healthEvent"]) == {"componentClass", "isFatal", "message", "recommendedAction", "errorCode"}
+    assert policy["healthEvent"]["isFatal"] is False
+    (condition,) = json.loads((K8S / "node-condition" / "rankscope.json").read_text())["conditions"]
+    assert f'c.type == "{condition["type"]}" && c.status == "True"' in policy["predicate"]["expression"]
+    assert policy["name"] != condition["type"]
+
+
 def test_node_condition_may_reach_the_collector_and_write_its_node() -> None:
     documents, collector = render("node-condition"), render("collector")
     (pod,) = find_pods(documents)

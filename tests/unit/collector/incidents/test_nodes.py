@@ -205,6 +205,17 @@ def test_command_says_where_it_cannot_write(path: Path, tmp_path: Path, capsys: 
     assert f"{target} cannot be written: No such file or directory." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", [("--ratio-min", "nan"), ("--ratio-min", "1.5"), ("--runs-min", "0")])
+def test_limit_that_would_exclude_every_node_or_none_is_refused(
+    limit: tuple[str, str], path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No ratio is below nan: every node that has held up enough runs would be excluded.
+    target = tmp_path / "exclude.txt"
+    assert main(["nodes", "--store", str(path), "--exclude-file", str(target), *limit]) == 2
+    assert f"{limit[0]} is {limit[1]}; it must be " in capsys.readouterr().err
+    assert not target.exists()
+
+
 def test_names_that_are_no_hosts_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("node-1", "--all", "a b", "a\nb", "$(id)", "node.example.com")
     found = NodeList(
