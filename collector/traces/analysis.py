@@ -19,7 +19,7 @@ from rankscope.collector.traces.asked import (
     choose_peaks,
 )
 from rankscope.collector.traces.cycles import build_cycle_rows
-from rankscope.collector.traces.files import Progress, TraceFile, find_traces
+from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces
 from rankscope.collector.traces.kernel_groups import Patterns
 from rankscope.collector.traces.origin import ByRank
 from rankscope.collector.traces.parallel_reading import cores, process_context, read_file
@@ -44,9 +44,9 @@ class Failure(NamedTuple):
 
 
 def analyze(
-    paths: Sequence[str] | str,
+    paths: Paths,
     *,
-    against: Sequence[str] | str | None = None,
+    against: Paths | None = None,
     any_world: bool = False,
     steps: StepRange | None = None,
     rank: int | None = None,
@@ -115,14 +115,14 @@ def analyze(
 
 
 def _analyse_cycles(
-    paths: Sequence[str] | str,
+    paths: Paths,
     job: "_Job",
     choice: "_Choice",
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> TraceReport:
     """Return the report of the last cycle, with the rows of all."""
-    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    files = find_traces(paths)
     reports: dict[int, TraceReport] = {}
     for number in find_cycles(files, choice.rank, choice.rank_from):
         found, errors = _analyse_side(paths, job, choice._replace(cycle=number), executor, progress)
@@ -140,14 +140,14 @@ class _Choice(NamedTuple):
 
 
 def _analyse_side(
-    paths: Sequence[str] | str,
+    paths: Paths,
     job: "_Job",
     choice: _Choice,
     executor: Executor | str | None,
     progress: Progress | None,
 ) -> tuple[list[RankAnalysis], list[FileError]]:
     """Return the analyses by rank, and the files that cannot be used."""
-    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    files = find_traces(paths)
     files, notes = choose_files(files, choice.rank, choice.cycle, choice.rank_from)
     found, failures = _analyse_files(files, job, executor, progress)
     found, repeated = _one_for_each_rank(found)

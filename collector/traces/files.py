@@ -7,11 +7,12 @@ fsspec and the driver of their scheme.
 import contextlib
 import glob
 import importlib
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeAlias
 
 from rankscope.measure.errors import CutOffError, SettingError, TraceError, UnavailableError
 
@@ -22,6 +23,7 @@ INFLATED_BYTES_MAX = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 ENDINGS = (".json", ".json.gz")
 PROFILER_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
+Paths: TypeAlias = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 """Called with the number of files read so far, and of all to read."""
 _RANK_IN_NAME = re.compile(
@@ -42,13 +44,18 @@ class TraceFile(NamedTuple):
     rank: int | None = None
 
 
-def find_traces(paths: Sequence[str]) -> list[TraceFile]:
-    """Return the files behind these paths, sorted, each once. Raises UnavailableError for a path without a file."""
+def find_traces(paths: Paths) -> list[TraceFile]:
+    """Return the files behind these paths, or this one, sorted, each once. Raises UnavailableError for a path without a
+    file, and without any path.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     found: dict[str, TraceFile] = {}
-    for path in paths:
-        for file in _expand(path):
+    for path in given:
+        for file in _expand(os.fspath(path)):
             _check_name(file.path)
             found.setdefault(file.path, file)
+    if not found:
+        raise UnavailableError("no path of a trace is given")
     return [found[path] for path in sorted(found, key=_natural)]
 
 

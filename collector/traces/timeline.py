@@ -35,7 +35,7 @@ from rankscope.collector.traces.clock_offsets import (
     find_offset_bound,
     place_clocks,
 )
-from rankscope.collector.traces.files import Progress, TraceFile, find_traces, read_chunks
+from rankscope.collector.traces.files import Paths, Progress, TraceFile, find_traces, read_chunks
 from rankscope.collector.traces.origin import MERGED_MARK, MERGED_REPORT, ByRank, read_origin
 from rankscope.collector.traces.recognised import check_output, choose_files, compile_kernels
 from rankscope.collector.traces.timeline_arrows import Arrows
@@ -125,8 +125,8 @@ class _Notes:
 
 
 def merge(
-    paths: Sequence[str] | str,
-    out: Path,
+    paths: Paths,
+    out: Path | str,
     *,
     cycle: int | None = None,
     rank_from: str | None = None,
@@ -143,8 +143,9 @@ def merge(
     7000
     """
     kernels = compile_kernels(communication_kernels)
+    out = Path(out)
     check_output(out, "the output")
-    files = find_traces([paths] if isinstance(paths, str) else list(paths))
+    files = find_traces(paths)
     files, chosen = choose_files(files, None, cycle, rank_from)
     notes = _Notes(warnings=[f"{file}: {note}" for file, note in chosen.items()])
     with TimelineFile(out) as output:

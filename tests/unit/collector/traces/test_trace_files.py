@@ -40,6 +40,14 @@ def test_folder_of_folders_with_traces_names_one(tmp_path: Path) -> None:
         find_traces([str(tmp_path)])
 
 
+def test_path_objects_are_taken_alone_and_in_a_list(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").touch()
+    expected = [TraceFile(str(tmp_path / "rank0.json"), named=False)]
+    assert find_traces(tmp_path) == find_traces([tmp_path]) == find_traces(str(tmp_path)) == expected
+    with pytest.raises(UnavailableError, match="no path of a trace is given"):
+        find_traces([])
+
+
 def test_folder_of_packed_traces_says_what_to_do(tmp_path: Path) -> None:
     for name in ("rank0.json.zst", "rank1.json.zst", "notes.txt"):
         (tmp_path / name).touch()

@@ -413,6 +413,11 @@ def test_merged_timeline_is_not_merged_again(tmp_path: Path, pair: list[str]) ->
         merge([str(tmp_path / "merged.json")], tmp_path / "again.json")
 
 
+def test_paths_may_be_objects_and_the_output_a_text(tmp_path: Path, pair: list[str]) -> None:
+    report = merge([Path(one) for one in pair], str(tmp_path / "out.json"))
+    assert (len(report.ranks), report.output) == (2, str(tmp_path / "out.json"))
+
+
 def test_trace_is_not_overwritten_by_the_timeline(pair: list[str]) -> None:
     before = Path(pair[0]).read_bytes()
     with pytest.raises(UnavailableError, match="is a trace, which would be lost: name another file"):
