@@ -428,12 +428,15 @@ def _find_first_seen(rank: RankState, report: ReportFields) -> FirstSeen:
 
 
 def _add_errors(rank: RankState, report: ReportFields, now_collector_ns: int) -> tuple[OutOfMemorySeen, ...]:
-    """Return the last errors of the allocator after a report. One that is reported again has more fields now."""
+    """Return the errors of the allocator that are kept after a report: the first, of which the most was read, and the
+    last. One that is reported again has more fields now.
+    """
     known = {one.notice.number: one for one in rank.memory_errors}
     for notice in report.out_of_memory:
         seen = known.get(notice.number) or OutOfMemorySeen(notice, now_collector_ns, rank.last_step)
         known[notice.number] = seen._replace(notice=notice)
-    return tuple(known[number] for number in sorted(known)[-NOTICES_MAX:])
+    first, *later = sorted(known)
+    return tuple(known[number] for number in (first, *later[1 - NOTICES_MAX :]))
 
 
 def _choose(earlier_frame: bytes | None, last_frame: bytes) -> bytes:

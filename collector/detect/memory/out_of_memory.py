@@ -46,10 +46,11 @@ tenth or two in trainings that fit."""
 
 
 class _Failed(NamedTuple):
-    """A rank with its last error, and how many it has had."""
+    """A rank with its last error, and the first one, of which more was read: what the memory was for."""
 
     rank: int
     seen: OutOfMemorySeen
+    read: OutOfMemory
 
     @property
     def notice(self) -> OutOfMemory:
@@ -85,7 +86,7 @@ def _find_failed(view: RunView) -> list[_Failed]:
     found = []
     for rank, errors in view.samples.memory_errors.items():
         if errors and not _is_over(errors[-1], view.now_collector_ns, last_step):
-            found.append(_Failed(rank, errors[-1]))
+            found.append(_Failed(rank, errors[-1], errors[0].notice))
     return sorted(found, key=lambda one: (one.seen.seen_collector_ns, one.rank))
 
 
@@ -100,7 +101,7 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
     cause = find_cause(first.notice, others.needed_bytes, is_alone=not others.rank_count)
     texts = (
         _describe_who(view, failed),
-        describe_kinds(first.notice),
+        _describe_kinds(first),
         _describe_cause(first.notice, cause, others),
         _describe_room(others),
     )
@@ -113,8 +114,8 @@ def _describe(view: RunView, failed: Sequence[_Failed]) -> Finding:
         sentence=sentence,
         past=sentence,
         suggestion=suggest(OUT_OF_MEMORY, cause),
-        evidence=_collect_evidence(first.notice, others),
-        details=_collect_details(first.notice),
+        evidence=_collect_evidence(first, others),
+        details=_collect_details(first.read),
     )
 
 
@@ -220,17 +221,16 @@ def describe_bytes(notice: OutOfMemory) -> str:
     return f"{text}; {held} in use by tensors"
 
 
-def describe_kinds(notice: OutOfMemory) -> str:
-    """Return what tensors were for, where that was read.
-
-    >>> kinds = {"parameters_bytes": 2**30, "gradients_bytes": 2**30, "optimizer_state_bytes": 2**31}
-    >>> describe_kinds(OutOfMemory(number=1, host_ns=0, allocated_bytes=9 * 2**30, **kinds))
-    'Parameters took 1.0 GiB, gradients 1.0 GiB, optimizer state 2.0 GiB, activations and all else 5.0 GiB.'
-    """
-    kinds = (notice.parameters_bytes, notice.gradients_bytes, notice.optimizer_state_bytes, notice.other_tensors_bytes)
-    names = ("Parameters took", "gradients", "optimizer state", "activations and all else")
+def _describe_kinds(failed: _Failed) -> str:
+    """Return what tensors were for, where that was read, which is at the first error of a process."""
+    read = failed.read
+    if read.parameters_bytes is None:
+        return ""
+    kinds = (read.parameters_bytes, read.gradients_bytes, read.optimizer_state_bytes, read.other_tensors_bytes)
+    begin = "Parameters" if read.number == failed.notice.number else "At its first error parameters"
+    names = (f"{begin} took", "gradients", "optimizer state", "activations and all else")
     known = [f"{name} {format_bytes(size)}" for name, size in zip(names, kinds, strict=True) if size is not None]
-    return f"{', '.join(known)}." if notice.parameters_bytes is not None else ""
+    return f"{', '.join(known)}."
 
 
 def _describe_cause(notice: OutOfMemory, cause: str, others: _Others) -> str:
@@ -256,7 +256,8 @@ def _describe_room(others: _Others) -> str:
     return f"Of the other ranks, rank {rank} had the least left: {format_bytes(room)}."
 
 
-def _collect_evidence(notice: OutOfMemory, others: _Others) -> dict[str, float]:
+def _collect_evidence(failed: _Failed, others: _Others) -> dict[str, float]:
+    notice, read = failed.notice, failed.read
     known = {
         "asked_bytes": notice.asked_bytes,
         "free_bytes": notice.free_bytes,
@@ -266,10 +267,10 @@ def _collect_evidence(notice: OutOfMemory, others: _Others) -> dict[str, float]:
         "unused_bytes": notice.unused_bytes,
         "inactive_split_bytes": notice.inactive_split_bytes,
         "other_bytes": find_other_bytes(notice),
-        "parameters_bytes": notice.parameters_bytes,
-        "gradients_bytes": notice.gradients_bytes,
-        "optimizer_state_bytes": notice.optimizer_state_bytes,
-        "other_tensors_bytes": notice.other_tensors_bytes,
+        "parameters_bytes": read.parameters_bytes,
+        "gradients_bytes": read.gradients_bytes,
+        "optimizer_state_bytes": read.optimizer_state_bytes,
+        "other_tensors_bytes": read.other_tensors_bytes,
         "errors": notice.number,
         "others_needed_bytes_median": others.needed_bytes,
         "others_headroom_bytes_min": None if others.headroom is None else others.headroom[0],

@@ -66,15 +66,15 @@ def numbers_of(rank: RankState) -> list[int]:
     return [one.notice.number for one in rank.memory_errors]
 
 
-def test_rank_keeps_its_last_errors() -> None:
+def test_rank_keeps_its_first_error_and_the_last() -> None:
     rank = joined()
     for number in range(1, 8):
         error = OutOfMemory(number=number, host_ns=0)
         rank = report_to(rank, number, out_of_memory=(error,))
-    assert numbers_of(rank) == [4, 5, 6, 7]
+    assert numbers_of(rank) == [1, 5, 6, 7]
     assert NOTICES_MAX == 4
     rank.validate()
-    assert numbers_of(report_to(rank, 8)) == [4, 5, 6, 7]
+    assert numbers_of(report_to(rank, 8)) == [1, 5, 6, 7]
 
 
 def test_error_reported_again_keeps_its_time() -> None:

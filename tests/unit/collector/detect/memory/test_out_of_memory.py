@@ -248,6 +248,18 @@ def test_what_held_the_memory_is_named_by_line_of_the_script() -> None:
     }
 
 
+def test_what_was_read_at_the_first_error_is_said_of_a_later_one() -> None:
+    kinds = {"parameters_bytes": 14 * GIB, "gradients_bytes": 14 * GIB, "optimizer_state_bytes": 28 * GIB}
+    read = notice(**kinds, allocated_bytes=70 * GIB, held=(HeldMemory(bytes=GIB, blocks=3),))
+    found = found_in(view((2, read), (2, notice(number=7))))
+    assert (
+        "It was error 7 of its process. At its first error parameters took 14.0 GiB, gradients 14.0" in found.sentence
+    )
+    assert found.evidence["allocated_bytes"] == 74 * GIB
+    assert found.evidence["other_tensors_bytes"] == (70 - 14 - 14 - 28) * GIB
+    assert found.details == {"held": "1.0 GiB in 3 blocks, a place that torch did not record"}
+
+
 def test_headroom_counts_what_torch_has_reserved_and_not_used() -> None:
     device = DeviceSample(host_ns=0, uuid="GPU", memory_used_bytes=70, memory_total_bytes=80)
     torch = AllocatorSample(host_ns=0, reserved_bytes=60, allocated_bytes=45)
