@@ -210,7 +210,7 @@ def test_a_killed_rank_is_told_from_the_one_that_fails_with_it(served: Served, t
     assert (end.reason, end.first.rank, end.first.signal, end.first.together) == ("killed", 1, "SIGKILL", ())
     assert find_failures(incidents) == [("open", "killed", [1])]
     status = run_command(python("-m", "rankscope.collector", "status", "--url", served.url)).stdout
-    assert re.search(r"ended: was killed at .* UTC", status)
+    assert re.search(r"The run was killed at .* UTC", status)
     assert re.search(r"first to fail: rank 1 \(.*\), killed \(SIGKILL, not by the OOM killer", status)
 
 

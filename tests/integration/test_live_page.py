@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -178,6 +179,15 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     assert page.text("#no-findings") == "None is open: the run is over. Its incidents are below."
     assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC", "-", "-"]]
     assert "steps a second" not in page.text("#figures")
+
+
+def test_run_that_is_over_and_had_a_verdict_has_no_reason_for_none(page: LivePage, world: LiveWorld) -> None:
+    end, why = RunEnd(reason="crashed", ended_wall_s=59.0), "too few steps are known"
+    over = RunSnapshot(run="story", world_size=1, restart_count=0, ranks=(), end=end, abstained=why)
+    world.show(over)
+    page.wait_for_text("#figures", why)
+    world.show(msgspec.structs.replace(over, findings=(finding_of(1, "Rank 2 is slow."),)))
+    wait_until(page.browser, lambda: why not in page.text("#figures"))
 
 
 def test_windows_that_ended_are_named_with_their_cost(page: LivePage, world: LiveWorld) -> None:

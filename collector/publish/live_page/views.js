@@ -79,6 +79,9 @@ export const showJoining = ({ listen, needs_keys: needsKeys }, host) => {
   say(at("join-note"), notes.filter((one) => one).join(" "));
 };
 
+/** Whether a run that is over has had a verdict: a collector that has restored it cannot give another one. */
+const hasVerdict = ({ end, findings_past: past }) => end !== null && past > 0;
+
 /** Return the last marked checkpoint and how long ago it was: "step 1,200, 12 min ago, 3 in all". */
 const lastCheckpoint = ({ count, latest }, nowS) => {
   const last = latest.at(-1);
@@ -105,7 +108,7 @@ export const showFigures = (run, nowS) => {
     ...(run.flops_said ? [["use of the devices' peak", run.flops_said]] : []),
     ["restarts", number(run.restart_count)],
     ...(run.checkpoints.count ? [["last checkpoint", lastCheckpoint(run.checkpoints, nowS)]] : []),
-    ...(run.abstained === null ? [] : [["no straggler verdict", run.abstained]]),
+    ...(run.abstained === null || hasVerdict(run) ? [] : [["no straggler verdict", run.abstained]]),
     ...(run.without_peers_said === null ? [] : [["not judged", run.without_peers_said]]),
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
