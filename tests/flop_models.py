@@ -6,7 +6,7 @@ for the gradient of each of its factors, but not for an input of the model, whic
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -243,7 +243,8 @@ def make_checkpoint(*, reentrant: bool) -> Known:
 def make_compiled(backend: str) -> Known:
     first, second = B * 2 * 128 * 256, B * 2 * 256 * 10
     # `model.compile()` would leave a model of torch's own modules alone: dynamo skips their files.
-    model = torch.compile(nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)), backend=backend)
+    compiled = torch.compile(nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)), backend=backend)
+    model = cast("nn.Module", compiled)
     return Known(model, (torch.randn(B, 128),), first + second, first + 2 * second)
 
 

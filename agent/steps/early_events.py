@@ -1,7 +1,7 @@
 """Keep the events of threads that may turn out to train, and pass on those of the one that does.
 
-At the start the main thread is assumed to train. Ray Train runs the loop on another one, as a window system may, which its
-first optimizer step shows. Batches and backwards of that step came before: without them it would not be counted.
+At the start the main thread is assumed to train. Ray Train runs the loop on another one, as a window system may, which
+its first optimizer step shows. Batches and backwards of that step came before: without them it would not be counted.
 """
 
 from collections import deque
