@@ -17,7 +17,8 @@ from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 
 COST_ASSUMED_NS: Final = 150 * NS_PER_MS
-"""Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each."""
+"""Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each, twice what was measured
+(`tests/benchmarks/results/host-operators.md`)."""
 QUESTION_STEPS: Final = 64
 """Steps between two questions whether a session is due and paid for."""
 

@@ -23,6 +23,7 @@ from rankscope.agent.profiler.window_scheduler import DEVICE_WAIT_NS_MAX, RawWin
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.window_columns import WindowColumns
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.windows import STEPS, Training
 
@@ -46,7 +47,7 @@ class Steps(Protocol):
         """Train one step, waited for or not."""
 
 
-def measure(training: Steps, profiler: TorchProfiler, *, shapes: bool) -> Cost:
+def measure(training: Steps, profiler: TorchProfiler, *, shapes: bool, host_only: bool = False) -> Cost:
     """Record, read and reduce one window. A device in use has finished before its session ends, as in the agent."""
     parts_ns: dict[str, int] = {}
 
@@ -59,14 +60,21 @@ def measure(training: Steps, profiler: TorchProfiler, *, shapes: bool) -> Cost:
     def train() -> list[StepRecord]:
         return [_train_one(training, number) for number in range(STEPS)]
 
-    profiler.start(full=True, shapes=shapes)
+    profiler.start(full=True, shapes=shapes, host_only=host_only)
     records = timed("steps", train)
     profiler.wait_for_device(DEVICE_WAIT_NS_MAX)
     result = timed("end the session", profiler.stop)
     window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=shapes)
-    found = result.trace_activities()
-    events = len(found)
-    columns = timed("read", lambda: read_window(window, found, lambda: None).columns)
+    window, events = window._replace(host_only=host_only), 0
+
+    def read() -> WindowColumns | None:
+        nonlocal events
+        found = result.trace_activities()
+        events = len(found)
+        return read_window(window, found, lambda: None).columns
+
+    columns = timed("read", read)
+    assert columns is not None
     parts_ns["together"] = sum(parts_ns.values())
     timed(COUNTING, lambda: reduce_window(make_request(window, columns)))
     return Cost(parts_ns, events)
