@@ -50,6 +50,13 @@ def test_slow_rank_and_a_slower_run_are_told_apart() -> None:
     assert "Without what rank 5 costs" in outcome.opened[1].finding.sentence
 
 
+def test_rank_that_becomes_slower_over_300_steps_is_drifting() -> None:
+    outcome = story("dp", 8, "gpu_compute:5:1.5:60:very_slow_drift", steps=300, seed=2)
+    ((kind, ranks, since_step, pattern),) = named(outcome)
+    assert (kind, ranks, pattern, outcome.violations) == ("straggler", (5,), "drifting", ())
+    assert 60 <= (since_step or 0) <= 90  # by then it is a twentieth slower
+
+
 def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
     outcome = story("dp", 8, "data_loading:all:2:60:slow_drift", steps=240, seed=2)
     ((kind, ranks, since_step, pattern),) = named(outcome)

@@ -1,7 +1,7 @@
 """A small job on every rank that waits most of its time, as a rank with a GPU does, so that two cores carry several.
 
 It trains until the file of --stop is there (every rank ends after the same step) or --steps are done. One rank may
-become slow, and one may end in its own way.
+become slow, in all steps or in each so many, and one may end in its own way.
 """
 
 import argparse
@@ -51,6 +51,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--slow-rank", type=int, default=-1)
     parser.add_argument("--slow-from", type=int, default=0)
     parser.add_argument("--slow-s", type=float, default=0.1)
+    parser.add_argument("--slow-every", type=int, default=1, help="slow in the first of each so many steps")
     parser.add_argument("--after-s", type=float, default=0.0, help="how long each rank does something else at the end")
     parser.add_argument("--end", choices=(*ENDS, "none"), default="none", help="how rank --end-rank ends")
     parser.add_argument("--end-rank", type=int, default=1)
@@ -60,18 +61,20 @@ def read_options() -> argparse.Namespace:
 
 
 class Paced(nn.Module):
-    """A layer whose forward takes PAUSE_S, and longer from call `slow_from` on when `slow_s` says so."""
+    """A layer whose forward takes PAUSE_S, and `slow_s` longer from call `slow_from` on in each `slow_every`th."""
 
-    def __init__(self, slow_from: int, slow_s: float) -> None:
+    def __init__(self, slow_from: int, slow_s: float, slow_every: int) -> None:
         super().__init__()
         self.layer = nn.Linear(32, 32)
         self._slow_from = slow_from
         self._slow_s = slow_s
+        self._slow_every = slow_every
         self._calls = 0
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The layer, after a while."""
-        time.sleep(PAUSE_S + (self._slow_s if self._calls >= self._slow_from else 0.0))
+        is_slow = self._calls >= self._slow_from and (self._calls - self._slow_from) % self._slow_every == 0
+        time.sleep(PAUSE_S + (self._slow_s if is_slow else 0.0))
         self._calls += 1
         output: torch.Tensor = self.layer(batch)
         return output
@@ -83,7 +86,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    model = DistributedDataParallel(Paced(options.slow_from, options.slow_s if rank == options.slow_rank else 0.0))
+    slow_s = options.slow_s if rank == options.slow_rank else 0.0
+    model = DistributedDataParallel(Paced(options.slow_from, slow_s, options.slow_every))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step, stop = 0, torch.zeros(1)
     while step < options.steps and not stop.item():
