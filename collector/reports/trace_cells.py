@@ -133,11 +133,17 @@ def _in_unit(size: int) -> tuple[int, str]:
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+RANGES_SHOWN_MAX = 12
+"""Ranges of ranks in a cell: every second of 256 ranks would take six lines. The JSON has all."""
+
+
 def rank_list(ranks: Iterable[int | None]) -> Cell:
-    """Return a cell of ranks, with consecutive ones as a range.
+    """Return a cell of ranks, with consecutive ones as a range, at most RANGES_SHOWN_MAX of them.
 
     >>> rank_list([3, 0, 1, 2, 9]).text
     '0-3, 9'
+    >>> rank_list(range(0, 100, 2)).text
+    '0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 38 more ranks'
     """
     runs: list[list[int]] = []
     for rank in sorted({rank for rank in ranks if rank is not None}):
@@ -145,7 +151,9 @@ def rank_list(ranks: Iterable[int | None]) -> Cell:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return text_cell(", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs))
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:RANGES_SHOWN_MAX])
+    left = sum(last - first + 1 for first, last in runs[RANGES_SHOWN_MAX:])
+    return text_cell(f"{shown} and {left:,} more rank{'s' * (left != 1)}" if left else shown)
 
 
 def share_of(part: float | None, whole: float | None) -> float | None:
