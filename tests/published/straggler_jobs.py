@@ -35,7 +35,7 @@ from rankscope.measure.intervals import Intervals, from_starts, intersect, union
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import CollectiveRecord, GroupInfo, Losses, StepRecord
 from rankscope.measure.units import NS_PER_S
-from tests.simulation.collector_end import CollectorEnd
+from tests.simulation.collector_end import CollectorEnd, Opened
 
 REPORT_STEPS: Final = 4
 RUN: Final = "published"
@@ -121,6 +121,11 @@ def read_slowdown(path: Path) -> float:
 
 def find_findings(job: Job) -> list[Finding]:
     """Return what the collector has found in a job, closed findings too, as they were last known."""
+    return [one.finding for one in find_opened(job)]
+
+
+def find_opened(job: Job) -> list[Opened]:
+    """Return the same, and after how many steps each was opened and closed."""
     ranks = len(job.stages)
     end = CollectorEnd(RUN, ranks, CollectorConfig())
     workers = [_Worker(rank, job) for rank in range(ranks)]
@@ -137,7 +142,7 @@ def find_findings(job: Job) -> list[Finding]:
             end.receive(worker.identity.boot_id, worker.report(some, begins_ns, begin_ns), begin_ns)
         end.run_pass(some[-1] + 1, begin_ns)
         end.snapshot(begin_ns)
-    return [one.finding for one in end.opened]
+    return end.opened
 
 
 class _Worker:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
+from tests.simulation.collector_end import Opened
 from tests.simulation.engine import Floats
 from tests.simulation.matrix import Trial, trials
 from tests.simulation.program import KERNEL
@@ -121,9 +122,9 @@ def export(folder: Path, chosen: Iterable[Trial]) -> None:
         name = f"run-{trial.scenario.seed:04d}"
         write_steps(folder / f"{name}.csv.gz", outcome)
         truths.append(_describe_truth(name, trial))
-        ours[name] = _list_answers(outcome)
-    _write(folder / TRUTH, DataSet(made_by="rankscope tests.simulation", runs=tuple(truths)))
-    _write(folder / ANSWERS.format(tool="rankscope"), Answers(tool="rankscope", runs=ours))
+        ours[name] = list_answers(outcome.opened, outcome.scenario.topology.world_size)
+    write_file(folder / TRUTH, DataSet(made_by="rankscope tests.simulation", runs=tuple(truths)))
+    write_file(folder / ANSWERS.format(tool="rankscope"), Answers(tool="rankscope", runs=ours))
 
 
 def choose_trials(every: int) -> Iterator[Trial]:
@@ -138,7 +139,12 @@ def write_steps(path: Path, outcome: Outcome) -> None:
     """Write the step records of a run: a row for each step and rank, times in ns; the same bytes for the same run."""
     columns = [outcome.step_ns, *(outcome.phases_ns[phase] for phase in STAGES), outcome.called_ns,
                outcome.worked_ns[KERNEL]]  # fmt: skip
-    steps, ranks = outcome.step_ns.shape
+    write_columns(path, columns)
+
+
+def write_columns(path: Path, columns: Sequence[Floats]) -> None:
+    """Write step records, one array of shape (steps, ranks) in ns for each of COLUMNS."""
+    steps, ranks = columns[0].shape
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("step", "rank", *COLUMNS))
@@ -177,9 +183,9 @@ def _describe_truth(name: str, trial: Trial) -> RunTruth:
     )  # fmt: skip
 
 
-def _list_answers(outcome: Outcome) -> tuple[Answer, ...]:
+def list_answers(opened: Iterable[Opened], world_size: int) -> tuple[Answer, ...]:
     """Return what the collector accused: findings that name no rank are about all."""
-    everybody = tuple(range(outcome.scenario.topology.world_size))
+    everybody = tuple(range(world_size))
     return tuple(
         Answer(
             ranks=one.finding.ranks or everybody,
@@ -187,7 +193,7 @@ def _list_answers(outcome: Outcome) -> tuple[Answer, ...]:
             since_step=one.finding.since_step,
             cause=one.finding.cause,
         )
-        for one in outcome.opened
+        for one in opened
         if one.finding.kind in ACCUSING
     )
 
@@ -314,7 +320,7 @@ def _carry_out(options: argparse.Namespace) -> None:
         export(options.folder, chosen)
     elif options.what == "example":
         answers = answer_by_example(options.folder)
-        _write(options.folder / ANSWERS.format(tool=answers.tool), answers)
+        write_file(options.folder / ANSWERS.format(tool=answers.tool), answers)
     else:
         data = read_truth(options.folder)
         files = options.answers or sorted(options.folder.glob(ANSWERS.format(tool="*")))
@@ -333,7 +339,7 @@ def _read(path: Path, form: type[File]) -> File:
     return found
 
 
-def _write(path: Path, what: msgspec.Struct) -> None:
+def write_file(path: Path, what: msgspec.Struct) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(what), indent=1) + b"\n")
 
 
