@@ -1,5 +1,6 @@
 """Configure all tests."""
 
+import gc
 import os
 import signal
 
@@ -24,3 +25,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell starts what it runs in the background with SIGINT ignored, and its children inherit that: Ctrl-C is tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Search for no garbage while tests are imported, and not among what stays to the end: the collection of tests/unit took
+# 23 s of a core with it and takes 13 s without.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, among what the tests make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
