@@ -9,13 +9,14 @@ from selenium import webdriver
 from tests.integration.chromium import starting_chromium
 
 LONGEST_FIRST = (
-    "test_loops", "test_capture_uploads", "test_captures", "test_ordered_captures_of_jobs", "test_launch",
-    "test_fake_gpu_faults", "test_situations", "test_ordered_ranks", "test_fake_gpu_ranks", "test_fake_gpu",
-    "test_quickstart", "test_endings", "test_dist", "test_fail_open", "test_relay", "test_slurm_without_monitor",
-    "test_late_ranks",
-    "test_history", "test_own_cost", "test_demo", "test_lost_store", "test_doctor", "test_faults_ranks",
-    "test_embedded", "test_fake_gpu_replay", "test_faults_collector", "test_hangs", "test_publisher",
-    "test_faults_training", "test_soak", "test_images",
+    "test_dist", "test_demo", "test_ordered_captures_of_jobs", "test_launch", "test_fail_open",
+    "test_fake_gpu_ranks", "test_fake_gpu_faults", "test_fake_gpu", "test_late_ranks", "test_embedded",
+    "test_load", "test_alerting", "test_captures_on_live_page", "test_slurm", "test_pipeline",
+    "test_captures", "test_ordered_ranks", "test_capture_uploads", "test_quickstart", "test_endings",
+    "test_loops", "test_situations", "test_relay", "test_slurm_without_monitor", "test_history",
+    "test_own_cost", "test_lost_store", "test_doctor", "test_faults_ranks", "test_fake_gpu_replay",
+    "test_faults_collector", "test_hangs", "test_publisher", "test_faults_training", "test_soak",
+    "test_images",
 )  # fmt: skip
 """The longest files, by their time: one of them at the end would keep one worker busy and the others idle."""
 
