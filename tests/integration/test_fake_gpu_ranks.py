@@ -49,7 +49,8 @@ def train(folder: Path, steps: int, *options: str, windows: Mapping[str, str] = 
     """Train on four ranks, with NVML's stand-in on each."""
     compile_nvml(folder)
     sizes = ("--steps", str(steps), "--kernel-ns", str(KERNEL_NS))
-    command = forked_ranks(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options)
+    # A process of its own: the loader reads LD_LIBRARY_PATH only when a program begins.
+    command = forked_ranks(RANKS, SCRIPT, find_library(), str(folder), *sizes, *options).command
     with serving() as served:
         given = settings(served.endpoint, run=RUN, gpu="true", sample_interval_s="0.5", **windows)
         with started(command, {**given, "LD_LIBRARY_PATH": str(folder)}) as job:
