@@ -9,6 +9,7 @@ import pytest
 from rankscope.collector.traces.analysis import analyze
 from rankscope.collector.traces.report import CrossRank
 from rankscope.collector.traces.timeline import merge
+from tests.integration.faults import sized
 from tests.integration.torchrun import forked_ranks, run
 
 RANKS = 4
@@ -20,7 +21,7 @@ CASES = {"clean": [], "second_1.3": [1], "third_1.6": [2], "first_1.3": [0], "la
 STAGES = ("clean:-1:1", "second_1.3:1:1.3", "third_1.6:2:1.6", "first_1.3:0:1.3", "last_1.3:3:1.3")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=range(sized(1, 5)))
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CrossRank]:
     folder = tmp_path_factory.mktemp("pipelines")
     ended = run(forked_ranks(RANKS, "pipeline_1f1b.py", str(folder), *STAGES))
