@@ -11,8 +11,6 @@ MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 MEDIAN_ERROR = 1.2533
 """sqrt(pi / 2): the standard error of a median over that of a mean, for normal noise."""
-CENTER_ERROR = 1.0233
-"""sqrt(pi / 3): the standard error of `find_centers` over that of a mean, for normal noise."""
 OUTLIER_DEVIATIONS = 3.0
 """Values farther out are clipped before the correlation is measured: one stall would hide it."""
 CORRELATION_MAX = 0.9
@@ -25,21 +23,17 @@ class Noise(NamedTuple):
     deviation: float
     correlation: float
 
-    def count_independent(self, count: int) -> float:
-        """Return as how many independent values `count` neighbouring ones count, 1 or more.
+    def median_error(self, count: int) -> float:
+        """Return the standard error of the median of `count` neighbouring values.
 
         Neighbouring steps are correlated (batch sizes, other load on the machine), so n values count as
         n (1 - r) / (1 + r), with r the correlation.
-        """
-        return max(1.0, count * (1 - self.correlation) / (1 + self.correlation))
-
-    def median_error(self, count: int) -> float:
-        """Return the standard error of the median of `count` neighbouring values.
 
         >>> round(Noise(deviation=0.1, correlation=0.0).median_error(100), 4)
         0.0125
         """
-        return MEDIAN_ERROR * self.deviation / math.sqrt(self.count_independent(count))
+        independent = max(1.0, count * (1 - self.correlation) / (1 + self.correlation))
+        return MEDIAN_ERROR * self.deviation / math.sqrt(independent)
 
 
 def measure_noise(series: Floats, *changes: int) -> Noise:
@@ -72,20 +66,6 @@ def median_errors(deviations: Floats, correlations: Floats, count: int) -> Float
     """Return `Noise.median_error` of many."""
     independent = np.maximum(1.0, count * (1 - correlations) / (1 + correlations))
     return np.asarray(MEDIAN_ERROR * deviations / np.sqrt(independent))
-
-
-def find_centers(series: Floats) -> Floats:
-    """Return the center of every column of `series`, shape (n, m), no NaN, n >= 1: the median of the means of all pairs
-    of its values, each with itself too; shape (m,).
-
-    It is the estimate of Hodges and Lehmann (1963). Its error is less than that of the median by a fifth in normal
-    noise (CENTER_ERROR over MEDIAN_ERROR); stalls in less than 29 % of the values do not throw it off, but raise it.
-
-    >>> find_centers(np.array([[1.0], [2.0], [9.0]])).tolist()
-    [3.5]
-    """
-    one, other = np.triu_indices(len(series))
-    return np.array([np.median((column[one] + column[other]) / 2) for column in series.T])
 
 
 def rank_sum_deviations(before: Floats, after: Floats) -> tuple[float, float]:

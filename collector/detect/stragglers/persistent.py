@@ -5,7 +5,7 @@ compared by their *self time*: the step less the waits that others caused (`wait
 
     x[step] = log(self time of the rank / median self time of its peers)
 
-A rank is slow when it has not recovered and, over the steps since the last change of level in x,
+A rank is slow when, over the steps since the last change of level in x,
 
     exp(median x)            >= slowdown_ratio_min        the effect is large enough to matter
     excess(median x) / sigma >= robust_z_min              it exceeds the noise, where sigma is the largest of
@@ -15,23 +15,18 @@ A rank is slow when it has not recovered and, over the steps since the last chan
                                                             - SIGMA_FLOOR
     share of slow steps      >= persistence_ratio         a slow step is nearer to the median than to no effect
 
-excess(x) is x itself where that is small, as the noise of healthy ranks is, and exp(x) - 1 from LARGE_RATIO on: by its
-logarithm a rank of four times would stand out of noise little more than one of two. The noise is measured about all
-clear levels of the rank, since its slowness may change. Where the median just misses `robust_z_min`, the center of the
-steps decides, whose error is a fifth smaller (`find_centers`); the median must exceed as many of that error, too, as
-stalls raise the center of a healthy rank. In noise larger than the effect one step shows nothing: there the share need
-only be what a steady slowness has.
-
-A rank that is not found yet is not found while its last ENDED_STEPS or more are clearly healthy: that is a slow stretch
-that has ended, or one of several (`intermittent.py`). One that is found stays found, with its present numbers, until it
-has recovered: once the median of as many known steps as had proven it slow (`steps_min` to CLOSE_STEPS_MAX), and that
-since the last change of level, are below `slowdown_close_ratio` (hysteresis).
+and has not recovered. excess(x) is x itself where that is small, as the noise of healthy ranks is, and exp(x) - 1 from
+LARGE_RATIO on: by its logarithm a rank of four times would stand out of noise little more than one of two.
+The noise is measured about all clear levels of the rank, since its slowness may change. A rank is not found while its
+last ENDED_STEPS or more are clearly healthy: that is a slow stretch that has ended, or one of several
+(`intermittent.py`). One that is found stays found, with its present numbers, until it has recovered: once the median of
+as many known steps as had proven it slow (`steps_min` to CLOSE_STEPS_MAX), and that since the last change of level, are
+below `slowdown_close_ratio` (hysteresis).
 """
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,11 +41,8 @@ from rankscope.collector.detect.statistics.change_points import (
     fit_ramp,
 )
 from rankscope.collector.detect.statistics.noise import (
-    CENTER_ERROR,
     MAD_TO_SIGMA,
-    MEDIAN_ERROR,
     Noise,
-    find_centers,
     measure_noise,
     measure_noises,
     median_errors,
@@ -64,8 +56,6 @@ WORTH_JUDGING_Z: Final = 1.5
 few healthy ranks are judged one by one."""
 LARGE_RATIO: Final = 1.5
 """Ratio to the peers that the noise of healthy ranks does not reach."""
-SHARE_ERRORS: Final = 2.0
-"""Standard errors by which the share of slow steps may be below that of a steady slowness in large noise."""
 ENDED_STEPS: Final = 3
 """Healthy steps after which a slowness that is not found yet is over, where noise does not make that many by chance."""
 ENDED_ERRORS: Final = 2.0
@@ -278,14 +268,11 @@ def _test(
     """Return z-score and share of slow steps of `known[since:]`, and whether both are large enough."""
     recent, peers = view.excess_of(rank)[known[since:]], view.compared.of(rank).peers_of(rank)
     level = float(np.median(recent))
-    robust_z = measure_excess(level) / _sigma(view, noise, known, since, peers)
-    finer_z = robust_z * MEDIAN_ERROR / CENTER_ERROR
-    if robust_z < thresholds.robust_z_min <= finer_z:
-        center = float(find_centers(recent[:, np.newaxis])[0])
-        finer_z = min(finer_z, measure_excess(center) / _sigma(view, noise, known, since, peers, of_centers=True))
-        robust_z = max(robust_z, finer_z)
-    persistence, least = _persistence(recent, level, noise, thresholds)
-    return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= least
+    sigma = _sigma(view, noise, known, since, peers)
+    if not peers.do_same_work and since:  # what is usual is known no better than what is now
+        sigma = math.hypot(sigma, noise.median_error(since))
+    robust_z, persistence = measure_excess(level) / sigma, _persistence(recent, level, noise, thresholds)
+    return robust_z, persistence, robust_z >= thresholds.robust_z_min and persistence >= thresholds.persistence_ratio
 
 
 def measure_excess(level: float) -> float:
@@ -322,41 +309,30 @@ def _begin_of_slowness(excess: Floats, since: int, thresholds: Thresholds) -> in
     return since
 
 
-def _persistence(recent: Floats, level: float, noise: Noise, thresholds: Thresholds) -> tuple[float, float]:
-    """Return the share of slow steps, and the least that a steady slowness has: slow are those nearer to the level than
-    to no effect, and above half of the smallest effect. A step up to one deviation of the noise below the level counts
-    as slow. Where the noise is larger than the effect, fewer are, also of a steady one.
+def _persistence(recent: Floats, level: float, noise: Noise, thresholds: Thresholds) -> float:
+    """Return the share of slow steps: those nearer to the level than to no effect, and above half of the smallest
+    effect. A step up to one deviation of the noise below the level counts as slow.
     """
     half_minimum = math.log(1 + (thresholds.slowdown_ratio_min - 1) / 2)
     slow_from = max(half_minimum, min(level / 2, level - noise.deviation))
-    share, least = float(np.mean(recent > slow_from)), thresholds.persistence_ratio
-    if noise.deviation > max(0.0, level - half_minimum):
-        expected = NormalDist().cdf((level - slow_from) / noise.deviation)
-        error = math.sqrt(expected * (1 - expected) / noise.count_independent(len(recent)))
-        least = min(least, expected - SHARE_ERRORS * error)
-    return share, least
+    return float(np.mean(recent > slow_from))
 
 
-def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers, *, of_centers: bool = False) -> float:
-    """Return the uncertainty of the level of `known[since:]`, the median or the center: see the head of this file. With
-    fewer than PEERS_MIN peers other ranks stand in for them.
+def _sigma(view: RunView, noise: Noise, known: Ints, since: int, peers: Peers) -> float:
+    """Return the uncertainty of the level of `known[since:]`: see the head of this file. With fewer than PEERS_MIN
+    peers other ranks stand in for them.
 
     The peers' noise counts because one rank's noise can be small by chance, that of several ranks hardly.
     """
     series = view.excess[np.ix_(known, view.series.columns_of(_noise_ranks(view, peers)))]
     series = series[:, ~np.isnan(series).any(axis=0)]
     count = len(known) - since
-    errors = [noise.median_error(count)]
+    errors = [noise.median_error(count), SIGMA_FLOOR]
     if series.shape[1]:
-        errors.append(float(np.median(median_errors(*measure_noises(series, since), count))))
-    if of_centers:
-        errors = [error * CENTER_ERROR / MEDIAN_ERROR for error in errors]
-    if series.shape[1]:
-        levels = find_centers(series[since:]) if of_centers else np.median(series[since:], axis=0)
+        levels = np.median(series[since:], axis=0)
         errors.append(MAD_TO_SIGMA * float(np.median(np.abs(levels - np.median(levels)))))
-    sigma = max(*errors, SIGMA_FLOOR)
-    # What is usual for a rank without peers is known no better than what is now.
-    return math.hypot(sigma, noise.median_error(since)) if since and not peers.do_same_work else sigma
+        errors.append(float(np.median(median_errors(*measure_noises(series, since), count))))
+    return max(errors)
 
 
 def _noise_ranks(view: RunView, peers: Peers) -> Sequence[int]:
