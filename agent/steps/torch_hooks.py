@@ -96,6 +96,7 @@ class TorchHooks:
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
             self._watch_user_profiler(torch)
+            self._watch_annotations(torch)
             self._undo.append(self._ranges.watch(torch.autograd.profiler.record_function))
             self._watch_captures(torch)
         except BaseException:
@@ -291,6 +292,25 @@ class TorchHooks:
 
         self._replace(profile, "_prepare_trace", wrap_prepare)
         self._replace(profile, "__exit__", wrap_exit)
+
+    def _watch_annotations(self, torch: Any) -> None:
+        """End our session before the user's ranges for Nsight or VTune begin, which raise RuntimeError where one is on.
+        No more than that: while these are on, none of ours begins on their thread.
+        """
+
+        def wrap_enter(original: Hook) -> Hook:
+            @functools.wraps(original)
+            def __enter__(annotations: Any) -> Any:  # noqa: N807
+                if annotations.enabled and torch._C._autograd._profiler_enabled():
+                    self._notify_user_profiler(begins=True)
+                    self._notify_user_profiler(begins=False)
+                return original(annotations)
+
+            return __enter__
+
+        for name in ("emit_nvtx", "emit_itt"):
+            if hasattr(torch.autograd.profiler, name):
+                self._replace(getattr(torch.autograd.profiler, name), "__enter__", wrap_enter)
 
     def _notify_user_profiler(self, *, begins: bool) -> None:
         try:

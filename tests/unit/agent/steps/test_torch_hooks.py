@@ -397,6 +397,27 @@ def test_the_users_trace_is_whole_when_ours_is_stopped_in_time(monkeypatch: pyte
     assert "aten::add" in {event.name for event in profile.events() or ()}
 
 
+def test_annotations_of_the_user_begin_where_a_session_of_ours_was_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    ours = TorchProfiler.find()
+    hooks = TorchHooks(StepTimer(lambda _: None), Guard(3), lambda begins: ours.stop() if begins else None)
+    hooks.install()
+    try:
+        for host_only in (False, True):
+            ours.start(full=True, host_only=host_only)
+            with torch.autograd.profiler.emit_itt():  # as emit_nvtx, which needs a GPU
+                assert ours.is_busy()
+            assert not ours.is_busy()
+    finally:
+        hooks.remove()
+
+
+def test_annotations_of_the_user_notify_nobody_while_no_session_is_on(watched: Watched) -> None:
+    with torch.autograd.profiler.emit_itt():
+        torch.ones(1)
+    assert watched.user_profilers == []
+
+
 def test_error_in_the_callback_does_not_reach_the_users_profiler() -> None:
     guard = Guard(error_budget=10)
 
@@ -425,6 +446,8 @@ def state_of_torch() -> list[Any]:
         torch.amp.GradScaler.__dict__["step"],
         profile.__dict__["_prepare_trace"],
         profile.__dict__["__exit__"],
+        torch.autograd.profiler.emit_nvtx.__dict__["__enter__"],
+        torch.autograd.profiler.emit_itt.__dict__["__enter__"],
         torch.cuda.CUDAGraph.__dict__["capture_begin"],
         torch.cuda.CUDAGraph.__dict__["capture_end"],
         dict(optimizers._global_optimizer_pre_hooks),
