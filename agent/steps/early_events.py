@@ -41,7 +41,8 @@ class EarlyEvents:
         if thread != buffer.thread:
             with buffer.flushed():
                 since_ns = self._timer.recorder.mark_ns
-                for owner, handle, now_ns, arguments in kept:
+                for _ in range(len(kept)):  # not `in kept`: another thread may be about to append, which would raise
+                    owner, handle, now_ns, arguments = kept.popleft()
                     if owner == thread and now_ns >= since_ns:
                         buffer.entries.extend((handle, now_ns, arguments))
                 buffer.thread = thread

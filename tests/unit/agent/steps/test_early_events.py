@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,6 +89,29 @@ def test_loader_that_ends_and_a_backward_that_fails_end_their_events() -> None:
     early.timer.finish()
     assert [(record.batches, record.backwards) for record in early.records] == [(0, 2)]
     assert early.buffer.in_backward is False
+
+
+class EntriesWithAnotherThread(list[Any]):
+    """Entries during whose writing another thread keeps the event that it had begun to keep before."""
+
+    def __init__(self, keep: Callable[[Any], None]) -> None:
+        self._keep = keep
+
+    def extend(self, event: Iterable[Any]) -> None:
+        super().extend(event)
+        self._keep((0, event, 0, ()))
+
+
+def test_another_thread_may_keep_an_event_while_one_is_claimed() -> None:
+    early = Early()
+
+    def claim() -> None:
+        early.buffer.entries = EntriesWithAnotherThread(early.events._kept.append)
+        early.events.claim()
+
+    on_another_thread(early.fetch, early.run_backward, claim)
+    assert early.buffer.thread_is_confirmed
+    assert early.buffer.event_count == 4
 
 
 def test_a_loop_that_never_steps_keeps_no_more_than_its_bound() -> None:
