@@ -86,9 +86,15 @@ class TorchHooks:
             for entrance in (
                 HookEventBuffer.flush_inline, HookEventBuffer.on_last_optimizer_end, HookEventBuffer.on_boundary_fetch,
                 HookEventBuffer.on_loader_exhausted, BatchReader.read, BackwardTails.begin, BackwardTails.end,
-                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim,
+                BackwardTails.on_first_node, BackwardTails.on_last_node, EarlyEvents.claim, EarlyEvents._keep,
             ):  # fmt: skip
                 hide_from_compiler(entrance, callees_too=True)
+            for around in (
+                TorchHooks._run_early,
+                EarlyEvents.run_backward,
+                EarlyEvents.fetch,
+            ):  # what they call is torch's
+                hide_from_compiler(around)
             self._hook_optimizers()
             self._replace(torch.autograd, "backward", self._wrap_backward)
             self._replace(loader._BaseDataLoaderIter, "__next__", self._wrap_next)

@@ -258,6 +258,17 @@ def test_compiled_step_is_counted_without_compiler_warnings(
     assert [record.backwards for record in watched.finish()] == [1] * BATCHES
 
 
+def test_first_compiled_step_of_another_thread_makes_no_compiler_warnings(watched: Watched) -> None:
+    loop = Loop()
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train = compiled_step(loop)
+        run_on_a_thread(lambda: [train(batch) for (batch,) in loop.batches])
+    assert [str(warning.message) for warning in caught if "Dynamo" in str(warning.message)] == []
+    assert [record.backwards for record in watched.finish()] == [1] * BATCHES
+
+
 # -- which thread -----------------------------------------------------------------------------------------------------
 
 
