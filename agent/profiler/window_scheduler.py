@@ -236,9 +236,10 @@ class WindowScheduler:
                 self._gate.on_user_profiler()
         if ours_is_on and get_ident() == self._thread:
             self._run(self._discard, "user_profiler")
-        elif ours_is_on and not self._is_idle.wait(self._user_profiler_wait_s):
+        elif ours_is_on and not self._is_host_only and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
-            # So it stays on, and there are no more windows.
+            # So it stays on, and there are no more windows. One of the host alone shares nothing with a session of
+            # another thread, and on for good it would keep every operator of the run: the next boundary ends it.
             self._running = self.open_from_step = None
             self._end_lines()
             self._count_skip("user_profiler")

@@ -166,6 +166,23 @@ def test_other_threads_are_not_recorded() -> None:
     assert profiler.stop().trace_activities() == []
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+def test_session_can_end_after_kineto_has_on_another_thread() -> None:
+    profiler = TorchProfiler.find()
+    profiler.start(full=True, host_only=True)
+
+    def profile() -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as users:
+            torch.zeros(2)
+        assert {event.name for event in users.events() or ()} >= {"aten::zeros"}
+
+    thread = threading.Thread(target=profile)
+    thread.start()
+    thread.join()
+    torch.ones(2)
+    assert "aten::ones" in {one.name() for one in profiler.stop().trace_activities()}
+
+
 def event(kind: str, handle: int, start_us: float) -> Any:
     return SimpleNamespace(kind=lambda: kind, handle=lambda: handle, start_us=lambda: start_us)
 

@@ -1,5 +1,9 @@
 """When the operators of the host are recorded for FLOPs, because the windows of the device are off or over."""
 
+import functools
+import threading
+from collections.abc import Callable
+
 import pytest
 
 from rankscope.agent.governor import FULL_WINDOWS, Allowance
@@ -22,6 +26,12 @@ def make_training(state: EffectState = EffectState.ENDED, *, budget_ns: int = CO
     training.profiler.sees_device = training.profiler.records_operators = True
     training.step_ns = STEP_NS
     return training
+
+
+def on_another_thread(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("state", [EffectState.ENDED, EffectState.ON_DEMAND])
@@ -109,6 +119,18 @@ def test_session_waits_until_the_users_profiler_is_off() -> None:
     training.windows.on_user_profiler(begins=False)
     training.operators_effect.state = EffectState.KEPT
     assert training.run(1).profiler.log == ["host", "stop", "host"]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_session_ends_at_the_next_boundary_after_a_profiler_of_another_thread(*, has_ended: bool) -> None:
+    training = make_training().run(BEGIN)
+    for begins in (True, False)[: 1 + has_ended]:
+        on_another_thread(functools.partial(training.windows.on_user_profiler, begins=begins))
+    assert training.profiler.log == ["host"]
+    training.run(FULL_STEPS)
+    assert training.profiler.log == ["host", "stop"], "it would record the rest of the run"
+    assert len(training.windows_taken) == has_ended
+    assert training.guard.errors == {}
 
 
 def test_every_boundary_is_looked_at_while_a_session_is_due_and_few_otherwise() -> None:
