@@ -15,6 +15,7 @@ thread has computed before the observer began.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -100,6 +101,14 @@ def _pair(events: Sequence[Any]) -> list[HostOperator]:
     for one in open_by_handle.values():
         one.end_ns = last_ns
     return found
+
+
+def has_jagged_tensors() -> bool:
+    """Return whether the script has made nested tensors of the layout `torch.jagged`. They refuse to tell this profiler
+    their sizes, and torch then writes the error with its stack to stderr, twice for each operator.
+    """
+    nested = sys.modules.get("torch.nested._internal.nested_tensor")
+    return bool(getattr(nested, "_tensor_id_counter", 0))  # it numbers their offsets; private, and of torch 2.1 on
 
 
 class OperatorSession:

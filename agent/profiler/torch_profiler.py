@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from rankscope.agent.profiler.host_operators import OperatorSession
+from rankscope.agent.profiler.host_operators import OperatorSession, has_jagged_tensors
 from rankscope.agent.profiler.kineto_events import SessionEvents, check_events
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.errors import UnavailableError
@@ -106,8 +106,6 @@ class TorchProfiler:
         self._activities_seen: set[Any] = set()
         self._is_host_only = False
         self._operators = find_operator_session(autograd, c_profiler)
-        self.records_operators = self._operators is not None
-        """Whether a session can be of the host alone."""
 
     @classmethod
     def find(
@@ -133,6 +131,11 @@ class TorchProfiler:
     def is_busy(self) -> bool:
         """Return whether any profiler, ours, the user's or another tool's, is on in this thread."""
         return bool(self._autograd._profiler_enabled())
+
+    @property
+    def records_operators(self) -> bool:
+        """Whether a session may be of the host alone."""
+        return self._operators is not None and not has_jagged_tensors()
 
     @property
     def knows_devices(self) -> bool:

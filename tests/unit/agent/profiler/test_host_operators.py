@@ -1,5 +1,7 @@
 """Sessions of torch's first profiler: the same operators as Kineto's, and FLOPs counted from them."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from rankscope.measure.records import StepRecord, WindowFlops
 from rankscope.measure.unseen_products import COMPILED, OWN_KERNELS
 from tests.flop_models import MODELS
 
+DEADLINE_S = 60.0
 CONVOLUTIONS = {name for name in MODELS if "convolutions" in name}
 COMPILES = {name for name in MODELS if "compile" in name}
 
@@ -194,6 +197,24 @@ def test_ranges_at_the_same_microsecond_nest_and_an_open_one_lasts_to_the_end() 
     assert (inner.timestamp(), inner.duration()) == (5_001, 1)
     assert (outer.timestamp(), outer.duration()) == (5_000, 2_000)
     assert (last.timestamp(), last.duration()) == (7_000, 0)
+
+
+NESTED = """
+import sys
+import torch
+from rankscope.agent.profiler.torch_profiler import TorchProfiler
+
+profiler = TorchProfiler.find()
+assert profiler.records_operators
+torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+sys.exit(profiler.records_operators)
+"""
+
+
+def test_no_session_once_the_script_has_made_jagged_tensors() -> None:
+    # A process of its own: torch counts them for good.
+    ended = subprocess.run([sys.executable, "-c", NESTED], check=False, timeout=DEADLINE_S)
+    assert ended.returncode == 0, "torch would write a page to stderr for each of their operators"
 
 
 def test_torch_without_that_profiler_has_none() -> None:
