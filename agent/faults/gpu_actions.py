@@ -1,5 +1,6 @@
 """The kinds of faults that need a GPU: matrix products beside the training, and a lowered power limit."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -117,7 +118,9 @@ class PowerCap:
         helper, self._helper = self._helper, None
         if helper is None or helper.stdin is None or os.getpid() != self._pid:
             return
-        helper.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended
+            helper.stdin.write(b".")
+            helper.stdin.close()
         try:
             status = helper.wait(HELPER_S_MAX)
         except subprocess.TimeoutExpired:
@@ -155,6 +158,8 @@ def _read_line(helper: "subprocess.Popen[bytes]") -> str:
     if helper.stdout is None:
         return ""
     with helper.stdout:
-        if not select.select([helper.stdout], [], [], HELPER_S_MAX)[0]:
+        poll = select.poll()  # `select` refuses numbers of files from 1024 on
+        poll.register(helper.stdout, select.POLLIN)
+        if not poll.poll(HELPER_S_MAX * 1e3):
             return ""
         return helper.stdout.readline().decode(errors="replace").strip()

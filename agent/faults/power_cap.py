@@ -1,12 +1,13 @@
-"""Lower the power limit of a GPU for as long as a process lives and keeps its end of a pipe open, and restore it.
+"""Lower the power limit of a GPU for as long as a process lives and says nothing on a pipe, and restore it.
 
     python -m rankscope.agent.faults.power_cap check              may this process change the limit of a GPU?
     python -m rankscope.agent.faults.power_cap hold UUID PARENT   lower it to the lowest allowed; restore it at the end
 
 The limit belongs to the GPU and outlives the process that set it. So a process of its own sets and restores it, in a
-session of its own, deaf to the signals by which a run is ended: it restores the limit when its standard input ends
-(PARENT has closed it, or is dead), when PARENT is not its parent any more, and after HOLD_S_MAX. Only if this process
-itself is killed, or the node loses power, the limit stays; `describe_cure` has the command that restores it by hand.
+session of its own, deaf to the signals by which a run is ended: it restores the limit when its standard input has a
+byte (from PARENT) or ends (PARENT is dead), when PARENT is not its parent any more, and after HOLD_S_MAX. Only if this
+process itself is killed, or the node loses power, the limit stays; `describe_cure` has the command that restores it by
+hand.
 
 It prints one line: `ok BEFORE LOWEST` (milliwatts) once the limit is lowered, or else the reason why it is not.
 NVML: nvmlDeviceGetPowerManagementLimit, ...LimitConstraints, nvmlDeviceSetPowerManagementLimit (root only).
@@ -99,7 +100,7 @@ def _wait_for_end_of(parent: int) -> None:
     end_s = time.monotonic() + HOLD_S_MAX
     while os.getppid() == parent and time.monotonic() < end_s:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_S)
-        if readable and not os.read(sys.stdin.fileno(), 1):
+        if readable:  # a byte says the end too: processes that PARENT has forked since keep the pipe open
             return
 
 

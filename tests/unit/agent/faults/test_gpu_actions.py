@@ -1,16 +1,22 @@
 """Matrix products beside a training, with what stands for torch.cuda: how many are launched, and when none is."""
 
 import contextlib
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rankscope.agent.fault_spec import parse_fault
-from rankscope.agent.faults.gpu_actions import CALIBRATED, MatmulBurn, find_refusal
+from rankscope.agent.faults import gpu_actions
+from rankscope.agent.faults.gpu_actions import CALIBRATED, MatmulBurn, PowerCap, find_refusal
 from rankscope.measure.errors import UnavailableError
 
 PRODUCT_MS = 0.25
+FIRST_REFUSED_BY_SELECT = 1024
 
 
 class Event:
@@ -132,3 +138,39 @@ def test_torch_without_gpus_refuses_matrix_products() -> None:
     expected = "this torch is built without support for GPUs" if torch.version.cuda is None else ""
     assert find_refusal(parse_fault("rank=0 kind=matmul_burn steps=0:9")) == expected
     assert find_refusal(parse_fault("rank=0 kind=host_sleep steps=0:9")) == ""
+
+
+# -- the helper that holds a power limit ------------------------------------------------------------------------------
+
+WAIT = "import os; from rankscope.agent.faults.power_cap import _wait_for_end_of; _wait_for_end_of(os.getppid())"
+
+
+def test_helper_ends_though_a_forked_worker_keeps_its_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_actions, "HELPER_S_MAX", 10.0)
+    with subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE) as helper:
+        assert helper.stdin is not None
+        of_worker = os.dup(helper.stdin.fileno())
+        cap = PowerCap("GPU-8f6d")
+        cap._helper = helper
+        cap.end()
+        has_ended = helper.poll() is not None
+        os.close(of_worker)
+    assert has_ended, "training would wait, and the limit stay until the end of the run"
+
+
+def test_line_of_a_helper_is_read_in_a_process_with_many_open_files() -> None:
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max <= FIRST_REFUSED_BY_SELECT:
+        pytest.skip("this machine allows no more open files")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FIRST_REFUSED_BY_SELECT + 64, files_max))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(FIRST_REFUSED_BY_SELECT)]
+    try:
+        with subprocess.Popen(["/bin/echo", "ok 700000 200000"], stdout=subprocess.PIPE) as helper:
+            assert helper.stdout is not None
+            assert helper.stdout.fileno() >= FIRST_REFUSED_BY_SELECT
+            assert gpu_actions._read_line(helper) == "ok 700000 200000"
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
