@@ -108,8 +108,8 @@ def find_storages(values: Iterable[Any]) -> list[Storage]:
         try:
             storage = one.untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # a subclass of tensors without a storage of its own
-            continue
+        except (RuntimeError, NotImplementedError, ValueError):
+            continue  # a subclass of tensors without a storage of its own; a parameter of a lazy module, not made yet
         if address and size:
             index = one.device.index
             found[address] = (address, size, -1 if one.device.type == "cpu" else index or 0)

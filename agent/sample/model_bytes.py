@@ -1,16 +1,20 @@
 """Sum what the parameters, gradients and optimizer state of this process take of a device's memory.
 
 Optimizers and parameters are found among the objects that Python's garbage collector knows, so that nothing has to be
-hooked or kept during training. That takes about 0.2 s for a million objects, with the interpreter's lock held: it is
-done once, when the device has run out of memory.
+hooked or kept during training. That takes 0.1 to 0.5 s for a million objects: it is done once, when the device has run
+out of memory, and not among more than OBJECTS_MAX, since a script that tries smaller batches goes on after it.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rankscope.agent.captures.model_memory import Storage, find_storages
+from rankscope.measure.errors import UnavailableError
+
+OBJECTS_MAX: Final = 5_000_000
+"""Objects that are searched. A data set kept in lists of Python may have many more; counting takes a fifth of it."""
 
 
 class ModelBytes(NamedTuple):
@@ -21,29 +25,35 @@ class ModelBytes(NamedTuple):
     optimizer_state: int
 
 
-def find_model_bytes(device: int, objects: Iterable[object] | None = None) -> ModelBytes | None:
+def find_model_bytes(
+    device: int, objects: Iterable[object] | None = None, *, objects_max: int = OBJECTS_MAX
+) -> ModelBytes | None:
     """Return the bytes on a device, by its number, -1 for the CPU; None where nothing of a model is found there.
     `objects` are those to search, None: all that the garbage collector knows. Objects that were frozen
-    (`gc.freeze`) are not among them.
+    (`gc.freeze`) are not among them. Raises UnavailableError for more than `objects_max`.
     """
     from torch import Tensor, nn, optim  # noqa: PLC0415 - the user's torch
 
     all_of_them = gc.get_objects() if objects is None else list(objects)
-    parameters = [one for one in _find_instances(all_of_them, Tensor) if isinstance(one, nn.Parameter)]
-    optimizers = _find_instances(all_of_them, optim.Optimizer)
-    parameters += _find_groups(optimizers)
+    if len(all_of_them) > objects_max:
+        raise UnavailableError(f"the process has {len(all_of_them):,} objects; at most {objects_max:,} are searched")
+    tensors, optimizers = _find_instances(all_of_them, Tensor, optim.Optimizer)
+    parameters = [one for one in tensors if isinstance(one, nn.Parameter)] + _find_groups(optimizers)
     found: set[Storage] = set()
     sums = [
-        _add_fresh(found, tensors, device)
-        for tensors in (parameters, (one.grad for one in parameters), _find_state(optimizers))
+        _add_fresh(found, of_kind, device)
+        for of_kind in (parameters, (one.grad for one in parameters), _find_state(optimizers))
     ]
     return ModelBytes(*sums) if found else None
 
 
-def _find_instances(objects: Iterable[object], kind: type) -> list[Any]:
-    """Return the instances of a class by their types alone: `isinstance` asks an object, which may be anybody's."""
-    types = {one for one in set(map(type, objects)) if kind in one.__mro__}
-    return [one for one in objects if type(one) in types]
+def _find_instances(objects: Sequence[object], *kinds: type) -> list[list[Any]]:
+    """Return the instances of each class by their types alone: `isinstance` asks an object, which may be anybody's."""
+    types = set(map(type, objects))
+    types_of = [{one for one in types if kind in one.__mro__} for kind in kinds]
+    wanted = set[type]().union(*types_of)
+    found = [one for one in objects if type(one) in wanted]
+    return [[one for one in found if type(one) in of_kind] for of_kind in types_of]
 
 
 def _find_groups(optimizers: Iterable[Any]) -> list[Any]:

@@ -27,6 +27,7 @@ from rankscope.agent.guard import Guard
 from rankscope.agent.sample.model_bytes import ModelBytes, find_model_bytes
 from rankscope.agent.sample.torch_memory import NATIVE, parse_stats
 from rankscope.measure.clock import Clock
+from rankscope.measure.errors import UnavailableError
 from rankscope.measure.out_of_memory import ALLOCATIONS_MAX, FRAMES_MAX, NOTICES_MAX, HeldMemory, OutOfMemory
 from rankscope.measure.stalls import StackFrame
 
@@ -40,6 +41,7 @@ NOT_TOLD: Final = "not_told_by_this_torch"
 ONCE: Final = "read_for_the_first_error_only"
 NO_MODEL: Final = "no_parameters_found_on_this_device"
 NOT_READ: Final = "could_not_be_read"
+TOO_MANY: Final = "too_many_objects_in_the_process"
 
 MODEL_FIELDS: Final = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes")
 """Of a notice, in the order of ModelBytes."""
@@ -155,6 +157,8 @@ class OutOfMemoryWatch:
             return None, ONCE
         try:
             found = self._find_model(seen.device)
+        except UnavailableError:
+            return None, TOO_MANY
         except Exception as error:  # noqa: BLE001 - the notice is worth more than what it lacks then
             self._guard.record(PART, error)
             return None, NOT_READ

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.sample.model_bytes import ModelBytes, find_model_bytes
+from rankscope.measure.errors import UnavailableError
 
 CPU = -1
 BYTES = 4 * (16 * 32 + 32)
@@ -63,6 +64,17 @@ def test_optimizer_whose_state_is_no_dict_by_parameter_has_none(layer: nn.Linear
     state: dict[Any, Any] = optimizer.state
     state["of all"] = 3
     assert find_model_bytes(CPU, [optimizer]) == ModelBytes(4 * 16 * 32, 0, 0)
+
+
+def test_parameter_of_a_lazy_module_has_no_bytes_yet(layer: nn.Linear) -> None:
+    lazy = nn.LazyLinear(4)
+    assert find_model_bytes(CPU, [lazy.weight, layer.weight]) == ModelBytes(4 * 16 * 32, 0, 0)
+
+
+def test_a_process_of_very_many_objects_is_not_searched(layer: nn.Linear) -> None:
+    assert find_model_bytes(CPU, [layer.weight, layer.bias], objects_max=2) == ModelBytes(BYTES, 0, 0)
+    with pytest.raises(UnavailableError, match="the process has 2 objects; at most 1 are searched"):
+        find_model_bytes(CPU, [layer.weight, layer.bias], objects_max=1)
 
 
 def test_device_without_a_model_has_no_bytes(layer: nn.Linear) -> None:

@@ -19,10 +19,12 @@ from rankscope.agent.sample.out_of_memory import (
     NOT_TOLD,
     ONCE,
     PART,
+    TOO_MANY,
     OutOfMemoryWatch,
     sum_by_stack,
 )
 from rankscope.measure.codec import encode
+from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import Report
 from rankscope.measure.out_of_memory import ALLOCATIONS_MAX, FRAMES_MAX, NOTICES_MAX, HeldMemory, OutOfMemory
 from rankscope.measure.stalls import StackFrame
@@ -141,6 +143,19 @@ def test_model_that_cannot_be_read_costs_no_notice() -> None:
     (notice,) = rank.collect()
     assert {notice.absent[name] for name in MODEL_FIELDS} == {NOT_READ}
     assert rank.guard.errors == {PART: 1}
+
+
+def test_model_among_too_many_objects_is_no_error() -> None:
+    rank = Rank()
+
+    def refuse(_device: int) -> None:
+        raise UnavailableError("the process has 10,000,000 objects; at most 5,000,000 are searched")
+
+    rank.model = refuse
+    rank.run_out()
+    (notice,) = rank.collect()
+    assert {notice.absent[name] for name in MODEL_FIELDS} == {TOO_MANY}
+    assert rank.guard.errors == {}
 
 
 def test_error_outside_of_steps_has_none() -> None:
