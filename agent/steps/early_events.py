@@ -31,6 +31,8 @@ class EarlyEvents:
         self._timer = timer
         self._read_clock_ns = read_clock_ns
         self._kept: deque[tuple[int, Callable[..., None], int, tuple[Any, ...]]] = deque(maxlen=EVENTS_MAX)
+        self.threads_inside: set[int] = set()
+        """The threads that are inside a backward; several may be at once."""
 
     def claim(self) -> None:
         """Make the calling thread the one that trains, and pass its events on. Those before the last event that has
@@ -61,14 +63,20 @@ class EarlyEvents:
 
     def run_backward(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a backward, and keep its begin and its end. While it lasts, hooks that step optimizers are noted."""
-        buffer = self._buffer
+        thread, is_inside = get_ident(), self.is_inside
         self._keep(self._timer.backward_begin)
-        is_inside, buffer.in_backward = buffer.in_backward, True
+        self.threads_inside.add(thread)
         try:
             return original(*args, **kwargs)
         finally:
-            buffer.in_backward = is_inside
+            if not is_inside:
+                self.threads_inside.discard(thread)
             self._keep(self._timer.backward_end)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is inside a backward that it has begun here."""
+        return get_ident() in self.threads_inside
 
     def _keep(self, handle: Callable[..., None], *arguments: Any) -> None:
         self._kept.append((get_ident(), handle, self._read_clock_ns(), arguments))

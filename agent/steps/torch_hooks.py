@@ -147,19 +147,18 @@ class TorchHooks:
 
         is_in_autograd = make_in_autograd_check()
         buffer, read_event_ns = self.buffer, self._read_event_ns
-        write = buffer.entries.extend
+        write, early_inside = buffer.entries.extend, self._early.threads_inside
         optimizer_begin, optimizer_end = self._timer.optimizer_begin, self._timer.optimizer_end
 
         def before(optimizer: object, _args: object, _kwargs: object) -> None:
-            if buffer.in_backward:
+            if (buffer.in_backward or early_inside) and is_in_autograd():
                 # On a GPU autograd has threads of its own, while the one that called backward waits.
-                if is_in_autograd():
-                    buffer.stepped_in_backward = True
-                return
-            if not buffer.thread_is_confirmed and not is_in_autograd():
-                self._early.claim()
-            if get_ident() == buffer.thread:
-                write((optimizer_begin, read_event_ns(), (id(optimizer),)))
+                buffer.stepped_in_backward = True
+            elif not buffer.in_backward:
+                if not buffer.thread_is_confirmed and not is_in_autograd():
+                    self._early.claim()
+                if get_ident() == buffer.thread:
+                    write((optimizer_begin, read_event_ns(), (id(optimizer),)))
 
         def after(_optimizer: object, _args: object, _kwargs: object) -> None:
             if get_ident() == buffer.thread and not buffer.in_backward:
@@ -205,7 +204,7 @@ class TorchHooks:
 
     def _run_early(self, original: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a backward on a thread that may turn out to train: it does where hooks inside step an optimizer."""
-        is_inside = self.buffer.in_backward
+        is_inside = self._early.is_inside
         try:
             return self._early.run_backward(original, args, kwargs)
         finally:

@@ -88,7 +88,7 @@ def test_loader_that_ends_and_a_backward_that_fails_end_their_events() -> None:
     on_another_thread(fail, early.run_backward, early.step)
     early.timer.finish()
     assert [(record.batches, record.backwards) for record in early.records] == [(0, 2)]
-    assert early.buffer.in_backward is False
+    assert not early.events.threads_inside
 
 
 class EntriesWithAnotherThread(list[Any]):

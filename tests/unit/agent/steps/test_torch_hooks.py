@@ -279,6 +279,32 @@ def test_other_threads_are_not_measured(watched: Watched) -> None:
     assert watched.hooks.event_count == events
 
 
+def test_backwards_of_two_threads_before_the_first_step_may_overlap(watched: Watched) -> None:
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    def wait_inside(_gradient: Tensor) -> None:
+        is_begun.set()
+        assert may_end.wait(DEADLINE_S)
+
+    def begin_other(_gradient: Tensor) -> None:
+        other.start()
+        assert is_begun.wait(DEADLINE_S)
+
+    other = threading.Thread(target=lambda: run_backward_with(wait_inside))
+    run_backward_with(begin_other)
+    may_end.set()
+    other.join(DEADLINE_S)
+    Loop().train()
+    assert len(watched.finish()) == BATCHES
+
+
+def run_backward_with(hook: Callable[[Tensor], None]) -> None:
+    """Run a backward that calls a hook."""
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(hook)
+    x.sum().backward()
+
+
 def test_training_on_another_thread_is_counted_from_its_first_step(watched: Watched) -> None:
     run_on_a_thread(Loop().train)
     records = watched.finish()
