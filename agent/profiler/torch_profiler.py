@@ -25,11 +25,12 @@ did not wait had no whole step, and 19 of 19 that did had all kernels, but for t
 has arrived.
 """
 
+import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -234,20 +235,30 @@ class TorchProfiler:
         """
         self._check_free()
         if host_only and self._operators is not None:
-            self._ranges.on_session_begin()
-            self._operators.start()
+            with self._beginning():
+                self._operators.start()
             self._thread, self._is_host_only = get_ident(), True
             return
         configuration = self._with_shapes if shapes or not full else self._without_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         self._autograd._prepare_profiler(configuration, activities)
-        self._ranges.on_session_begin()
-        self._autograd._enable_profiler(
-            configuration, activities, self._find_scopes(full=full, every_operator=shapes or not on_device)
-        )
+        with self._beginning():
+            self._autograd._enable_profiler(
+                configuration, activities, self._find_scopes(full=full, every_operator=shapes or not on_device)
+            )
         self._thread = get_ident()
         self._activities_seen |= on_device
+
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Notify the ranges of the session that begins within the context, and of its end if it does not begin."""
+        self._ranges.on_session_begin()
+        try:
+            yield
+        except BaseException:
+            self._ranges.on_session_end()
+            raise
 
     def stop(self) -> Any:
         """End the session and return its result, whose `trace_activities()` may be read on another thread. A torch that

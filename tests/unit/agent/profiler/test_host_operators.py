@@ -14,12 +14,13 @@ from torch import nn
 from torch._C import _autograd, _profiler
 from torch.utils.checkpoint import checkpoint
 
-from rankscope.agent.profiler.host_operators import HostOperators
+from rankscope.agent.profiler.host_operators import HostOperators, OperatorSession
 from rankscope.agent.profiler.reduce_window import reduce_window
 from rankscope.agent.profiler.torch_profiler import TorchProfiler, find_operator_session
 from rankscope.agent.profiler.window_reading import read_window
 from rankscope.agent.profiler.window_reduction import make_request
 from rankscope.agent.profiler.window_scheduler import RawWindow
+from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.flops import NO_VALUES
 from rankscope.measure.records import StepRecord, WindowFlops
@@ -146,6 +147,19 @@ def test_session_is_busy_for_others_and_they_for_it() -> None:
     profiler.start(full=True, shapes=True)  # Kineto's come after it as before
     torch.ones(2)
     assert "aten::ones" in {one.name() for one in profiler.stop().trace_activities()}
+
+
+def test_session_that_does_not_begin_leaves_no_range_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: OperatorSession) -> None:
+        raise RuntimeError("a profiler is on")
+
+    monkeypatch.setattr(OperatorSession, "start", fail)
+    wrapped: list[bool] = []
+    ranges = OpenRanges()
+    ranges.watch_sessions(lambda: wrapped.append(True), lambda: wrapped.append(False))
+    with pytest.raises(RuntimeError, match="a profiler is on"):
+        TorchProfiler.find(ranges).start(full=True, host_only=True)
+    assert wrapped == [True, False]
 
 
 def test_operators_are_those_of_kineto_in_the_same_order() -> None:
