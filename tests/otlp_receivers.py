@@ -68,8 +68,8 @@ class Received:
 @dataclass
 class Receiver:
     """A receiver at `url`. `answer` is an HTTP status or a status of gRPC with which the next requests are answered;
-    None: they are accepted, but for the points or records that `left_out` counts, with a text. While `gate` is not set
-    no request is answered.
+    None: they are accepted, but for the points or records that `left_out` counts, with a text. One of HTTP that
+    `packs_answers` compresses them. While `gate` is not set no request is answered.
     """
 
     url: str
@@ -78,6 +78,7 @@ class Receiver:
     answer: Any = None
     left_out: tuple[int, str] = (0, "")
     garbage: bytes = b""
+    packs_answers: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
 
 
@@ -106,7 +107,10 @@ def receiving_http(port: int = 0) -> Iterator[Receiver]:
                 )
                 receiver.received.add(service.FromString(body), {**self.headers, "path": self.path})
             said = make_answer(self.path.endswith("/v1/metrics"), receiver).SerializeToString()
+            said = gzip.compress(said) if receiver.packs_answers else said
             self.send_response(receiver.answer or 200)
+            if receiver.packs_answers:
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(said)))
             self.send_header("Location", "/elsewhere")
             self.end_headers()

@@ -73,7 +73,7 @@ class ExportSession(requests.Session):
             response.status_code = HTTPStatus.BAD_REQUEST  # the SDK takes a redirect for a success
         response._content = b""  # noqa: SLF001 - else requests reads the answer whole
         with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):  # the status is known
-            body = response.raw.read(ANSWER_BYTES_MAX)
+            body = response.raw.read(ANSWER_BYTES_MAX, decode_content=True)  # requests offers to take gzip
             self.partial = parse_partial(body) if response.ok and not self.problem.text else Partial()
         response.close()
         return response

@@ -90,6 +90,15 @@ def test_points_that_the_receiver_left_out_are_known(receiver: Receiver) -> None
 
 
 @pytest.mark.usefixtures("_patient")
+def test_answer_that_is_compressed_is_read_too() -> None:
+    with receiving_http() as receiver:
+        receiver.left_out, receiver.packs_answers = (12, "too many labels"), True
+        sender = sender_to(receiver.url, receiver.protocol)
+        assert (sender.send(some_metrics()), sender.partial) == ("", (12, "too many labels"))
+        sender.close()
+
+
+@pytest.mark.usefixtures("_patient")
 def test_what_a_refused_request_left_out_is_not_known(receiver: Receiver) -> None:
     sender = sender_to(receiver.url, receiver.protocol)
     receiver.left_out = (12, "")
