@@ -99,16 +99,28 @@ def count_blocks(count: int) -> int:
 
 def find_interval(resampled: Floats, observed: float, blocks: int) -> tuple[float, float]:
     """Return the interval that holds CONFIDENCE of the resampled values, shape (resamples,), the same share beyond each
-    end, and made wider around the observed value for so few blocks.
+    end, and made wider around the observed value for so few blocks. Resamples that are NaN say nothing.
 
     >>> [round(float(end), 2) for end in find_interval(np.linspace(0.0, 100.0, 1_001), 50.0, 10_000)]
     [2.49, 97.51]
     >>> [round(float(end), 2) for end in find_interval(np.linspace(0.0, 100.0, 1_001), 50.0, 9)]
     [-9.27, 109.27]
     """
-    low, high = np.quantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     factor = find_widening(blocks)
     return observed - factor * (observed - float(low)), observed + factor * (float(high) - observed)
+
+
+def find_ratio_interval(resampled: Floats, observed: float, blocks: int) -> tuple[float, float]:
+    """Return the interval of a ratio of times. It is made wider in logarithms: no end is 0 or less, and the interval of
+    the inverse ratio is the inverse.
+
+    >>> ratios = np.array([0.1] * 5 + [1.0] * 90 + [10.0] * 5)
+    >>> [tuple(round(end, 2) for end in find(ratios, 1.0, 9)) for find in (find_interval, find_ratio_interval)]
+    [(-0.12, 12.23), (0.06, 17.69)]
+    """
+    low, high = find_interval(np.log(resampled), math.log(observed), blocks)
+    return math.exp(low), math.exp(high)
 
 
 def find_widening(blocks: int) -> float:

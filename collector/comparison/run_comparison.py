@@ -27,7 +27,7 @@ from rankscope.collector.comparison.block_bootstrap import (
     RESAMPLES,
     SEED,
     count_blocks,
-    find_interval,
+    find_ratio_interval,
     resample_quantiles,
 )
 from rankscope.collector.comparison.run_side import RunSide
@@ -298,7 +298,7 @@ def _all_of(side: RunSide) -> Bools:
 
 def _compare_means(name: str, a: ResampledSide, b: ResampledSide) -> StepTimeRow:
     a_ns, b_ns = float(a.step_ns[0]), float(b.step_ns[0])
-    low, high = find_interval(b.step_ns[1:] / a.step_ns[1:], b_ns / a_ns, min(a.blocks, b.blocks))
+    low, high = find_ratio_interval(b.step_ns[1:] / a.step_ns[1:], b_ns / a_ns, min(a.blocks, b.blocks))
     return StepTimeRow(name=f"mean, {name}", a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high)
 
 
@@ -309,7 +309,7 @@ def _compare_quantiles(a: RunSide, b: RunSide) -> list[StepTimeRow]:
     rows = []
     for place, quantile in enumerate(QUANTILES):
         a_ns, b_ns = float(of_a[place]), float(of_b[place])
-        low, high = find_interval(ratios[:, place], b_ns / a_ns, blocks)
+        low, high = find_ratio_interval(ratios[:, place], b_ns / a_ns, blocks)
         name = f"p{quantile * 100:.0f}"
         rows.append(StepTimeRow(name=name, a_ns=a_ns, b_ns=b_ns, ratio=b_ns / a_ns, ratio_low=low, ratio_high=high))
     return rows

@@ -69,13 +69,14 @@ def find_usual(side: RunSide) -> Bools:
 
 
 def resample_side(side: RunSide, counted: Bools, stream: int) -> ResampledSide:
-    """Return the means of the counted steps of one side, shape (n,), and of its resamples; sides with another `stream`
-    are independent.
+    """Return the means of the counted steps of one side, shape (n,), and of its resamples, NaN for those without a
+    counted step; sides with another `stream` are independent.
     """
     series = np.column_stack([np.ones_like(side.step_ns), side.step_ns, *side.phases_ns.values()])
     series *= counted[:, np.newaxis]
     summed = np.vstack([series.mean(axis=0), resample_means(series, stream)])
-    means = summed / summed[:, :1]
+    shares = summed[:, :1]
+    means = np.divide(summed, shares, out=np.full_like(summed, np.nan), where=shares > 0)
     phases_ns = {name: means[:, place] for place, name in enumerate(side.phases_ns, start=2)}
     return ResampledSide(
         step_ns=means[:, 1],

@@ -62,6 +62,15 @@ def test_parts_sum_to_the_difference(seed: int) -> None:
         assert sum(row.share or 0.0 for row in rows) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_interval_of_a_ratio_is_above_0_however_steps_vary(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a, b = (side_of(list(np.repeat(random.choice([10.0, 1_000.0], 12), 10))) for _ in range(2))
+    found = compare_sides(a, b)
+    assert min(row.ratio_low for row in found.step_times) > 0
+    assert describe_comparison(found)
+
+
 def test_slower_run_is_named_with_its_part() -> None:
     # B's step is 120 ms, of which 40 % instead of 20 % is exposed: 48 ms - 20 ms; compute 50 ms on both sides.
     b = side(120.0, 10.0, 1, compute=50 / 120, exposed_communication=0.4, copy=10 / 120, idle=12 / 120)
