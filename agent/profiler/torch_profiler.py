@@ -25,12 +25,11 @@ did not wait had no whole step, and 19 of 19 that did had all kernels, but for t
 has arrived.
 """
 
-import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -235,7 +234,7 @@ class TorchProfiler:
         """
         self._check_free()
         if host_only and self._operators is not None:
-            with self._beginning():
+            with self._ranges.beginning_session():
                 self._operators.start()
             self._thread, self._is_host_only = get_ident(), True
             return
@@ -243,22 +242,12 @@ class TorchProfiler:
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
         self._autograd._prepare_profiler(configuration, activities)
-        with self._beginning():
+        with self._ranges.beginning_session():
             self._autograd._enable_profiler(
                 configuration, activities, self._find_scopes(full=full, every_operator=shapes or not on_device)
             )
         self._thread = get_ident()
         self._activities_seen |= on_device
-
-    @contextlib.contextmanager
-    def _beginning(self) -> Iterator[None]:
-        """Notify the ranges of the session that begins within the context, and of its end if it does not begin."""
-        self._ranges.on_session_begin()
-        try:
-            yield
-        except BaseException:
-            self._ranges.on_session_end()
-            raise
 
     def stop(self) -> Any:
         """End the session and return its result, whose `trace_activities()` may be read on another thread. A torch that
@@ -296,17 +285,16 @@ class TorchProfiler:
     def _configure(self, *, record_shapes: bool) -> Any:
         # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental
         c = self._c_profiler
-        experimental = self._leave_events_out() if self._lists_activities else c._ExperimentalConfig()
+        experimental = leave_events_out(c) if self._lists_activities else c._ExperimentalConfig()
         return c.ProfilerConfig(c.ProfilerState.KINETO, record_shapes, False, False, False, False, experimental)
 
-    def _leave_events_out(self) -> Any:
-        """Return a configuration without torch's own events, a third of the cost of ending a window, which are not
-        read.
-        """
-        try:
-            return self._c_profiler._ExperimentalConfig(trace_only=True)
-        except TypeError:
-            return self._c_profiler._ExperimentalConfig()
+
+def leave_events_out(c_profiler: Any) -> Any:
+    """Return a configuration without torch's own events, a third of the cost of ending a window, which are not read."""
+    try:
+        return c_profiler._ExperimentalConfig(trace_only=True)
+    except TypeError:
+        return c_profiler._ExperimentalConfig()
 
 
 def find_operator_session(autograd: Any, c_profiler: Any) -> OperatorSession | None:

@@ -7,9 +7,10 @@ step or the user's around an epoch. While no session is on the exit writes nothi
 another session than it was entered in exits when that session has ended.
 """
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rankscope.agent.steps.patches import Patch
@@ -64,6 +65,16 @@ class OpenRanges:
         self._end_watching()
         while self._deferred_exits:
             self._deferred_exits.popleft()()
+
+    @contextlib.contextmanager
+    def beginning_session(self) -> Iterator[None]:
+        """Handle the begin of the session that begins within the context, and its end if it does not begin."""
+        self.on_session_begin()
+        try:
+            yield
+        except BaseException:
+            self.on_session_end()
+            raise
 
     def wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return `record_function.__enter__`, which notes the session."""

@@ -102,7 +102,6 @@ class TorchHooks:
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
             self._watch_user_profiler(torch)
-            self._watch_annotations(torch)
             self._undo.append(self._ranges.watch(torch.autograd.profiler.record_function))
             self._watch_captures(torch)
         except BaseException:
@@ -297,25 +296,8 @@ class TorchHooks:
 
         self._replace(profile, "_prepare_trace", wrap_prepare)
         self._replace(profile, "__exit__", wrap_exit)
-
-    def _watch_annotations(self, torch: Any) -> None:
-        """End our session before the user's ranges for Nsight or VTune begin, which raise RuntimeError where one is on.
-        No more than that: while these are on, none of ours begins on their thread.
-        """
-
-        def wrap_enter(original: Hook) -> Hook:
-            @functools.wraps(original)
-            def __enter__(annotations: Any) -> Any:  # noqa: N807
-                if annotations.enabled and torch._C._autograd._profiler_enabled():
-                    self._notify_user_profiler(begins=True)
-                    self._notify_user_profiler(begins=False)
-                return original(annotations)
-
-            return __enter__
-
-        for name in ("emit_nvtx", "emit_itt"):
-            if hasattr(torch.autograd.profiler, name):
-                self._replace(getattr(torch.autograd.profiler, name), "__enter__", wrap_enter)
+        for owner in find_annotations(torch):
+            self._replace(owner, "__enter__", lambda original: wrap_annotations(original, self._notify_user_profiler))
 
     def _notify_user_profiler(self, *, begins: bool) -> None:
         try:
@@ -335,6 +317,29 @@ class TorchHooks:
         patch = Patch(owner, name, wrap)
         patch.apply()
         self._undo.append(patch.revert)
+
+
+def find_annotations(torch: Any) -> list[Any]:
+    """Return torch's contexts that mark operators for Nsight or VTune, as far as it has them."""
+    known = (getattr(torch.autograd.profiler, name, None) for name in ("emit_nvtx", "emit_itt"))
+    return [one for one in known if one is not None]
+
+
+def wrap_annotations(original: Hook, notify: Callable[..., None]) -> Hook:
+    """Return an `__enter__` before which a session of ours ends: torch's raises RuntimeError where one is on. No more
+    than that: while these marks are on, none of ours begins on their thread.
+    """
+
+    @functools.wraps(original)
+    def __enter__(annotations: Any) -> Any:  # noqa: N807 - it stands in for the context's own
+        import torch  # noqa: PLC0415
+
+        if annotations.enabled and torch._C._autograd._profiler_enabled():
+            notify(begins=True)
+            notify(begins=False)
+        return original(annotations)
+
+    return __enter__
 
 
 def make_in_autograd_check() -> Callable[[], bool]:
