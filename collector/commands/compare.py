@@ -46,8 +46,8 @@ rankscope compare bert --baseline last-good --store runs.db --html compared.html
         )
         parser.add_argument(
             "--margin", type=float, default=MARGIN, metavar="SHARE",
-            help="a ratio within 1 / (1 + SHARE) to 1 + SHARE is no difference once the interval excludes 5/3 of SHARE "
-            f"[{MARGIN}]",
+            help="largest change that does not count: a ratio above 1 + SHARE is slower, one below 1 / (1 + SHARE) "
+            f"faster [{MARGIN}]",
         )  # fmt: skip
         parser.add_argument(
             "--fail-above", type=float, default=None, metavar="RATIO",

@@ -18,6 +18,7 @@ from rankscope.collector.comparison.run_comparison import (
     is_within,
     judge,
 )  # fmt: skip
+from rankscope.collector.detect.run_rules.earlier_runs import DEVIATION_FLOOR
 from rankscope.collector.steps.run_start import USUAL_RATIO_MAX
 
 NAMED_SHARE_MIN: Final = 0.1
@@ -143,10 +144,11 @@ def _find_start_noise(deviation: float) -> float:
 
 def _describe_starts(found: RunComparison) -> str:
     deviation = found.start_deviation or 0.0
+    spread = f"{100 * deviation:.1f} %{' or less' if deviation <= DEVIATION_FLOOR else ''}"
+    noise = 100 * math.expm1(_find_start_noise(deviation))
     return (
-        f"{found.start_runs} earlier runs of this work differed by {100 * deviation:.1f} % from start to start "
-        f"(standard deviation), so two starts may differ by {100 * math.expm1(_find_start_noise(deviation)):.1f} % by "
-        "chance alone: start B again before you look for a cause."
+        f"{found.start_runs} earlier runs of this work differed by {spread} from start to start (standard deviation), "
+        f"so two starts may differ by up to {noise:.1f} % by chance alone: start B again before you look for a cause."
     )
 
 

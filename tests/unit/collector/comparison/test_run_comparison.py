@@ -162,12 +162,15 @@ def test_difference_that_two_starts_may_have_is_said() -> None:
     found = msgspec.structs.replace(known, b=msgspec.structs.replace(known.b, run_id="bert@20261126T103005Z"))
     sentence = (
         "7 earlier runs of this work differed by 2.0 % from start to start (standard deviation), so two starts may "
-        "differ by 5.7 % by chance alone: start B again before you look for a cause."
+        "differ by up to 5.7 % by chance alone: start B again before you look for a cause."
     )
     assert sentence in describe_comparison(found)
     assert sentence not in describe_comparison(known), "these are two parts of one run"
     assert sentence not in describe_comparison(msgspec.structs.replace(found, ratio=1.06))
     assert sentence not in describe_comparison(msgspec.structs.replace(found, start_deviation=None))
+    # 1 % is the smallest spread that is taken into account, whatever that of the runs is. e^(1.96 sqrt(2) 0.01) = 1.028
+    least = msgspec.structs.replace(found, ratio=1.02, start_deviation=0.01)
+    assert "differed by 1.0 % or less from start to start" in describe_comparison(least)
 
 
 def test_spread_of_starts_is_that_of_the_runs_before_b() -> None:
