@@ -8,7 +8,7 @@ import sys
 from typing import Any, Final
 
 from rankscope.agent.fault_spec import KINDS, FaultSpec
-from rankscope.agent.faults.power_cap import OK, describe_cure
+from rankscope.agent.faults.power_cap import HOLD_S_MAX, OK, describe_cure
 from rankscope.agent.guard import log_line
 from rankscope.agent.identity import drop_rank_variables
 from rankscope.agent.sample.torch_device import may_have_device, read_torch_device
@@ -21,7 +21,9 @@ CALIBRATED: Final = 10
 """Products whose duration is measured, after as many that are not."""
 HELPER_S_MAX: Final = 20.0
 """How long the helper may take to lower a limit, or to restore it: it imports Python and NVML."""
-NO_GPU: Final = "this rank has not computed on an NVIDIA GPU when the fault begins"
+NO_GPU: Final = "this rank had not used an NVIDIA GPU when the fault began"
+
+NO_ANSWER: Final = f"the helper process that asks NVML ended without an answer, or gave none in {HELPER_S_MAX:.0f} s"
 
 
 def find_refusal(spec: FaultSpec) -> str:
@@ -106,11 +108,12 @@ class PowerCap:
         words = _read_line(self._helper).split()
         if words[:1] != [OK]:
             self.end()
-            raise UnavailableError(f"the power limit of {uuid} stays: {' '.join(words) or 'the helper says nothing'}")
+            raise UnavailableError(f"the power limit of {uuid} was not lowered: {' '.join(words) or NO_ANSWER}")
         self._uuid, self._before = uuid, int(words[1])
         log_line(
             f"the power limit of {uuid} is lowered from {int(words[1]) // 1_000} to {int(words[2]) // 1_000} W until "
-            f"the fault or this process ends; by hand: {describe_cure(uuid, self._before)}"
+            f"the fault or this process ends, for {HOLD_S_MAX / 60:.0f} minutes at most; to restore it by hand, as "
+            f"root: {describe_cure(uuid, self._before)}"
         )
 
     def end(self) -> None:
@@ -143,7 +146,7 @@ def _ask_helper() -> str:
         said = _read_line(helper)
         if said != OK:
             helper.kill()
-    return "" if said == OK else said or "the helper that asks NVML says nothing"
+    return "" if said == OK else said or NO_ANSWER
 
 
 def _start(command: list[str], *, stdin: int) -> "subprocess.Popen[bytes]":

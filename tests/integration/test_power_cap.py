@@ -58,9 +58,8 @@ def test_limit_is_lowered_and_restored_at_the_end(limit: Path, capfd: pytest.Cap
     cap.act()
     cap.act()
     assert (read(limit), len(helpers())) == (LOWEST, 1)
-    assert f"is lowered from 700 to 200 W until the fault or this process ends; by hand: nvidia-smi -i {STRAINED} " in (
-        capfd.readouterr().err
-    )
+    said = "is lowered from 700 to 200 W until the fault or this process ends, for 10 minutes at most; to restore it by"
+    assert f"{said} hand, as root: nvidia-smi -i {STRAINED} " in capfd.readouterr().err
     cap.end()
     assert (read(limit), helpers()) == (BEFORE, [])
 
@@ -117,6 +116,6 @@ def test_without_a_driver_the_fault_is_refused(
 
 def test_limit_that_is_the_lowest_already_is_said(limit: Path) -> None:
     limit.write_text(LOWEST)
-    with pytest.raises(UnavailableError, match="stays: its power limit is 200 W, the lowest allowed already"):
+    with pytest.raises(UnavailableError, match="was not lowered: its power limit is 200 W, the lowest allowed already"):
         PowerCap(STRAINED).act()
     assert read(limit) == LOWEST

@@ -127,7 +127,7 @@ def test_nothing_is_launched_into_a_graph_that_is_captured() -> None:
 def test_rank_without_a_gpu_is_said() -> None:
     torch = Torch()
     torch.cuda.initialized = False
-    with pytest.raises(UnavailableError, match="this rank has not computed on an NVIDIA GPU when the fault begins"):
+    with pytest.raises(UnavailableError, match="this rank had not used an NVIDIA GPU when the fault began"):
         burn_of(torch).act()
 
 
