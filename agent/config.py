@@ -233,8 +233,8 @@ class AgentConfig(Settings):
             "process, which can make every later step longer. governed: compare the steps between windows with those "
             "before, and end the windows if steps have become longer (docs/cost.md); always: do not compare; "
             "on_demand: begin none; compute, communication and idle ratios of a GPU come from captures without "
-            "options, as these are ordered or scheduled; off: begin none, so that there are no such ratios. FLOPs are "
-            "then counted without CUPTI.",
+            "options, as these are ordered or scheduled; off: begin none, so that there are no such ratios. With "
+            "on_demand and off FLOPs are counted from the operators of the host, without CUPTI.",
             choices=(GOVERNED, ALWAYS, ON_DEMAND, OFF),
         ),
     )

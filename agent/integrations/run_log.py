@@ -119,7 +119,7 @@ class RunLog:
         self._failures += 1
         if self._failures == FAILURES_MAX:
             times = f"failed or was slow {FAILURES_MAX} times in a row"
-            log_line(f"the run is not logged{self._with_logger} any more, since that {times}; at last: {reason}")
+            log_line(f"the run is not logged{self._with_logger} any more, since that {times}; the last time: {reason}")
 
 
 def read_scalars(report: RunReport) -> dict[str, float]:

@@ -20,10 +20,10 @@ ENDED: Final = (
 )
 NOT_YET_OF_HOST: Final = (
     "FLOPs have not been measured yet: without windows of the GPU they are counted from operators of the host, as soon "
-    f"as overhead_ratio_max pays for recording these; {_CURE} at once"
+    f"as overhead_ratio_max allows to record these; {_CURE} at once"
 )
-GRAPHS: Final = f"windows of the GPU are off or have ended, and the host has no operators of a CUDA graph; {_CURE}"
-SLOWED: Final = f"steps became longer after operators of the host were recorded, so they are not again; {_CURE}"
+GRAPHS: Final = f"windows of the GPU are off or have ended, and the operators in a CUDA graph are not recorded; {_CURE}"
+SLOWED: Final = f"steps became longer after operators of the host were recorded, so they are recorded no more; {_CURE}"
 DROPPED: Final = f"FLOPs are measured in full windows, which are off to stay within overhead_ratio_max; {_CURE}"
 NOT_YET: Final = (
     "FLOPs have not been measured yet: a full window after the first one does it, as soon as overhead_ratio_max "

@@ -116,7 +116,7 @@ class LogsSender:
         if problem.text or not partial.rejected:
             return problem
         said = f": {partial.remark}" if partial.remark else ""
-        return Problem(f"it has left out {partial.rejected} of {len(records)} log records{said}", is_final=True)
+        return Problem(f"it left out {partial.rejected} of {len(records)} log records{said}", is_final=True)
 
 
 def _forget(exporter: object) -> None:

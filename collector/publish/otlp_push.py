@@ -163,10 +163,10 @@ class MetricsPush:
         is_partial = bool(rejected or remark)
         said = f": {remark}" if remark else ""
         if is_partial and not self._is_partial:
-            LOG.warning("OTLP: %s accepts metrics, and has left out %d points of this push%s", self._shown, rejected,
+            LOG.warning("OTLP: %s accepts metrics, but left out %d points of this push%s", self._shown, rejected,
                         said)  # fmt: skip
         elif is_partial:
-            LOG.debug("OTLP: %s has left out %d points%s", self._shown, rejected, said)
+            LOG.debug("OTLP: %s left out %d points%s", self._shown, rejected, said)
         elif self._is_partial:
             LOG.warning("OTLP: %s leaves out no points any more", self._shown)
         self._is_partial = is_partial

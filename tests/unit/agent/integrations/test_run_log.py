@@ -122,7 +122,7 @@ def test_failing_logger_is_reported_once_and_switched_off(world: World) -> None:
     assert len(world.lines) == 2
     assert "the run could not be logged (OSError: the disk is full" in world.lines[0]
     assert world.lines[1].startswith("the run is not logged any more, since that failed or was slow 3 times in a row; ")
-    assert "at last: OSError: the disk is full" in world.lines[1]
+    assert "the last time: OSError: the disk is full" in world.lines[1]
 
 
 def test_logger_that_is_slow_every_time_is_said_once_and_switched_off(world: World) -> None:
@@ -139,7 +139,9 @@ def test_logger_that_is_slow_every_time_is_said_once_and_switched_off(world: Wor
         log.update(step)
     assert steps == [0, 1, 2]
     (line,) = world.lines
-    assert line.startswith("the run is not logged any more, since that failed or was slow 3 times in a row; at last: ")
+    assert line.startswith(
+        "the run is not logged any more, since that failed or was slow 3 times in a row; the last time: "
+    )
     assert line.endswith("it took 12.2 s, in which training waited")
 
 

@@ -116,7 +116,7 @@ def test_log_record_that_the_receiver_left_out_is_lost(receiver: Receiver) -> No
     record = ReadableLogRecord(LogRecord(body="text"), make_resource({}), InstrumentationScope("test"))
     assert sender.send([record]) == ("", False)
     receiver.left_out = (1, "no body")
-    assert sender.send([record]) == ("it has left out 1 of 1 log records: no body", True)
+    assert sender.send([record]) == ("it left out 1 of 1 log records: no body", True)
 
 
 def test_headers_of_the_file_arrive(receiver: Receiver, tmp_path: Path) -> None:

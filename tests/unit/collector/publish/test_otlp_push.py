@@ -80,7 +80,7 @@ def test_points_left_out_are_summed_and_logged_once_while_it_lasts(caplog: pytes
     with caplog.at_level(logging.INFO):
         assert [world.push.push() for _ in range(4)] == ["delivered"] * 4
     assert caplog.messages == [
-        "OTLP: otel.example:4318 accepts metrics, and has left out 7 points of this push: too old",
+        "OTLP: otel.example:4318 accepts metrics, but left out 7 points of this push: too old",
         "OTLP: otel.example:4318 leaves out no points any more",
     ]
 
