@@ -126,9 +126,14 @@ def _note_empty(report: TraceReport) -> list[tuple[str, str]]:
     empty = [one for one in report.ranks if not one.window_ns]
     if not empty:
         return []
-    ranks = rank_list(one.rank for one in empty).text if any(one.rank is not None for one in empty) else "unknown"
+    known = {one.rank for one in empty if one.rank is not None}
+    traces, their = f"The traces of ranks {rank_list(known).text} have", "their"
+    if not known:
+        traces = "Traces that name no rank have"
+    elif len(known) == 1:
+        traces, their = f"The trace of rank {next(iter(known))} has", "its"
     what = "no work of a known device, and no operators that stand in for it"
-    return [("no work", f"The traces of ranks {ranks} have {what}: the zeros in their rows are no measurements.")]
+    return [("no work", f"{traces} {what}: the zeros in {their} rows are not measurements.")]
 
 
 def _describe_pipeline(found: PipelineReport) -> str:

@@ -165,7 +165,9 @@ def _analyse_side(
 
 def _name_others(ranks: Sequence[int | None]) -> str:
     known = [str(rank) for rank in ranks if rank is not None]
-    return f"; there are those of {', '.join(known[:RANKS_SHOWN_MAX])}" if known else " among these files"
+    left = len(known) - RANKS_SHOWN_MAX
+    more = f" and {left:,} more" if left > 0 else ""
+    return f"; there are those of {', '.join(known[:RANKS_SHOWN_MAX])}{more}" if known else " among these files"
 
 
 def _add_note(one: RankAnalysis, notes: Mapping[str, str]) -> RankAnalysis:

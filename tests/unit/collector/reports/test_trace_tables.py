@@ -133,7 +133,9 @@ def test_unknown_number_of_ranks_is_not_called_missing_ranks() -> None:
 
 def test_zeros_of_a_trace_without_work_are_no_measurements() -> None:
     unnamed = section("verdict", report_of(rank_of(None, window_ns=0)))
-    assert "The traces of ranks unknown have no work of a known device" in str(shown(unnamed))
+    assert "Traces that name no rank have no work of a known device" in str(shown(unnamed))
+    one = section("verdict", report_of(rank_of(0), rank_of(1, window_ns=0)))
+    assert "The trace of rank 1 has no work of a known device" in str(shown(one))
     several = section("verdict", report_of(rank_of(0), *(rank_of(rank, window_ns=0) for rank in (1, 2))))
     assert "The traces of ranks 1-2 have no work of a known device" in str(shown(several))
     assert "no work" not in str(shown(section("verdict", report_of(rank_of(0)))))
