@@ -157,7 +157,7 @@ class CollectorConfig(Settings):
         "",
         Setting(
             "Address of the folder with the runbooks of docs/runbooks, https://HOST[:PORT]/PATH: the live page links "
-            "findings to them. Empty: to those of its own release, as text.",
+            "findings to them. Empty: to the copies of this release that the collector serves as text.",
             find_problem=find_url_problem,
         ),
     )

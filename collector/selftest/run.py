@@ -156,8 +156,8 @@ def describe_load(load: float, cores: int) -> str:
     if load < cores:
         return ""
     return (
-        f"this machine is busy: {load:.1f} processes on {cores} cores. gil_spin and cpu_hog may not be reached: every "
-        "rank waits for a core\n"
+        f"this machine is busy: {load:.1f} processes on {cores} cores. gil_spin and cpu_hog may not be reached, since "
+        "every rank waits for a core\n"
     )
 
 
@@ -172,13 +172,13 @@ def grade(result: Result) -> tuple[str, str]:
         return RIGHT, ""
     if verdict.last_step is not None and verdict.last_step < FIRST_STEP:
         return NOT_REACHED, (
-            f"the fault begins at step {FIRST_STEP}, and the training had reached step {verdict.last_step} after "
+            f"the fault begins at step {FIRST_STEP}, and the training had only reached step {verdict.last_step} after "
             f"{result.took_s:.0f} s"
         )
     if is_busy and CASES[result.kind].needs_cores:
         return NOT_REACHED, (
             f"other processes used {result.others_cores:.1f} of {result.cores} cores meanwhile, so every rank waited "
-            "for a core and the fault was another one; run this kind on an idle machine"
+            "for a core and the fault was not the intended one; run this kind on an idle machine"
         )
     return WRONG, ""
 

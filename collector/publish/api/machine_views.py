@@ -22,7 +22,7 @@ NO_GPU: Final = "no rank has reported a GPU"
 NO_GPU_MEMORY: Final = "no rank has reported the memory of its GPU"
 NO_HOST_MEMORY: Final = "no rank has reported the memory of its machine"
 NO_NVLINK: Final = (
-    "no rank has reported the NVLink traffic of its GPU a second, which takes a GPU with GPM (Hopper, newer)"
+    "no rank has reported the NVLink traffic of its GPU, which only a GPU with GPM (Hopper or newer) measures"
 )
 NO_PORTS: Final = "no rank has reported an InfiniBand or RoCE port"
 NO_COLLECTIVES: Final = "no collective has been measured in this attempt of the run"

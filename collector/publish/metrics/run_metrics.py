@@ -316,7 +316,7 @@ RUNS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_checkpoint_seconds_total", "counter", "seconds", RUN,
-        "Time that training stood for these checkpoints, of each that of the rank that took longest.",
+        "Time that training waited for these checkpoints; each counts as long as its slowest rank took.",
         "sum of the longest phase checkpoint of any rank in the step", _PHASES, NOT_NEGATIVE,
         OfSnapshot(_checkpoint_seconds),
     ),

@@ -187,8 +187,9 @@ def _steps() -> list[Placed]:
         ),
         lines(
             "Checkpoints",
-            "Time since the step of the last checkpoint that the script has marked, which a failure now would lose; "
-            "and for how long training stood for one, the mean of an hour. No data: none is marked (docs/loops.md).",
+            "Time since the step of the last checkpoint that the script has marked: the work that a failure now would "
+            "lose. And how long training waited for a checkpoint, mean of the last hour. No data: none is marked "
+            "(docs/loops.md).",
             SECONDS,
             Query(f"time() - max({series('last_checkpoint_timestamp_seconds', OF_RUN)})", "since the last"),
             Query(

@@ -96,7 +96,7 @@ def test_fault_that_needs_cores_is_not_reached_beside_other_work(kind: str) -> N
         f"-      {kind:<18}  after 23 steps of the fault, 180 s from the start",
         (
             "       not reached: other processes used 1.2 of 2 cores meanwhile, so every rank waited for a core and "
-            "the fault was another one; run this kind on an idle machine"
+            "the fault was not the intended one; run this kind on an idle machine"
         ),
     ]
 
@@ -105,7 +105,7 @@ def test_training_that_did_not_come_to_the_fault_is_not_reached() -> None:
     early = RunSnapshot(run="r", world_size=4, restart_count=0, ranks=(rank_of(0, last_step=FIRST_STEP - 1),))
     report = build_report(Result("sigstop", judge(CASES["sigstop"], early), 180.0))
     assert (report.outcome, report.is_right) == (NOT_REACHED, False)
-    assert report.reason == "the fault begins at step 40, and the training had reached step 39 after 180 s"
+    assert report.reason == "the fault begins at step 40, and the training had only reached step 39 after 180 s"
     nothing = judge(CASE, RunSnapshot(run="r", world_size=4, restart_count=0, ranks=()))
     assert grade_of(nothing) == WRONG  # no rank has reported: something is missing here
 
