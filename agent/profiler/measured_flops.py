@@ -56,7 +56,7 @@ class MeasuredFlops:
     def _find_reason(self) -> str | None:
         """Return why no measurement holds now, None where one does."""
         if self._latest is None:
-            return self._find_obstacle() or NOT_YET
+            return self._find_obstacle() or (NOT_YET_OF_HOST if self._is_of_host else NOT_YET)
         if self._latest.reason is not None:
             return self._latest.reason
         scheduler = self._windows.scheduler
@@ -66,6 +66,11 @@ class MeasuredFlops:
             return f"{changed}; {obstacle or MEASURED_AGAIN}"
         return None
 
+    @property
+    def _is_of_host(self) -> bool:
+        scheduler = self._windows.scheduler
+        return scheduler is not None and scheduler.operators.replaces_windows
+
     def _find_obstacle(self) -> str | None:
         """Return why there will be no window with shapes, None where nothing is known to prevent one."""
         if not self._windows.measures_flops:
@@ -74,7 +79,7 @@ class MeasuredFlops:
             return NO_WINDOWS
         operators = self._windows.scheduler.operators
         if operators.replaces_windows:
-            return GRAPHS if operators.has_graphs() else SLOWED if operators.has_slowed else NOT_YET_OF_HOST
+            return GRAPHS if operators.has_graphs() else SLOWED if operators.has_slowed else None
         effect = self._windows.find_effect()
         if effect is not None and not (effect.allows_windows or effect.is_open):
             return ENDED

@@ -110,6 +110,14 @@ def test_operators_of_the_host_give_them_then() -> None:
     assert rank.update(MEASURED) is None
 
 
+def test_operators_of_the_host_are_counted_again_for_another_batch() -> None:
+    rank = Rank()
+    rank.operators.replaces_windows = True
+    rank.update(MEASURED)
+    rank.batches.has_changed = True
+    assert rank.update() == f"{BATCH_CHANGED.format(step=4)}; {MEASURED_AGAIN}"
+
+
 def test_what_is_off_is_said() -> None:
     assert Rank(is_on=False).update() == SWITCHED_OFF
     assert Rank(has_windows=False).update() == NO_WINDOWS
