@@ -7,7 +7,7 @@ Every session of Kineto in a torch built for CUDA uses CUPTI, also one that asks
     libkineto's init.cpp, setupCuptiInitCallback subscribes to CUPTI in the first one (until 7a3ba363)
     CuptiActivityProfiler.cpp, enableGpuTracing  enables these activities in every session that is not cpuOnly
 
-torch's first profiler (torch/csrc/autograd/profiler_legacy.cpp) is a pair of callbacks of at::RecordFunction that
+torch's legacy profiler (torch/csrc/autograd/profiler_legacy.cpp) is a pair of callbacks of at::RecordFunction that
 append to lists. In the state CPU it calls neither Kineto nor CUDA. It has names, times, shapes of tensors and numbers
 of autograd, but no types of numbers and no values of other arguments. torch's ExecutionTraceObserver has these and
 does without Kineto as well, but ends torch 2.13 with a segmentation fault where a backward goes through what another
@@ -112,7 +112,7 @@ def has_jagged_tensors() -> bool:
 
 
 class OperatorSession:
-    """Sessions of torch's first profiler, on the calling thread. Raises AttributeError or TypeError, naming what this
+    """Sessions of torch's legacy profiler, on the calling thread. Raises AttributeError or TypeError, naming what this
     torch lacks, when it is made.
     """
 
