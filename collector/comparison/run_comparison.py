@@ -140,7 +140,8 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     `usual steps` or `all steps`, as are the parts. `phases` and `uses` each
     sum to `difference_ns`; `uses` is empty with the reason in `uses_unknown`. `unequal` says why the work is not the
     same, `notes` what limits the comparison. `start_runs` earlier runs of this work differed by `start_deviation`
-    from start to start (standard deviation of the logarithms of their first steps); None with fewer than five.
+    from start to start (standard deviation of the logarithms of their first steps, 0.01 or more); None with fewer than
+    five.
     """
 
     schema: int = SCHEMA

@@ -161,14 +161,13 @@ class MetricsPush:
     def _note_left_out(self, rejected: int, remark: str) -> None:
         """Log once, while it lasts, that the receiver leaves out points of what it accepts, or warns."""
         is_partial = bool(rejected or remark)
-        said = f": {remark}" if remark else ""
-        if is_partial and not self._is_partial:
-            LOG.warning("OTLP: %s accepts metrics, but left out %d points of this push%s", self._shown, rejected,
-                        said)  # fmt: skip
-        elif is_partial:
-            LOG.debug("OTLP: %s left out %d points%s", self._shown, rejected, said)
+        what = f"but left out {rejected:,} points of this push" if rejected else "but warns"
+        said = f"{what}: {remark}" if remark else what
+        if is_partial:
+            level = logging.DEBUG if self._is_partial else logging.WARNING
+            LOG.log(level, "OTLP: %s accepts metrics, %s", self._shown, said)
         elif self._is_partial:
-            LOG.warning("OTLP: %s leaves out no points any more", self._shown)
+            LOG.warning("OTLP: %s accepts all points now, without a warning", self._shown)
         self._is_partial = is_partial
 
     def _run(self) -> None:

@@ -83,8 +83,9 @@ def refuse_foreign(trace: KinetoTrace) -> None:
     halves = trace.phases.get("B", 0) + trace.phases.get("E", 0)
     if any(find_category(spelling) is not Category.OTHER for spelling in counts) or not (counts or halves):
         return
-    names = [repr(spelling) for spelling in sorted(counts) if spelling][:CATEGORIES_SHOWN_MAX]
-    shown = f", but of the categories {', '.join(names)}" if names else ""
+    names = [repr(spelling) for spelling in sorted(counts) if spelling]
+    more = ", ..." if len(names) > CATEGORIES_SHOWN_MAX else ""
+    shown = f", but of the categories {', '.join(names[:CATEGORIES_SHOWN_MAX])}{more}" if names else ""
     raise NotATraceError(
         f"none of its events is of a kind that torch.profiler records{shown}: is it the timeline of another tool?"
     )

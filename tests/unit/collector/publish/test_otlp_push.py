@@ -81,8 +81,16 @@ def test_points_left_out_are_summed_and_logged_once_while_it_lasts(caplog: pytes
         assert [world.push.push() for _ in range(4)] == ["delivered"] * 4
     assert caplog.messages == [
         "OTLP: otel.example:4318 accepts metrics, but left out 7 points of this push: too old",
-        "OTLP: otel.example:4318 leaves out no points any more",
+        "OTLP: otel.example:4318 accepts all points now, without a warning",
     ]
+
+
+def test_receiver_that_only_warns_has_left_out_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.sender.partials = [(0, "use gRPC")] * 6
+    with caplog.at_level(logging.INFO):
+        assert [world.push.push() for _ in range(2)] == ["delivered"] * 2
+    assert caplog.messages == ["OTLP: otel.example:4318 accepts metrics, but warns: use gRPC"]
 
 
 def test_rest_of_a_push_is_not_tried_after_a_failure() -> None:
