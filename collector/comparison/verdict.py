@@ -76,7 +76,9 @@ def _describe_equal(found: RunComparison, ratio: str) -> str:
 def _describe_unknown(found: RunComparison, ratio: str) -> str:
     """Return why it is not known, and how many steps would tell if the ratio stayed as it is."""
     is_beyond = not is_within(found.ratio, found.ratio, found.margin)
-    what = "slower" if _contains_1(found) else f"slower or faster by more than the margin of {100 * found.margin:g} %"
+    what = f"slower or faster by more than the margin of {100 * found.margin:g} %"
+    if _contains_1(found):
+        what = "faster" if found.ratio < 1 and is_beyond else "slower"
     why = "contains 1" if is_beyond else f"reaches beyond {_describe_excluded(found)}"
     return (
         f"Not known whether B was {what}: {ratio}. The runs are too short to tell: the interval {why}; about "

@@ -176,7 +176,7 @@ def test_run_that_is_over_says_how_it_ended_and_shows_no_speed(page: LivePage, w
     assert "The first to fail: rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run)" in said
     assert page.shown("#run-end")
     assert page.text("#run-end-do") == f"do: {suggest('run_failure', 'crashed')}"
-    assert page.text("#no-findings") == "None is open: the run is over. Its incidents are below."
+    assert page.text("#no-findings") == "No open findings: the run is over. Incidents are listed below."
     assert page.rows("#runs") == [["story", "0 of 1", "-", "-", "0", "crashed at 1970-01-01 00:00:59 UTC", "-", "-"]]
     assert "steps a second" not in page.text("#figures")
 

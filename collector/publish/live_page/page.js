@@ -212,7 +212,8 @@ const showFindings = (run, isFirst) => {
   if (outlined !== shown.outlined) heat.setFound(run.open_findings, shown.run);
   shown.outlined = outlined;
   at("no-findings").hidden = run.open_findings.length > 0;
-  say(at("no-findings"), run.end === null ? "No open findings." : "None is open: the run is over. Its incidents are below.");
+  const over = "No open findings: the run is over. Incidents are listed below.";
+  say(at("no-findings"), run.end === null ? "No open findings." : over);
   if (!isFirst) announce(fresh);
   if (run.findings_past !== shown.pastKnown) refreshers.findings.ask();
 };

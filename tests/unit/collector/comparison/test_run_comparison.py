@@ -146,6 +146,9 @@ def judged(ratio: float, low: float, high: float) -> RunComparison:
         (1.04, 0.96, 1.12, ("Not known whether B was slower: R (95 % interval 0.960 to 1.120). The runs are too short "
          "to tell: the interval contains 1; about 4 times as many steps would be enough if the ratio stayed the "
          "same.")),
+        (0.95, 0.89, 1.01, ("Not known whether B was faster: R (95 % interval 0.890 to 1.010). The runs are too short "
+         "to tell: the interval contains 1; about 2 times as many steps would be enough if the ratio stayed the "
+         "same.")),
         (1.029, 1.001, 1.057, ("Not known whether B was slower or faster by more than the margin of 3 %: R (95 % "
          "interval 1.001 to 1.057). The runs are too short to tell: the interval reaches beyond 5 %; about 2 times as "
          "many steps would be enough if the ratio stayed the same.")),
