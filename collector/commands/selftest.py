@@ -33,8 +33,10 @@ rankscope selftest --alert --config collector.toml --alertmanager http://alertma
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the choice of faults, the form, and the receivers of the synthetic incident."""
         parser.add_argument(
-            "--kind", action="append", choices=(*CASES, ALL), default=None, help="a fault to try; may be repeated [all]"
-        )
+            "--kind", action="append", choices=(*CASES, ALL), default=None,
+            help="a fault to try; may be repeated [all]; the exit status is 0 if each was found with its cause, 1 if "
+            f"one was not, {NOT_REACHED} if some could not be tried",
+        )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print the results as JSON, and the table on stderr")
         parser.add_argument(
             "--alert", action="store_true",

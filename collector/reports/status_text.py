@@ -5,7 +5,13 @@ from typing import Final
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.reports.rank_table import HEAD, color_of, render_rank, render_ranks
-from rankscope.collector.reports.summary import describe_checkpoints, describe_ended_run, find_costliest, verdict
+from rankscope.collector.reports.summary import (
+    describe_checkpoints,
+    describe_ended_run,
+    describe_unheard,
+    find_costliest,
+    verdict,
+)
 from rankscope.collector.reports.terminal_colors import BOLD, DIM, GREEN, PLAIN, RED, YELLOW, Colors
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.collector.runs.memory_words import describe_memory
@@ -40,6 +46,7 @@ def render_status(status: RunStatus, colors: Colors = PLAIN, *, with_ranks: bool
     lines += [INDENT + printable(origin)] if origin else []
     lines += [INDENT + printable(text) for text in _describe_window_ratios(status)]
     if failure is not None:
+        lines += [INDENT + text for text in describe_unheard(status.run)]
         lines.append(INDENT + printable(_describe_before_failure(status.run)))
     else:
         lines += [INDENT + printable(text) for text in describe_ended_run(status.run)]

@@ -53,9 +53,13 @@ def describe_ended_run(run: RunSnapshot) -> list[str]:
     lost = describe_lost(end)
     if lost:
         lines.append(f"lost: {lost}")
-    if end.unheard:
-        lines.append(f"never reported: {end.unheard} of {run.world_size} ranks")
-    return lines
+    return lines + describe_unheard(run)
+
+
+def describe_unheard(run: RunSnapshot) -> list[str]:
+    """Return in one line how many ranks of a run that is over never reported; none where all did, or it goes on."""
+    unheard = 0 if run.end is None else run.end.unheard
+    return [f"never reported: {unheard} of {run.world_size} ranks"] if unheard else []
 
 
 def describe_checkpoints(seen: Checkpoints) -> list[str]:

@@ -119,9 +119,10 @@ def test_status_of_an_ended_run_has_its_end_and_no_speed() -> None:
 
 
 def test_failed_run_says_first_that_it_failed_and_then_what_was_found() -> None:
-    end = RunEnd(reason="killed", ranks={"killed": 1})
+    end = RunEnd(reason="killed", ranks={"killed": 1}, unheard=2)
     found = run_of(rank_of(0), end=end, findings=(SLOW,))
-    assert render_status(build_status(found, 0)).splitlines()[-1] == "  before that: Rank 3 is slow."
+    last = [f"  never reported: 2 of {found.world_size} ranks", "  before that: Rank 3 is slow."]
+    assert render_status(build_status(found, 0)).splitlines()[-2:] == last
     unjudged = run_of(rank_of(0), end=end, abstained="too few steps")
     text = "  before that: whether a rank was slower than the others is not known: too few steps"
     assert render_status(build_status(unjudged, 0)).splitlines()[-1] == text
