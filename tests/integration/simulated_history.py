@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.config import CollectorConfig
+from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.snapshot import (
     ChannelCounts,
     CollectorCounts,
@@ -85,10 +86,18 @@ def _pages() -> Iterator[tuple[float, str]]:
         snapshot = Snapshot(
             wall_s=wall_s,
             version="1",
-            runs=(replace(run, ranks=ranks, world_size=RANKS),),
+            runs=(replace(run, ranks=ranks, world_size=RANKS, checkpoints=_count_checkpoints(now_ns)),),
             counts=_collector_counts(len(ranks)),
         )
         yield wall_s, _stamp(snapshot, wall_s)
+
+
+def _count_checkpoints(now_ns: int) -> Checkpoints:
+    """One of 2 s in each 20 s."""
+    count = int(ns_to_s(now_ns)) // 20
+    each_ns = 2 * NS_PER_S
+    latest = Checkpoint(attempt=0, step=100 * count, wall_s=BEGIN_WALL_S + 20 * count, duration_ns=each_ns, rank=0)
+    return Checkpoints(count=count, duration_ns=count * each_ns, latest=(latest,) if count else ())
 
 
 def _copy_nodes(ranks: tuple[RankSnapshot, ...]) -> Iterator[RankSnapshot]:

@@ -140,7 +140,8 @@ def test_a_rank_that_sleeps_for_ever_is_told_with_its_line_and_the_others_with_w
 
 def test_a_rank_that_holds_the_interpreter_is_told_by_the_sidecar(served: Served) -> None:
     said = ("Rank 1", "does not respond: its Python interpreter is not running (state S)")
-    with hanging(served, "holds", "hold", ranks=2):
+    # Two seconds of steps: the names of its groups are in its own reports, of which there is none once it is held.
+    with hanging(served, "holds", "hold", 2, "--pause-s", "0.2"):
         run = served.wait_for_run(
             "holds", lambda run: is_held(run) and find_hang(run, "missing_rank", *said) is not None
         )

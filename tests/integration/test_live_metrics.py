@@ -66,6 +66,9 @@ OF_A_JOB_WITH_FLOPS = {
     "rankscope_model_flops_total", "rankscope_executed_flops_total", "rankscope_mfu_ratio", "rankscope_hfu_ratio",
     "rankscope_run_mfu_ratio", "rankscope_run_hfu_ratio", "rankscope_run_model_flops_per_step",
 }  # fmt: skip
+OF_A_JOB_THAT_MARKS_CHECKPOINTS = {
+    "rankscope_checkpoints_total", "rankscope_checkpoint_seconds_total", "rankscope_last_checkpoint_timestamp_seconds",
+}  # fmt: skip
 AFTER_THE_END = {
     "rankscope_run_info", "rankscope_ranks", "rankscope_rank_info", "rankscope_rank_up", "rankscope_report_gaps_total",
     "rankscope_step_records_created_total", "rankscope_step_records_published_total",
@@ -232,6 +235,7 @@ def test_every_measure_that_needs_no_gpu_is_there(live: Live) -> None:
         - ONLY_AFTER_THE_END
         - OF_A_JOB_WITH_TOKENS
         - OF_A_JOB_WITH_FLOPS
+        - OF_A_JOB_THAT_MARKS_CHECKPOINTS
         - OF_SOME_MACHINES
         - OF_A_COLLECTOR_THAT_PUSHES
     )

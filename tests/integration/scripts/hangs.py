@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--at", type=int, default=10)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--pause-s", type=float, default=PAUSE_S, help="of each step")
     parser.add_argument("--outlive", action="store_true")
     options = parser.parse_args()
     if options.outlive:
@@ -72,7 +73,7 @@ def main() -> None:
         model(torch.ones(4, 8)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(PAUSE_S)
+        time.sleep(options.pause_s)
         if (step, rank) == (options.at, options.rank):
             WHAT[options.what]()
         try:
