@@ -341,6 +341,7 @@ _WITHOUT_PRODUCTS = frozenset(_NAMES.split())
 _MANY_AT_ONCE = re.compile(
     r"^aten::(?:_foreach_|_amp_foreach_|_fused_(?:adam|adamw|sgd|adagrad)_?$)|^Optimizer\.|^autograd::engine::"
     r"|^(?:c10d|nccl|gloo)::?|^record_param_comms$"
+    r"|^detach_?$"  # a range inside `aten::detach`
     r"|^(?:TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue)$"
 )
 _ENDING = re.compile(r"(?:_backward(?:_data)?|_forward|_out|_impl|_interface)$")
@@ -351,8 +352,8 @@ def has_no_product(name: str) -> bool:
 
     >>> [has_no_product(f"aten::{name}") for name in ("embedding", "_softmax_backward_data", "add_", "mm", "einsum")]
     [True, True, True, False, False]
-    >>> has_no_product("aten::_fused_adamw_"), has_no_product("mylib::attention")
-    (True, False)
+    >>> has_no_product("aten::_fused_adamw_"), has_no_product("detach"), has_no_product("mylib::attention")
+    (True, True, False)
     >>> has_no_product("TorchDynamo Cache Lookup"), has_no_product("Torch-Compiled Region: 0/0")
     (True, False)
     """

@@ -21,8 +21,8 @@ from rankscope.measure.uncounted_operators import UncountedOperator
 
 OWN_KERNELS: Final = "may launch kernels of its own"
 COMPILED: Final = "compiled: what its kernels compute is not recorded on the host"
-_NODE = re.compile(r"Backward\d+$|^torch::autograd::(?:AccumulateGrad|GraphRoot|CopySlices|CopyBackwards)|^detach_?$")
-"""Nodes of torch's own autograd, with a number behind each generated one, and a range around `aten::detach`."""
+_NODE = re.compile(r"Backward\d+$|^torch::autograd::(?:AccumulateGrad|GraphRoot|CopySlices|CopyBackwards)")
+"""Nodes of torch's own autograd, with a number behind each generated one."""
 _CPP_NODE = "CppNode"
 """In the name of a function of autograd that is written in C++ outside of torch."""
 _FUNCTIONS_OF_TORCH = frozenset({
