@@ -11,7 +11,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -142,11 +142,25 @@ def describe_part(found: list[tuple[Cost, Cost]], part: str) -> str:
     return f"{one.plain_ms:.2f} ms plain, {one.shaped_ms:.2f} ms with shapes: {one.ratio:.2f} times {interval}"
 
 
-def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
-    """Return the result file."""
-    lines = ["| | plain, ms | with shapes, ms | us an event, plain | with shapes | ratio, 95 % interval |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for part in (*PARTS, COUNTING):
+def render_costs(
+    head: str,
+    found: list[tuple[Cost, Cost]],
+    parts: Sequence[str],
+    *,
+    title: str,
+    pair_of: str,
+    names: tuple[str, str],
+    explanation: str | None,
+) -> str:
+    """Return a result file: a table of these parts, of the two ways of recording with these `names`. `head` is about
+    the run, `explanation` the docstring of the program.
+    """
+    first, second = names
+    lines = [
+        f"| | {first}, ms | {second}, ms | us an event, {first} | {second} | ratio, 95 % interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    for part in parts:
         one = compare_part(found, part)
         each = [statistics.median(pair[at].parts_ns[part] / pair[at].events / 1000 for pair in found) for at in (0, 1)]
         lines.append(
@@ -154,9 +168,17 @@ def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
             f"({one.low:.2f} to {one.high:.2f}) |"
         )
     events = statistics.median(pair[1].events for pair in found)
-    text = f"{len(found)} pairs of windows with {events:,.0f} events each."
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    return "\n\n".join(["# What a full window with shapes costs", head, explanation, text, "\n".join(lines)]) + "\n"
+    text = f"{len(found)} pairs of {pair_of} with {events:,.0f} events each."
+    about = (explanation or "").partition("\n\n")[2].strip()
+    return "\n\n".join([f"# {title}", head, about, text, "\n".join(lines)]) + "\n"
+
+
+def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
+    """Return the result file."""
+    return render_costs(
+        head, found, (*PARTS, COUNTING), title="What a full window with shapes costs", pair_of="windows",
+        names=("plain", "with shapes"), explanation=__doc__,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -1,17 +1,16 @@
 """What a session of the host's operators costs, beside Kineto's with shapes: python -m tests.benchmarks.host_operators
 
-Pairs of sessions of two steps of a model of many small layers on the CPU, one of torch's first profiler and one of
+Pairs of sessions of two steps of a model of many small layers on the CPU, one of torch's legacy profiler and one of
 Kineto, both with shapes, in turns as to which is first. CPU time of the training thread by its own clock: of the steps
 while they are recorded, and of the end of the session; of the agent's thread: reading it. The ratio is the median of
 the pairs' ratios, with the 95 % interval of that median by ranks (binomial).
 """
 
 import argparse
-import statistics
 from pathlib import Path
 
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from tests.benchmarks.flops_windows import PAIRS, PARTS, Cost, compare_part, measure
+from tests.benchmarks.flops_windows import PAIRS, PARTS, Cost, measure, render_costs
 from tests.benchmarks.machine import RESULTS, describe_run
 from tests.benchmarks.windows import Training
 
@@ -31,22 +30,10 @@ def run(pairs: int) -> list[tuple[Cost, Cost]]:
 
 def render(head: str, found: list[tuple[Cost, Cost]]) -> str:
     """Return the result file."""
-    lines = ["| | Kineto, ms | host's operators, ms | us an event, Kineto | host's operators | ratio, 95 % interval |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
-    for part in PARTS:
-        one = compare_part(found, part)
-        each = [statistics.median(pair[at].parts_ns[part] / pair[at].events / 1000 for pair in found) for at in (0, 1)]
-        lines.append(
-            f"| {part} | {one.plain_ms:.1f} | {one.shaped_ms:.1f} | {each[0]:.2f} | {each[1]:.2f} | {one.ratio:.2f} "
-            f"({one.low:.2f} to {one.high:.2f}) |"
-        )
-    events = statistics.median(pair[1].events for pair in found)
-    text = f"{len(found)} pairs of sessions with {events:,.0f} events each."
-    explanation = (__doc__ or "").partition("\n\n")[2].strip()
-    return (
-        "\n\n".join(["# What a session of the host's operators costs", head, explanation, text, "\n".join(lines)])
-        + "\n"
-    )
+    return render_costs(
+        head, found, PARTS, title="What a session of the host's operators costs", pair_of="sessions",
+        names=("Kineto", "host's operators"), explanation=__doc__,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -1,8 +1,6 @@
 """Which full windows are recorded with shapes, and the FLOPs that torch's own windows of a CPU then give."""
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,16 +8,13 @@ from torch import nn
 
 from rankscope.agent.governor import Allowance
 from rankscope.agent.profiler.flops_windows import CHANGED_STEPS, COST_TIMES, REFRESH_TIMES, FlopsWindows
-from rankscope.agent.profiler.reduce_window import WindowAnswer, reduce_window
+from rankscope.agent.profiler.reduce_window import WindowAnswer
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from rankscope.agent.profiler.window_reading import read_window
-from rankscope.agent.profiler.window_reduction import make_request
-from rankscope.agent.profiler.window_scheduler import RawWindow
-from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 from tests.flop_models import MODELS, B
 from tests.unit.agent.profiler.older_torch import find_older_profiler
+from tests.unit.agent.profiler.recorded_window import record_and_reduce
 from tests.unit.agent.profiler.window_training import FULL, FULL_STEPS, WARMUP_STEPS, Training
 
 INTERVAL_NS = 300
@@ -160,22 +155,9 @@ def test_window_that_was_not_passed_on_for_want_of_room_is_not_recorded_again_at
 # -- what they give ---------------------------------------------------------------------------------------------------
 
 
-def reduce_steps(run: Callable[[], None], steps: int = 2, *, older: bool = False, shapes: bool = True) -> WindowAnswer:
-    """Record so many steps as a window of the agent, and reduce it."""
-    run()
-    profiler: Any = find_older_profiler() if older else TorchProfiler.find()
-    profiler.start(full=True, shapes=shapes)
-    records, begin_ns = [], time.monotonic_ns()
-    for number in range(steps):
-        run()
-        end_ns = time.monotonic_ns()
-        records.append(StepRecord(step=number, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns={}))
-        begin_ns = end_ns
-    result = profiler.stop()
-    window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=shapes)
-    columns = read_window(window, result.trace_activities(), lambda: None).columns
-    assert columns is not None
-    return reduce_window(make_request(window, columns))
+def reduce_steps(run: Callable[[], None], *, older: bool = False, shapes: bool = True) -> WindowAnswer:
+    """Record steps as a window of the agent, and reduce it."""
+    return record_and_reduce(run, find_older_profiler() if older else TorchProfiler.find(), shapes=shapes)
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["torch", "older torch"])

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,39 +14,22 @@ from torch._C import _autograd, _profiler
 from torch.utils.checkpoint import checkpoint
 
 from rankscope.agent.profiler.host_operators import HostOperators, OperatorSession
-from rankscope.agent.profiler.reduce_window import reduce_window
 from rankscope.agent.profiler.torch_profiler import TorchProfiler, find_operator_session
-from rankscope.agent.profiler.window_reading import read_window
-from rankscope.agent.profiler.window_reduction import make_request
-from rankscope.agent.profiler.window_scheduler import RawWindow
 from rankscope.agent.steps.open_ranges import OpenRanges
-from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.flops import NO_VALUES
-from rankscope.measure.records import StepRecord, WindowFlops
+from rankscope.measure.records import WindowFlops
 from rankscope.measure.unseen_products import COMPILED, OWN_KERNELS
 from tests.flop_models import MODELS
+from tests.unit.agent.profiler.recorded_window import record_and_reduce
 
 DEADLINE_S = 60.0
 CONVOLUTIONS = {name for name in MODELS if "convolutions" in name}
 COMPILES = {name for name in MODELS if "compile" in name}
 
 
-def record(run: Callable[[], None], steps: int = 2) -> WindowFlops:
-    """Record so many steps as a session of the host alone, and return their FLOPs."""
-    run()
-    profiler = TorchProfiler.find()
-    profiler.start(full=True, shapes=True, host_only=True)
-    records, begin_ns = [], time.monotonic_ns()
-    for number in range(steps):
-        run()
-        end_ns = time.monotonic_ns()
-        records.append(StepRecord(step=number, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns={}))
-        begin_ns = end_ns
-    result = profiler.stop()
-    window = RawWindow(True, records, result, read_wall_minus_host_ns(), {}, {}, 0, has_shapes=True, host_only=True)
-    columns = read_window(window, result.trace_activities(), lambda: None).columns
-    assert columns is not None
-    answer = reduce_window(make_request(window, columns))
+def record(run: Callable[[], None]) -> WindowFlops:
+    """Record steps as a session of the host alone, and return their FLOPs."""
+    answer = record_and_reduce(run, TorchProfiler.find(), host_only=True)
     assert answer.breakdowns == (), "the time of operators says nothing of a device"
     assert answer.flops is not None
     return answer.flops
