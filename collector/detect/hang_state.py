@@ -70,8 +70,9 @@ class RankHangState:
     `ended` is how its process ended; `failed_collector_ns` when it failed by itself, as `date_failure` returns it, None
     where it did not. `is_stalled` is the last report of the rank or its sidecar, also of a rank that is silent now;
     `stalled_ns` how long it had made no progress by then, `since_collector_ns` since when, where its clock is known.
-    `progress` is empty where the rank does not report it, or has made no collective. The sidecar's view,
-    `unresponsive`, is newer than the rank's own reports and takes precedence.
+    `progress` is empty where the rank does not report it, or has made no collective; `progress_unchanged_ns` how long
+    it had been the same by then. The sidecar's view, `unresponsive`, is newer than the rank's own reports and takes
+    precedence.
     """
 
     ended: str | None = None
@@ -83,6 +84,7 @@ class RankHangState:
     since_collector_ns: int | None = None
     last_step: int | None = None
     progress: tuple[GroupStatus, ...] = ()
+    progress_unchanged_ns: int | None = None
     stall: Stall | None = None
     unresponsive: RankUnresponsive | None = None
 

@@ -86,6 +86,8 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unresponsive: RankUnresponsive | None = None
     #: Progress of its process groups in its last report that had any.
     progress: tuple[GroupStatus, ...] = ()
+    #: When it first reported that progress, by its host's clock; None before any report.
+    progress_since_host_ns: int | None = None
     #: The last answer of NCCL's RAS service about the job, of rank 0 only, also one from an earlier stall.
     ras: RasAnswered | None = None
 
@@ -106,6 +108,9 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
             stall = self.stall
         if unresponsive is not None and report.host_ns > unresponsive.host_ns:
             unresponsive = None
+        progress, progress_since_host_ns = report.progress or self.progress, self.progress_since_host_ns
+        if progress_since_host_ns is None or progress != self.progress:
+            progress_since_host_ns = report.host_ns
         after = msgspec.structs.replace(
             self,
             reported_host_ns=report.host_ns,
@@ -113,7 +118,8 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
             is_stalled=unresponsive is not None or _reports_stall(report, stall),
             stall=stall,
             unresponsive=unresponsive,
-            progress=report.progress or self.progress,
+            progress=progress,
+            progress_since_host_ns=progress_since_host_ns,
         )
         return _change(after, is_silent=False) if self.is_silent else after
 
@@ -133,8 +139,19 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def stalled_ns(self) -> int | None:
         """How long the stall had lasted at the last message of the rank or its sidecar; None without a stall."""
+        return self._find_age(self.stalled_since_host_ns)
+
+    @property
+    def progress_unchanged_ns(self) -> int | None:
+        """How long the progress of its groups had been what it is at the last message of the rank or its sidecar; None
+        where the sidecar has read a later one, and before any report.
+        """
+        found = self.unresponsive
+        is_older = found is not None and bool(found.progress) and found.progress != self.progress
+        return None if is_older else self._find_age(self.progress_since_host_ns)
+
+    def _find_age(self, since_host_ns: int | None) -> int | None:
         heard_host_ns = self.reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns
-        since_host_ns = self.stalled_since_host_ns
         return None if since_host_ns is None or heard_host_ns is None else heard_host_ns - since_host_ns
 
     # -- its end -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,13 @@ def find_intermittent(run: RunSnapshot) -> list[Finding]:
     return [one for one in run.findings if (one.kind, one.pattern) == (STRAGGLER, "intermittent")]
 
 
+def says_period(run: RunSnapshot) -> bool:
+    """Whether the period is stated. The first sentence may have a share of the steps instead: on a busy machine the
+    rank has been slow in a few steps of its own before, and most gaps must be equal.
+    """
+    return any(f"every {EVERY} steps" in one.sentence for one in find_intermittent(run))
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_rank_that_stalls_every_third_step_is_named(served: Served, ranks: int) -> None:
     run = f"stalls-{ranks}"
@@ -35,8 +42,7 @@ def test_rank_that_stalls_every_third_step_is_named(served: Served, ranks: int) 
     }
     options = ("--slow-rank", str(SLOW), "--slow-every", str(EVERY), "--slow-from", "30", "--slow-s", "0.12")
     with started(forked_ranks(ranks, "-m", "rankscope.agent", "paced.py", *options), environment):
-        snapshot = served.wait_for_run(run, lambda run: bool(find_intermittent(run)))
-    (found,) = find_intermittent(snapshot)
-    assert found.ranks == (SLOW,), found.sentence
-    assert f"every {EVERY} steps" in found.sentence
+        snapshot = served.wait_for_run(run, says_period)
+    found = find_intermittent(snapshot)
+    assert [one.ranks for one in found] == [(SLOW,)], [one.sentence for one in found]
     assert not any(one.kind == "run_slowdown" and "no single rank" in one.sentence for one in snapshot.open_findings)

@@ -10,7 +10,8 @@ From the graph of who waits for whom (wait_graph.py), the first of these that ho
     data_wait           others wait for a rank that waits for a batch
     deadlock            ranks wait for each other in a cycle, in different groups
     unmatched_transfer  a rank waits in a send or receive whose other end its peer has not made, which waits elsewhere
-    all_in_collective   all members have enqueued a collective, which does not complete: the network, or a device
+    all_in_collective   all members have enqueued a collective, which has not completed for the limit of a stall since:
+                        the network, or a device
     unattributed        none of these holds
 
 A rank that still runs while others wait is not missing until this has lasted EXCUSED_FACTOR limits; until then the
@@ -18,6 +19,7 @@ detector abstains. One that is busy (or compiles, saves or imports) or waits for
 and that is what is found. Where no rank waits in a collective, such ranks are found once all are in a pause.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -172,6 +174,7 @@ class _HangJudge:
             self._find_deadlock,
             self._find_unmatched,
             self._find_incomplete,
+            self._abstain_after_entry,
             self._abstain_until_all_stalled,
             self._find_unrecorded_wait,
         )
@@ -265,20 +268,39 @@ class _HangJudge:
             else Hang("unmatched_transfer", tuple(sorted((*oldest.waiting, *oldest.missing))), oldest)
         )
 
-    def _find_incomplete(self) -> Hang | None:
-        """Find a collective that all have entered, and none of them waits for another rank elsewhere. What members
+    def _is_incomplete(self, one: Stuck) -> bool:
+        """Return whether all have entered a collective, and none of them waits for another rank elsewhere. What members
         that are not stalled have called there is not known yet.
         """
-        moving = self._moving
-        is_long = self._lasts_very_long()
+        members = self.view.groups.get(one.group, ())
+        is_open = bool(members) and not (one.missing or one.unknown or one.is_point_to_point)
+        is_certain = self._lasts_very_long() or self._moving.isdisjoint(members)
+        return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
 
-        def is_incomplete(one: Stuck) -> bool:
-            members = self.view.groups.get(one.group, ())
-            is_open = bool(members) and not (one.missing or one.unknown or one.is_point_to_point)
-            is_certain = is_long or moving.isdisjoint(members)
-            return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
+    def _is_entered_lately(self, one: Stuck) -> bool:
+        """Return whether a member may have entered it less than the limit of a stall ago. The others' stall may be
+        older: it is that of their wait for this member.
+        """
+        limits = [stall.limit_ns for rank in one.waiting if (stall := self._hang_states[rank].stall) is not None]
+        ages = [
+            state.progress_unchanged_ns
+            for rank in self.view.groups.get(one.group, ())
+            if (state := self._hang_states.get(rank)) is not None and state.ended is None
+        ]
+        return min((age for age in ages if age is not None), default=math.inf) < max(limits, default=0)
 
-        return self._name_group("all_in_collective", is_incomplete)
+    def _find_incomplete(self) -> Hang | None:
+        """Find a collective that all have entered, and that has not completed for the limit of a stall since."""
+        return self._name_group(
+            "all_in_collective", lambda one: self._is_incomplete(one) and not self._is_entered_lately(one)
+        )
+
+    def _abstain_after_entry(self) -> Abstain | None:
+        """Abstain while the last member has entered such a collective only lately: it may yet complete."""
+        found = next((one for one in self.graph.stuck if self._is_incomplete(one)), None)
+        if found is None:
+            return None
+        return Abstain(f"the last member of {found.group} has entered its collective {found.sequence} only lately")
 
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""

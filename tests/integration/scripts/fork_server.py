@@ -13,12 +13,15 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch._dynamo
 
 assert torch.__version__
+
+ZOMBIE_S = 1.0
 
 
 def run_script(request: dict[str, Any]) -> None:
@@ -38,11 +41,17 @@ def run_script(request: dict[str, Any]) -> None:
 
 
 def write_status(process: int, path: Path) -> None:
-    """Wait for the script's process and write how it ended."""
-    _, status = os.waitpid(process, 0)
+    """Wait for the script's process and write how it ended. It stays a zombie for a while: a launcher that polls reaps
+    some time after the end, and until then others can read the exit status.
+    """
+    ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    exit_code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
     part = path.with_suffix(".part")
-    part.write_text(str(os.waitstatus_to_exitcode(status)))
+    part.write_text(str(exit_code))
     part.rename(path)
+    time.sleep(ZOMBIE_S)
+    os.waitpid(process, 0)
 
 
 def main() -> None:

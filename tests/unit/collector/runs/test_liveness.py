@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import permutations
 
+import msgspec
 import pytest
 
 from rankscope.collector.runs.clock_alignment import ClockAlignment
@@ -177,3 +178,33 @@ def test_last_reported_progress_is_kept() -> None:
     liveness = liveness.record_report(ReportFields.of(Report(sequence=1, host_ns=1, progress=progress)))
     liveness = liveness.record_report(report(2))
     assert liveness.progress == progress
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def progress_of(enqueued: int) -> tuple[GroupStatus, ...]:
+    return (GroupStatus(group="default_pg", enqueued=enqueued),)
+
+
+def report_progress(at_host_ns: int, enqueued: int | None) -> ReportFields:
+    progress = () if enqueued is None else progress_of(enqueued)
+    return ReportFields.of(Report(sequence=1, host_ns=at_host_ns, progress=progress))
+
+
+def test_progress_is_unchanged_since_the_first_report_that_had_it() -> None:
+    liveness = Liveness()
+    assert liveness.progress_unchanged_ns is None
+    unchanged = []
+    for at_s, enqueued in ((1, 7), (3, 7), (4, 8), (9, None), (11, 8), (12, 9)):
+        liveness = liveness.record_report(report_progress(at_s * S, enqueued))
+        unchanged.append(liveness.progress_unchanged_ns)
+    assert unchanged == [0, 2 * S, 0, 5 * S, 7 * S, 0]
+
+
+def test_progress_that_the_sidecar_reads_later_has_no_known_age() -> None:
+    liveness = Liveness().record_report(report_progress(1 * S, 7))
+    assert liveness.record_unresponsive(frozen(12 * S)).progress_unchanged_ns == 11 * S
+    same, later = (msgspec.structs.replace(frozen(12 * S), progress=progress_of(enqueued)) for enqueued in (7, 8))
+    assert liveness.record_unresponsive(same).progress_unchanged_ns == 11 * S
+    assert liveness.record_unresponsive(later).progress_unchanged_ns is None

@@ -604,6 +604,18 @@ def test_rank_that_enters_at_the_end_of_its_pause_has_not_hung_there(before: Ran
     assert find(view_on({0: for_long, 1: waits(), 2: waits()})).cause == "all_in_collective"
 
 
+@pytest.mark.parametrize("last", [waits(), busy(counters={WORLD: (8, 7)}), moving({WORLD: (8, 7)})])
+def test_collective_has_not_hung_before_its_last_member_has_been_in_it_for_a_limit(last: RankHangState) -> None:
+    # The others have waited for ten limits: for this rank, which was busy elsewhere.
+    long_ns = EXCUSED_FACTOR * LIMIT_NS + 1
+    for_long = replace(waits(), stalled_ns=long_ns, progress_unchanged_ns=long_ns)
+    entered = replace(last, progress_unchanged_ns=LIMIT_NS - 1)
+    said = reason(view_on({0: for_long, 1: for_long, 2: entered}))
+    assert said == "the last member of default_pg has entered its collective 8 only lately"
+    stays = replace(last, progress_unchanged_ns=LIMIT_NS)
+    assert find(view_on({0: for_long, 1: for_long, 2: stays})).cause == "all_in_collective"
+
+
 def test_busy_rank_whose_counters_are_behind_those_of_its_peers_is_waited_for() -> None:
     hang_states = {0: waits(sequence=9), 1: busy(counters={WORLD: (8, 7)}), 2: waits(sequence=9)}
     assert essence(find(view_on(hang_states))) == ("busy_rank", (1,), WORLD, "warning")
