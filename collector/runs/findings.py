@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.collector.detect.finding import HANG, STRAGGLER, Finding, match_open
+from rankscope.collector.detect.finding import HANG, SEVERITIES, STRAGGLER, Finding, match_open
 from rankscope.collector.detect.past import ENDED, FINISHED, WENT_ON, close_finding
 from rankscope.collector.detect.view import Candidate, Detected, RunView
 from rankscope.collector.invariants import require
@@ -110,7 +110,7 @@ class RunFindings:
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
-        """Findings that hold now, in the order of their ranks."""
+        """Findings that hold now, the most severe first, and those of one severity in the order of their ranks."""
         return tuple(one.finding for one in sorted(self._open, key=_sort_key))
 
     @property
@@ -298,8 +298,8 @@ def _notified_fields(finding: Finding) -> tuple[object, ...]:
     return finding.ranks, finding.nodes, finding.cause, finding.severity, finding.pattern
 
 
-def _sort_key(one: _Open) -> tuple[tuple[int, ...], int]:
-    return one.finding.ranks, one.finding.number
+def _sort_key(one: _Open) -> tuple[int, tuple[int, ...], int]:
+    return -SEVERITIES.index(one.finding.severity), one.finding.ranks, one.finding.number
 
 
 def _find_length_ns(finding: Finding, view: RunView, since_step: int) -> int:

@@ -109,14 +109,14 @@ class LostSeconds(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One run. `open_findings` hold now, `findings` are all of the run, open ones included; `abstained` says why
-    detection gives no verdict, None when it does. `end` is how the run ended, None while it goes on. `run` is its name,
-    which successive runs may share, `run_id` its own id (run_ids.py), the name where none is given.
-    `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their own past only.
-    `not_judged` says by kind of finding why detection gives no verdict about it now. `least_waiting`: the rank that
-    nearly always waits least, where some ranks have no peers; None: there is none, or all have. `injected_faults` says
-    what ranks do to themselves on purpose, by the agent's setting `fault`; empty: nothing. `checkpoints` are those
-    that the ranks have marked.
+    """One run. `open_findings` hold now, the most severe first, `findings` are all of the run, open ones included;
+    `abstained` says why detection gives no verdict, None when it does. `end` is how the run ended, None while it
+    goes on. `run` is its name, which successive runs may share, `run_id` its own id (run_ids.py), the name where
+    none is given. `ranks_without_peers`: so many do work that no other rank is known to do, and are judged by their
+    own past only. `not_judged` says by kind of finding why detection gives no verdict about it now.
+    `least_waiting`: the rank that nearly always waits least, where some ranks have no peers; None: there is none,
+    or all have. `injected_faults` says what ranks do to themselves on purpose, by the agent's setting `fault`;
+    empty: nothing. `checkpoints` are those that the ranks have marked.
     """
 
     run: str

@@ -19,7 +19,6 @@ detector abstains. One that is busy (or compiles, saves or imports) or waits for
 and that is what is found. Where no rank waits in a collective, such ranks are found once all are in a pause.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -174,7 +173,6 @@ class _HangJudge:
             self._find_deadlock,
             self._find_unmatched,
             self._find_incomplete,
-            self._abstain_after_entry,
             self._abstain_until_all_stalled,
             self._find_unrecorded_wait,
         )
@@ -268,39 +266,28 @@ class _HangJudge:
             else Hang("unmatched_transfer", tuple(sorted((*oldest.waiting, *oldest.missing))), oldest)
         )
 
-    def _is_incomplete(self, one: Stuck) -> bool:
-        """Return whether all have entered a collective, and none of them waits for another rank elsewhere. What members
-        that are not stalled have called there is not known yet.
+    def _find_incomplete(self) -> Verdict:
+        """Find a collective that all have entered, none of them waiting for another rank elsewhere, and that has not
+        completed for the limit of a stall since. What members that are not stalled have called there is not known yet.
         """
-        members = self.view.groups.get(one.group, ())
-        is_open = bool(members) and not (one.missing or one.unknown or one.is_point_to_point)
-        is_certain = self._lasts_very_long() or self._moving.isdisjoint(members)
-        return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
+        moving = self._moving
+        is_long = self._lasts_very_long()
 
-    def _is_entered_lately(self, one: Stuck) -> bool:
-        """Return whether a member may have entered it less than the limit of a stall ago. The others' stall may be
-        older: it is that of their wait for this member.
-        """
-        limits = [stall.limit_ns for rank in one.waiting if (stall := self._hang_states[rank].stall) is not None]
-        ages = [
-            state.progress_unchanged_ns
-            for rank in self.view.groups.get(one.group, ())
-            if (state := self._hang_states.get(rank)) is not None and state.ended is None
-        ]
-        return min((age for age in ages if age is not None), default=math.inf) < max(limits, default=0)
+        def is_incomplete(one: Stuck) -> bool:
+            members = self.view.groups.get(one.group, ())
+            is_open = bool(members) and not (one.missing or one.unknown or one.is_point_to_point)
+            is_certain = is_long or moving.isdisjoint(members)
+            return is_open and is_certain and self.graph.blocked.isdisjoint(one.waiting)
 
-    def _find_incomplete(self) -> Hang | None:
-        """Find a collective that all have entered, and that has not completed for the limit of a stall since."""
-        return self._name_group(
-            "all_in_collective", lambda one: self._is_incomplete(one) and not self._is_entered_lately(one)
-        )
+        def is_old(one: Stuck) -> bool:
+            members = (self._hang_states.get(rank) for rank in self.view.groups[one.group])
+            return not _is_entered_lately([self._hang_states[rank] for rank in one.waiting], members)
 
-    def _abstain_after_entry(self) -> Abstain | None:
-        """Abstain while the last member has entered such a collective only lately: it may yet complete."""
-        found = next((one for one in self.graph.stuck if self._is_incomplete(one)), None)
-        if found is None:
-            return None
-        return Abstain(f"the last member of {found.group} has entered its collective {found.sequence} only lately")
+        hang = self._name_group("all_in_collective", lambda one: is_incomplete(one) and is_old(one))
+        late = next((one for one in self.graph.stuck if is_incomplete(one)), None)
+        if hang is not None or late is None:
+            return hang
+        return Abstain(f"the last member of {late.group} has entered its collective {late.sequence} only lately")
 
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""
@@ -329,6 +316,15 @@ class _HangJudge:
                 f"{len(moving)} of {len(self._hang_states)}"
             )
         return Hang("unattributed", (), None)
+
+
+def _is_entered_lately(waiting: Iterable[RankHangState], members: Iterable[RankHangState | None]) -> bool:
+    """Return whether a member may have entered a collective less than the limit of a stall ago. The stall of those that
+    wait there may be older: it is that of their wait for this member.
+    """
+    limit_ns = max((one.stall.limit_ns for one in waiting if one.stall is not None), default=0)
+    ages = (one.progress_unchanged_ns for one in members if one is not None and one.ended is None)
+    return any(age_ns is not None and age_ns < limit_ns for age_ns in ages)
 
 
 def _find_common_pause(hang_states: Iterable[RankHangState]) -> Hang | None:

@@ -220,3 +220,9 @@ def test_what_passed_in_an_earlier_attempt_has_not_come_back() -> None:
     clock.findings.begin_attempt()
     clock.look(50, is_slow=True)
     assert len(clock.look(80, is_slow=False)) == 1
+
+
+def test_most_severe_findings_come_first_and_equals_by_rank() -> None:
+    found = {3: "info", 2: "warning", 1: "critical", 0: "warning"}
+    _, verdicts = started(*(msgspec.structs.replace(slow(rank), severity=found[rank]) for rank in found))
+    assert [one.ranks for one in verdicts.open_findings] == [(1,), (0,), (2,), (3,)]
