@@ -430,14 +430,15 @@ class RunSummary(Message, frozen=True):
 
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
-    "collective_timeout",
+    "collective_timeout", "exit_unknown",
 )  # fmt: skip
 """Ways in which a rank process ends. The rank itself reports four of them: the script ran to its end; an uncaught
 exception or a non-zero exit; KeyboardInterrupt; `rankscope.agent.stop()`. Its sidecar sees these in the exit code too,
 and in addition: a SIGTERM or SIGHUP, such as launchers send to the other ranks when one has failed; a SIGKILL, with or
 without the OOM killer; a signal that the process caused itself (SIGSEGV, SIGABRT); an abort while a collective was past
-its timeout. The collector adds `killed` for a process that is gone without a Goodbye and without a sidecar's notice,
-and `silent` (no report, and no way to see whether the process runs)."""
+its timeout; `exit_unknown`: the process has ended, and its exit status could not be read. The collector adds
+`exit_unknown` for a process that is gone without a Goodbye and without a sidecar's notice, and `silent` (no report, and
+no way to see whether the process runs)."""
 
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,

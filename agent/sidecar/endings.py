@@ -8,7 +8,8 @@ SIGKILL, and its cgroup has a new OOM victim       out_of_memory
 SIGKILL otherwise                                  killed
 SIGABRT, and a collective was past its timeout     collective_timeout (as NCCL's watchdog ends the process)
 any other signal                                   crashed
-exit status not known                              killed, with the reason in the detail
+exit status not known                              crashed, if Python's faulthandler has written stacks; out_of_memory,
+                                                   if its cgroup has a new OOM victim; else exit_unknown
 """
 
 import signal
@@ -22,8 +23,9 @@ TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 class Evidence(NamedTuple):
     """The evidence about a rank that has ended, besides its exit status.
 
-    `oom_kills` is the result of `OomKills.claim`; `overdue`: a collective pending at the last observation is past its
-    timeout; `frozen`: the agent had written no heartbeat for long.
+    `crashed`: a fatal signal has made Python write the stacks. `oom_kills` is the result of `OomKills.claim`;
+    `overdue`: a collective pending at the last observation is past its timeout; `frozen`: the agent had written no
+    heartbeat for long.
     """
 
     oom_kills: int | None = None
@@ -31,6 +33,7 @@ class Evidence(NamedTuple):
     overdue: bool = False
     stalled: bool = False
     frozen: bool = False
+    crashed: bool = False
 
 
 class Ending(NamedTuple):
@@ -48,11 +51,20 @@ def classify_ending(status: ExitStatus | None, evidence: Evidence) -> Ending:
     """
     before = _describe_before(evidence)
     if status is None:
-        return Ending("killed", f"the process is gone, its exit status could not be read{before}")
+        return _classify_unread(evidence, before)
     if status.signal is None:
         code = status.exit_code
         return Ending("failed" if code else "finished", f"exit code {code}{before}" if code else "")
     return _classify_signal(status.signal, status, evidence, before)
+
+
+def _classify_unread(evidence: Evidence, before: str) -> Ending:
+    unread = "its exit status could not be read"
+    if evidence.crashed:
+        return Ending("crashed", f"by a fatal signal; {unread}{before}")
+    if evidence.oom_kills:
+        return Ending("out_of_memory", f"{_describe_victims(evidence)}; {unread}")
+    return Ending("exit_unknown", f"{unread}{before}")
 
 
 def _classify_signal(number: int, status: ExitStatus, evidence: Evidence, before: str) -> Ending:
@@ -71,12 +83,15 @@ def _classify_signal(number: int, status: ExitStatus, evidence: Evidence, before
 
 def _classify_kill(name: str, evidence: Evidence, before: str) -> Ending:
     if evidence.oom_kills:
-        victims = "1 victim" if evidence.oom_kills == 1 else f"{evidence.oom_kills} victims"
-        text = f"{name} while the OOM killer counted {victims} in {evidence.oom_place}"
-        return Ending("out_of_memory", text)
+        return Ending("out_of_memory", f"{name} while {_describe_victims(evidence)}")
     if evidence.oom_kills is None:
         return Ending("killed", f"{name}; whether by the OOM killer is unknown, as its victims are not counted{before}")
     return Ending("killed", f"{name}, not by the OOM killer{before}")
+
+
+def _describe_victims(evidence: Evidence) -> str:
+    victims = "1 victim" if evidence.oom_kills == 1 else f"{evidence.oom_kills} victims"
+    return f"the OOM killer counted {victims} in {evidence.oom_place}"
 
 
 def _describe_before(evidence: Evidence) -> str:

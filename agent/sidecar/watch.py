@@ -185,8 +185,7 @@ class Watch:
         beacon.remove_files(self._folder, name)
         del self._watched[name]
         damage = self._orphans.queue_ended(rank.descriptor)
-        is_goodbye_known = heartbeat.state == beacon.GOODBYE_ACKNOWLEDGED
-        if not is_goodbye_known or status is None or not _matches_goodbye(status, heartbeat):
+        if not _is_as_said(status, heartbeat, crash):
             absent = {} if status is not None else {"exit_code": "its parent reaped it before it could be read"}
             if damage:
                 absent["spill"] = damage[:200]
@@ -202,13 +201,15 @@ class Watch:
     ) -> RankEnded:
         now_ns = self._clock.monotonic_ns()
         number = None if status is None else status.signal
+        has_exited = status is not None and number is None
         deadlines_ns = (heartbeat.deadline_host_ns, rank.deadline_ns)
         evidence = Evidence(
-            oom_kills=rank.ooms.claim(now_ns) if number == signal.SIGKILL else None,
+            oom_kills=rank.ooms.claim(now_ns) if number in {signal.SIGKILL, None} and not has_exited else None,
             oom_place=rank.ooms.place,
             overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
             stalled=heartbeat.stalled_since_host_ns is not None,
             frozen=rank.inspected_ns is not None,
+            crashed=bool(crash),
         )
         ending = classify_ending(status, evidence)
         return RankEnded(
@@ -273,6 +274,12 @@ class Watch:
                 close_process(rank.pidfd)
 
 
-def _matches_goodbye(status: ExitStatus, heartbeat: beacon.Heartbeat) -> bool:
-    """Return whether the process ended with the exit code of its goodbye, which is absent for a completed script."""
+def _is_as_said(status: ExitStatus | None, heartbeat: beacon.Heartbeat, crash: str) -> bool:
+    """Return whether the collector knows the end from the rank's goodbye: neither the exit code of the process (that of
+    the goodbye is absent for a completed script), nor a signal or a crash speaks against it.
+    """
+    if heartbeat.state != beacon.GOODBYE_ACKNOWLEDGED:
+        return False
+    if status is None:
+        return not crash
     return status.signal is None and status.exit_code == (heartbeat.exit_code or 0)

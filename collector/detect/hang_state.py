@@ -20,7 +20,9 @@ from rankscope.measure.stalls import (
 )
 from rankscope.measure.units import NS_PER_S
 
-DIED: Final = frozenset({"killed", "out_of_memory", "crashed"})
+EXIT_UNKNOWN: Final = "exit_unknown"
+"""End of a rank whose process has ended, and of which nothing else is known."""
+DIED: Final = frozenset({"killed", "out_of_memory", "crashed", EXIT_UNKNOWN})
 """Ends that a rank cannot report itself."""
 DEATH_SEEN_DELAY_NS: Final = 5 * NS_PER_S
 """The kernel closes the sockets of a dying process seconds before the process is gone, so the exceptions of its peers

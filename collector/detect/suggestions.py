@@ -299,6 +299,10 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "GPU at that time may be the cause."
         ),
         "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
+        "exit_unknown": (
+            "Read how that process ended in the log of its launcher (torchrun, srun) and in the kernel's: its exit "
+            "status was gone before it could be read."
+        ),
         "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
         f"out_of_memory: {OF_GPU}": (
             "The incident out_of_memory of this run says what held the GPU's memory and what would help; restart from "

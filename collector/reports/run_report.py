@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import Finding, describe_faults, format_ranks
+from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.run_ids import read_run_name
@@ -142,7 +143,7 @@ def _end_of(process: SavedRank) -> str | None:
     ending = conclude(process.said, process.seen)
     if ending is not None:
         return ending.reason
-    return "killed" if process.is_gone else None
+    return EXIT_UNKNOWN if process.is_gone else None
 
 
 def _find_worst(

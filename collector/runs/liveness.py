@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment
 from rankscope.collector.runs.report_fields import ReportFields
@@ -19,7 +20,7 @@ from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
 
 GONE_NS_MIN: Final = 2 * NS_PER_S
-"""How long a process must be gone before it counts as killed: a sidecar that has to load ZeroMQ first takes 0.3 s."""
+"""How long a process must be gone before that is its end: a sidecar that has to load ZeroMQ first takes 0.3 s."""
 
 SAID_BY_RANK: Final = frozenset({"failed", "interrupted"})
 """Reasons of a goodbye that explain the end; a later end of the process only follows from them."""
@@ -43,11 +44,11 @@ def conclude(said: Goodbye | None, seen: RankEnded | None) -> Ending | None:
     """Combine the rank's goodbye and what its sidecar saw. None where neither has come.
 
     A rank that failed has failed, also when a signal ended it in the end; one that had finished and was then ended by a
-    signal did not end well.
+    signal did not end well. Where the exit status could not be read the goodbye stands.
     """
     if said is None:
         return None if seen is None else Ending(seen.reason, seen.detail, seen.exit_code)
-    if seen is None:
+    if seen is None or seen.reason == EXIT_UNKNOWN:
         return Ending(said.reason, said.detail, said.exit_code, said.line)
     if said.reason in SAID_BY_RANK:
         exit_code = said.exit_code if seen.exit_code is None else seen.exit_code
@@ -196,7 +197,7 @@ def _change(before: Liveness, **changes: Any) -> Liveness:
     after = msgspec.structs.replace(before, **changes)
     ending = conclude(after.said, after.seen)
     if ending is None and after.is_gone:
-        ending = Ending("killed")
+        ending = Ending(EXIT_UNKNOWN)
     if ending is None and after.is_silent:
         ending = Ending("silent")
     return msgspec.structs.replace(after, ending=ending)

@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from rankscope.collector.detect.finding import Finding, format_ranks
+from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.detect.suggestions import OF_GPU, suggest
 from rankscope.collector.runs.run_end import LOST, FirstToFail, RunEnd
 
@@ -13,7 +14,7 @@ FAILURE: Final = "run_failure"
 """Kind of the incident of a run that ended badly (`incidents/ledger.py`)."""
 ON_PURPOSE: Final = frozenset({"interrupted", "terminated"})
 """Ends caused from outside: by a person, a scheduler, a launcher."""
-EXIT_UNKNOWN: Final = "its process was gone, and its exit status is not known"
+EXIT_NOT_KNOWN: Final = "its exit status is not known"
 VERBS: Final[Mapping[str, str]] = {
     "finished": "finished",
     "stopped": "stopped reporting (rankscope.agent.stop)",
@@ -21,6 +22,7 @@ VERBS: Final[Mapping[str, str]] = {
     "crashed": "crashed",
     "killed": "was killed",
     "out_of_memory": "ran out of memory",
+    EXIT_UNKNOWN: "ended in a way that is not known",
     "collective_timeout": "was ended by a collective's timeout",
     "interrupted": "was interrupted",
     "terminated": "was terminated",
@@ -39,7 +41,7 @@ def describe_end(end: RunEnd) -> str:
 
 def describe_first_to_fail(first: FirstToFail) -> str:
     """Return `rank 1 (n0), crashed (SIGSEGV) at a.py:24 (run), the last step it reported was 412`."""
-    known = first.detail or first.signal or (EXIT_UNKNOWN if first.reason == "killed" else "")
+    known = first.detail or first.signal or (EXIT_NOT_KNOWN if first.reason == EXIT_UNKNOWN else "")
     detail = f" ({_shorten(known)})" if known else ""
     place = f" at {first.line}" if first.line else ""
     step = "no step reported" if first.last_step is None else f"the last step it reported was {first.last_step}"

@@ -27,6 +27,7 @@ from urllib.parse import quote
 import msgspec
 import psutil
 
+from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
 START_S_MAX = 60.0
@@ -274,6 +275,13 @@ def have_stepped(run: RunSnapshot, steps: int) -> bool:
 def have_ended(run: RunSnapshot) -> bool:
     """Whether the collector knows of every rank how it ended."""
     return len(run.ranks) == run.world_size and all(rank.ended is not None for rank in run.ranks)
+
+
+def is_end_known(run: RunSnapshot) -> bool:
+    """Whether all is known of how every rank ended: how one whose process is gone has ended is not known until its
+    sidecar, which may be slow, says it.
+    """
+    return have_ended(run) and all(rank.ended != EXIT_UNKNOWN or rank.end is not None for rank in run.ranks)
 
 
 def knows_clocks(run: RunSnapshot, error_ns_max: float = math.inf) -> bool:

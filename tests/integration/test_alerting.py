@@ -324,7 +324,7 @@ def test_the_messages_say_rank_node_cause_and_cost(seen: Seen) -> None:
     ), straggler
     missing = told(seen, "RankscopeRankMissing")["annotations"]["description"]
     assert missing == (
-        f"Rank {DEAD_RANK} on node {SICK}-node-0 does not report, and others of its run do. Cause: killed. "
+        f"Rank {DEAD_RANK} on node {SICK}-node-0 does not report, and others of its run do. Cause: exit_unknown. "
         f"Cost: if the run waits for it, all its {RANKS} GPUs, as many GPU-hours an hour."
     )
 

@@ -21,7 +21,7 @@ from rankscope.collector.runs.run_end_words import FAILURE, write_end
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
-from tests.integration.serving import Served, can_listen, find_rank, have_ended, read_url, serving
+from tests.integration.serving import Served, can_listen, find_rank, is_end_known, read_url, serving
 from tests.integration.torchrun import Ended, Job, line_of, python, started, torchrun
 from tests.integration.torchrun import run as run_command
 
@@ -75,7 +75,7 @@ class Watched:
         """Wait for the end; how the launcher ended and how each rank did. Nothing may be left."""
         ports = {port for member in self.job.find_members() for port in _find_ports(member)}
         ended = self.job.wait()
-        run = self._served.wait_for_run(self._run, is_known)
+        run = self._served.wait_for_run(self._run, is_end_known)
         assert ended.left == ()
         assert [path for path in self._folder.rglob("*") if path.is_socket()] == []
         assert [port for port in ports if not can_listen(port)] == []
@@ -104,16 +104,9 @@ def _find_ports(member: psutil.Process) -> list[int]:
     return []
 
 
-def is_known(run: RunSnapshot) -> bool:
-    """Whether all is known of how every rank ended: one whose process is gone counts as killed until its sidecar, which
-    may be slow, says how.
-    """
-    return have_ended(run) and all(rank.ended != "killed" or rank.end is not None for rank in run.ranks)
-
-
 def is_told(run: RunSnapshot) -> bool:
     """Whether the account of the run's end, which is made at each tick, is of that."""
-    return is_known(run) and run.end is not None and run.end.ranks == Counter(rank.ended for rank in run.ranks)
+    return is_end_known(run) and run.end is not None and run.end.ranks == Counter(rank.ended for rank in run.ranks)
 
 
 def find_failures(incidents: list[dict[str, Any]]) -> list[tuple[str, str, list[int]]]:

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.faults import sized
 from tests.integration.listening_collector import Life, listening
-from tests.integration.serving import have_ended, serving
+from tests.integration.serving import is_end_known, serving
 from tests.integration.torchrun import ALONE, CHECKOUT, Ended, python, run, run_forked, started
 
 KERNEL_NS, TRANSFER_NS = 20_000, 100_000
@@ -139,7 +139,7 @@ def test_a_rank_killed_amid_a_window_is_reported_and_leaves_nothing(tmp_path: Pa
             job.wait_for_output("amid a session")
             os.kill(job.launcher.pid, signal.SIGKILL)
             ended = job.wait()
-        seen = served.wait_for_run("killed", have_ended)
+        seen = served.wait_for_run("killed", is_end_known)
     assert (ended.exit_code, ended.left) == (-signal.SIGKILL, ())
     assert seen.ranks[0].ended == "killed"
     assert seen.ranks[0].losses.errors == {}

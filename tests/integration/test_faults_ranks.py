@@ -31,7 +31,8 @@ def wait_until_delivered(spill_dir: Path) -> None:
 
 
 def wait_for_end(served: Served, run: str, rank: int) -> RankSnapshot:
-    seen = served.wait_for_run(run, lambda run: any(r.ended is not None and r.identity.rank == rank for r in run.ranks))
+    """The rank, once its sidecar has said how it ended."""
+    seen = served.wait_for_run(run, lambda run: any(r.end is not None and r.identity.rank == rank for r in run.ranks))
     return find_rank(seen, rank)
 
 

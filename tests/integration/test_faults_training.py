@@ -11,7 +11,7 @@ from rankscope.agent.reporting.spill_folder import find_boot_ids, find_files, op
 from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
-from tests.integration.serving import find_rank, have_ended, serving, wait_for
+from tests.integration.serving import find_rank, have_ended, is_end_known, serving, wait_for
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run, started
 
 RUN = "accounted"
@@ -67,7 +67,7 @@ def test_what_a_killed_training_had_written_to_the_disk_arrives(tmp_path: Path) 
             served.send(signal.SIGCONT)
             fault.is_over()
             wait_for(lambda: None if find_boot_ids(folder) else True, lambda: f"still there: {find_boot_ids(folder)}")
-            seen = served.wait_for_run(run, lambda run: have_ended(run) and run.ranks[0].last_sequence >= written)
+            seen = served.wait_for_run(run, lambda run: is_end_known(run) and run.ranks[0].last_sequence >= written)
             accounts = read_accounts(served, run)
             fault.settle(served, accounts)
             account = accounts[0]

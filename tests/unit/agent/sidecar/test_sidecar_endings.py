@@ -58,7 +58,16 @@ def code(number: int) -> ExitStatus:
             ),
         ),
         (by(63), NOTHING, "crashed", "signal 63"),
-        (None, NOTHING, "killed", "the process is gone, its exit status could not be read"),
+        (None, NOTHING, "exit_unknown", "its exit status could not be read"),
+        (
+            None, Evidence(stalled=True), "exit_unknown",
+            "its exit status could not be read; it was stalled",
+        ),
+        (None, Evidence(crashed=True), "crashed", "by a fatal signal; its exit status could not be read"),
+        (
+            None, Evidence(oom_kills=1, oom_place="cgroup /job"), "out_of_memory",
+            "the OOM killer counted 1 victim in cgroup /job; its exit status could not be read",
+        ),
     ],
 )  # fmt: skip
 def test_an_end_has_its_reason_and_its_sentence(

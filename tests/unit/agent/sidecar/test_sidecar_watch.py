@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.sidecar import watch
 from rankscope.agent.sidecar.beacon import AGENT_ENDED, GOODBYE_ACKNOWLEDGED, Heartbeat
 from rankscope.agent.sidecar.faults import read_faults
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
@@ -29,6 +30,8 @@ REASONS = {
     "exit 0": "finished", "exit 3": "failed", "os._exit 7": "failed", "SIGSEGV": "crashed", "abort()": "crashed",
     "SIGKILL": "killed", "SIGTERM": "terminated",
 }  # fmt: skip
+
+CRASH = 'Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n'
 
 
 @pytest.fixture
@@ -78,6 +81,29 @@ def test_end_that_differs_from_the_goodbye_is_reported(
     assert [notice.reason for notice in node.run_pass() if isinstance(notice, RankEnded)] == [reason]
 
 
+@pytest.mark.parametrize(
+    ("state", "crash", "reasons"),
+    [
+        (GOODBYE_ACKNOWLEDGED, "", []),
+        (GOODBYE_ACKNOWLEDGED, CRASH, ["crashed"]),
+        (AGENT_ENDED, "", ["exit_unknown"]),
+        (AGENT_ENDED, CRASH, ["crashed"]),
+    ],
+)
+def test_goodbye_stands_where_the_launcher_has_taken_the_exit_status(
+    node: Node, monkeypatch: pytest.MonkeyPatch, state: int, crash: str, reasons: list[str]
+) -> None:
+    # As srun does under a kernel that has no exit status behind a pidfd.
+    monkeypatch.setattr(watch, "read_exit_status", lambda *_: None)
+    process = node.start("pass", heartbeat=Heartbeat(node.clock.now_ns, state=state))
+    if crash:
+        (node.folder / "boot-of-0.crash").write_text(crash)
+    process.end()
+    notices = [notice for notice in node.run_pass() if isinstance(notice, RankEnded)]
+    assert [notice.reason for notice in notices] == reasons
+    assert all(notice.absent["exit_code"] == "its parent reaped it before it could be read" for notice in notices)
+
+
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_end_report_has_damage_of_the_spill(node: Node, tmp_path: Path, is_torn: bool) -> None:
     spill = spill_in(tmp_path / "spill", "boot-of-0")
@@ -104,8 +130,7 @@ def test_abort_after_a_timeout_is_a_collective_timeout(node: Node, after_s: int,
 
 def test_end_report_has_the_stacks_of_a_crash(node: Node) -> None:
     process = node.start("ctypes.string_at(0)")
-    text = 'Current thread 0x0a (most recent call first):\n  File "train.py", line 24 in main\n'
-    (node.folder / "boot-of-0.crash").write_text(text)
+    (node.folder / "boot-of-0.crash").write_text(CRASH)
     process.end()
     (notice,) = node.run_pass()
     assert isinstance(notice, RankEnded)
@@ -220,7 +245,7 @@ def test_a_rank_that_ends_before_it_is_found_is_not_waited_for(node: Node) -> No
     process.end()
     process.reap()
     node.watch.run()  # returns
-    assert [notice.reason for _, notice in node.posted if isinstance(notice, RankEnded)] == ["killed"]
+    assert [notice.reason for _, notice in node.posted if isinstance(notice, RankEnded)] == ["exit_unknown"]
 
 
 def test_the_sidecar_ends_with_the_last_rank(node: Node) -> None:

@@ -59,6 +59,10 @@ def stall_in(activity: str) -> Stall:
         # Its goodbye was not heard by everybody, but it ended as it said.
         (goodbye("finished"), seen("finished", exit_code=0), "finished", "what it said", 0),
         (goodbye("stopped"), seen("finished", exit_code=0), "stopped", "what it said", 0),
+        # Its launcher reaped it before the sidecar could read how it ended.
+        (goodbye("finished"), seen("exit_unknown"), "finished", "what it said", None),
+        (goodbye("failed", 1), seen("exit_unknown"), "failed", "what it said", 1),
+        (None, seen("exit_unknown"), "exit_unknown", "what was seen", None),
         # Destructors of the interpreter's end crash after the script is over.
         (goodbye("finished"), seen("crashed", signal=11), "crashed", "after it had finished: what was seen", None),
         (goodbye("stopped"), seen("failed", exit_code=3), "failed", "after it had stopped: what was seen", 3),
@@ -94,13 +98,13 @@ def test_order_of_messages_about_an_end_does_not_matter() -> None:
         assert liveness.ended_collector_ns == 5 * S
 
 
-def test_gone_process_counts_as_killed_after_a_while() -> None:
+def test_process_is_gone_after_a_while() -> None:
     liveness = Liveness()
     liveness = liveness.record_process_gone(10 * S)
     liveness = liveness.record_process_gone(10 * S + GONE_NS_MIN - 1)
     assert liveness.ending is None
     liveness = liveness.record_process_gone(10 * S + GONE_NS_MIN)
-    assert liveness.ending == Ending("killed", "", None)
+    assert liveness.ending == Ending("exit_unknown", "", None)
     assert liveness.ended_collector_ns == 10 * S
 
 

@@ -130,12 +130,12 @@ def test_rank_that_has_ended_is_not_up_after_a_report() -> None:
     assert (found.up, found.ended, found.ended_detail, found.exit_code) == (False, "failed", "ValueError", 1)
 
 
-def test_killed_rank_has_no_detail_and_no_exit_code() -> None:
+def test_rank_that_is_gone_has_no_detail_and_no_exit_code() -> None:
     rank = joined()
     for now_ns in (1, 1 + GONE_NS_MIN):
         rank = rank.apply(ProcessGone("boot-of-3", now_ns))
     found = snapshot_of(rank)
-    assert (found.ended, found.ended_detail, found.exit_code) == ("killed", "", None)
+    assert (found.ended, found.ended_detail, found.exit_code) == ("exit_unknown", "", None)
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------

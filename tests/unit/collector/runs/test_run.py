@@ -167,12 +167,12 @@ def test_rank_ends_as_its_goodbye_says() -> None:
     assert story.say_goodbye(1).run.is_over
 
 
-def test_process_that_is_gone_without_a_word_was_killed() -> None:
+def test_process_that_is_gone_without_a_word_has_an_unknown_end() -> None:
     story = Story(2).join().train(5)
     story.run.apply(ProcessGone(boot_of(1), story.now_ns))
     assert [rank.ended for rank in story.snapshot().ranks] == [None, None]  # its sidecar may say more
     story.run.apply(ProcessGone(boot_of(1), story.now_ns + GONE_NS_MIN))
-    assert [rank.ended for rank in story.snapshot().ranks] == [None, "killed"]
+    assert [rank.ended for rank in story.snapshot().ranks] == [None, "exit_unknown"]
 
 
 def test_goodbye_stands_though_the_process_is_gone() -> None:

@@ -7,7 +7,7 @@ from rankscope.collector.runs.liveness import Ending
 from rankscope.collector.runs.run_end import TOGETHER_NS, FirstToFail, RankProcessEnd, RunEnd, find_run_end
 from rankscope.collector.runs.run_end_words import (
     DETAIL_LENGTH_MAX,
-    EXIT_UNKNOWN,
+    EXIT_NOT_KNOWN,
     describe_end,
     describe_first_to_fail,
     describe_lost,
@@ -171,9 +171,9 @@ def test_first_to_fail_in_words_with_what_is_known() -> None:
     )
 
 
-def test_killed_rank_without_a_notice_has_an_unknown_exit() -> None:
-    first = FirstToFail(rank=1, node="n0", reason="killed")
-    assert describe_first_to_fail(first) == f"rank 1 (n0), killed ({EXIT_UNKNOWN}), no step reported"
+def test_rank_that_is_gone_without_a_notice_has_an_unknown_exit() -> None:
+    first = FirstToFail(rank=1, node="n0", reason="exit_unknown")
+    assert describe_first_to_fail(first) == f"rank 1 (n0), exit_unknown ({EXIT_NOT_KNOWN}), no step reported"
 
 
 def test_a_long_text_is_cut() -> None:

@@ -144,7 +144,7 @@ def test_how_ranks_ended_is_known_again() -> None:
         story.tick(3.0)
     kill(story)
     ranks = story.snapshot().ranks
-    assert [rank.ended for rank in ranks] == ["finished", "crashed", "killed"]
+    assert [rank.ended for rank in ranks] == ["finished", "crashed", "exit_unknown"]
     assert [rank.totals.steps for rank in ranks] == [20, 20, 20]
     assert story.run.is_over
     ended_ns = ranks[0].ended_collector_ns
