@@ -5,6 +5,7 @@
     store thread     writes what this thread hands over
     notifications    a thread for each receiver of events about incidents (notifications/channel.py)
     captures thread  orders captures, fetches and keeps their files (captures/capture_thread.py)
+    preflights       answers pre-flights from the store (preflights.py)
     publish thread   sends finished snapshots to the publisher, a process of its own (publish/publisher_link.py)
 
 A bug in the state of one run is contained to that run: it is counted and logged, and the other runs continue.
@@ -30,6 +31,7 @@ from rankscope.collector.ingest.receiver import Receiver
 from rankscope.collector.ingest.relays import Relays
 from rankscope.collector.notifications.notifier import make_notifier, read_receivers
 from rankscope.collector.notifications.otlp_logs import read_otlp_logs
+from rankscope.collector.preflights import Preflights
 from rankscope.collector.publish.http_listener import PORT_WAIT_S, HttpListener, listen_http
 from rankscope.collector.publish.publisher_link import Publisher, PublisherLink, Sources
 from rankscope.collector.publish.snapshot_messages import Health
@@ -111,6 +113,7 @@ class Service:
             self._faults,
         )
         self._captures, self._incident_captures = self._make_captures()
+        self._preflights = Preflights(config, self._journal, self._exchange, clock, self._faults)
         self._recording = Recording(
             config, self._journal, self._faults, restore=self._restore, on_written=self._link.wake
         )
@@ -120,9 +123,8 @@ class Service:
             faults=self._faults, on_forget=self._recording.forget,
         )  # fmt: skip
         self._summaries = RunSummaries(self._exchange.answer, self._faults)
-        port = self._listener.socket.getsockname()[1]
         self._notifier = make_notifier(
-            config, {**receivers, **read_otlp_logs(config, port)}, self._journal,
+            config, {**receivers, **read_otlp_logs(config, self._listener.socket.getsockname()[1])}, self._journal,
             find_run=self._updates.runs.get,
             clock=clock, faults=self._faults,
         )  # fmt: skip
@@ -185,6 +187,8 @@ class Service:
         """Receive and tick until stopped. `on_tick` is called with each new snapshot."""
         tick_ns = s_to_ns(self._config.tick_s)
         next_tick_ns: int = self._clock.monotonic_ns()
+        self._receive_thread.messages.on_preflight = self._preflights.handle
+        self._preflights.start()
         self._receive_thread.start()
         try:
             while not self._stopping.is_set():
@@ -200,6 +204,7 @@ class Service:
         finally:
             self._link.close()
             self._captures.stop()
+            self._preflights.stop()
             self._listener.socket.close()
             self._receive_thread.stop()
             self._receiver.close()

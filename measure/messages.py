@@ -21,6 +21,11 @@
       | -- CapturePart(id, offset, data) ---->  |   the collector asks again for what does not arrive
       | <---- CaptureOrder(id, is_over) ------  |   the collector has the file, or does not want it any more
 
+    rank 0 of a pre-flight                  collector
+      | -- PreflightPastWanted(nodes) ------->  |   before it measures; no Hello, as of a sidecar
+      | -- PreflightEnded(outcomes) --------->  |   at its end; each is resent until it is answered or given up
+      | <--------- PreflightAnswer(number) ---  |   the past of the nodes; or that the outcomes are in the store
+
     relay of a node                         collector
       | -- RelayHello(name) ----------------->  |   on start, and whenever the collector asks for it
       | <---------------- Welcome or Refused -  |
@@ -35,11 +40,12 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, Some
+from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.out_of_memory import Notices
+from rankscope.measure.preflights import NODES_MAX, NodeDevice, NodeOutcome, NodePast
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -428,6 +434,37 @@ class RunSummary(Message, frozen=True):
     findings_left_out: Count = 0
 
 
+class PreflightPastWanted(Message, frozen=True):
+    """Question of a pre-flight for the past of its nodes. `number` counts the messages of a pre-flight from 1."""
+
+    KIND: ClassVar[int] = 20
+    number: Sequence
+    nodes: Annotated[tuple[NodeDevice, ...], msgspec.Meta(max_length=NODES_MAX)]
+
+
+class PreflightEnded(Message, frozen=True):
+    """What a pre-flight says of some of its nodes. It is kept once however often it is sent: `preflight` is random, the
+    same in all messages of a pre-flight. `forgets_past`: earlier pre-flights of these nodes are deleted.
+    """
+
+    KIND: ClassVar[int] = 21
+    number: Sequence
+    preflight: ShortName
+    outcomes: Annotated[tuple[NodeOutcome, ...], msgspec.Meta(max_length=NODES_MAX)]
+    forgets_past: bool = False
+
+
+class PreflightAnswer(Message, frozen=True):
+    """The answer to both, by `number`. `past` has the nodes that were asked for, those without a past left out.
+    `problem`: why the store was not read or written; empty: it was.
+    """
+
+    KIND: ClassVar[int] = 22
+    number: Sequence
+    past: Annotated[tuple[NodePast, ...], msgspec.Meta(max_length=NODES_MAX)] = ()
+    problem: Text = ""
+
+
 END_REASONS = (
     "finished", "failed", "interrupted", "stopped", "terminated", "killed", "out_of_memory", "crashed",
     "collective_timeout", "exit_unknown",
@@ -443,5 +480,5 @@ no way to see whether the process runs)."""
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
     RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
-    RunSummary,
+    RunSummary, PreflightPastWanted, PreflightEnded, PreflightAnswer,
 )  # fmt: skip

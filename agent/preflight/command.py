@@ -14,16 +14,10 @@ import msgspec
 from rankscope.agent.guard import describe, log_line, print_traceback
 from rankscope.agent.identity import read_identity
 from rankscope.agent.preflight.ending import Watch, block_sigterm, leave
-from rankscope.agent.preflight.files import (
-    History,
-    append_history,
-    build_line,
-    find_hosts,
-    read_history,
-    write_whole,
-)  # fmt: skip
+from rankscope.agent.preflight.files import find_hosts, write_whole
 from rankscope.agent.preflight.meeting import IncompleteError, Meeting
 from rankscope.agent.preflight.options import parse_options
+from rankscope.agent.preflight.past import NodesPast
 from rankscope.agent.preflight.results import EXIT_STATUS, Named, Report, Status
 from rankscope.agent.preflight.text import build_sentence, collect_reasons, describe_slow, render
 from rankscope.measure.errors import UnavailableError
@@ -84,7 +78,7 @@ def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
     from rankscope.agent.preflight.local_checks import Device  # noqa: PLC0415
     from rankscope.agent.preflight.runner import Member, Runner  # noqa: PLC0415
 
-    history, mistakes = _read_history(options.history if identity.rank == 0 else "")
+    past = NodesPast(options.history, options.collector, options.wait_s, forgets=options.forget_past)
     device = Device(identity.local_rank)
     watch.stage = "meeting the other ranks"
     store = _open_store(dist)
@@ -94,6 +88,9 @@ def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
     members = msgspec.json.decode(everybody, type=list[Member])
     meeting.names = [f"rank {rank} ({member.node})" for rank, member in enumerate(members)]
     watch.set_limit(LIMIT_RATIO * options.budget_s + 2 * options.wait_s)
+    if identity.rank == 0:
+        watch.stage = "reading the past of the nodes"
+        past.read({member.node: member.device for member in members})
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore("gloo", store),
@@ -102,13 +99,14 @@ def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
         timeout=timedelta(seconds=options.wait_s + options.budget_s),
     )
     runner = Runner(meeting, watch, device, rank=identity.rank, members=members, budget_s=options.budget_s)
-    results = runner.run(options.disk_folder, options.wait_s, history.find_past)
+    results = runner.run(options.disk_folder, options.wait_s, past.find)
     watch.stage = "the end"
     status = EXIT_STATUS["incomplete"]
     if results is not None:
-        report = build_report(results, runner.took_s, mistakes)
+        report = build_report(results, runner.took_s, past.mistakes)
         print(render(report, runner.checks), flush=True)
-        _write(options, report, runner.checks)
+        _write(options, report)
+        past.keep(report, runner.checks)
         status = EXIT_STATUS[report.status]
     status = int(meeting.exchange("end", "", lambda _: str(status)))
     watch.status = status  # torchrun sends SIGTERM to the others as soon as the first has ended with it
@@ -125,17 +123,6 @@ def _open_store(dist: Any) -> Any:
             f"the store of torch.distributed at {where} cannot be reached ({describe(error)})"
         ) from error
     return dist.PrefixStore("rankscope_preflight", store)
-
-
-def _read_history(path: str) -> tuple[History, list[str]]:
-    """Return the history and what is wrong with it; it is empty without a path."""
-    if not path:
-        return History(()), []
-    try:
-        history = read_history(path)
-    except UnavailableError as error:
-        return History(()), [str(error)]
-    return history, [f"{history.unreadable} lines of {path} are no pre-flights"] if history.unreadable else []
 
 
 def build_report(results: Any, took_s: float, mistakes: Sequence[str]) -> Report:
@@ -175,7 +162,7 @@ def _collect_absent(ranks: Sequence[Any], checks: Mapping[str, Any]) -> dict[str
     return absent
 
 
-def _write(options: Namespace, report: Report, checks: Sequence[Any]) -> None:
+def _write(options: Namespace, report: Report) -> None:
     """Write the files that were asked for. One that cannot be written costs a line on stderr, and not the others."""
     hosts, no_hosts = find_hosts(report)
     for name in no_hosts:
@@ -184,7 +171,6 @@ def _write(options: Namespace, report: Report, checks: Sequence[Any]) -> None:
     writing: tuple[tuple[str, Callable[[str], None]], ...] = (
         (options.json, lambda path: write_whole(path, text)),
         (options.exclude_file, lambda path: write_whole(path, "".join(f"{host}\n" for host in hosts))),
-        (options.history, lambda path: append_history(path, build_line(report, checks))),
     )
     for path, write in writing:
         try:

@@ -14,11 +14,10 @@ from rankscope.agent.preflight.checks import Check
 from rankscope.agent.preflight.judgement import find_slowest, list_subjects
 from rankscope.agent.preflight.results import RankResults, Report
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.preflights import PAST_MAX
 
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Names come from the ranks: one with a space or a line break would be more than one host, or an option."""
-PAST_MAX: Final = 20
-"""Earlier pre-flights of a node that are compared with, the latest ones."""
 HISTORY_BYTES_MAX: Final = 16 * 2**20
 """How much of the end of a history is read: some thousand pre-flights of 32 nodes."""
 

@@ -43,13 +43,28 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         "--exclude-file", default="", metavar="FILE", help="write the hosts of the named nodes to it, one a line"
     )
     parser.add_argument(
-        "--history", default="", metavar="FILE", help="compare with the earlier pre-flights in it, and add this one"
+        "--history", default="", metavar="FILE",
+        help="compare with the earlier pre-flights in it instead of the collector's, and add this one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--collector", default=None, metavar="ADDRESS",
+        help="compare with the earlier pre-flights in the store of this collector, and let it keep this one; empty: "
+        "none [RANKSCOPE_COLLECTOR]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--forget-past",
+        action="store_true",
+        help="compare with no earlier pre-flights, and let the collector delete those of these nodes: after a change "
+        "that makes nodes slower for good",
     )
     parser.add_argument(
         "--disk-folder", default=tempfile.gettempdir(), metavar="FOLDER",
         help="where to write for the check of the disk [the folder for temporary files]",
     )  # fmt: skip
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.history and options.forget_past:
+        parser.error(f"--forget-past is for the store of a collector; delete the file {options.history} instead")
+    return options
 
 
 def _budget(text: str) -> float:

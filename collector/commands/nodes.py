@@ -18,10 +18,14 @@ from rankscope.collector.incidents.nodes import RATIO_MIN, RUNS_MIN, NodeList, N
 from rankscope.collector.reports.incident_table import format_utc
 from rankscope.collector.reports.trace_cells import printable
 from rankscope.measure.errors import SettingError, UnavailableError
+from rankscope.measure.preflights import NAMED, NOT_JUDGED, NOT_NAMED, LastPreflight
 
 HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Names come from the ranks: one with a space or a line break would be more than one host, or an option."""
-HEADS: Final = ("node", "held up", "runs", "at least", "incidents", "rank-hours", "last (UTC)", "causes")
+HEADS: Final = (
+    "node", "held up", "runs", "at least", "incidents", "rank-hours", "last (UTC)", "pre-flight (UTC)", "causes",
+)  # fmt: skip
+STATUS_WORDS: Final = {NAMED: "named", NOT_NAMED: "not named", NOT_JUDGED: "not judged"}
 NODE_LENGTH_MAX: Final = 40
 
 
@@ -91,29 +95,55 @@ def choose_excluded(found: NodeList, runs_min: int, ratio_min: float) -> list[st
 
 
 def render_nodes(found: NodeList) -> str:
-    """Return the table of the nodes that have held up a run, and how many others there are."""
-    rows = [HEADS, *(_build_cells(record) for record in found.nodes if record.incidents)]
+    """Return the table of the nodes that have held up a run or that the last pre-flight named, why it did, and how many
+    other nodes there are.
+    """
+    shown = [record for record in found.nodes if record.incidents or _is_named(record)]
+    rows = [HEADS, *map(_build_cells, shown)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    others = sum(not record.incidents for record in found.nodes)
+    others = len(found.nodes) - len(shown)
     notes = [f"{others} other node{'s' * (others != 1)} held up none of {found.runs} run{'s' * (found.runs != 1)}"]
     if found.incidents_unplaced:
         notes.append(f"{found.incidents_unplaced} incidents about ranks of attempts that are no longer kept")
     if found.runs_left_out:
         notes.append(f"{found.runs_left_out} earlier runs were not read: too many ranks")
-    return "\n".join([*(lines if len(rows) > 1 else []), *notes])
+    return "\n".join([*(lines if shown else []), *(line for record in shown for line in _list_reasons(record)), *notes])
+
+
+def _is_named(record: NodeRecord) -> bool:
+    return record.preflight is not None and record.preflight.status == NAMED
+
+
+def _list_reasons(record: NodeRecord) -> list[str]:
+    """Return a line for each reason why the last pre-flight named a node."""
+    if record.preflight is None or not _is_named(record):
+        return []
+    when = format_utc(record.preflight.wall_s)
+    return [f"{_shorten(record.node)}: pre-flight of {when} UTC: {printable(why)}" for why in record.preflight.reasons]
+
+
+def _describe_preflight(preflight: LastPreflight | None) -> str:
+    if preflight is None:
+        return "-"
+    return f"{STATUS_WORDS.get(preflight.status, printable(preflight.status))} {format_utc(preflight.wall_s)}"
+
+
+def _shorten(node: str) -> str:
+    node = printable(node)
+    return node if len(node) <= NODE_LENGTH_MAX else f"{node[: NODE_LENGTH_MAX - 3]}..."
 
 
 def _build_cells(record: NodeRecord) -> tuple[str, ...]:
-    node = printable(record.node)
     return (
-        node if len(node) <= NODE_LENGTH_MAX else f"{node[: NODE_LENGTH_MAX - 3]}...",
+        _shorten(record.node),
         str(record.runs_held_up),
         str(record.runs),
         f"{record.ratio_low:.2f}",
         str(record.incidents),
         "-" if record.lost_rank_hours is None else f"{record.lost_rank_hours:.2f}",
         "-" if record.last_wall_s is None else format_utc(record.last_wall_s),
+        _describe_preflight(record.preflight),
         printable(", ".join(f"{cause} {count}" for cause, count in record.causes.items())),
     )
 

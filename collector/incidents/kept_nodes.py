@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.collector.incidents.nodes import NodeList, NodeRecord, list_histories, rank_nodes
+from rankscope.collector.incidents.nodes import NodeList, NodeRecord, add_preflights, list_histories, rank_nodes
 from rankscope.collector.incidents.store import read_store
+from rankscope.collector.storage.preflights import read_last_preflights
 from rankscope.collector.storage.run_reader import read_placed_ranks
 from rankscope.measure.errors import UnavailableError
 
@@ -21,7 +22,7 @@ KEPT_S: Final = 60.0
 def read_nodes(path: Path) -> NodeList:
     """Return the nodes of a store, whether or not a collector writes to it. Raises UnavailableError."""
     placed = read_placed_ranks(path)
-    found = rank_nodes(placed.runs, read_store(path).incidents)
+    found = add_preflights(rank_nodes(placed.runs, read_store(path).incidents), read_last_preflights(path))
     return msgspec.structs.replace(found, runs_left_out=placed.runs_left_out)
 
 

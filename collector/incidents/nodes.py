@@ -6,6 +6,7 @@ share each of them, and failed runs, as a script that raises is no property of a
 attempt that the store no longer has (`runs/former_attempts.py`) is counted as `incidents_unplaced`, and blames no node.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from rankscope.collector.detect.finding import HANG, PAUSES, STRAGGLER
 from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.runs.former_attempts import PlacedRank
 from rankscope.collector.runs.snapshot import HeldUpNode
+from rankscope.measure.preflights import LastPreflight
 
 RUNS_MIN: Final = 3
 """Two runs in a row may be one incident of the network or of the data."""
@@ -50,7 +52,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     that blame it, by `causes`; `lost_rank_hours` what they cost all ranks of their runs, None: not known. An incident
     about several nodes counts in full for each. `last_wall_s` is when the last one was opened, None without any.
     `incident_ids` are the latest INCIDENTS_LISTED_MAX of them. `sentence` says it in words; empty if it held up none.
-    `exclude`: it reaches RUNS_MIN and RATIO_MIN, the defaults of `rankscope nodes --exclude-file`.
+    `exclude`: it reaches RUNS_MIN and RATIO_MIN, the defaults of `rankscope nodes --exclude-file`; pre-flights do not
+    count for it. `preflight`: the last one in the store, None without any.
     """
 
     node: str
@@ -65,6 +68,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""
     exclude: bool = False
     incident_ids: tuple[int, ...] = ()
+    preflight: LastPreflight | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +145,18 @@ def rank_nodes(runs: Mapping[str, Sequence[Mapping[int, PlacedRank]]], incidents
     records = [_build_record(node, len(known), blames.get(node, ())) for node, known in runs_of.items()]
     records.sort(key=lambda record: (-record.ratio_low, -(record.lost_rank_hours or 0.0), record.node))
     return NodeList(nodes=tuple(records), runs=len(runs), incidents_unplaced=unplaced)
+
+
+def add_preflights(found: NodeList, preflights: Mapping[str, LastPreflight]) -> NodeList:
+    """Return the list with the last pre-flight of each node. Nodes that only pre-flights know are added at its end."""
+    known = {record.node for record in found.nodes}
+    unused = (
+        NodeRecord(node=node, runs=0, runs_held_up=0, ratio_low=0.0) for node in sorted(preflights.keys() - known)
+    )
+    records = (
+        msgspec.structs.replace(one, preflight=preflights.get(one.node)) for one in itertools.chain(found.nodes, unused)
+    )
+    return msgspec.structs.replace(found, nodes=tuple(records))
 
 
 def describe_node(node: str, held_up: int, runs: int) -> str:

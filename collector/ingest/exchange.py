@@ -61,7 +61,14 @@ class SendToRank(NamedTuple):
     message: Message
 
 
-Answer = EventBatch | AskForClock | SendToRank
+class SendToPeer(NamedTuple):
+    """Send a message to a peer that has sent no Hello."""
+
+    peer: bytes
+    message: Message
+
+
+Answer = EventBatch | AskForClock | SendToRank | SendToPeer
 """What other threads ask of the receive thread. A batch that comes back has been processed."""
 
 

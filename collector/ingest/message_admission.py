@@ -38,6 +38,8 @@ from rankscope.measure.messages import (
     Hello,
     HelloWanted,
     Message,
+    PreflightEnded,
+    PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
@@ -79,6 +81,10 @@ class MessageAdmission:
         self.metrics_url = ""
         #: Called with what rank processes say of captures, by boot id.
         self.on_capture: Callable[[str, CaptureState | CapturePart], object] = lambda _boot_id, _message: None
+        #: Called with what pre-flights ask and say, by peer.
+        self.on_preflight: Callable[[bytes, PreflightPastWanted | PreflightEnded], object] = lambda _peer, _message: (
+            None
+        )
 
     # -- any thread ---------------------------------------------------------------------------------------------------
 
@@ -155,6 +161,8 @@ class MessageAdmission:
                 identity = self._admission.identity(peer, key)
                 if identity is not None:
                     self.on_capture(identity.boot_id, message)
+            case PreflightPastWanted() | PreflightEnded():
+                self.on_preflight(peer, message)
             case _:
                 self._faults.count("unexpected_message")
 

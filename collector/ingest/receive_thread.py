@@ -20,7 +20,7 @@ from typing import Final
 from rankscope.collector.fault_log import FaultLog
 from rankscope.collector.ingest.acknowledgements import AGE_NS_MAX, Acknowledgements
 from rankscope.collector.ingest.admission import Admission
-from rankscope.collector.ingest.exchange import Answer, AskForClock, EventBatch, Exchange, SendToRank
+from rankscope.collector.ingest.exchange import Answer, AskForClock, EventBatch, Exchange, SendToPeer, SendToRank
 from rankscope.collector.ingest.message_admission import FAULT, MessageAdmission
 from rankscope.collector.ingest.receive_timing import IngestStalls, ReceiveCoalescing
 from rankscope.collector.ingest.receiver import Received, Receiver
@@ -154,6 +154,8 @@ class ReceiveThread:
                 peer = self._admission.peer_of(boot_id)
                 if peer is not None:
                     self._receiver.send(peer, message)
+            case SendToPeer(receiver, message):
+                self._receiver.send(receiver, message)
 
     def _acknowledge(self, batch: EventBatch, now_ns: int) -> None:
         """Acknowledge the messages of a processed batch. A rank process that has no run is forgotten: its next message

@@ -35,7 +35,7 @@ class NodeFinder:
         if not names or self._kept is None:
             return Nodes(unknown, NO_STORE if names else "")
         try:
-            known = {record.node: record for record in self._kept.read().nodes}
+            known = {record.node: record for record in self._kept.read().nodes if record.runs}
         except UnavailableError as error:
             return Nodes(unknown, str(error))
         except Exception as error:  # noqa: BLE001 - the fault log has it

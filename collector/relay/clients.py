@@ -15,11 +15,14 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     Message,
+    PreflightEnded,
+    PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
     Report,
 )
+from rankscope.measure.preflights import COLLECTOR_KEY
 from rankscope.measure.shards import choose_collector
 
 CLIENTS_MAX: Final = 4096
@@ -27,6 +30,8 @@ CLIENTS_MAX: Final = 4096
 
 NOTICES: Final = (RankEnded, RankUnresponsive, RasAnswered)
 """Messages of sidecars."""
+PREFLIGHTS: Final = (PreflightPastWanted, PreflightEnded)
+"""Messages of pre-flights."""
 
 
 class RelayClients:
@@ -43,7 +48,7 @@ class RelayClients:
 
     def find_endpoint(self, peer: bytes, message: Message) -> str | None:
         """Return the collector for a message of this peer; None if it has to send a Hello first. Sidecars send no
-        Hello: each of their notices names the run.
+        Hello: each of their notices names the run. Pre-flights send none either: one collector has all of them.
         """
         match message:
             case Hello():
@@ -55,6 +60,8 @@ class RelayClients:
                 return endpoint
             case RankEnded() | RankUnresponsive() | RasAnswered():
                 return choose_collector(message.identity.run, self._endpoints)
+            case PreflightPastWanted() | PreflightEnded():
+                return choose_collector(COLLECTOR_KEY, self._endpoints)
         return self._endpoint_of.get(peer)
 
     def of(self, endpoint: str) -> list[bytes]:
@@ -67,10 +74,12 @@ class RelayClients:
 
 
 def comes_from_rank(message: Message) -> bool:
-    """Return whether ranks and sidecars send such messages."""
-    return isinstance(message, (Hello, Report, Goodbye, ClockPong, CaptureState, CapturePart, *NOTICES))
+    """Return whether ranks, sidecars and pre-flights send such messages."""
+    return isinstance(message, (Hello, Report, Goodbye, ClockPong, CaptureState, CapturePart, *NOTICES, *PREFLIGHTS))
 
 
 def is_urgent(message: Message) -> bool:
-    """Return whether somebody waits for it: a rank that starts or ends, a sidecar, or the collector for a capture."""
-    return isinstance(message, (Hello, Goodbye, CaptureState, CapturePart, *NOTICES))
+    """Return whether somebody waits for it: a rank that starts or ends, a sidecar, a pre-flight, or the collector for a
+    capture.
+    """
+    return isinstance(message, (Hello, Goodbye, CaptureState, CapturePart, *NOTICES, *PREFLIGHTS))

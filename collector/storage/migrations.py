@@ -74,5 +74,21 @@ COLLECTIVES: Final[Migration] = (
     )""",
 )
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY, COLLECTIVES)
+PREFLIGHTS: Final[Migration] = (
+    # id: in the order of arrival, also where a wall clock was set back. preflight: random, so that one that is sent
+    # again is kept once.
+    """CREATE TABLE preflights (
+        id INTEGER PRIMARY KEY,
+        node TEXT NOT NULL,
+        preflight TEXT NOT NULL,
+        wall_s REAL NOT NULL,
+        device TEXT NOT NULL,
+        status TEXT NOT NULL,
+        body TEXT NOT NULL,
+        UNIQUE (node, preflight)
+    )""",
+    "CREATE INDEX preflights_by_node ON preflights (node, id)",
+)
+
+MIGRATIONS: Final[tuple[Migration, ...]] = (INCIDENTS, RUNS_AND_HISTORY, COLLECTIVES, PREFLIGHTS)
 """All migrations; never change one, only append. Incidents have a `body` in every version, and readers need no more."""

@@ -29,6 +29,9 @@ from rankscope.measure.messages import (
     HelloWanted,
     Message,
     OpenFinding,
+    PreflightAnswer,
+    PreflightEnded,
+    PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
@@ -44,6 +47,7 @@ from rankscope.measure.messages import (
 from rankscope.measure.model_flops import FlopSum, StepFlops
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
+from rankscope.measure.preflights import NodeDevice, NodeOutcome, NodePast
 from rankscope.measure.records import (
     AgentCost,
     AllocatorSample,
@@ -291,6 +295,15 @@ STATED: dict[str, Message] = {
         ),
         findings_left_out=2,
     ),
+    "preflight_past_wanted": PreflightPastWanted(number=1, nodes=(NodeDevice("n1", "H100"),)),
+    "preflight_ended": PreflightEnded(
+        number=2, preflight="0123456789abcdef",
+        outcomes=(
+            NodeOutcome(node="n1", device="H100", status="named", rates={"memory": 2.5}, reasons=("memory: slow",)),
+        ),
+        forgets_past=True,
+    ),
+    "preflight_answer": PreflightAnswer(number=2, past=(NodePast("n1", ({"memory": 3.0},)),), problem="no store"),
     "relay_hello": RelayHello(name="n1", boot_id="0123456789abcdef", version="0.1.0"),
     "relayed": Relayed(
         frames=(RelayedFrame(peer=b"0123456789abcdef", frame=encode(Ack(through=5)), age_ns=900, key="k" * 40),),
@@ -344,6 +357,9 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("ras_answered", ("communicators", 0)),
     ("ras_answered", ("communicators", 0, "ranks", 0)),
     ("run_summary", ("findings", 0)),
+    ("preflight_past_wanted", ("nodes", 0)),
+    ("preflight_ended", ("outcomes", 0)),
+    ("preflight_answer", ("past", 0)),
     ("relayed", ("frames", 0)),
     ("relayed", ("counts",)),
 ]
@@ -433,6 +449,9 @@ def test_the_kinds_keep_their_bytes() -> None:
         "capture_part_wanted": "52534350 000111",
         "capture_part": "52534350 000112",
         "run_summary": "52534350 000113",
+        "preflight_past_wanted": "52534350 000114",
+        "preflight_ended": "52534350 000115",
+        "preflight_answer": "52534350 000116",
     }
 
 

@@ -28,9 +28,11 @@ from rankscope.collector.runs.former_attempts import FormerAttempts, PlacedRank
 from rankscope.collector.runs.saved_runs import SavedStory
 from rankscope.collector.runs.snapshot import CollectorCounts, HeldUpNode, Snapshot
 from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.preflights import write_outcomes
 from rankscope.collector.storage.run_reader import read_placed_ranks
 from rankscope.collector.storage.run_store import HistoryStore
 from rankscope.collector.storage.write_batch import WriteBatch
+from rankscope.measure.preflights import NodeOutcome
 from tests.unit.collector.incidents.bad_node import blame, keep_bad_node, keep_drawn_runs
 from tests.unit.collector.runs.kept_runs import WALL_S, life_of, run_of
 
@@ -191,12 +193,33 @@ def test_command_prints_and_writes_hosts(path: Path, tmp_path: Path, capsys: pyt
     assert main(["nodes", "--store", str(path), "--exclude-file", str(target)]) == 0
     told = capsys.readouterr()
     assert told.out.splitlines()[1].split() == [
-        "node-b", "3", "4", "0.30", "3", "-", "1970-01-01", "00:00:10", "host_cpu", "3",
+        "node-b", "3", "4", "0.30", "3", "-", "1970-01-01", "00:00:10", "-", "host_cpu", "3",
     ]  # fmt: skip
     assert told.out.splitlines()[2] == "1 other node held up none of 4 runs"
     assert told.err == f"1 node (held up at least 3 runs, ratio at least 0.3) in {target}\n"
     assert target.read_text() == "node-b\n"
     assert sorted(one.name for one in tmp_path.iterdir() if one.name.startswith(".")) == []
+
+
+def test_last_preflight_of_a_node_is_listed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(Database(path)) as database:
+        named = NodeOutcome(node="new", device="EPYC", status="named", reasons=("memory bandwidth: 2 GB/s",))
+        passed = NodeOutcome(node="node-b", device="EPYC", status="not_named")
+        write_outcomes(database, "p1", (named, passed), 60.0)
+    assert main(["nodes", "--store", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[6:] == ["1970-01-01", "00:00:10", "not", "named", "1970-01-01", "00:01:00", "host_cpu", "3"]
+    assert lines[2].split() == ["new", "0", "0", "0.00", "0", "-", "-", "named", "1970-01-01", "00:01:00"]
+    assert lines[3] == "new: pre-flight of 1970-01-01 00:01:00 UTC: memory bandwidth: 2 GB/s"
+    assert lines[4] == "1 other node held up none of 4 runs"
+
+
+def test_preflights_exclude_no_node(path: Path) -> None:
+    with closing(Database(path)) as database:
+        for number in range(5):
+            named = NodeOutcome(node="node-a", device="EPYC", status="named")
+            write_outcomes(database, str(number), (named,), 60.0)
+    assert choose_excluded(read_nodes(path), 3, 0.3) == ["node-b"]
 
 
 def test_command_says_where_it_cannot_write(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

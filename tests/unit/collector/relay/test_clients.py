@@ -17,6 +17,9 @@ from rankscope.measure.messages import (
     Hello,
     HelloWanted,
     Message,
+    PreflightAnswer,
+    PreflightEnded,
+    PreflightPastWanted,
     RankEnded,
     RankUnresponsive,
     RasAnswered,
@@ -26,6 +29,7 @@ from rankscope.measure.messages import (
     Report,
     Welcome,
 )
+from rankscope.measure.preflights import COLLECTOR_KEY
 from rankscope.measure.shards import choose_collector
 
 ENDPOINTS = ["tcp://a:1", "tcp://b:1"]
@@ -42,6 +46,8 @@ REPORT = Report(sequence=1, host_ns=0)
 PONG = ClockPong(collector_ns=0, host_ns=0)
 STATE = CaptureState(id="c1", state="accepted")
 PART = CapturePart(id="c1", offset=0, data=bytes(CAPTURE_PART_BYTES_MAX))
+WANTED = PreflightPastWanted(number=1, nodes=())
+CHECKED = PreflightEnded(number=2, preflight="p1", outcomes=())
 GOODBYE = Goodbye(sequence=2, reason="finished")
 
 
@@ -74,6 +80,14 @@ def test_notice_goes_to_the_collector_of_its_run_without_hello() -> None:
     assert len(clients) == 0
 
 
+@pytest.mark.parametrize("message", [WANTED, CHECKED])
+def test_all_preflights_go_to_one_collector_without_hello(message: Message) -> None:
+    clients = RelayClients(ENDPOINTS)
+    found = {clients.find_endpoint(peer, message) for peer in (b"one", b"two", b"three")}
+    assert found == {choose_collector(COLLECTOR_KEY, ENDPOINTS)}
+    assert len(clients) == 0
+
+
 def test_rank_with_the_oldest_hello_is_forgotten() -> None:
     clients = RelayClients(ENDPOINTS, clients_max=2)
     for peer in (b"one", b"two", b"one", b"three"):
@@ -93,7 +107,7 @@ def test_ranks_of_one_collector_are_listed() -> None:
     assert clients.of("tcp://a:1") == [b"three"]
 
 
-@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, STATE, PART, ENDED, SILENT, ASKED])
+@pytest.mark.parametrize("message", [HELLO, REPORT, GOODBYE, PONG, STATE, PART, ENDED, SILENT, ASKED, WANTED, CHECKED])
 def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
     assert comes_from_rank(message)
 
@@ -104,6 +118,7 @@ def test_messages_of_ranks_and_sidecars_are_forwarded(message: Message) -> None:
         Ack(through=1), Welcome(admitted_through=1), HelloWanted(), Refused(reason="full", detail=""),
         ClockPing(collector_ns=0), RelayHello(name="n", boot_id="b"), Relayed(frames=()),
         CaptureOrder(id="c1", first_step=5, last_step=7), CapturePartWanted(id="c1", offset=0, length=1),
+        PreflightAnswer(number=1),
     ],
 )  # fmt: skip
 def test_messages_of_collectors_and_relays_are_not_forwarded(message: Message) -> None:
@@ -111,5 +126,5 @@ def test_messages_of_collectors_and_relays_are_not_forwarded(message: Message) -
 
 
 def test_starts_ends_and_captures_are_urgent_and_reports_are_not() -> None:
-    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT, ASKED, STATE, PART)] == [True] * 7
+    assert [is_urgent(message) for message in (HELLO, GOODBYE, ENDED, SILENT, ASKED, STATE, PART, WANTED)] == [True] * 8
     assert [is_urgent(message) for message in (REPORT, PONG)] == [False] * 2
