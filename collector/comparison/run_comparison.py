@@ -30,6 +30,7 @@ from rankscope.collector.comparison.block_bootstrap import (
     find_ratio_interval,
     resample_quantiles,
 )
+from rankscope.collector.comparison.communication_group import find_group
 from rankscope.collector.comparison.run_side import RunSide
 from rankscope.collector.comparison.step_parts import (
     INTERVALS_MIN,
@@ -138,7 +139,9 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of run B with run A. `ratio` is B's mean step over A's, with its interval, over the steps of `basis`:
     `usual steps` or `all steps`, as are the parts. `phases` and `uses` each
-    sum to `difference_ns`; `uses` is empty with the reason in `uses_unknown`. `unequal` says why the work is not the
+    sum to `difference_ns`; `uses` is empty with the reason in `uses_unknown`.
+    `communication_group` describes the process groups that have nearly all of the change of the collectives' time, in
+    the direction of the difference, "" where none has or that is not known. `unequal` says why the work is not the
     same, `notes` what limits the comparison. `start_runs` earlier runs of this work differed by `start_deviation`
     from start to start (standard deviation of the logarithms of their first steps, 0.01 or more); None with fewer than
     five.
@@ -163,6 +166,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     uses: tuple[PartRow, ...] = ()
     uses_unknown: str = ""
     collectives: tuple[CollectiveRow, ...] = ()
+    communication_group: str = ""
     nodes_new: tuple[str, ...] = ()
     nodes_gone: tuple[str, ...] = ()
     versions_changed: tuple[str, ...] = ()
@@ -201,6 +205,7 @@ def compare_sides(a: RunSide, b: RunSide, margin: float = MARGIN) -> RunComparis
         uses=_build_rows(compare_uses(resampled_a, resampled_b), whole_ns),
         uses_unknown=_explain_unknown_uses(a, b),
         collectives=tuple(_compare_collectives(a, b)),
+        communication_group=find_group(a.collective_times, b.collective_times, is_longer=difference_ns > 0),
         nodes_new=tuple(sorted(b.nodes - a.nodes)),
         nodes_gone=tuple(sorted(a.nodes - b.nodes)),
         versions_changed=tuple(_find_changed_versions(a, b)),

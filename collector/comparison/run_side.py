@@ -13,7 +13,7 @@ from rankscope.collector.incidents.incident import Incident
 from rankscope.collector.incidents.store import read_store
 from rankscope.collector.runs.rank import SavedRank
 from rankscope.collector.runs.speed_history import find_work
-from rankscope.collector.steps.collective_totals import KindMeans, average_by_kind
+from rankscope.collector.steps.collective_totals import Kind, KindMeans, KindTime, average_by_kind, sum_by_kind
 from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.run_start import WARMUP_STEPS, RunStart
 from rankscope.collector.steps.step_aggregates import StepAggregate
@@ -57,7 +57,8 @@ class RunSide(NamedTuple):
 
     `left_out` says which steps of the selection are not compared, empty where all are. `work` is that of a step of the
     lowest rank, by its last report, as is the peak of its device. `collectives` are those of the last attempt by group
-    and operation; none of a range of steps. `start_spread` is that of the runs before it, None with fewer than five.
+    and operation, and `collective_times` all of its calls, matched or not; none of a range of steps. `start_spread` is
+    that of the runs before it, None with fewer than five.
     """
 
     selection: Selection
@@ -76,7 +77,8 @@ class RunSide(NamedTuple):
     left_out: str = ""
     work: Work = Work(0)
     peak_flops_per_s: float | None = None
-    collectives: Mapping[tuple[str, str], KindMeans] = {}
+    collectives: Mapping[Kind, KindMeans] = {}
+    collective_times: Mapping[Kind, KindTime] = {}
     start_spread: StartSpread | None = None
 
 
@@ -147,7 +149,7 @@ def build_side(history: RunHistory, selection: Selection, incidents: Sequence[In
             f"{STEPS_MIN} are needed. A step is in the history once all ranks have reported it"
             + ("." if selection.is_range else f", and the first {WARMUP_STEPS} of each attempt do not count.")
         )
-    counts = history.read_collectives()
+    counts = None if selection.is_range else history.read_collectives()
     begin_s, end_s = (steps[0].wall_s, steps[-1].wall_s) if _is_part(selection, read) else (0.0, np.inf)
     return RunSide(
         selection=selection,
@@ -166,7 +168,8 @@ def build_side(history: RunHistory, selection: Selection, incidents: Sequence[In
         left_out=_describe_left_out(selection, read),
         work=find_work(kept.run.world_size, kept.ranks[0]) if kept.ranks else Work(kept.run.world_size),
         peak_flops_per_s=kept.ranks[0].flops.peak_flops_per_s if kept.ranks else None,
-        collectives={} if selection.is_range or counts is None else average_by_kind(counts),
+        collectives={} if counts is None else average_by_kind(counts),
+        collective_times={} if counts is None else sum_by_kind(counts),
     )
 
 

@@ -19,10 +19,13 @@ from rankscope.collector.comparison.run_comparison import (
     judge,
 )  # fmt: skip
 from rankscope.collector.detect.run_rules.earlier_runs import DEVIATION_FLOOR
-from rankscope.collector.steps.run_start import USUAL_RATIO_MAX
+from rankscope.collector.steps.run_start import USES, USUAL_RATIO_MAX
+from rankscope.measure.text import to_line
 
 NAMED_SHARE_MIN: Final = 0.1
 NODES_NAMED_MAX: Final = 4
+EXPOSED: Final = USES[1]
+"""The part of the step that communication takes."""
 
 
 def describe_comparison(found: RunComparison) -> str:
@@ -123,13 +126,20 @@ def _describe_parts(found: RunComparison) -> str:
     named = find_named_parts(found)
     if not named:
         return "no part of the step differs by more than its noise and a tenth of the difference"
-    shares = [(row.name, round(100 * (row.share or 0.0))) for row in named]
+    shares = [(_name_part(row, found), round(100 * (row.share or 0.0))) for row in named]
     rest = 100 - sum(share for _, share in shares)
     if rest:
         shares.append(("other parts", rest))
     (name, share), *others = shares
     first = f"{share} % of the difference is {'' if found.uses else 'in the phase '}{name}"
     return ", ".join([first, *(f"{share} % {name}" for name, share in others)])
+
+
+def _name_part(row: PartRow, found: RunComparison) -> str:
+    """Return the name of a part, that of communication with the group that has changed where one has most of it."""
+    if row.name == EXPOSED and found.communication_group:
+        return f"{row.name} of the group {to_line(found.communication_group)}"
+    return row.name
 
 
 def _is_within_starts(found: RunComparison) -> bool:

@@ -104,6 +104,28 @@ class KindMeans(NamedTuple):
     wait_ns: float
 
 
+class KindTime(NamedTuple):
+    """All measured calls of one kind, of all ranks, matched or not: how many, and how long they lasted together, in ns
+    with waiting.
+    """
+
+    calls: int
+    duration_ns: int
+
+
+def sum_by_kind(saved: SavedCounts) -> dict[Kind, KindTime]:
+    """Return the sums of each kind of which calls were measured."""
+    keys, sums = saved.read()
+    numbers = keys & ((1 << RANK_BITS) - 1)
+    calls, durations_ns = (sums[:, SUMMED.index(name)] for name in ("calls", "duration_ns"))
+    found = {}
+    for number, kind in enumerate(saved.kinds):
+        rows = numbers == number
+        if int(calls[rows].sum()):
+            found[kind] = KindTime(int(calls[rows].sum()), int(durations_ns[rows].sum()))
+    return found
+
+
 def average_by_kind(saved: SavedCounts) -> dict[Kind, KindMeans]:
     """Return the means of each kind of which calls were matched, in the order of their names."""
     keys, sums = saved.read()

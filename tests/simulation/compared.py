@@ -132,6 +132,7 @@ class RecordedWorld(World):
         saved = save_run(self.end.run, clocks)
         assert saved is not None
         self.batch.put_run(saved.run)
+        self.batch.collectives[RUN] = saved.collectives
         for rank in range(len(self.ranks)):
             self.batch.ranks[RUN, rank] = 0, saved.save_rank(rank, clocks)
         with closing(Database(path)) as database, closing(HistoryStore(database)) as store:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.collector.comparison.verdict import describe_comparison
 from tests.simulation.compared import DECIDABLE, PLANTS, Pair, compare_pair, describe_wrong, list_pairs
 
 
@@ -16,6 +17,8 @@ def test_planted_change_is_named_with_its_part(plant: tuple[str, float], tmp_pat
     assert judged.true_ratio > 1.05
     assert judged.is_right, describe_wrong(judged)
     assert judged.found.ratio == pytest.approx(judged.true_ratio, rel=0.01)
+    is_communication = judged.true_part == "exposed communication"
+    assert (" communication of the group mesh_dp" in describe_comparison(judged.found)) == is_communication
 
 
 @pytest.mark.parametrize("noise", ["quiet", "checkpoints", "jittery"])

@@ -15,7 +15,7 @@ from rankscope.collector.comparison.run_comparison import (
 )
 from rankscope.collector.comparison.run_side import RunSide, StartSpread
 from rankscope.collector.comparison.verdict import describe_comparison, find_named_parts
-from rankscope.collector.steps.collective_totals import KindMeans
+from rankscope.collector.steps.collective_totals import KindMeans, KindTime
 from rankscope.collector.steps.equal_work import Work
 from tests.unit.collector.comparison.compared_runs import kept_sums, side_of, vary
 from tests.unit.collector.runs.kept_runs import MS
@@ -327,6 +327,19 @@ def test_mfu_is_that_of_the_mean_step() -> None:
     found = compare_sides(side(100.0)._replace(work=work, peak_flops_per_s=1e15), side(100.0, 10.0, 1))
     assert found.a.mfu_ratio == pytest.approx(0.2)
     assert found.b.mfu_ratio is None
+
+
+def test_group_of_the_communication_is_named_and_parts_sum() -> None:
+    # B: 28 ms more of exposed communication, and 8 ms less idle. Of the collectives those of mesh_dp lasted longer.
+    b = side(120.0, 10.0, 1, compute=50 / 120, exposed_communication=0.4, copy=10 / 120, idle=12 / 120)
+    dp, tp = ("mesh_dp/0,2", "all_reduce"), ("mesh_tp/0-1", "all_reduce")
+    found = compare_sides(
+        side(100.0)._replace(collective_times={dp: KindTime(10, 10_000), tp: KindTime(10, 1_000)}),
+        b._replace(collective_times={dp: KindTime(20, 50_000), tp: KindTime(20, 2_100)}),
+    )
+    said = "140 % of the difference is exposed communication of the group mesh_dp, -40 % other parts."
+    assert found.communication_group == "mesh_dp"
+    assert said in describe_comparison(found)
 
 
 def test_collectives_of_both_sides_are_compared_by_group() -> None:

@@ -16,7 +16,7 @@ from rankscope.collector.comparison.run_side import (
     read_side,
 )
 from rankscope.collector.runs.saved_runs import SavedStory
-from rankscope.collector.steps.collective_totals import CollectiveCounts, KindMeans
+from rankscope.collector.steps.collective_totals import CollectiveCounts, KindMeans, KindTime
 from rankscope.collector.steps.equal_work import Work
 from rankscope.collector.steps.run_start import WARMUP_STEPS, RunStart
 from rankscope.collector.storage.database import Database
@@ -145,6 +145,7 @@ def test_collectives_of_the_store_are_read_for_a_whole_run(tmp_path: Path) -> No
     with closing(Database(path)) as database, closing(HistoryStore(database)) as store:
         store.write(batch)
     assert read_side(path, Selection("bert")).collectives == {("dp", "all_reduce"): KindMeans(2, 20.0, 10.0)}
+    assert read_side(path, Selection("bert")).collective_times == {("dp", "all_reduce"): KindTime(2, 60)}
     assert read_side(path, Selection("bert", is_range=True)).collectives == {}
     with closing(Database(path)) as database, closing(database.open_connection()) as connection:
         connection.execute("UPDATE collectives SET body = x'00'")
