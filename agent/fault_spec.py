@@ -36,7 +36,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "garbage_collection": Kind("Python's garbage collector runs", 50),
     "loader_delay": Kind("the data loader takes longer for a batch", 50, phase="data"),
     "allocation_churn": Kind("the training thread allocates and frees memory of the host", 50),
-    "cpu_hog": Kind("three processes compute on the core to which the training thread is bound", None),
+    "cpu_hog": Kind("seven processes compute on the core to which the training thread is bound", None),
     "sigstop": Kind("the process is stopped (SIGSTOP), and continued", 30_000, 600_000, is_once=True),
     "hang": Kind(
         "the training thread sleeps for long, so it is missing in the next collective", 60_000, 600_000, is_once=True

@@ -14,8 +14,10 @@ from rankscope.agent.faults.gpu_actions import MatmulBurn, PowerCap
 from rankscope.agent.identity import drop_rank_variables
 
 EXIT_CODE: Final = 3
-HOGS: Final = 3
-"""Processes on the core of the training thread, which then gets a quarter of it."""
+HOGS: Final = 7
+"""Processes on the core of the training thread, which then gets an eighth of it. Ranks that share the other cores of
+the machine wait for each other there: with three hogs they waited 0.6 times as long for a core as this rank, and from
+0.5 on a rank is not told from its peers (`ALIKE_RATIO` of the collector's host_times.py)."""
 HOG_S_MAX: Final = 600.0
 """Longest life of such a process; a fault that lasts longer goes on without them."""
 HOG_CODE: Final = """\

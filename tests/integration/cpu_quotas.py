@@ -1,4 +1,4 @@
-"""Control groups that bound the CPU time of a process: what makes a node slow, whatever else this machine does."""
+"""Control groups that bound the CPU time of a process, and leave it that much, whatever else this machine does."""
 
 import contextlib
 import secrets

@@ -2,12 +2,14 @@
 
 import pytest
 
+from rankscope.agent.config import read_launch_config
 from rankscope.agent.fault_spec import KINDS, parse_fault
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.run_end import FirstToFail, RunEnd
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.selftest.cases import CASES, FIRST_STEP, RANK, Verdict, judge
 from rankscope.collector.selftest.run import (
+    AGENT_ENVIRONMENT,
     NOT_REACHED,
     RIGHT,
     WRONG,
@@ -99,6 +101,11 @@ def test_fault_that_needs_cores_is_not_reached_beside_other_work(kind: str) -> N
             "the fault was not the intended one; run this kind on an idle machine"
         ),
     ]
+
+
+def test_settings_of_the_training_have_no_mistake() -> None:
+    found = read_launch_config({**AGENT_ENVIRONMENT, "RANKSCOPE_FAULT": CASES["gil_spin"].order("gil_spin")}, {})
+    assert (found.mistakes, found.is_usable) == ((), True)
 
 
 def test_training_that_did_not_come_to_the_fault_is_not_reached() -> None:
