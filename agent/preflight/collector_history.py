@@ -71,6 +71,11 @@ class CollectorHistory:
         self._wait_s = wait_s
         self._numbers = count(1)
 
+    @property
+    def endpoint(self) -> str:
+        """Where the collector is."""
+        return self._address.endpoint
+
     def read_past(self, nodes: Mapping[str, str]) -> Past:
         """Return the rates of earlier pre-flights by check and node, the latest last. `nodes` are the devices by node.
         Raise UnavailableError.

@@ -103,7 +103,7 @@ def _run(options: Namespace, identity: RankIdentity, watch: Watch) -> int:
     watch.stage = "the end"
     status = EXIT_STATUS["incomplete"]
     if results is not None:
-        report = build_report(results, runner.took_s, past.mistakes)
+        report = build_report(results, runner.took_s, past.mistakes, past.describe(results.ranks))
         print(render(report, runner.checks), flush=True)
         _write(options, report)
         past.keep(report, runner.checks)
@@ -125,8 +125,8 @@ def _open_store(dist: Any) -> Any:
     return dist.PrefixStore("rankscope_preflight", store)
 
 
-def build_report(results: Any, took_s: float, mistakes: Sequence[str]) -> Report:
-    """Return what is concluded from the results of all ranks; `mistakes` become its first notes."""
+def build_report(results: Any, took_s: float, mistakes: Sequence[str], past: str = "") -> Report:
+    """Return what is concluded from the results of all ranks; `mistakes` become its first notes. `past`: see Report."""
     ranks, found = results.ranks, results.judgement
     checks = {check.name: check for check in results.checks}
     reasons = collect_reasons(found.slow, checks, ranks)
@@ -148,6 +148,7 @@ def build_report(results: Any, took_s: float, mistakes: Sequence[str]) -> Report
         left_out=results.left_out,
         notes=(*mistakes, *dict.fromkeys(f"{one.node}: {note}" for one in ranks for note in one.notes)),
         slow=found.slow,
+        past=past,
         results=tuple(ranks),
     )
 

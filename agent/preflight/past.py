@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rankscope.agent.guard import log_line
 from rankscope.agent.preflight.checks import Check
 from rankscope.agent.preflight.collector_history import ANSWER_S, CollectorHistory, find_collector
+from rankscope.agent.preflight.comparison import PEERS_MIN
 from rankscope.agent.preflight.files import History, append_history, build_line, read_history
 from rankscope.agent.preflight.judgement import Past
 from rankscope.agent.preflight.results import RankResults, Report
@@ -57,6 +58,20 @@ class NodesPast:
     def find(self, results: Sequence[RankResults]) -> Past:
         """Return the rates of earlier pre-flights by check and node; none before `read`."""
         return self._known if self._file is None else self._file.find_past(results)
+
+    def describe(self, results: Sequence[RankResults]) -> str:
+        """Return of how many nodes there are enough earlier pre-flights, and where; empty where none were read."""
+        if self._file is not None:
+            where = self._path
+        elif self._collector is not None and not self._forgets:
+            where = f"the store of the collector at {self._collector.endpoint}"
+        else:
+            return ""
+        rates = [rates for nodes in self.find(results).values() for rates in nodes.items()]
+        known = {node for node, earlier in rates if len(earlier) >= PEERS_MIN}
+        nodes = {one.node for one in results}
+        has = "has" if len(known & nodes) == 1 else "have"
+        return f"{len(known & nodes)} of {len(nodes)} nodes {has} {PEERS_MIN} or more earlier pre-flights in {where}"
 
     def keep(self, report: Report, checks: Sequence[Check]) -> None:
         """Let the collector keep a pre-flight, and add it to the file. What fails is a line on stderr."""

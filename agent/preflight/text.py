@@ -51,8 +51,8 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
 
     >>> build_sentence(["node-2"], 0, 4, ["disk"])
     '1 of 4 nodes was named: node-2.'
-    >>> build_sentence([], 0, 4, [])
-    'Not judged: nothing could be compared, and no error count names a node. Three others with one device are needed.'
+    >>> build_sentence([], 0, 4, []).partition(":")[0]
+    'Not judged'
     """
     parts = []
     if named:
@@ -67,7 +67,7 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
     if not compared:
         return (
             "Not judged: nothing could be compared, and no error count names a node. "
-            "Three others with one device are needed."
+            "Three others with one device, or three earlier pre-flights, are needed."
         )
     return f"No node was named: {nodes} node{'s' * (nodes != 1)}, {len(compared)} checks compared."
 
@@ -75,8 +75,9 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
 def render(report: Report, checks: Sequence[Check]) -> str:
     """Return the text of a complete pre-flight, with its verdict as the last line."""
     device = to_line(", ".join(sorted({one.device for one in report.results})), 120)
+    counts = f"{_count(report.ranks, 'rank')}, {_count(len(report.nodes), 'node')}"
     lines = [
-        f"rankscope preflight: {report.ranks} ranks, {len(report.nodes)} nodes, {device}; {report.took_s:.1f} s",
+        f"rankscope preflight: {counts}, {device}; {report.took_s:.1f} s",
         *_build_table(report, checks),
     ]
     for one in report.named:
@@ -89,6 +90,8 @@ def render(report: Report, checks: Sequence[Check]) -> str:
     lines += [f"note: {to_line(note)}" for note in report.notes[:NOTES_SHOWN_MAX]]
     if len(report.notes) > NOTES_SHOWN_MAX:
         lines.append(f"and {len(report.notes) - NOTES_SHOWN_MAX} other notes (--json)")
+    if report.past:
+        lines.append(f"past: {to_line(report.past)}")
     return "\n".join([*lines, f"verdict: {report.sentence}"])
 
 
@@ -109,6 +112,10 @@ def _build_table(report: Report, checks: Sequence[Check]) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     others = len(shown) - NODES_SHOWN_MAX
     return [*lines, *([f"and {others} other nodes (--json)"] if others > 0 else [])]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _name(node: str) -> str:

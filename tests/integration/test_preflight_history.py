@@ -149,6 +149,8 @@ def test_node_alone_is_judged_by_its_past_and_kept(keys: Path, address: Collecto
     assert ended.exit_code == 1, ended.stderr
     assert [one["node"] for one in report["named"]] == ["node-0"], ended.stdout
     assert "against 1e+09 in its last 3 pre-flights" in report["named"][0]["reasons"][0]
+    where = f"the store of the collector at {address.endpoint}"
+    assert f"past: 1 of 1 nodes has 3 or more earlier pre-flights in {where}\n" in ended.stdout
     last = read_last_preflights(keys / "runs.db")["node-0"]  # the list of the API is kept for a minute
     assert last.status == "named"
     assert last.reasons[0].startswith("matmul float32")

@@ -23,6 +23,7 @@ def test_without_file_and_collector_there_is_no_past(capfd: pytest.CaptureFixtur
     past.read({"a": "EPYC"})
     past.keep(REPORT, list_checks(CPU))
     assert (past.find([RESULT]), past.mistakes, capfd.readouterr().err) == ({}, [], "")
+    assert past.describe([RESULT]) == ""
 
 
 def test_collector_that_does_not_answer_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +45,7 @@ def test_file_is_used_beside_a_collector_that_does_not_answer(
     past.read({"a": "EPYC"})
     past.keep(REPORT, list_checks(CPU))
     assert past.mistakes == []
+    assert past.describe([RESULT]) == f"0 of 1 nodes have 3 or more earlier pre-flights in {path}"
     assert "did not confirm that it has kept this pre-flight: no answer" in capfd.readouterr().err
     later = NodesPast(path, "", 1.0)
     later.read({"a": "EPYC"})

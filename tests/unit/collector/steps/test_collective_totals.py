@@ -12,8 +12,10 @@ from rankscope.collector.steps.collective_totals import (
     CollectiveCounts,
     CollectiveTotals,
     KindMeans,
+    KindTime,
     SavedCounts,
     average_by_kind,
+    sum_by_kind,
     unpack_counts,
 )
 from rankscope.measure.communication import bus_factor
@@ -235,3 +237,12 @@ def test_means_of_a_kind_are_over_the_matched_calls_of_all_ranks() -> None:
     )
     found = average_by_kind(unpack_counts(counts.read().pack()))
     assert found == {(GROUP, "all_reduce"): KindMeans(4, 20.0, 20.0)}
+
+
+def test_times_of_a_kind_are_those_of_all_calls_of_all_ranks() -> None:
+    counts = counts_of(
+        [kind_of(), kind_of("barrier", **UNMATCHED), kind_of("send", **UNMATCHED, calls=0, duration_ns=0)],
+        [kind_of(duration_ns=100)._replace(rank=9)],
+    )
+    found = sum_by_kind(unpack_counts(counts.read().pack()))
+    assert found == {(GROUP, "all_reduce"): KindTime(4, 160), (GROUP, "barrier"): KindTime(2, 60)}
