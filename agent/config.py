@@ -444,6 +444,15 @@ class AgentConfig(Settings):
             choices=(AUTO, OFF),
         ),
     )
+    nccl_inspector: str = setting(
+        AUTO,
+        Setting(
+            "Read what NCCL's Inspector plugin dumps: bandwidths, and in a hang what each rank had completed. auto: "
+            "the sidecar reads the files of its ranks every 15 s, where NCCL_INSPECTOR_ENABLE is 1 and the plugin "
+            "writes JSON while the run goes on; off: never. It needs the sidecar, and NCCL 2.28 or later.",
+            choices=(AUTO, OFF),
+        ),
+    )
     crash_stacks: bool = setting(
         True,
         Setting(

@@ -14,12 +14,13 @@ import msgspec
 from rankscope.agent.collector_address import read_address
 from rankscope.agent.config import OFF, AgentConfig, read_config
 from rankscope.agent.guard import describe
+from rankscope.agent.sidecar.inspector_place import find_inspector_place
 from rankscope.agent.sidecar.ras_address import find_ras_address
 from rankscope.agent.sidecar.ras_client import NothingListensError, read_protocol
 from rankscope.measure import __version__
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.errors import SettingError, UnavailableError
-from rankscope.measure.inspection import GpuFound, Inspection, RasFound, TorchFound
+from rankscope.measure.inspection import GpuFound, Inspection, InspectorFound, RasFound, TorchFound
 
 
 def inspect() -> Inspection:
@@ -48,6 +49,7 @@ def inspect() -> Inspection:
         device_windows=config.device_windows if config.full_windows else OFF,
         takes_captures=config.capture_orders or bool(config.capture_folder),
         ras=_inspect_ras(config),
+        inspector=_inspect_inspector(config),
     )
 
 
@@ -62,6 +64,20 @@ def _inspect_ras(config: AgentConfig) -> RasFound:
         return RasFound(address=address)
     except UnavailableError as error:
         return RasFound(address=address, problem=str(error))
+
+
+def _inspect_inspector(config: AgentConfig) -> InspectorFound:
+    """Find whether sidecars of ranks that are started with this environment would read dumps of NCCL's Inspector."""
+    place = find_inspector_place(os.environ, pid=os.getpid(), wall_ns=SystemClock().wall_ns())
+    if place is None:
+        return InspectorFound()
+    folder = os.path.dirname(place.path)
+    problem = place.problem
+    if config.nccl_inspector == OFF or not config.sidecar:
+        problem = "nccl_inspector is off" if config.nccl_inspector == OFF else "sidecar is false"
+    elif folder and not os.access(folder, os.R_OK | os.X_OK) and os.path.exists(folder):
+        problem = f"{folder} cannot be read by this user"
+    return InspectorFound(folder=folder or "not known", interval_us=place.interval_us, problem=problem)
 
 
 def _inspect_torch() -> TorchFound:

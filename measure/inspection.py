@@ -44,12 +44,22 @@ class RasFound(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class InspectorFound(msgspec.Struct, frozen=True, kw_only=True):
+    """NCCL's Inspector plugin as a rank started here would have it. `folder` is where it dumps, empty where it is
+    switched off; `interval_us` how often; `problem`: why nothing of it is read while a run goes on.
+    """
+
+    folder: str = ""
+    interval_us: int = 0
+    problem: str = ""
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an inspection.
 
     `settings_problem` is the agent's error about its settings and keys; `nvml_problem` is why NVML cannot be used at
     all. `collector` is the configured endpoint; empty: rank 0 starts one. `takes_captures`: whether captures may be
-    ordered or have a folder. `ras` is None where that was not inspected.
+    ordered or have a folder. `ras` and `inspector` are None where that was not inspected.
     """
 
     python: str
@@ -67,3 +77,4 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     device_windows: str = "governed"
     takes_captures: bool = True
     ras: RasFound | None = None
+    inspector: InspectorFound | None = None

@@ -12,7 +12,8 @@
     sidecar                                 collector
       | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot report any more: each notice has its own
       | -- RasAnswered ---------------------->  |   number and is resent until it is acknowledged or given up; the last
-      | <----------------- Ack(through=n) ----  |   is about the whole job, in a stall
+      | -- InspectorRead -------------------->  |   but one is about the whole job, in a stall, and the last is what a
+      | <----------------- Ack(through=n) ----  |   rank's NCCL has dumped, every quarter of a minute
 
     agent                                   collector
       | <---- CaptureOrder(id, steps) --------  |   repeated until the capture has ended; each is answered by the state
@@ -43,6 +44,7 @@ import msgspec
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
+from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator
 from rankscope.measure.out_of_memory import Notices
 from rankscope.measure.preflights import NODES_MAX, NodeDevice, NodeOutcome, NodePast
@@ -329,6 +331,33 @@ class RasAnswered(Message, frozen=True):
     absent: Reasons = {}
 
 
+class InspectorRead(Message, frozen=True):
+    """Notice of a sidecar: what the dumps of NCCL's Inspector plugin say of one of its ranks, or why nothing
+    (`absent`).
+
+    `host_ns` is when they were read, `since_host_ns` when they were read before, None for the first time: bandwidths
+    are of the lines in between. The plugin writes every `dump_interval_ns`. `communicators` are those written about
+    last, `communicators_left_out` is the number of others. `lines_skipped` and `bytes_skipped` are what was not
+    read since the sidecar began: lines that no known version writes or that are of another process, and what was beyond
+    the bounds of a reading.
+    """
+
+    KIND: ClassVar[int] = 23
+    sequence: Sequence
+    identity: RankIdentity
+    host_ns: int
+    since_host_ns: int | None = None
+    dump_interval_ns: Count = 0
+    communicators: Annotated[tuple[InspectorCommunicator, ...], Some] = ()
+    communicators_left_out: Count = 0
+    lines_skipped: Count = 0
+    bytes_skipped: Count = 0
+    absent: Reasons = {}
+
+
+Notice = RankEnded | RankUnresponsive | RasAnswered | InspectorRead
+"""A message of a sidecar."""
+
 CAPTURE_PART_BYTES_MAX = 256 * 1024
 """Bytes of a file in one message. The collector's limit of a frame is at least four times as large."""
 
@@ -480,5 +509,5 @@ no way to see whether the process runs)."""
 MESSAGE_TYPES: tuple[type[Message], ...] = (
     Hello, Welcome, Report, Ack, HelloWanted, Refused, ClockPing, ClockPong, Goodbye, RankEnded, RankUnresponsive,
     RelayHello, Relayed, RasAnswered, CaptureOrder, CaptureState, CapturePartWanted, CapturePart,
-    RunSummary, PreflightPastWanted, PreflightEnded, PreflightAnswer,
+    RunSummary, PreflightPastWanted, PreflightEnded, PreflightAnswer, InspectorRead,
 )  # fmt: skip

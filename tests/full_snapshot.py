@@ -3,6 +3,7 @@
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.snapshot import (
     ChannelCounts,
@@ -68,6 +69,7 @@ def full_rank(rank: int) -> RankSnapshot:
             device_tails_skipped={"compiled_autograd": rank},
         ),
         collectives=collectives_of(times),
+        nccl=nccl_of(rank),
         host=HostSample(
             host_ns=1, cpu_ns=times * 12_000 * MS, resident_bytes=2**30, gc_pause_ns=75 * MS, run_queue_wait_ns=40 * MS
         ),
@@ -142,6 +144,11 @@ def collectives_of(times: int) -> tuple[CollectiveTotals, ...]:
         ),
         CollectiveTotals(group="mesh_tp/0-1", op="broadcast", count=3, duration_ns=6 * MS),
     )  # fmt: skip
+
+
+def nccl_of(rank: int) -> NcclBandwidths:
+    """Return bandwidths of NCCL; rank 0 came later, and waited less."""
+    return NcclBandwidths((NcclBandwidth("TP 0", "AllReduce", 400, 4.5e11 / (rank + 1)),), "")
 
 
 def device_of(rank: int) -> DeviceSample:

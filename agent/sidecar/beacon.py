@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from rankscope.agent.private_folder import PRIVATE_FILE
+from rankscope.agent.sidecar.inspector_place import InspectorPlace
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.key_files import ClientKeys
 
@@ -41,7 +42,8 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     `start_ticks` is the start time in /proc/PID/stat, which distinguishes it from a later process with the same id;
     `group_labels` are by torch's name of a group; `endpoint`, `socket_path` and `spill_folder` are empty while unknown.
     `keys` are those of the rank, which the sidecar also uses: file and folder are private to this user. NCCL's RAS
-    service is asked at `ras_address` in a stall; it is not asked if that is empty.
+    service is asked at `ras_address` in a stall; it is not asked if that is empty. `inspector` is where NCCL's
+    Inspector writes; None where it is switched off.
     """
 
     identity: RankIdentity
@@ -54,6 +56,14 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     group_labels: dict[str, str] = {}
     spill_folder: str = ""
     ras_address: str = ""
+    inspector: InspectorPlace | None = None
+
+
+class WatchedStall(NamedTuple):
+    """A rank of this machine: since when it is stalled, by the host's clock; None where it is not."""
+
+    descriptor: Descriptor
+    stalled_since_host_ns: int | None
 
 
 class Heartbeat(NamedTuple):

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import os
 import threading
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -31,6 +32,7 @@ from rankscope.agent.sidecar.directory import (
     open_folder,
 )
 from rankscope.agent.sidecar.exit_status import read_start_ticks
+from rankscope.agent.sidecar.inspector_place import find_inspector_place
 from rankscope.agent.sidecar.recorder_reader import RecorderPlace
 from rankscope.agent.sidecar.start import SidecarStarter, raise_faults
 from rankscope.agent.sidecar.worker_server import open_server
@@ -53,6 +55,7 @@ class SidecarLink:
         frozen_after_ns: int,
         crash_stacks: bool = True,
         ras_address: str = "",
+        reads_inspector: bool = False,
     ) -> None:
         self._environment = environment
         self._crash_stacks = crash_stacks
@@ -61,6 +64,9 @@ class SidecarLink:
             start_ticks=read_start_ticks(identity.pid),
             frozen_after_ns=frozen_after_ns,
             ras_address=ras_address,
+            inspector=find_inspector_place(environment, pid=identity.pid, wall_ns=time.time_ns())
+            if reads_inspector
+            else None,
         )
         self.folder = ""
         """Folder of the beacon; empty before `open`."""

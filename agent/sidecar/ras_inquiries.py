@@ -7,9 +7,9 @@ asks (`ras_notice.py`) is imported with the first question.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.agent.sidecar.beacon import Descriptor, WatchedStall
 from rankscope.measure.clock import Clock
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.units import NS_PER_S
@@ -21,13 +21,6 @@ AGAIN_NS: Final = 60 * NS_PER_S
 FIRST_RANK: Final = 0
 """Rank whose sidecar asks for the whole job."""
 PROCESSES_MAX: Final = 1024
-
-
-class WatchedStall(NamedTuple):
-    """A rank of this machine: since when it is stalled, by the host's clock; None where it is not."""
-
-    descriptor: Descriptor
-    stalled_since_host_ns: int | None
 
 
 class RasInquiries:

@@ -4,6 +4,7 @@
       find beacons -> one watched process each -> ended?  -> exit status, OOM count, beacon  -> RankEnded
                                                -> frozen? -> what is readable from outside   -> RankUnresponsive
                                                -> stalled? -> NCCL's RAS service, if rank 0 is here -> RasAnswered
+      every 15 s, if NCCL's Inspector writes dumps -> the end of each rank's (inspector_readings.py) -> InspectorRead
       parse dumps of flight recorders that ranks have left (recorder_files.py)
     it exits after the last rank, when notices and orphaned reports are delivered, and removes the ranks' files
 
@@ -13,25 +14,22 @@ from ranks killed by the launcher.
 """
 
 import select
-import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-from rankscope.agent.captures.stacks import CAUGHT, find_torch_folder, parse_crash
 from rankscope.agent.sidecar import beacon
-from rankscope.agent.sidecar.endings import Evidence, classify_ending
 from rankscope.agent.sidecar.exit_status import ExitStatus, close_process, has_ended, open_process, read_exit_status
 from rankscope.agent.sidecar.faults import SidecarFaults
 from rankscope.agent.sidecar.frozen_rank import inspect_frozen
+from rankscope.agent.sidecar.inspector_readings import InspectorReadings
 from rankscope.agent.sidecar.notice_sender import GIVE_UP_NS, RUN_NS, NoticeSender, NoticeSenders
 from rankscope.agent.sidecar.oom_kills import OomKills, find_counter
 from rankscope.agent.sidecar.orphan_delivery import ORPHANS_NS_MAX, OrphanDelivery
-from rankscope.agent.sidecar.ras_inquiries import RasInquiries, WatchedStall
+from rankscope.agent.sidecar.ras_inquiries import RasInquiries
 from rankscope.agent.sidecar.recorder_files import reduce_dump
+from rankscope.agent.sidecar.watched_rank import WatchedRank
 from rankscope.measure.clock import Clock
-from rankscope.measure.messages import RankEnded
-from rankscope.measure.stalls import PendingCollective, find_deadline
+from rankscope.measure.stalls import find_deadline
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 TICK_NS: Final = 500 * NS_PER_MS
@@ -42,27 +40,9 @@ REPEAT_NS: Final = 10 * NS_PER_S
 PAUSE_NS_MIN: Final = 5 * NS_PER_S
 """Gap between passes from which the sidecar itself counts as suspended, perhaps with the ranks, which then get time for
 a heartbeat."""
-EARLY_NS_MAX: Final = NS_PER_S
-"""Tolerance of timeouts: the recorder's age of a collective and the watchdog's timeout start slightly apart."""
 DUMPS_MAX: Final = 16
 """Largest number of dumps parsed in one pass, 0.3 s: ends of ranks are noticed between passes."""
 FIRST_BEACON_NS: Final = 60 * NS_PER_S
-
-
-@dataclass
-class _Watched:
-    """A running rank. `inspected_ns` is the time of the last inspection in the present freeze."""
-
-    descriptor: beacon.Descriptor
-    pidfd: int | None
-    ooms: OomKills
-    inspected_ns: int | None = None
-    pending: tuple[PendingCollective, ...] = ()
-    deadline_ns: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self.descriptor.identity.pid
 
 
 class Watch:
@@ -79,6 +59,7 @@ class Watch:
         orphans: OrphanDelivery | None = None,
         faults: SidecarFaults | None = None,
         ras: RasInquiries | None = None,
+        inspector: InspectorReadings | None = None,
     ) -> None:
         self._folder = folder
         self._clock = clock
@@ -88,7 +69,8 @@ class Watch:
         self._faults = faults or SidecarFaults(folder)
         self._orphans = orphans or OrphanDelivery(clock, faults=self._faults)
         self._ras = ras or RasInquiries(clock)
-        self._watched: dict[str, _Watched] = {}
+        self._inspector = inspector or InspectorReadings(clock)
+        self._watched: dict[str, WatchedRank] = {}
         self._ooms: dict[str, OomKills] = {}
         self._poll = select.poll()
         self._has_seen_any = False
@@ -130,7 +112,7 @@ class Watch:
         for name in frozen[:1]:
             self._inspect_frozen(name, self._watched[name])
         self._reduce_dumps()
-        self._ask_ras()
+        self._ask_nccl()
         self._last_pass_ns = self._clock.monotonic_ns()
         self._notices.run_once(self._last_pass_ns)
 
@@ -160,7 +142,7 @@ class Watch:
             if pidfd is not None:
                 self._poll.register(pidfd, select.POLLIN)
             self._has_seen_any = True
-            self._watched[name] = _Watched(descriptor, pidfd, self._find_ooms(pid))
+            self._watched[name] = WatchedRank(descriptor, pidfd, self._find_ooms(pid))
 
     def _find_ooms(self, pid: int) -> OomKills:
         """Return the OOM counter of a process, which the ranks of one cgroup share."""
@@ -168,14 +150,14 @@ class Watch:
         path = "" if counter is None else counter.path
         return self._ooms.setdefault(path, OomKills(counter))
 
-    def _has_ended(self, rank: _Watched) -> bool:
+    def _has_ended(self, rank: WatchedRank) -> bool:
         if rank.pidfd is None:
             return has_ended(rank.pid, rank.descriptor.start_ticks, self._proc)
         return bool(select.select([rank.pidfd], [], [], 0)[0])
 
     # -- ended --------------------------------------------------------------------------------------------------------
 
-    def _report_end(self, name: str, rank: _Watched) -> None:
+    def _report_end(self, name: str, rank: WatchedRank) -> None:
         status = read_exit_status(rank.pid, rank.descriptor.start_ticks, rank.pidfd, self._proc)
         if rank.pidfd is not None:
             self._poll.unregister(rank.pidfd)
@@ -189,49 +171,11 @@ class Watch:
             absent = {} if status is not None else {"exit_code": "its parent reaped it before it could be read"}
             if damage:
                 absent["spill"] = damage[:200]
-            self._notices.enqueue(rank.descriptor, self._describe_end(rank, heartbeat, status, crash, absent))
-
-    def _describe_end(
-        self,
-        rank: _Watched,
-        heartbeat: beacon.Heartbeat,
-        status: ExitStatus | None,
-        crash: str,
-        absent: Mapping[str, str],
-    ) -> RankEnded:
-        now_ns = self._clock.monotonic_ns()
-        number = None if status is None else status.signal
-        has_exited = status is not None and number is None
-        deadlines_ns = (heartbeat.deadline_host_ns, rank.deadline_ns)
-        evidence = Evidence(
-            oom_kills=rank.ooms.claim(now_ns) if number in {signal.SIGKILL, None} and not has_exited else None,
-            oom_place=rank.ooms.place,
-            overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
-            stalled=heartbeat.stalled_since_host_ns is not None,
-            frozen=rank.inspected_ns is not None,
-            crashed=bool(crash),
-        )
-        ending = classify_ending(status, evidence)
-        return RankEnded(
-            sequence=1,
-            identity=rank.descriptor.identity,
-            host_ns=now_ns,
-            wall_ns=self._clock.wall_ns(),
-            reason=ending.reason,
-            detail=ending.detail[:1024],
-            exit_code=None if status is None else status.exit_code,
-            signal=number,
-            core_dumped=None if status is None else status.core_dumped,
-            oom_kills=evidence.oom_kills,
-            last_step=heartbeat.last_step,
-            pending=rank.pending,
-            stacks=parse_crash(crash, find_torch_folder()) if status is None or number in CAUGHT else (),
-            absent=dict(absent),
-        )
+            self._notices.enqueue(rank.descriptor, rank.describe_end(self._clock, heartbeat, status, crash, absent))
 
     # -- frozen -------------------------------------------------------------------------------------------------------
 
-    def _is_frozen(self, name: str, rank: _Watched) -> bool:
+    def _is_frozen(self, name: str, rank: WatchedRank) -> bool:
         heartbeat = beacon.read_heartbeat(self._folder, name)
         now_ns = self._clock.monotonic_ns()
         if heartbeat is None or heartbeat.state != beacon.ALIVE:
@@ -241,7 +185,7 @@ class Watch:
             return False
         return rank.inspected_ns is None or now_ns - rank.inspected_ns >= REPEAT_NS
 
-    def _inspect_frozen(self, name: str, rank: _Watched) -> None:
+    def _inspect_frozen(self, name: str, rank: WatchedRank) -> None:
         heartbeat = beacon.read_heartbeat(self._folder, name) or beacon.Heartbeat(0)
         notice, are_dumps_read = inspect_frozen(rank.descriptor, heartbeat, self._clock, self._proc)
         rank.inspected_ns = notice.host_ns
@@ -252,18 +196,22 @@ class Watch:
 
     # -- stalled ------------------------------------------------------------------------------------------------------
 
-    def _ask_ras(self) -> None:
-        answered = self._ras.run_pass([self._find_stall(name, rank) for name, rank in self._watched.items()])
+    def _ask_nccl(self) -> None:
+        """Ask NCCL's RAS service in a stall, and read what NCCL has dumped."""
+        watched = [self._find_stall(name, rank) for name, rank in self._watched.items()]
+        answered = self._ras.run_pass(watched)
         if answered is not None:
             self._notices.enqueue(*answered)
+        for descriptor, read in self._inspector.run_pass(watched):
+            self._notices.enqueue(descriptor, read)
 
-    def _find_stall(self, name: str, rank: _Watched) -> WatchedStall:
+    def _find_stall(self, name: str, rank: WatchedRank) -> beacon.WatchedStall:
         """Return since when a rank makes no progress, by its own heartbeat, or because it has none any more."""
         heartbeat = beacon.read_heartbeat(self._folder, name)
         if heartbeat is None or heartbeat.state != beacon.ALIVE:
-            return WatchedStall(rank.descriptor, None)
+            return beacon.WatchedStall(rank.descriptor, None)
         frozen_since_ns = None if rank.inspected_ns is None else heartbeat.written_host_ns
-        return WatchedStall(rank.descriptor, heartbeat.stalled_since_host_ns or frozen_since_ns)
+        return beacon.WatchedStall(rank.descriptor, heartbeat.stalled_since_host_ns or frozen_since_ns)
 
     def close(self) -> None:
         """Close all senders and process handles."""

@@ -16,7 +16,7 @@ from rankscope.collector.steps.peer_groups import Comparison, PeerGroups
 from rankscope.collector.steps.run_start import EarlierRun, RunStart
 from rankscope.collector.steps.step_levels import NO_LEVELS, Levels
 from rankscope.collector.steps.step_series import Flags, Floats, Ints, StepSeries, in_blocks
-from rankscope.measure.messages import RasAnswered
+from rankscope.measure.messages import InspectorRead, RasAnswered
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
     AllocatorSample,
@@ -100,7 +100,8 @@ class RunView:
     in Thresholds. `open_findings` are those that the run holds, by number; `attempt` counts its elastic restarts;
     `is_last`: the run is over, and this is its last detection pass. `levels`: how long the steps
     were since the begin of the attempt, in blocks. `ras`: what NCCL's RAS service said in the present
-    stall, None if it said nothing; its ranks have their number in the run as far as that is sure.
+    stall, None if it said nothing; its ranks have their number in the run as far as that is sure. `dumps`: what ranks
+    had completed in it by the dumps of NCCL's Inspector, of those ranks whose dump says that.
     `injected_faults` says what ranks do to themselves on purpose, which each finding states too; empty: nothing.
     `start` is how long the first steps took, None while that is not known; `earlier_runs` are runs of the same work
     in the store, the latest first, None while they are not known.
@@ -119,6 +120,7 @@ class RunView:
     steps_min: int = 12
     open_findings: Sequence[Finding] = ()
     ras: RasAnswered | None = None
+    dumps: Mapping[int, InspectorRead] = field(default_factory=dict)
     attempt: int = 0
     is_last: bool = False
     levels: Levels = NO_LEVELS

@@ -10,7 +10,8 @@ import msgspec
 
 from rankscope.collector.doctor.check import Check, note, ok, problem
 from rankscope.measure.child_command import build_child_command
-from rankscope.measure.inspection import Inspection, RasFound, TorchFound
+from rankscope.measure.inspection import Inspection, InspectorFound, RasFound, TorchFound
+from rankscope.measure.units import NS_PER_US, format_duration
 
 INSPECTION: Final = "rankscope.agent.inspection"
 TIMEOUT_S: Final = 120.0
@@ -60,6 +61,8 @@ def check_interpreter(found: Inspection, environment: Mapping[str, str]) -> Iter
         yield from _check_gpus(found)
         if found.ras is not None and "nccl" in found.torch.backends:
             yield _check_ras(found.ras)
+        if found.inspector is not None and "nccl" in found.torch.backends:
+            yield _check_inspector(found.inspector)
     yield _check_settings(found)
 
 
@@ -140,6 +143,20 @@ def _check_ras(ras: RasFound) -> Check:
         return ok(name, f"{found}; a stalled run asks it which ranks are missing or behind")
     found = f"a job answers at {ras.address}, protocol {ras.protocol}"
     return ok(name, f"{found}; a stalled run asks it which ranks are missing or behind")
+
+
+def _check_inspector(inspector: InspectorFound) -> Check:
+    """Say whether NCCL's Inspector plugin dumps what sidecars read."""
+    name = "NCCL Inspector"
+    if not inspector.folder:
+        return ok(name, "not switched on (NCCL_INSPECTOR_ENABLE); with it the bandwidths that NCCL measures are read")
+    if inspector.problem:
+        costs = "no bandwidths by NCCL itself, and a hang has one witness less; all else is measured"
+        cure = "Change that where the ranks are started (docs/definitions.md, section 6)."
+        return note(name, f"its dumps would not be read: {inspector.problem}", costs, cure)
+    interval = format_duration(inspector.interval_us * NS_PER_US)
+    often = f"every {interval}" if inspector.interval_us else "all the time (before NCCL 2.30: never)"
+    return ok(name, f"ranks started here would dump to {inspector.folder} {often}; their sidecar reads that")
 
 
 def _check_gpus(found: Inspection) -> Iterator[Check]:

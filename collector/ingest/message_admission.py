@@ -21,6 +21,7 @@ from rankscope.collector.runs.events import (
     DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
+    InspectorSeen,
     PeerEvent,
     RankJoined,
     RasSeen,
@@ -37,7 +38,9 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
+    InspectorRead,
     Message,
+    Notice,
     PreflightEnded,
     PreflightPastWanted,
     RankEnded,
@@ -155,7 +158,7 @@ class MessageAdmission:
                 self._admit_hello(received, message)
             case ClockPong():
                 self._admit_clock(received, message)
-            case RankEnded() | RankUnresponsive() | RasAnswered():
+            case RankEnded() | RankUnresponsive() | RasAnswered() | InspectorRead():
                 self._admit_notice(peer, message, key)
             case CaptureState() | CapturePart():
                 identity = self._admission.identity(peer, key)
@@ -217,7 +220,7 @@ class MessageAdmission:
             arrived_ns = latest_arrival_ns(self._clock.monotonic_ns(), received.age_ns)
             self._emit(identity.run, ClockSampled(identity.boot_id, pong.collector_ns, pong.host_ns, arrived_ns))
 
-    def _admit_notice(self, peer: bytes, notice: RankEnded | RankUnresponsive | RasAnswered, key: str) -> None:
+    def _admit_notice(self, peer: bytes, notice: Notice, key: str) -> None:
         """Add the event of a sidecar's notice about a rank. Sidecars send no Hello, and notices need no order."""
         if not self._admission.knows(notice.identity, key):
             return  # the rank's Hello may still be on its way: the sidecar sends the notice again
@@ -229,4 +232,6 @@ class MessageAdmission:
                 self._emit(notice.identity.run, UnresponsiveSeen(boot_id, notice, now_ns))
             case RasAnswered():
                 self._emit(notice.identity.run, RasSeen(boot_id, notice, now_ns))
+            case InspectorRead():
+                self._emit(notice.identity.run, InspectorSeen(boot_id, notice, now_ns))
         self._batch.notices.append(Numbered(peer, notice.sequence, boot_id))

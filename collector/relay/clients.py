@@ -14,6 +14,7 @@ from rankscope.measure.messages import (
     ClockPong,
     Goodbye,
     Hello,
+    InspectorRead,
     Message,
     PreflightEnded,
     PreflightPastWanted,
@@ -28,7 +29,7 @@ from rankscope.measure.shards import choose_collector
 CLIENTS_MAX: Final = 4096
 """Ranks remembered. A node has about ten at a time, and new ones with each restart; an entry takes 200 bytes."""
 
-NOTICES: Final = (RankEnded, RankUnresponsive, RasAnswered)
+NOTICES: Final = (RankEnded, RankUnresponsive, RasAnswered, InspectorRead)
 """Messages of sidecars."""
 PREFLIGHTS: Final = (PreflightPastWanted, PreflightEnded)
 """Messages of pre-flights."""
@@ -58,7 +59,7 @@ class RelayClients:
                 while len(self._endpoint_of) > self._clients_max:
                     del self._endpoint_of[next(iter(self._endpoint_of))]
                 return endpoint
-            case RankEnded() | RankUnresponsive() | RasAnswered():
+            case RankEnded() | RankUnresponsive() | RasAnswered() | InspectorRead():
                 return choose_collector(message.identity.run, self._endpoints)
             case PreflightPastWanted() | PreflightEnded():
                 return choose_collector(COLLECTOR_KEY, self._endpoints)

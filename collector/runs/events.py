@@ -14,7 +14,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.steps.run_start import EarlierRun
-from rankscope.measure.messages import Goodbye, Hello, RankEnded, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import Goodbye, Hello, InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 
 
 class RankJoined(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +87,14 @@ class RasSeen(msgspec.Struct, frozen=True, gc=False):
     now_collector_ns: int
 
 
+class InspectorSeen(msgspec.Struct, frozen=True, gc=False):
+    """The sidecar has read what the rank's NCCL has dumped. Repeated while the rank communicates or is stalled."""
+
+    boot_id: str
+    read: InspectorRead
+    now_collector_ns: int
+
+
 class CollectorAway(msgspec.Struct, frozen=True, gc=False):
     """The collector itself did not run for `away_ns`: stopped, suspended, or its clock has jumped."""
 
@@ -104,7 +112,15 @@ class EarlierRunsRead(msgspec.Struct, frozen=True, gc=False):
 
 
 RankProcessEvent = (
-    ReportAdmitted | DuplicateSeen | GoodbyeAdmitted | ClockSampled | ProcessGone | EndSeen | UnresponsiveSeen | RasSeen
+    ReportAdmitted
+    | DuplicateSeen
+    | GoodbyeAdmitted
+    | ClockSampled
+    | ProcessGone
+    | EndSeen
+    | UnresponsiveSeen
+    | RasSeen
+    | InspectorSeen
 )
 """An event of a known rank process, named by its `boot_id`."""
 

@@ -14,8 +14,9 @@ import msgspec
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.clock_alignment import ClockAlignment
+from rankscope.collector.runs.nccl_bandwidths import NcclBandwidths, find_bandwidths
 from rankscope.collector.runs.report_fields import ReportFields
-from rankscope.measure.messages import Goodbye, RankEnded, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import Goodbye, InspectorRead, RankEnded, RankUnresponsive, RasAnswered
 from rankscope.measure.stalls import EXCUSED_FACTOR, GroupStatus, Stall
 from rankscope.measure.units import NS_PER_S
 
@@ -91,6 +92,8 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     progress_since_host_ns: int | None = None
     #: The last answer of NCCL's RAS service about the job, of rank 0 only, also one from an earlier stall.
     ras: RasAnswered | None = None
+    #: What its sidecar last read in the dumps of NCCL's Inspector; None where it has none.
+    inspector: InspectorRead | None = None
 
     @classmethod
     def restore(
@@ -98,6 +101,11 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ) -> "Liveness":
         """Return what an earlier collector knew of the end."""
         return _change(cls(said, seen, is_gone, ended_collector_ns=ended_collector_ns))
+
+    @property
+    def nccl_bandwidths(self) -> NcclBandwidths:
+        """The bandwidths of NCCL's operations in that, if it is of the present, or why there are none."""
+        return find_bandwidths(self.inspector, self.reported_host_ns)
 
     # -- while it is live ----------------------------------------------------------------------------------------------
 

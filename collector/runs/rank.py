@@ -18,6 +18,7 @@ from rankscope.collector.runs.events import (
     DuplicateSeen,
     EndSeen,
     GoodbyeAdmitted,
+    InspectorSeen,
     ProcessGone,
     RankProcessEvent,
     RasSeen,
@@ -256,6 +257,8 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 changes["liveness"] = self.liveness.record_unresponsive(found)
             case RasSeen(_, answered, _):
                 changes["liveness"] = msgspec.structs.replace(self.liveness, ras=answered)
+            case InspectorSeen(_, read, _):
+                changes["liveness"] = msgspec.structs.replace(self.liveness, inspector=read)
         return msgspec.structs.replace(self, **changes)
 
     def record_report(
@@ -373,6 +376,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True, gc=False):
             end=liveness.seen,
             ended_collector_ns=None if ending is None else liveness.ended_collector_ns,
             awaited=self.is_awaited,
+            nccl=liveness.nccl_bandwidths,
             **medians.of(self.identity.rank),
         )
 

@@ -1,10 +1,8 @@
 """Connect an attempt with detection: the view that detectors read, and what is kept of a pass. Pure."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from rankscope.collector.detect.finding import HANG, Finding, describe_faults
@@ -13,6 +11,7 @@ from rankscope.collector.detect.statistics.excess import slowdown_ratios
 from rankscope.collector.detect.stragglers.detector import read_usual
 from rankscope.collector.detect.view import RunView, Samples
 from rankscope.collector.runs.attempt import Attempt
+from rankscope.collector.runs.hang_witnesses import find_dumps, find_ras_answer
 from rankscope.collector.runs.liveness import BROUGHT_DOWN, ENDED_WELL, Liveness
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.steps.least_waiting import find_least_waiting
@@ -20,8 +19,6 @@ from rankscope.collector.steps.rank_medians import RankMedians
 from rankscope.collector.steps.step_aggregates import PATIENCE_STEPS
 from rankscope.collector.steps.step_levels import StepLevels
 from rankscope.collector.steps.step_series import Floats
-from rankscope.measure.messages import RasAnswered
-from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 
 SKIP_STEPS: Final = 3
 """The first steps compile, allocate and fill caches; detection skips them."""
@@ -42,6 +39,7 @@ def build_view(
     """
     ranks = tuple(sorted(attempt.ranks))
     has_hang_states = bool(attempt.stalled_ranks) and not is_last
+    hang_states = build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {}
     return RunView(
         now_collector_ns=now_collector_ns,
         world_size=attempt.world_size,
@@ -51,8 +49,9 @@ def build_view(
         samples=read_samples(attempt),
         groups=attempt.groups.by_label,
         transfers=attempt.window.transfers(skip_steps=SKIP_STEPS),
-        hang_states=build_hang_states(attempt.ranks, now_collector_ns) if has_hang_states else {},
+        hang_states=hang_states,
         ras=find_ras_answer(attempt.ranks, attempt.world_size) if has_hang_states else None,
+        dumps=find_dumps(attempt.ranks, hang_states, now_collector_ns),
         known_usual=read_usual(held),
         steps_min=steps_min,
         open_findings=[one for one in held if not is_last or one.kind != HANG],
@@ -122,44 +121,6 @@ def _date_failure(liveness: Liveness) -> int | None:
         return None
     is_only_seen = liveness.seen is not None and ending.detail == liveness.seen.detail
     return date_failure(ending.reason, ended_collector_ns, is_only_seen=is_only_seen)
-
-
-def find_ras_answer(ranks: Mapping[int, RankState], world_size: int) -> RasAnswered | None:
-    """Return what NCCL's RAS service said last, if that was in the present stall of a rank on the machine that asked.
-
-    RAS knows processes: the address of a machine, and a process id there. The sidecar names the ranks on its own
-    machine. The address of another one means nothing here, so a rank there is named only by a process id that no other
-    rank of the run has. Where containers give all machines the same process ids, the rank in the run stays unknown.
-    """
-    first = ranks.get(0)
-    answered = None if first is None else first.liveness.ras
-    if first is None or answered is None:
-        return None
-    place = (first.identity.node, first.identity.machine_id)
-    since_host_ns = [
-        one.liveness.stalled_since_host_ns
-        for one in ranks.values()
-        if one.is_live and (one.identity.node, one.identity.machine_id) == place
-    ]
-    if not any(since_ns is not None and since_ns <= answered.host_ns for since_ns in since_host_ns):
-        return None
-    is_sure = answered.is_own and len(ranks) == world_size
-    return _name_ras_ranks(answered, ranks) if is_sure and answered.communicators else answered
-
-
-def _name_ras_ranks(answered: RasAnswered, ranks: Mapping[int, RankState]) -> RasAnswered:
-    """Return the answer with the rank of each process id that only one rank of the run has."""
-    counts = Counter(one.identity.pid for one in ranks.values())
-    rank_of = {one.identity.pid: number for number, one in ranks.items() if counts[one.identity.pid] == 1}
-
-    def name(one: RasRank) -> RasRank:
-        number = rank_of.get(one.pid) if one.rank is None and one.pid is not None else None
-        return one if number is None else msgspec.structs.replace(one, rank=number)
-
-    def name_all(one: RasCommunicator) -> RasCommunicator:
-        return msgspec.structs.replace(one, ranks=tuple(map(name, one.ranks)))
-
-    return msgspec.structs.replace(answered, communicators=tuple(map(name_all, answered.communicators)))
 
 
 class _PerRank(Mapping[int, Any]):

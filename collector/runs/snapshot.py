@@ -10,6 +10,7 @@ from rankscope.collector.run_ids import choose_run_id
 from rankscope.collector.runs.checkpoints import NO_CHECKPOINTS, Checkpoints
 from rankscope.collector.runs.goodput import GoodputSnapshot
 from rankscope.collector.runs.heat_map import HeatMapSteps
+from rankscope.collector.runs.nccl_bandwidths import NOT_READ, NcclBandwidths
 from rankscope.collector.runs.ratio_basis import NO_WINDOW, RatioBasis
 from rankscope.collector.runs.run_end import RunEnd
 from rankscope.collector.runs.step_accounting import StepCounts
@@ -44,6 +45,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     only the rank itself reported it. `awaited`: the rank has not reported since the collector was restarted; the values
     are those known before, and its counters may be behind. `synchronisations` are the waits of its host for its GPU in
     its last full windows; None: no window of a GPU. `flops` are those of its last steps, beside the peak of its device.
+    `nccl` has the bandwidths in the dumps of NCCL's Inspector.
     """
 
     identity: RankIdentity
@@ -88,6 +90,7 @@ class RankSnapshot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     synchronisations: WindowSynchronisations | None = None
     node: NodeSample | None = None
     flops: StepFlops = NO_FLOPS
+    nccl: NcclBandwidths = NOT_READ
 
 
 SUMMARY_FIELDS: Final = frozenset(

@@ -27,6 +27,7 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
+    InspectorRead,
     Message,
     OpenFinding,
     PreflightAnswer,
@@ -45,6 +46,7 @@ from rankscope.measure.messages import (
     Welcome,
 )
 from rankscope.measure.model_flops import FlopSum, StepFlops
+from rankscope.measure.nccl_inspector import InspectorBandwidth, InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.out_of_memory import HeldMemory, OutOfMemory
 from rankscope.measure.preflights import NodeDevice, NodeOutcome, NodePast
@@ -287,6 +289,17 @@ STATED: dict[str, Message] = {
         took_ns=300, nccl_version="2.29.2", communicators_total=3, communicators=(COMMUNICATOR,),
         communicators_left_out=1, timeouts=2, is_own=True, absent={"communicators": "its end did not come in time"},
     ),
+    "inspector_read": InspectorRead(
+        sequence=10, identity=IDENTITY, host_ns=1_900, since_host_ns=1_300, dump_interval_ns=500_000_000,
+        communicators=(
+            InspectorCommunicator(
+                id="0x7f8c496ae9f661", name="TP 0", size=8, last_op="AllReduce", last_sequence=1_407,
+                last_bytes=1_048_576,
+                bandwidths=(InspectorBandwidth(op="AllReduce", count=40, bus_bandwidth_bytes_per_s=1.75e10),),
+            ),
+        ),
+        communicators_left_out=1, lines_skipped=2, bytes_skipped=3, absent={"dump": "it cannot be read"},
+    ),
     "run_summary": RunSummary(
         slowdown_ratio=1.25, goodput_ratio=0.75, mfu=0.5, exposed_communication_ratio=0.125, data_wait_ratio=0.25,
         absent={"mfu": "rank 0: no GPU is in use"},
@@ -356,6 +369,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("rank_unresponsive", ("threads", 0)),
     ("ras_answered", ("communicators", 0)),
     ("ras_answered", ("communicators", 0, "ranks", 0)),
+    ("inspector_read", ("communicators", 0)),
+    ("inspector_read", ("communicators", 0, "bandwidths", 0)),
     ("run_summary", ("findings", 0)),
     ("preflight_past_wanted", ("nodes", 0)),
     ("preflight_ended", ("outcomes", 0)),
@@ -452,6 +467,7 @@ def test_the_kinds_keep_their_bytes() -> None:
         "preflight_past_wanted": "52534350 000114",
         "preflight_ended": "52534350 000115",
         "preflight_answer": "52534350 000116",
+        "inspector_read": "52534350 000117",
     }
 
 

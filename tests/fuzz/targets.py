@@ -17,6 +17,7 @@ from rankscope.measure.messages import (
     MESSAGE_TYPES,
     Goodbye,
     Hello,
+    InspectorRead,
     Message,
     RankEnded,
     RankUnresponsive,
@@ -71,7 +72,7 @@ def fuzz_admission(data: bytes) -> Admission:
                 identity = admission.identity(peer, key)
                 if identity is not None:
                     _check_counts(admission, identity)
-            case RankEnded() | RankUnresponsive() | RasAnswered():
+            case RankEnded() | RankUnresponsive() | RasAnswered() | InspectorRead():
                 admission.knows(message.identity, key)
     worlds = [size for size in map(admission.world_size, runs) if size is not None]
     assert len(worlds) <= RUNS_MAX

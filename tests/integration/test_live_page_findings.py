@@ -16,6 +16,7 @@ from rankscope.collector.detect.finding import Finding
 from rankscope.collector.incidents.incident import resolve
 from rankscope.collector.publish.routes import PageSettings
 from rankscope.collector.runs.goodput import GoodputSnapshot
+from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.snapshot import RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import DeviceSample, NodeSample, PortSample
@@ -400,7 +401,8 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
         group="dp", op="all_reduce", count=9, duration_ns=1, matched=2, wait_ns=4_000_000, transfer_ns=1_000_000,
         bus_bandwidth_bytes_per_s=2.5e9,
     )  # fmt: skip
-    rank = rank_of(0, run="gpt", devices=(gpu,), collectives=(traffic,))
+    dumped = NcclBandwidths((NcclBandwidth("TP 0", "AllReduce", 40, 17.5e9),), "")
+    rank = rank_of(0, run="gpt", devices=(gpu,), collectives=(traffic,), nccl=dumped)
     world.show(RunSnapshot(run="gpt", world_size=1, restart_count=0, ranks=(rank,)))
     page.open("#run=gpt")
     assert page.wait_for_rows("#machines", 1) == [
@@ -408,6 +410,7 @@ def test_machines_and_links_are_shown_with_their_units(page: LivePage, world: Li
          "650 W", "120.0, 80.0", "-"],
     ]  # fmt: skip
     assert page.rows("#groups") == [["dp", "all_reduce", "1", "9", "2.00", "0.50", "2.50"]]
+    assert page.rows("#nccl") == [["TP 0", "AllReduce", "1", "40", "17.50", "17.50"]]
     assert page.text("#machines-said") == (
         "Host memory: no rank has reported the memory of its machine. "
         "Network ports: no rank has reported an InfiniBand or RoCE port."
@@ -449,4 +452,6 @@ def test_run_without_gpus_says_why_there_is_nothing_about_them(page: LivePage, w
     page.open("#run=cpu")
     said = page.wait_for_text("#machines-said", "GPUs: no rank has reported a GPU.")
     assert "Collectives: no collective has been measured in this attempt of the run." in said
+    assert "NCCL" not in said
+    assert not page.shown("#nccl")
     assert not page.shown("#groups")

@@ -6,6 +6,7 @@ from typing import Final
 
 from rankscope.collector.detect.finding import PAUSES, format_ranks
 from rankscope.collector.detect.hang_state import RankHangState, find_pause
+from rankscope.collector.detect.hangs.inspector_witness import count_dumps, describe_dumps, write_dump_witness
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
 from rankscope.collector.detect.hangs.wait_graph import Stuck, WaitForGraph, find_call, find_calls
 from rankscope.collector.detect.past import WHEN
@@ -90,12 +91,14 @@ class HangFacts:
             }
         if self.view.ras is not None:
             known |= count_witness(self.view.ras)
+        known |= count_dumps(self.view.dumps)
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def collect_details(self) -> dict[str, str]:
-        """Return the stacks, and what NCCL's RAS service said."""
-        ras = self.view.ras
-        return self.collect_stacks() | ({} if ras is None else {"NCCL RAS": describe_witness(ras)})
+        """Return the stacks, what NCCL's RAS service said, and what NCCL's Inspector had dumped."""
+        ras, dumps = self.view.ras, self.view.dumps
+        said = {} if ras is None else {"NCCL RAS": describe_witness(ras)}
+        return self.collect_stacks() | said | ({"NCCL Inspector": describe_dumps(dumps)} if dumps else {})
 
     def collect_stacks(self) -> dict[str, str]:
         """Return the stacks of the first of the ranks that it is about, and of one that waits for them."""
@@ -139,8 +142,9 @@ def write_hang(cause: str, facts: HangFacts) -> str:
         text = _describe_incomplete(facts, facts.stuck)
     else:
         text = _describe_unknown(facts, facts.stuck)
-    witness = write_witness(cause, facts.ranks, facts.view.ras)
-    text = f"{text}. {witness}" if witness else text
+    ras = write_witness(cause, facts.ranks, facts.view.ras)
+    dumps = write_dump_witness(cause, facts.ranks, facts.view.dumps)
+    text = ". ".join(one for one in (text, ras, dumps) if one)
     if facts.is_over:
         return f"{text}. The run{WHEN}."
     step = "" if facts.since_step is None else f" in step {facts.since_step}"

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.collector.runs.nccl_bandwidths import NO_INSPECTOR, NOT_READ, NcclBandwidth
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import DeviceSample, PortSample
@@ -75,6 +76,20 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     bus_bandwidth_bytes_per_s: float | None
 
 
+class NcclTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of NCCL in one communicator, or in all of the same name, as its Inspector plugin has dumped it on
+    `ranks` ranks. `count` is the most operations of any rank between two readings. The bandwidths are the median and
+    the highest of the ranks' own medians: a rank that waited for others has a lower one.
+    """
+
+    communicator: str
+    op: str
+    ranks: int
+    count: int
+    bus_bandwidth_bytes_per_s: float
+    bus_bandwidth_max_bytes_per_s: float
+
+
 class NetworkPort(msgspec.Struct, frozen=True, kw_only=True):
     """One InfiniBand or RoCE port of a machine, `mlx5_0/1`, as of its last sample, read at `read_host_ns` by its own
     clock. All but the state and the rate count up since the card was reset, of everything that uses the port:
@@ -99,8 +114,9 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     """The machines of a run, at most MACHINES_MAX of the `machines_known`: those first that throttle, have had an Xid
     error or a rank that is not up, then the slowest. `groups`: its collectives, at most GROUPS_MAX of the
     `groups_known`, those first that took longest. `ports`: at most PORTS_MAX of the `ports_known`, those first that
-    carry no data, then those with the most errors. `absent` says why there is nothing about `gpus`, `gpu_memory`,
-    `nvlink`, `host_memory`, `ports` or `groups`.
+    carry no data, then those with the most errors. `nccl`: at most GROUPS_MAX of the `nccl_known`, those first with
+    the most operations. `absent` says why there is nothing about `gpus`, `gpu_memory`, `nvlink`, `host_memory`,
+    `ports`, `groups` or `nccl`.
     """
 
     run: str
@@ -111,6 +127,8 @@ class MachineList(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupTraffic, ...]
     ports_known: int
     ports: tuple[NetworkPort, ...]
+    nccl_known: int
+    nccl: tuple[NcclTraffic, ...]
     absent: Mapping[str, str]
 
 
@@ -120,7 +138,7 @@ def list_machines(run: RunSnapshot) -> MachineList:
     for rank in run.ranks:
         by_node.setdefault(rank.identity.node, []).append(rank)
     machines = sorted((_build_machine(node, ranks) for node, ranks in by_node.items()), key=_find_place)
-    groups, ports = _sum_groups(run.ranks), _list_ports(run.ranks)
+    groups, ports, nccl = _sum_groups(run.ranks), _list_ports(run.ranks), _sum_nccl(run.ranks)
     return MachineList(
         run=run.run,
         run_id=run.run_id,
@@ -130,7 +148,9 @@ def list_machines(run: RunSnapshot) -> MachineList:
         groups=groups[:GROUPS_MAX],
         ports_known=len(ports),
         ports=ports[:PORTS_MAX],
-        absent=_find_absent(machines, groups, ports),
+        nccl_known=len(nccl),
+        nccl=nccl[:GROUPS_MAX],
+        absent=_find_absent(machines, groups, ports) | _explain_nccl(run.ranks),
     )
 
 
@@ -203,6 +223,34 @@ def _build_group(group: str, op: str, found: Sequence[CollectiveTotals]) -> Grou
 def _mean_of_call(sums: Iterable[tuple[int | None, int]]) -> float | None:
     known = [(spent_ns, calls) for spent_ns, calls in sums if spent_ns is not None and calls]
     return sum(spent_ns for spent_ns, _ in known) / sum(calls for _, calls in known) if known else None
+
+
+def _sum_nccl(ranks: Iterable[RankSnapshot]) -> tuple[NcclTraffic, ...]:
+    """Return NCCL's operations of all communicators, those with most operations first."""
+    kinds: dict[tuple[str, str], list[NcclBandwidth]] = {}
+    for rank in ranks:
+        for one in rank.nccl.kinds:
+            kinds.setdefault((one.communicator, one.op), []).append(one)
+    found = [
+        NcclTraffic(
+            communicator=communicator,
+            op=op,
+            ranks=len(every),
+            count=max(one.count for one in every),
+            bus_bandwidth_bytes_per_s=median(one.bus_bandwidth_bytes_per_s for one in every),
+            bus_bandwidth_max_bytes_per_s=max(one.bus_bandwidth_bytes_per_s for one in every),
+        )
+        for (communicator, op), every in kinds.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.count, one.communicator, one.op)))
+
+
+def _explain_nccl(ranks: Sequence[RankSnapshot]) -> dict[str, str]:
+    """Return why no rank has a bandwidth of NCCL: of the ranks that say more than that nothing was read, the first."""
+    if any(rank.nccl.kinds for rank in ranks):
+        return {}
+    said = next((rank for rank in ranks if rank.nccl != NOT_READ), None)
+    return {"nccl": NO_INSPECTOR if said is None else f"rank {said.identity.rank}: {said.nccl.absent}"}
 
 
 def _list_ports(ranks: Iterable[RankSnapshot]) -> tuple[NetworkPort, ...]:

@@ -52,6 +52,18 @@ const groupRow = (one) => ({
   right: [2, 3, 4, 5, 6],
 });
 
+const ncclRow = (one) => ({
+  cells: [
+    one.communicator,
+    one.op,
+    number(one.ranks),
+    number(one.count),
+    number(one.bus_bandwidth_bytes_per_s / BYTES_PER_GB, 2),
+    number(one.bus_bandwidth_max_bytes_per_s / BYTES_PER_GB, 2),
+  ],
+  right: [2, 3, 4, 5],
+});
+
 const NAMES = {
   gpus: "GPUs",
   gpu_memory: "GPU memory",
@@ -59,7 +71,11 @@ const NAMES = {
   host_memory: "Host memory",
   ports: "Network ports",
   groups: "Collectives",
+  nccl: "NCCL Inspector",
 };
+
+// Not missing where there is no GPU.
+const OF_GPUS = new Set(["nvlink", "nccl"]);
 
 /** Hide the columns of a table, counted from 1, that have no value in any row. */
 const hideEmpty = (table) => {
@@ -72,10 +88,12 @@ const hideEmpty = (table) => {
 
 /** Show a MachineList. */
 export const showMachines = (answer) => {
-  const { machines, groups, ports, absent } = answer;
+  const { machines, groups, ports, nccl, absent } = answer;
   fill(at("machines"), machines.map(machineRow));
   fill(at("groups"), groups.map(groupRow));
   fill(at("ports"), ports.map(portRow));
+  fill(at("nccl"), nccl.map(ncclRow));
+  at("nccl").parentElement.hidden = !nccl.length;
   at("machines").hidden = !machines.length;
   at("groups").hidden = !groups.length;
   at("ports").parentElement.hidden = !ports.length;
@@ -84,8 +102,9 @@ export const showMachines = (answer) => {
     [machines.length, answer.machines_known, "machines: those with errors or throttling first, then the slowest"],
     [ports.length, answer.ports_known, "ports: those that carry no data first, then those with most errors"],
     [groups.length, answer.groups_known, "kinds of collectives, the longest first"],
+    [nccl.length, answer.nccl_known, "operations of NCCL, the most frequent first"],
   ].flatMap(([shown, known, what]) => (known > shown ? [`${number(shown)} of ${number(known)} ${what}.`] : []));
-  const shown = Object.entries(absent).filter(([name]) => name !== "nvlink" || absent.gpus === undefined);
+  const shown = Object.entries(absent).filter(([name]) => !OF_GPUS.has(name) || absent.gpus === undefined);
   const reasons = shown.map(([name, reason]) => `${NAMES[name]}: ${reason}.`);
   say(at("machines-said"), [...reasons, ...more].join(" "));
 };

@@ -93,6 +93,7 @@ WORST: Final = ("run", "node", "rank")
 WORST_RANKS: Final = 10
 """Worst ranks of a run that are exported."""
 COLLECTIVE: Final = ("run", "rank", "group", "op")
+NCCL_KIND: Final = ("run", "rank", "communicator", "op")
 DEVICE: Final = ("run", "rank", "node", "gpu")
 DEVICE_DIRECTION: Final = (*DEVICE, "direction")
 """Direction: tx out of the GPU, rx into it."""
@@ -113,7 +114,7 @@ PORTS_PER_RANK_MAX: Final = 16
 INTERFACES_PER_RANK_MAX: Final = 8
 """Ports and interfaces on the page of the rank that reads those of its node: as many as its agent reports."""
 COLLECTIVE_KINDS_MAX: Final = 64
-"""Pairs (group, op) of one rank on the page: a rank of a 5-dimensional mesh has about 20."""
+"""Pairs (group, op), and (communicator, op), of one rank on the page: a rank of a 5-dimensional mesh has about 20."""
 PHASE_NAMES_MAX: Final = 32
 """Phases of one rank on the page: the five of every step and those the user adds."""
 PART_NAMES_MAX: Final = 32
@@ -134,6 +135,7 @@ SERIES_PER_RANK_MAX: Final[Mapping[tuple[str, ...], int]] = {
     (*RANK, "kind"): 2,
     (*RANK, "state"): 2,
     COLLECTIVE: COLLECTIVE_KINDS_MAX,
+    NCCL_KIND: COLLECTIVE_KINDS_MAX,
     DEVICE: GPUS_PER_RANK_MAX,
     DEVICE_DIRECTION: 2 * GPUS_PER_RANK_MAX,
     DEVICE_KIND: 2 * GPUS_PER_RANK_MAX,

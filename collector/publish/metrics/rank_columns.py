@@ -10,6 +10,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
+from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth
 from rankscope.collector.runs.snapshot import RankSnapshot
 from rankscope.collector.runs.step_accounting import StepCounts
 from rankscope.collector.steps.collective_totals import CollectiveTotals
@@ -153,6 +154,10 @@ def _split_collectives(rank: RankSnapshot) -> Mapping[Labels, CollectiveTotals]:
     return {(kind.group, kind.op): kind for kind in rank.collectives}
 
 
+def _split_nccl(rank: RankSnapshot) -> Mapping[Labels, NcclBandwidth]:
+    return {(kind.communicator, kind.op): kind for kind in rank.nccl.kinds}
+
+
 ALL_RANKS: Final = _Ranks(is_any)
 KNOWN_RANKS: Final = _Ranks(_is_known)
 LIVE_RANKS: Final = _Ranks(is_live)
@@ -161,6 +166,7 @@ DEVICES: Final = _PartsOfRanks(_split_devices, is_live, is_shared=True)
 PORTS: Final = _PartsOfRanks(_split_ports, is_live, is_shared=True)
 INTERFACES: Final = _PartsOfRanks(_split_interfaces, is_live, is_shared=True)
 COLLECTIVES: Final = _PartsOfRanks(_split_collectives, is_live, is_shared=True)
+NCCL_KINDS: Final = _PartsOfRanks(_split_nccl, is_live, is_shared=False)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
@@ -193,6 +199,11 @@ def of_step_records(read: Callable[[StepCounts], Number]) -> RankColumns:
 def per_collective(read: Callable[[CollectiveTotals], Number]) -> RankColumns:
     """Return the reader of a metric of every collective of a rank."""
     return RankColumns(COLLECTIVES, {(): read})
+
+
+def per_nccl_kind(read: Callable[[NcclBandwidth], Number]) -> RankColumns:
+    """Return the reader of a metric of NCCL's operations, by communicator and operation."""
+    return RankColumns(NCCL_KINDS, {(): read})
 
 
 def per_device(read: Callable[[DeviceSample], Number]) -> RankColumns:

@@ -7,6 +7,7 @@ from typing import Final
 
 from rankscope.collector.publish.metrics.measures import (
     COLLECTIVE,
+    NCCL_KIND,
     NOT_NEGATIVE,
     ONE,
     RANK,
@@ -30,6 +31,7 @@ from rankscope.collector.publish.metrics.rank_columns import (
     of_totals,
     of_windows,
     per_collective,
+    per_nccl_kind,
     per_rank,
     per_rank_and,
     to_seconds,
@@ -42,6 +44,7 @@ _STEPS: Final = "agent: steps by the host clock (Totals)"
 _TIMERS: Final = "agent: device timers, in sampled steps (Totals)"
 _LAST_WINDOWS: Final = "agent: last full profiler windows (WindowBreakdown)"
 _WINDOWS: Final = "agent: full profiler windows, summed (Totals)"
+_INSPECTOR: Final = "sidecar: dumps of NCCL Inspector (InspectorRead)"
 _COLLECTIVES: Final = "collector: collectives of all ranks, matched (CollectiveTotals)"
 _LOSSES: Final = "agent: own counters (Losses)"
 
@@ -327,5 +330,12 @@ RANKS: Final[tuple[Measure, ...]] = (
         "Bus bandwidth of the last matched collectives, as defined by nccl-tests.",
         "bytes / transfer * f(op, group size)", _COLLECTIVES, NOT_NEGATIVE,
         per_collective(lambda kind: kind.bus_bandwidth_bytes_per_s),
+    ),
+    Measure(
+        "rankscope_nccl_bus_bandwidth_bytes_per_second", "gauge", "bytes_per_second", NCCL_KIND,
+        "Bus bandwidth of NCCL's last operations in a communicator, waiting for later ranks included, by its Inspector "
+        "plugin; absent without dumps.",
+        "median of busbw_gbs * 10^9 of the operations dumped between two readings", _INSPECTOR, NOT_NEGATIVE,
+        per_nccl_kind(lambda kind: kind.bus_bandwidth_bytes_per_s),
     ),
 )  # fmt: skip

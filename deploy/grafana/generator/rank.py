@@ -272,6 +272,13 @@ def _device() -> list[Placed]:
             Query(series("collective_bus_bandwidth_bytes_per_second", OF_RANK), "{{op}} in {{group}}"),
         ),
         lines(
+            "Bandwidth by NCCL",
+            "Bus bandwidth of NCCL's last operations by its Inspector plugin, waiting for later ranks included. Empty "
+            "without its dumps.",
+            BYTES_PER_S,
+            Query(series("nccl_bus_bandwidth_bytes_per_second", OF_RANK), "{{op}} in {{communicator}}"),
+        ),
+        lines(
             "Data in collectives",
             "Bytes a second, counted as in nccl-tests.",
             BYTES_PER_S,

@@ -1,6 +1,8 @@
 """Tests of one pass of the watchdog without a sidecar, and of its errors."""
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,24 @@ def test_sidecar_knows_where_nccl_is_asked(
     )  # fmt: skip
     link = watchdog._link
     assert (None if link is None else link._descriptor.ras_address) == address
+
+
+@pytest.mark.parametrize(("changed", "is_read"), [({}, True), ({"nccl_inspector": "off"}, False)])
+def test_sidecar_knows_where_nccl_dumps(
+    changed: dict[str, Any], *, is_read: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NCCL_INSPECTOR_ENABLE", "1")
+    monkeypatch.setenv("NCCL_INSPECTOR_DUMP_DIR", str(tmp_path))
+    watchdog = Watchdog(
+        AgentConfig(**changed), identity_of(0, 77), Guard(3), SystemClock(), find_groups=dict, count_events=lambda: 0,
+        captures=GraphCaptures(),
+    )  # fmt: skip
+    assert watchdog._link is not None
+    place = watchdog._link._descriptor.inspector
+    assert (place is not None) == is_read
+    if place is not None:
+        assert place.path == f"{tmp_path}/{socket.gethostname()}-pid77.log"
+        assert place.begin_wall_us == pytest.approx(time.time_ns() // 1_000, abs=60 * 10**6)
 
 
 def test_no_stall_is_reported_while_hooks_are_off() -> None:

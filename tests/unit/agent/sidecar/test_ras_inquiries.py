@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.agent.sidecar.beacon import Descriptor, WatchedStall
 from rankscope.agent.sidecar.ras_address import DEFAULT_ADDRESS
 from rankscope.agent.sidecar.ras_answer import RasAnswer
 from rankscope.agent.sidecar.ras_client import NothingListensError
-from rankscope.agent.sidecar.ras_inquiries import AGAIN_NS, RasInquiries, WatchedStall
+from rankscope.agent.sidecar.ras_inquiries import AGAIN_NS, RasInquiries
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import RasAnswered

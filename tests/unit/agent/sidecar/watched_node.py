@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from rankscope.agent.sidecar.beacon import Heartbeat
-from rankscope.agent.sidecar.notice_sender import Notice, NoticeSender
+from rankscope.agent.sidecar.inspector_readings import InspectorReadings
+from rankscope.agent.sidecar.notice_sender import NoticeSender
 from rankscope.agent.sidecar.ras_inquiries import RasInquiries
 from rankscope.agent.sidecar.watch import Watch
+from rankscope.measure.messages import Notice
 from rankscope.measure.units import HostNs, WallNs
 from tests.unit.agent.sidecar.ranks_of_a_node import MS, Process, S, light_beacon
 
@@ -46,6 +48,7 @@ class Node:
             self.clock,
             make_sender=lambda endpoint: RecordingSender(endpoint, self.posted),
             ras=RasInquiries(self.clock, start=lambda work: work()),
+            inspector=InspectorReadings(self.clock, start=lambda work: work()),
         )
         self._processes: list[Process] = []
 

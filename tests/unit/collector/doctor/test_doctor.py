@@ -15,7 +15,7 @@ from rankscope.collector.commands.doctor import Doctor, render
 from rankscope.collector.doctor import machine, reach
 from rankscope.collector.doctor.check import NOTE, OK, PROBLEM, note, ok, problem
 from rankscope.collector.doctor.interpreter import check_interpreter, inspect_interpreter
-from rankscope.measure.inspection import GpuFound, Inspection, RasFound, TorchFound
+from rankscope.measure.inspection import GpuFound, Inspection, InspectorFound, RasFound, TorchFound
 from rankscope.measure.key_files import ClientKeys, KeyPair
 
 UUID = "GPU-1"
@@ -78,6 +78,21 @@ def test_windows_on_demand_without_captures_are_noted() -> None:
 def test_service_of_nccl_is_named(ras: RasFound, state: str, text: str) -> None:
     found = Inspection(python="3.11.7", release="0.1.0", torch=CUDA, is_autoloaded=True, ras=ras)
     (check,) = [check for check in check_interpreter(found, {}) if check.name == "NCCL RAS"]
+    assert (check.state, text in check.found) == (state, True), check.found
+
+
+@pytest.mark.parametrize(
+    ("inspector", "state", "text"),
+    [
+        (InspectorFound(), OK, "not switched on (NCCL_INSPECTOR_ENABLE)"),
+        (InspectorFound(folder="/d", interval_us=500_000), OK, "would dump to /d every 500.0 ms; their sidecar reads"),
+        (InspectorFound(folder="/d"), OK, "would dump to /d all the time (before NCCL 2.30: never)"),
+        (InspectorFound(folder="/d", problem="X is 0"), NOTE, "its dumps would not be read: X is 0"),
+    ],
+)
+def test_dumps_of_nccl_are_named(inspector: InspectorFound, state: str, text: str) -> None:
+    found = Inspection(python="3.11.7", release="0.1.0", torch=CUDA, is_autoloaded=True, inspector=inspector)
+    (check,) = [check for check in check_interpreter(found, {}) if check.name == "NCCL Inspector"]
     assert (check.state, text in check.found) == (state, True), check.found
 
 

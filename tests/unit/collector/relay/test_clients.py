@@ -16,6 +16,7 @@ from rankscope.measure.messages import (
     Goodbye,
     Hello,
     HelloWanted,
+    InspectorRead,
     Message,
     PreflightAnswer,
     PreflightEnded,
@@ -42,6 +43,7 @@ HELLO = Hello(identity=IDENTITY, first_sequence=1, host_ns=0, wall_ns=0, report_
 ENDED = RankEnded(sequence=1, identity=IDENTITY, host_ns=0, wall_ns=0, reason="killed")
 SILENT = RankUnresponsive(sequence=1, identity=IDENTITY, host_ns=0, since_host_ns=0)
 ASKED = RasAnswered(sequence=1, identity=IDENTITY, host_ns=0, stalled_since_host_ns=0)
+DUMPED = InspectorRead(sequence=1, identity=IDENTITY, host_ns=0)
 REPORT = Report(sequence=1, host_ns=0)
 PONG = ClockPong(collector_ns=0, host_ns=0)
 STATE = CaptureState(id="c1", state="accepted")
@@ -77,6 +79,7 @@ def test_notice_goes_to_the_collector_of_its_run_without_hello() -> None:
     assert clients.find_endpoint(b"sidecar", ENDED) == "tcp://a:1"
     assert clients.find_endpoint(b"sidecar", SILENT) == "tcp://a:1"
     assert clients.find_endpoint(b"sidecar", ASKED) == "tcp://a:1"
+    assert clients.find_endpoint(b"sidecar", DUMPED) == "tcp://a:1"
     assert len(clients) == 0
 
 

@@ -7,6 +7,7 @@ from rankscope.collector.runs.events import (
     ClockSampled,
     CloseFinding,
     EndSeen,
+    InspectorSeen,
     OpenFinding,
     RasSeen,
     ReportAdmitted,
@@ -15,7 +16,8 @@ from rankscope.collector.runs.events import (
 )
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import RankEnded, RankUnresponsive, RasAnswered, Report
+from rankscope.measure.messages import InspectorRead, RankEnded, RankUnresponsive, RasAnswered, Report
+from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
 from rankscope.measure.records import GroupInfo
 from tests.unit.collector.detect.hang_states import call, progress_of, stall_of
@@ -242,6 +244,26 @@ def test_answer_of_nccl_joins_the_finding_under_the_rank_of_the_run(story: HangS
     answer(story, 1_002)
     story.hang(2, LIMIT_S + 2)
     assert "NCCL RAS agreed: rank 2 had launched 1 operation, where another rank had launched 2," in sentence_of(story)
+    assert story.hangs() == [("missing_rank", (2,))]
+
+
+def test_dumps_of_nccl_join_the_finding_once_they_are_of_the_stall(story: HangStory) -> None:
+    story.hang(2, LIMIT_S + 1)
+    for ago_s, is_said in ((LIMIT_S, False), (0.0, True)):
+        for rank in range(4):
+            story.run.apply(ClockSampled(boot_of(rank), story.now_ns, story.host_ns(rank), story.now_ns))
+            read = InspectorRead(
+                sequence=1,
+                identity=story.identity(rank),
+                host_ns=story.host_ns(rank) - round(ago_s * S),
+                communicators=(
+                    InspectorCommunicator(id="0xab", size=4, last_op="AllReduce", last_sequence=41 - (rank == 2)),
+                ),
+            )
+            story.run.apply(InspectorSeen(boot_of(rank), read, story.now_ns))
+        story.hang(2, LIMIT_S + 2)
+        said = "NCCL Inspector's dumps agreed: rank 2 had last completed AllReduce 40 in a communicator of 4 ranks"
+        assert (said in sentence_of(story)) == is_said
     assert story.hangs() == [("missing_rank", (2,))]
 
 

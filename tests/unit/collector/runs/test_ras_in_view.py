@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from rankscope.collector.runs.clock_alignment import ClockAlignment
+from rankscope.collector.runs.hang_witnesses import find_ras_answer
 from rankscope.collector.runs.rank import RankState
-from rankscope.collector.runs.run_view import find_ras_answer
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, RankEnded, RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank

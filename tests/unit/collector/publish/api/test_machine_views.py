@@ -14,9 +14,11 @@ from rankscope.collector.publish.api.machine_views import (
     NO_PORTS,
     PORTS_MAX,
     Machine,
+    NcclTraffic,
     NetworkPort,
     list_machines,
 )
+from rankscope.collector.runs.nccl_bandwidths import NO_INSPECTOR, NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.collector.steps.collective_totals import CollectiveTotals
 from rankscope.measure.records import DeviceSample, NodeSample, PortSample
@@ -93,7 +95,7 @@ def test_nothing_that_was_not_reported_is_a_number() -> None:
     assert known == {"node", "ranks", "ranks_up", "gpus"}
     assert found.absent == {
         "gpus": NO_GPU, "gpu_memory": NO_GPU_MEMORY, "nvlink": NO_NVLINK, "host_memory": NO_HOST_MEMORY,
-        "ports": NO_PORTS, "groups": NO_COLLECTIVES,
+        "ports": NO_PORTS, "groups": NO_COLLECTIVES, "nccl": NO_INSPECTOR,
     }  # fmt: skip
     assert found.groups == ()
 
@@ -186,6 +188,36 @@ def test_ports_without_data_come_first_then_those_with_errors() -> None:
     assert [one.name for one in found.ports] == ["d/1", "b/1", "c/1", "a/1"]
 
 
+def nccl(*kinds: NcclBandwidth, absent: str = "") -> NcclBandwidths:
+    return NcclBandwidths(kinds, absent)
+
+
+def test_operations_of_nccl_have_the_median_and_the_highest_of_the_ranks() -> None:
+    ranks = [
+        on_node(number, "n0", nccl=nccl(NcclBandwidth("TP 0", "AllReduce", 10 + number, bandwidth)))
+        for number, bandwidth in enumerate((3e9, 1e9, 7e9))
+    ]
+    other = on_node(3, "n1", nccl=nccl(NcclBandwidth("DP 0", "AllReduce", 99, 5e9)))
+    found = list_machines(run_of(*ranks, other, on_node(4, "n1")))
+    assert found.nccl == (
+        NcclTraffic(
+            communicator="DP 0", op="AllReduce", ranks=1, count=99, bus_bandwidth_bytes_per_s=5e9,
+            bus_bandwidth_max_bytes_per_s=5e9,
+        ),
+        NcclTraffic(
+            communicator="TP 0", op="AllReduce", ranks=3, count=12, bus_bandwidth_bytes_per_s=3e9,
+            bus_bandwidth_max_bytes_per_s=7e9,
+        ),
+    )  # fmt: skip
+    assert "nccl" not in found.absent
+
+
+def test_why_there_are_no_operations_of_nccl() -> None:
+    assert list_machines(run_of(on_node(0, "n0"))).absent["nccl"] == NO_INSPECTOR
+    ranks = (on_node(0, "n0"), on_node(1, "n0", nccl=nccl(absent="it cannot be read")))
+    assert list_machines(run_of(*ranks)).absent["nccl"] == "rank 1: it cannot be read"
+
+
 @pytest.mark.parametrize("more", [0, 3])
 def test_ports_are_bounded_and_say_how_many_there_are(more: int) -> None:
     port = PortSample(name="a/1")
@@ -200,3 +232,6 @@ def test_lists_are_bounded_and_say_what_there_is(more: int) -> None:
     found = list_machines(run_of(*ranks))
     assert (len(found.machines), found.machines_known) == (MACHINES_MAX, MACHINES_MAX + more)
     assert (len(found.groups), found.groups_known) == (GROUPS_MAX, GROUPS_MAX + more)
+    kinds = [NcclBandwidth(f"g{number}", "AllReduce", 1, 1e9) for number in range(GROUPS_MAX + more)]
+    found = list_machines(run_of(on_node(0, "n0", nccl=nccl(*kinds))))
+    assert (len(found.nccl), found.nccl_known) == (GROUPS_MAX, GROUPS_MAX + more)
