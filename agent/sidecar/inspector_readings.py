@@ -1,9 +1,10 @@
 """Decides when the dumps of NCCL's Inspector plugin are read, and makes the notices about them.
 
-Each READ_NS the dumps of all ranks on the node are read, on a thread of their own: they may be on a network disk that
-does not answer. While a reading goes on there is no other. A rank has a notice when something new was read, when the
-reason why there is nothing has changed, and always while it is stalled, so that the collector knows that nothing new
-was written since. Most sidecars have no dumps, so what parses them is imported with the first reading.
+Each READ_NS, and when a rank stalls, the dumps of all ranks on the node are read, on a thread of their own: they may be
+on a network disk that does not answer. While a reading goes on there is no other. A rank has a notice when something
+new was read, when the reason why there is nothing has changed, and always while it is stalled, so that the collector
+knows that nothing new was written since. Most sidecars have no dumps, so what parses them is imported with the first
+reading.
 """
 
 import threading
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rankscope.agent.sidecar.inspector_dump import InspectorDump
 
 READ_NS: Final = 15 * NS_PER_S
+READ_NS_MIN: Final = 5 * NS_PER_S
+"""Least time between two readings, however often ranks stall and go on."""
 STUCK_NS: Final = 60 * NS_PER_S
 """Time after which a reading that has not ended is a reason why there is nothing."""
 DUMP: Final = "dump"
@@ -43,6 +46,7 @@ class InspectorReadings:
         self._begun_ns: int | None = None
         self._is_reading = False
         self._is_stuck_said = False
+        self._stalled: frozenset[str] = frozenset()
 
     def run_pass(self, watched: Sequence[WatchedStall]) -> list[tuple[Descriptor, InspectorRead]]:
         """Begin a reading if it is time to; return the notices of an earlier one, once."""
@@ -54,7 +58,9 @@ class InspectorReadings:
         if self._is_reading:
             return self._find_stuck(own, now_ns) if since_ns is not None and since_ns >= STUCK_NS else []
         ready, self._ready = self._ready, []
-        if since_ns is None or since_ns >= READ_NS:
+        stalled = frozenset(one.descriptor.identity.boot_id for one in own if one.stalled_since_host_ns is not None)
+        if since_ns is None or since_ns >= (READ_NS if stalled <= self._stalled else READ_NS_MIN):
+            self._stalled = stalled
             self._begun_ns, self._is_reading, self._is_stuck_said = now_ns, True, False
             self._start(lambda: self._read_all(own))
         return ready

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.agent.sidecar.beacon import Descriptor, Heartbeat, WatchedStall
 from rankscope.agent.sidecar.inspector_place import InspectorPlace
-from rankscope.agent.sidecar.inspector_readings import READ_NS, STUCK_NS, InspectorReadings
+from rankscope.agent.sidecar.inspector_readings import READ_NS, READ_NS_MIN, STUCK_NS, InspectorReadings
 from rankscope.agent.sidecar.watch import Watch
 from rankscope.measure.messages import InspectorRead, RankEnded
 from tests.inspector_dumps import Plugin
@@ -85,6 +85,18 @@ def test_dumps_are_read_each_quarter_of_a_minute(sidecar: Sidecar) -> None:
     assert sidecar.works == []
     sidecar.run_pass(after_ns=1)
     assert len(sidecar.works) == 1
+
+
+def test_stall_that_begins_is_read_about_at_once_but_not_again_and_again(sidecar: Sidecar) -> None:
+    sidecar.complete()
+    sidecar.read()
+    assert sidecar.run_pass(since_ns=5, after_ns=READ_NS_MIN - 1) == []
+    assert sidecar.works == []
+    sidecar.run_pass(since_ns=5, after_ns=1)
+    sidecar.works.pop()()
+    assert len(sidecar.run_pass(since_ns=5)) == 1
+    sidecar.run_pass(since_ns=5, after_ns=READ_NS - 1)
+    assert sidecar.works == []
 
 
 def test_missing_file_is_said_once(sidecar: Sidecar) -> None:
