@@ -2,9 +2,9 @@
 
 Each READ_NS, and when a rank stalls, the dumps of all ranks on the node are read, on a thread of their own: they may be
 on a network disk that does not answer. While a reading goes on there is no other. A rank has a notice when something
-new was read, when the reason why there is nothing has changed, and always while it is stalled, so that the collector
-knows that nothing new was written since. Most sidecars have no dumps, so what parses them is imported with the first
-reading.
+new was read, when the reason why there is nothing has changed, each AGAIN_NS in case the collector was started anew,
+and always while it is stalled, so that the collector knows that nothing new was written since. Most sidecars have no
+dumps, so what parses them is imported with the first reading.
 """
 
 import threading
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 READ_NS: Final = 15 * NS_PER_S
 READ_NS_MIN: Final = 5 * NS_PER_S
 """Least time between two readings, however often ranks stall and go on."""
+AGAIN_NS: Final = 60 * NS_PER_S
 STUCK_NS: Final = 60 * NS_PER_S
 """Time after which a reading that has not ended is a reason why there is nothing."""
 DUMP: Final = "dump"
@@ -125,6 +126,8 @@ class InspectorReadings:
     def _is_news(self, notice: InspectorRead) -> bool:
         sent = self._sent.get(notice.identity.boot_id)
         if any(one.bandwidths for one in notice.communicators) or sent is None:
+            return True
+        if notice.host_ns - sent.host_ns >= AGAIN_NS:
             return True
         times = {"host_ns": sent.host_ns, "since_host_ns": sent.since_host_ns}
         return msgspec.structs.replace(notice, **times) != sent

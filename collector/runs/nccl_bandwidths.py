@@ -11,8 +11,8 @@ import msgspec
 from rankscope.measure.messages import InspectorRead
 from rankscope.measure.units import NS_PER_S, format_duration
 
-AGE_NS_MAX: Final = 60 * NS_PER_S
-"""Age of a reading, at the rank's last report, beyond which it is old: a sidecar reads every 15 s."""
+AGE_NS_MAX: Final = 120 * NS_PER_S
+"""Age of a reading, at the rank's last report, beyond which it is old: a sidecar sends one each minute at least."""
 NO_INSPECTOR: Final = "no sidecar has read a dump of NCCL's Inspector, which NCCL_INSPECTOR_ENABLE=1 switches on"
 NO_OPERATION: Final = "no operation of NCCL was dumped between the last two readings"
 
@@ -48,7 +48,7 @@ def find_bandwidths(read: InspectorRead | None, reported_host_ns: int | None) ->
         return NcclBandwidths(absent=next(iter(read.absent.values())))
     age_ns = 0 if reported_host_ns is None else reported_host_ns - read.host_ns
     if age_ns > AGE_NS_MAX:
-        return NcclBandwidths(absent=f"the last reading with news was {format_duration(age_ns)} old")
+        return NcclBandwidths(absent=f"the last reading of its sidecar was {format_duration(age_ns)} old")
     kinds: dict[tuple[str, str], NcclBandwidth] = {}
     for one in read.communicators:
         communicator = one.name or ("unnamed" if one.size is None else f"{one.size} ranks")

@@ -13,6 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.runs.checkpoints import Checkpoint, Checkpoints
+from rankscope.collector.runs.nccl_bandwidths import NcclBandwidth, NcclBandwidths
 from rankscope.collector.runs.snapshot import (
     ChannelCounts,
     CollectorCounts,
@@ -170,6 +171,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
             inactive_split_bytes=3 * GIB, retries=0, ooms=0, device_allocs=310, device_frees=0,
         ),
         node=_add_to_machine(rank.node, now_ns),
+        nccl=NcclBandwidths((NcclBandwidth("dp", "AllReduce", 40, 2e11),), ""),
         overhead_ratio=0.002,
         flops=StepFlops(
             model=FlopSum(STEP_FLOPS * 100, 100, 100 * 200 * NS_PER_MS),

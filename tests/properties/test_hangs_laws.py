@@ -9,7 +9,8 @@ from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.hang_state import RankHangState
 from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.measure.identity import RankIdentity
-from rankscope.measure.messages import END_REASONS, RankUnresponsive, RasAnswered
+from rankscope.measure.messages import END_REASONS, InspectorRead, RankUnresponsive, RasAnswered
+from rankscope.measure.nccl_inspector import InspectorCommunicator
 from rankscope.measure.nccl_ras import RAS_STATES, RasCommunicator, RasRank
 from rankscope.measure.stalls import ACTIVITIES, GroupStatus, PendingCollective, Stall
 from tests.unit.collector.detect.hang_states import NOW_NS, view_on
@@ -90,6 +91,21 @@ answers = st.builds(
     ).map(tuple),
     is_own=st.none() | st.booleans(),
 )
+communicators = st.builds(
+    InspectorCommunicator,
+    id=st.sampled_from(["0xa", "0xb"]),
+    size=st.none() | st.integers(0, RANKS),
+    last_op=st.sampled_from(["", "AllReduce", "Broadcast"]),
+    last_sequence=st.none() | st.integers(0, 3),
+)
+readings = st.builds(
+    InspectorRead,
+    sequence=st.just(1),
+    identity=st.just(IDENTITY),
+    host_ns=st.just(0),
+    communicators=st.lists(communicators, max_size=2).map(tuple),
+)
+dumps = st.dictionaries(st.integers(0, RANKS), readings, max_size=RANKS)
 runs = st.dictionaries(st.integers(0, RANKS - 1), hang_states, max_size=RANKS)
 
 
@@ -145,10 +161,12 @@ def test_changing_hang_has_one_finding_or_the_old_one_passed(
     assert then[0].finding.is_about_the_same(first) or Hangs().has_passed(view, first, ())
 
 
-@given(runs, answers)
-def test_whatever_nccl_says_the_verdict_is_the_same(run: dict[int, RankHangState], answered: RasAnswered) -> None:
+@given(runs, answers, dumps)
+def test_whatever_nccl_says_the_verdict_is_the_same(
+    run: dict[int, RankHangState], answered: RasAnswered, read: dict[int, InspectorRead]
+) -> None:
     view = view_on(run, GROUPS, world=RANKS)
-    alone, found = Hangs().find(view, ()), Hangs().find(replace(view, ras=answered), ())
+    alone, found = Hangs().find(view, ()), Hangs().find(replace(view, ras=answered, dumps=read), ())
     if isinstance(alone, Abstain) or isinstance(found, Abstain) or not alone:
         assert found == alone
         return

@@ -87,6 +87,13 @@ def test_dumps_are_read_each_quarter_of_a_minute(sidecar: Sidecar) -> None:
     assert len(sidecar.works) == 1
 
 
+def test_collector_that_was_started_anew_has_it_within_a_minute(sidecar: Sidecar) -> None:
+    sidecar.complete()
+    notices = [sidecar.read() for _ in range(7)]
+    # The bandwidths, then that there are none, and that again a minute later.
+    assert [len(one) for one in notices] == [1, 1, 0, 0, 0, 1, 0]
+
+
 def test_stall_that_begins_is_read_about_at_once_but_not_again_and_again(sidecar: Sidecar) -> None:
     sidecar.complete()
     sidecar.read()

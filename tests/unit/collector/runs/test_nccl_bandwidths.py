@@ -68,7 +68,7 @@ def test_without_bandwidths_there_is_a_reason(read: InspectorRead | None, reason
 def test_old_reading_has_none() -> None:
     assert find_bandwidths(READ, 5_000 + AGE_NS_MAX).kinds
     old = find_bandwidths(READ, 5_001 + AGE_NS_MAX)
-    assert old == NcclBandwidths((), "the last reading with news was 60.0 s old")
+    assert old == NcclBandwidths((), "the last reading of its sidecar was 120.0 s old")
 
 
 def test_metric_has_their_labels() -> None:
