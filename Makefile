@@ -18,7 +18,7 @@ EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score score-quick bench screenshots docs release dist clean
+.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score score-changing score-quick bench screenshots docs release dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ demo: $(DEMO_STAMP) ## a small training on this machine with one slow rank
 
 score: $(STAMP) ## how well stragglers are found in simulated jobs whose truth is known
 	$(BIN)/python -m tests.simulation.score --workers $(WORKERS)
+
+score-changing: $(STAMP) ## the same in worlds that change: faults that move or grow, batches that grow, a collective left out
+	$(BIN)/python -m tests.simulation.changing --workers $(WORKERS)
 
 score-quick: SCORED = build/scored
 score-quick: $(STAMP) ## simulated runs in files, with a score of any tool's answers beside ours (docs/scoring.md): a minute

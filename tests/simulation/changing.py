@@ -1,29 +1,25 @@
-"""Worlds in which faults change: they move, grow, meet, last long, begin while reports are lost, or come now and then.
+"""Worlds in which faults change: they move, grow, meet, last long, begin while reports are lost, or come now and then;
+and in which something else than speed changes: batches grow on purpose, or a rank leaves out a collective.
 
-`python -m tests.simulation.changing` judges the runs with even seeds, which the rules may be tuned on;
-`--held-out` those with odd seeds. A run's seed is its index, so any one can be repeated alone with `--only`.
+`python -m tests.simulation.changing` writes tests/benchmarks/results/changing.md; `parts.py` says how to judge a
+selection, or all runs in parts. Rules may be tuned on the runs with even seeds; those with odd seeds are held out. A
+run's seed is its index.
 """
 
-import argparse
 import itertools
-import multiprocessing
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from rankscope.collector.config import CollectorConfig
-from tests.simulation.checkers import check_loss_identity
-from tests.simulation.claims import find_wrongs
-from tests.simulation.cost_truth import compare_costs
+from tests.simulation.curriculum import Curriculum
 from tests.simulation.faults import Fault
+from tests.simulation.matrix import Trial
 from tests.simulation.noise import NOISES, Noise
+from tests.simulation.parts import Scored, Suite, run_suite
 from tests.simulation.ranks import Windows
 from tests.simulation.scenarios import LAYOUTS, Layout, build_layout
-from tests.simulation.scoring import Judged, judge, summarise
-from tests.simulation.world import Scenario, Stall, World
-from tests.simulation.wrongs import Wrong
-from tests.validated_run import RunValidatedByPass
+from tests.simulation.tables import bound_false, name_missed, rival_table, write_table, wrong_tables
+from tests.simulation.world import Scenario, Skip, Stall
 
 FIRST_SEED = 10_000
 """Seeds of the matrix are below."""
@@ -32,29 +28,55 @@ SMALL_STAGE = build_layout("pp", 8)
 FEW = build_layout("dp", 4)
 
 
-class Changing(NamedTuple):
-    """A run of a family."""
-
-    family: str
-    scenario: Scenario
-
-
-class Result(NamedTuple):
-    """A judged run, and what was wrong in it beside names and misses."""
-
-    trial: Changing
-    ours: Judged
-    wrongs: tuple[Wrong, ...]
-
-
-def trials() -> Iterator[Changing]:
+def trials() -> Iterator[Trial]:
     """Yield every run; the seeds of each row of a family alternate between even and odd."""
-    families = (_sizes, _moving, _seconds, _together, _ramps, _drifts, _long, _noisy, _lost, _stalls, _stalls_of_all)
+    families = (
+        _sizes, _moving, _seconds, _together, _ramps, _drifts, _long, _noisy, _lost, _stalls, _stalls_of_all,
+        _skips, _after_skips, _curricula, _growing_runs, _growing_ranks,
+    )  # fmt: skip
     seed = itertools.count(FIRST_SEED)
     for family in families:
         for scenario in family():
+            what, where, noise = _describe_faults(scenario), _describe_layout(scenario), _describe_noise(scenario)
             for _ in range(SEEDS):
-                yield Changing(family.__name__.strip("_"), replace(scenario, seed=next(seed)))
+                yield Trial(family.__name__.strip("_"), what, where, noise, replace(scenario, seed=next(seed)))
+
+
+def _describe_faults(scenario: Scenario) -> str:
+    """Return the faults of a run, and over how many steps, to tell its row from others.
+
+    >>> _describe_faults(next(_drifts()))
+    'rank 5 1.5 x since 60 over 200 steps, 280 steps'
+    """
+    everybody = scenario.topology.world_size
+    parts = []
+    for fault in scenario.faults:
+        who = "all" if len(fault.ranks) == everybody else f"rank {fault.ranks[0]}"
+        when = f"since {fault.begin}" if fault.end is None else f"from {fault.begin} to {fault.end}"
+        how = f" in one of {fault.every} steps" if fault.every > 1 else ""
+        how += f" over {fault.drift_steps} steps" if fault.drift_steps else ""
+        parts.append(f"{who} {fault.ratio:g} x {when}{how}")
+    lost = [f"no reports of {len(one.ranks)} from {one.begin} to {one.end}" for one in scenario.stalls]
+    return ", ".join([*(parts or ["healthy"]), *lost, *_describe_work(scenario), f"{scenario.steps} steps"])
+
+
+def _describe_work(scenario: Scenario) -> Iterator[str]:
+    """Yield what changes in the work of a run beside faults: its batches, and a collective that is left out."""
+    if (skip := scenario.skip) is not None:
+        yield f"rank {skip.rank} skips a collective at {skip.step}"
+    if (curriculum := scenario.curriculum) is not None:
+        over = f" over {curriculum.grow_steps} steps" if curriculum.grow_steps else ""
+        yield f"{curriculum.ratio:g} x the tokens since {curriculum.begin}{over}"
+
+
+def _describe_layout(scenario: Scenario) -> str:
+    rare = "" if scenario.windows == Windows() else ", rare windows"
+    return f"{scenario.kind} {scenario.topology.world_size}{', on CPUs' if scenario.on_cpus else ''}{rare}"
+
+
+def _describe_noise(scenario: Scenario) -> str:
+    named = [name for name, noise in NOISES.items() if noise == scenario.noise]
+    return named[0] if named else f"stalls in {100 * scenario.noise.burst_probability:g} % of the steps"
 
 
 def _fault(rank: int, ratio: float, begin: int, end: int | None = None, **more: Any) -> Fault:
@@ -157,54 +179,103 @@ def _stalls_of_all() -> Iterator[Scenario]:
         yield _run(build_layout("dp", ranks), steps=steps, windows=windows, on_cpus=True, noise=noise)
 
 
-def carry_out(trial: Changing) -> Result:
-    """Simulate and judge one run; AssertionError if a step was lost and not counted."""
-    world = World(trial.scenario, CollectorConfig(), RunValidatedByPass)
-    outcome = world.run()
-    check_loss_identity(world)
-    return Result(trial, judge(outcome), find_wrongs(outcome, compare_costs(outcome)))
+def _skips() -> Iterator[Scenario]:
+    """Yield a rank that leaves out one collective: in a group of all ranks and of some, beside a rank that is slow
+    already or in another group; and the same runs where none is left out.
+    """
+    stages, skip = LAYOUTS["unequal pp 4 x dp 4"], Skip(rank=3, step=60)
+    for layout in (LAYOUTS["dp 8"], LAYOUTS["fsdp 16"], LAYOUTS["tp 4 x dp 4"], stages):
+        yield _run(layout, steps=160, skip=skip)
+    for layout in (LAYOUTS["dp 8"], stages):
+        yield _run(layout, steps=160)
+    yield _run(stages, _fault(9, 1.3, 80), steps=180, skip=skip)
+    yield _run(LAYOUTS["dp 8"], _fault(5, 1.3, 50), steps=200, skip=Skip(rank=3, step=100))
+
+
+def _after_skips() -> Iterator[Scenario]:
+    """Yield a rank that becomes slow after one of its only group has left out a collective. No waits are known then: it
+    counts as missed, and nobody else may be blamed.
+    """
+    for rank in (5, 3):
+        yield _run(LAYOUTS["dp 8"], _fault(rank, 1.3, 120), skip=Skip(rank=3, step=60))
+
+
+def _curricula() -> Iterator[Scenario]:
+    """Yield batches that grow on purpose, at once and gradually: alone, and with ranks that are slow beside."""
+    data, sharded, stages = LAYOUTS["dp 8"], LAYOUTS["fsdp 16"], LAYOUTS["pp 2 x dp 8"]
+    jump, early = Curriculum(ratio=1.5, begin=100), Curriculum(ratio=1.5, begin=80)
+    yield _run(data, curriculum=jump)
+    yield _run(stages, curriculum=Curriculum(ratio=3.0, begin=100))
+    yield _run(sharded, steps=300, curriculum=Curriculum(ratio=2.0, begin=60, grow_steps=200, stages=8))
+    yield _run(data, steps=500, curriculum=Curriculum(ratio=2.0, begin=60, grow_steps=400, stages=400))
+    yield _run(data, _fault(5, 1.3, 140), curriculum=jump)
+    yield _run(data, _fault(5, 1.3, 60), curriculum=jump)
+    yield _run(data, _all(data, 1.3, 160), steps=260, curriculum=early)
+    yield _run(data, _all(data, 1.3, 100), curriculum=jump)
+    yield _run(data, _all(data, 1.3, 140), curriculum=jump)
+    yield _run(data, _all(data, 1.3, 100), curriculum=Curriculum(ratio=1.0, begin=0))
+
+
+def _growing_runs() -> Iterator[Scenario]:
+    """Yield runs that become slower slowly by less than twice, and those that only wander."""
+    for where, (ratio, steps) in itertools.product(("dp 8", "fsdp 16"), ((1.3, 200), (1.5, 300))):
+        ranks = tuple(range(LAYOUTS[where].topology.world_size))
+        yield _run(LAYOUTS[where], replace(_fault(0, ratio, 60, drift_steps=steps), ranks=ranks), steps=80 + steps)
+    for where, noise in (("dp 8", "usual"), ("fsdp 16", "usual"), ("dp 8", "rough"), ("fsdp 16", "shared_nodes")):
+        yield _run(LAYOUTS[where], steps=380, noise=NOISES[noise])
+
+
+def _growing_ranks() -> Iterator[Scenario]:
+    """Yield a rank that becomes slower slowly, in several layouts, and the same runs without it."""
+    layouts = (LAYOUTS["dp 8"], LAYOUTS["fsdp 16"], LAYOUTS["pp 2 x dp 8"])
+    for layout, ratio, steps in itertools.product(layouts, (1.3, 2.0), (100, 300)):
+        yield _run(layout, _fault(5, ratio, 60, drift_steps=steps), steps=80 + steps)
+    for layout in layouts:
+        yield _run(layout, steps=380)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Judge one half of the runs and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--held-out", action="store_true", help="the runs with odd seeds, which no rule is tuned on")
-    parser.add_argument("--only", nargs="+", metavar="FAMILY", help="only these families")
-    parser.add_argument("--workers", type=int, default=1)
-    options = parser.parse_args(arguments)
-    wanted = [
-        trial
-        for trial in trials()
-        if trial.scenario.seed % 2 == options.held_out and (not options.only or trial.family in options.only)
+    """Judge the runs, and write their tables."""
+    suite = Suite(trials, "tests.simulation.changing", "changing.md", write_report)
+    run_suite(suite, __doc__, arguments)
+
+
+def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
+    """Return the whole result as Markdown."""
+    healthy = [one for one in scored if not one.trial.scenario.faults]
+    rank_steps = sum(one.ours.rank_steps for one in scored)
+    intro = (
+        f"{len(scored)} runs in {took_s:.0f} s, {len(healthy)} of them healthy; {rank_steps:,} steps of ranks without "
+        "a fault. The columns are explained in tests/simulation/scoring.py, the runs in changing.py. Rules were tuned "
+        "on even seeds at most; odd ones are held out."
+    )
+    halves = [
+        write_table(f"{name} seeds", some, lambda one: one.trial.about)
+        for name, odd in (("even", 0), ("odd (held out)", 1))
+        if (some := [one for one in scored if one.trial.scenario.seed % 2 == odd])
     ]
-    with multiprocessing.Pool(options.workers) as pool:
-        results = pool.map(carry_out, wanted, chunksize=1)
-    sys.stdout.write("\n".join(describe(results)) + "\n")
+    rivals = "The same runs by the rules of other tools, by the same judge (tests/simulation/rivals.py)."
+    faulty = [one for one in scored if one.trial.scenario.faults]
+    parts = [
+        "# How well changing slowness is found",
+        head,
+        intro,
+        bound_false(scored),
+        *halves,
+        write_table("by row, all seeds", scored, _name_row),
+        "## What was missed, and what was false",
+        name_missed(scored),
+        *wrong_tables(scored),
+        "## Beside the rules of others",
+        rivals,
+        rival_table(faulty, healthy),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def describe(results: Sequence[Result]) -> list[str]:
-    """Return a table by family, and every run that was not right."""
-    lines = ["| family | runs | faults | recall | precision | right rank | cause | pattern | since | wrong |"]
-    lines.append("|---|" + "---:|" * 9)
-    families: Mapping[str, list[Result]] = {one.trial.family: [] for one in results}
-    for one in results:
-        families[one.trial.family].append(one)
-    for family, there in families.items():
-        row = summarise([one.ours for one in there])
-        shares = (row.recall, row.precision, row.right_rank, row.right_cause, row.right_pattern, row.since_error_steps)
-        cells = ["" if share is None else f"{share:.2f}" for share in shares]
-        wrongs = sum(len(one.wrongs) for one in there)
-        lines.append(f"| {family} | {row.runs} | {row.faults} | {' | '.join(cells)} | {wrongs} |")
-    for one in results:
-        missed = [
-            str(fault.ranks[:3])
-            for fault, verdict in zip(one.trial.scenario.faults, one.ours.faults, strict=True)
-            if not verdict.found
-        ]
-        notes = [*(f"missed {ranks}" for ranks in missed), *(f"{wrong.kind}: {wrong.text}" for wrong in one.wrongs)]
-        notes += [f"{one.ours.false_findings} false"] * bool(one.ours.false_findings)
-        lines += [f"{one.trial.family} {one.trial.scenario.seed}: {note}" for note in notes]
-    return lines
+def _name_row(one: Scored) -> str:
+    trial = one.trial
+    return f"{trial.about}; {trial.what}; {trial.where}; {trial.noise}"
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from tests.simulation.faults import TRANSFER
 from tests.simulation.program import HOST, READ
 from tests.simulation.scoring import ACCUSING, BUSY, IMBALANCE, OWN_WORK, is_about
 from tests.simulation.world import Outcome, Scenario
-from tests.simulation.wrongs import UNCOUNTED, UNTRUE, Wrong
+from tests.simulation.wrongs import UNCOUNTED, UNSAID, UNTRUE, Wrong
 
 SINCE_TOLERANCE_STEPS: Final = 5
 """Steps by which a begin that is stated without a range may be off."""
 SINCE_RANGE: Final = re.compile(r"about step (\d+) \(between (\d+) and (\d+)\)")
 """A begin that is stated with its range: the true one must be in it."""
+SKIPPED: Final = re.compile(r"rank (\d+) is 1 collective behind in group (\S+) since step (\d+)")
+"""What the reason for no verdict says of a collective that was left out."""
 JITTER_MIN: Final = 0.05
 """Standard deviation of the log of each rank's work from which the slowest rank changes at a cost."""
 
@@ -57,7 +59,23 @@ JUDGED: Final = ACCUSING | {IMBALANCE, OWN_WORK, BUSY}
 
 def find_wrongs(outcome: Outcome, costs: Iterable[CostTold]) -> tuple[Wrong, ...]:
     """Return all that was wrong in a run: in its course, in its findings as they were last known, and their costs."""
-    return (*outcome.violations, *find_false_claims(outcome), *find_wrong_costs(costs))
+    return (*outcome.violations, *find_false_claims(outcome), *find_wrong_costs(costs), *check_skip(outcome))
+
+
+def check_skip(outcome: Outcome) -> list[Wrong]:
+    """Check what the reason for no verdict says of a collective that was left out: by whom, in which group, and since
+    which step, where one was; nothing of the kind where none was.
+    """
+    skip, stated = outcome.scenario.skip, SKIPPED.search(outcome.abstained or "")
+    if skip is None:
+        return [Wrong(UNTRUE, f"says that {stated[0]}, and no collective was left out")] if stated else []
+    if stated is None:
+        return [Wrong(UNSAID, f"rank {skip.rank} has left out a collective at step {skip.step}")]
+    own_groups = {group.label for group in outcome.scenario.topology.describe_groups()[skip.rank]}
+    off = abs(int(stated[3]) - skip.step)
+    if int(stated[1]) == skip.rank and stated[2] in own_groups and off <= SINCE_TOLERANCE_STEPS:
+        return []
+    return [Wrong(UNTRUE, f"says that {stated[0]}, and it was rank {skip.rank} at step {skip.step}")]
 
 
 def find_false_claims(outcome: Outcome) -> list[Wrong]:

@@ -21,6 +21,7 @@ from rankscope.measure.records import (
     WindowBreakdown,
     WindowSynchronisations,
 )
+from tests.simulation.curriculum import Curriculum
 from tests.simulation.engine import Call, Step
 from tests.simulation.faults import Fault
 from tests.simulation.program import HOST, KERNEL, READ
@@ -84,6 +85,7 @@ class SimulatedRank:
         sizes: VaryingSizes | None = None,
         device_times: DeviceTimes | None = None,
         has_gpu: bool = True,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self._rank = rank
         self._windows = windows
@@ -91,6 +93,7 @@ class SimulatedRank:
         self.skips_step: int | None = None
         self._model, self._clock_hertz, self._sizes = model, clock_hertz, sizes
         self._device_times, self._has_gpu = device_times, has_gpu
+        self._curriculum = curriculum
         self._offset_ns = clock_offset_ns
         self._groups = {group.label: group for group in groups}
         self._label = {group.description: group.label for group in groups}
@@ -188,6 +191,7 @@ class SimulatedRank:
             cpu_ns=max(0, duration_ns - waits_ns - round(blocked_ns)),
             batches=1,
             backwards=1,
+            tokens=None if self._curriculum is None else self._curriculum.tokens_in(number),
             device_phases_ns=phases_ns if is_timed else None,
             device_tail_ns=lists.tail_ns[rank] if is_timed else None,
         )

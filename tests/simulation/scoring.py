@@ -20,6 +20,10 @@ rank, a node by its name or by all its ranks, a stage by all its ranks or by the
 link if one of its groups is named. *Cause* and *pattern* are those of the first finding as it was last known, so are
 *since* (how many steps `since_step` is off the fault's begin) and *delay* (steps from the fault's begin to the
 detection pass at which the finding was opened).
+
+A fault of ranks that another fault makes slow already is a change of that slowness. It is found also by a finding about
+that one which is open when it begins; the cause of either is right then, and it has no *since*, and no *delay* unless
+its finding was opened later.
 """
 
 import math
@@ -73,30 +77,44 @@ def judge(outcome: Outcome) -> Judged:
         for opened, false in zip(outcome.opened, is_false, strict=True)
     ]
     return Judged(
-        faults=tuple(_judge_fault(fault, outcome.opened, topology) for fault in faults),
+        faults=tuple(_judge_fault(fault, outcome.opened, scenario) for fault in faults),
         right_findings=sum(is_right),
         false_findings=sum(is_false),
         rank_steps=scenario.steps * (topology.world_size - len(faulty)),
     )
 
 
-def _judge_fault(fault: Fault, opened: Sequence[Opened], topology: Topology) -> FaultJudged:
+def _judge_fault(fault: Fault, opened: Sequence[Opened], scenario: Scenario) -> FaultJudged:
+    topology = scenario.topology
     mine = [one for one in opened if is_about(one, fault, topology)]
+    earlier = find_changed(fault, scenario.faults)
+    if earlier is not None:
+        mine = mine or [one for one in opened if _is_open_at(one, fault.begin) and is_about(one, earlier, topology)]
     if not mine:
         return FaultJudged(found=False)
     first = min(mine, key=lambda one: one.opened_step)
-    since_step = first.finding.since_step
+    since_step, causes = first.finding.since_step, {one.expected_cause for one in (fault, earlier or fault)}
+    delay_steps = first.opened_step - fault.begin
     return FaultJudged(
         found=True,
         right_rank=_names_all(fault, mine, topology),
-        right_cause=any(
-            one.finding.cause == fault.expected_cause for one in mine if one.opened_step == first.opened_step
-        ),
+        right_cause=any(one.finding.cause in causes for one in mine if one.opened_step == first.opened_step),
         right_pattern=first.finding.pattern == fault.pattern,
-        since_error_steps=None if since_step is None else abs(since_step - fault.begin),
-        delay_steps=first.opened_step - fault.begin,
+        since_error_steps=None if since_step is None or earlier is not None else abs(since_step - fault.begin),
+        delay_steps=None if delay_steps <= 0 else delay_steps,
         findings=len(mine),
     )
+
+
+def find_changed(fault: Fault, faults: Iterable[Fault]) -> Fault | None:
+    """Return the first fault of the same ranks that makes them slow already when a fault begins; None without one."""
+    lasting = [one for one in faults if one.ranks == fault.ranks and one.begin < fault.begin]
+    lasting = [one for one in lasting if one.end is None or one.end >= fault.begin]
+    return min(lasting, key=lambda one: one.begin, default=None)
+
+
+def _is_open_at(opened: Opened, step: int) -> bool:
+    return opened.opened_step <= step and (opened.closed_step is None or opened.closed_step > step)
 
 
 def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:

@@ -1,18 +1,25 @@
 """Worlds in which faults change: what was seen, kept as cases."""
 
 from dataclasses import replace
+from itertools import islice
 
+import numpy as np
 import pytest
 
 from rankscope.collector.config import CollectorConfig
-from tests.simulation.changing import FIRST_SEED, carry_out, describe, trials
+from tests.simulation.changing import FIRST_SEED, SEEDS, trials, write_report
 from tests.simulation.cost_truth import TOLERANCE, stated_step_share
+from tests.simulation.curriculum import Curriculum
 from tests.simulation.faults import Fault
 from tests.simulation.noise import Noise
+from tests.simulation.parts import carry_out
 from tests.simulation.ranks import Windows
 from tests.simulation.scenarios import build_layout, parse_fault
+from tests.simulation.scoring import FaultJudged
 from tests.simulation.world import Outcome, World, run
 from tests.simulation.wrongs import MOVED, Wrong
+
+JUMP = Curriculum(ratio=1.5, begin=100)
 
 
 def story(kind: str, ranks: int, *faults: str, steps: int, seed: int) -> Outcome:
@@ -78,7 +85,7 @@ def test_slow_growth_keeps_its_cause_when_the_steps_before_it_are_no_longer_kept
 
 
 def test_begin_is_dated_while_reports_are_lost() -> None:
-    scenario = next(one.scenario for one in trials() if one.family == "lost")
+    scenario = next(one.scenario for one in trials() if one.about == "lost")
     outcome = run(scenario)
     assert (named(outcome), outcome.violations) == ([("straggler", (5,), 70, "steady")], ())
 
@@ -108,6 +115,27 @@ def test_ranks_that_stall_alike_are_not_named(ranks: int) -> None:
     assert named(run(replace(scenario, noise=Noise(burst_probability=0.1)))) == []
 
 
+@pytest.mark.parametrize("curriculum", [JUMP, Curriculum(ratio=2.0, begin=60, grow_steps=300, stages=300)])
+def test_batches_that_grow_on_purpose_are_no_slowdown(curriculum: Curriculum) -> None:
+    scenario = replace(build_layout("dp", 4).scenario(steps=400, seed=2), curriculum=curriculum)
+    outcome = run(scenario)
+    assert (named(outcome), outcome.violations) == ([], ())
+    # The steps have grown as the tokens have; only the transfers have not.
+    step_ns = outcome.step_ns.max(axis=1)
+    assert np.median(step_ns[-64:]) / np.median(step_ns[8:60]) == pytest.approx(curriculum.ratio, rel=0.05)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [((1,), "straggler"), ((0, 1, 2, 3), "run_slowdown")])
+def test_slowness_beside_a_larger_batch_is_found(ranks: tuple[int, ...], kind: str) -> None:
+    fault = Fault(cause="gpu_compute", ranks=ranks, ratio=1.3, begin=140)
+    early = replace(JUMP, begin=60)  # before a change of the run counts the median of all steps until then
+    scenario = replace(build_layout("dp", 4).scenario(fault, steps=220, seed=2), curriculum=early)
+    outcome = run(scenario)
+    (finding,) = (one.finding for one in outcome.opened)
+    assert (finding.kind, finding.since_step, finding.cause) == (kind, 140, "gpu_compute")
+    assert finding.slowdown_ratio == pytest.approx(1.3, abs=0.03)
+
+
 # -- the worlds -------------------------------------------------------------------------------------------------------
 
 
@@ -116,8 +144,37 @@ def test_every_run_has_a_seed_of_its_own() -> None:
     assert seeds == list(range(FIRST_SEED, FIRST_SEED + len(seeds)))
 
 
-def test_table_has_a_row_a_family_and_a_line_a_wrong_run() -> None:
-    result = carry_out(next(iter(trials())))
-    lines = describe([result._replace(wrongs=(Wrong(MOVED, "by 3 steps"),))])
-    assert lines[2].startswith("| sizes | 1 | 2 |")
-    assert lines[-1] == f"sizes {FIRST_SEED}: since moved forward: by 3 steps"
+@pytest.mark.parametrize("family", ["skips", "curricula", "growing_runs", "growing_ranks"])
+def test_family_has_a_healthy_half_and_a_held_out_half(family: str) -> None:
+    runs = [one for one in trials() if one.about == family]
+    for odd in (0, 1):
+        half = [one for one in runs if one.scenario.seed % 2 == odd]
+        assert len(half) >= 24
+        assert {bool(one.scenario.faults) for one in half} == {True, False}
+
+
+def test_row_says_what_its_runs_are() -> None:
+    rows = {f"{one.about}; {one.what}; {one.where}; {one.noise}" for one in trials()}
+    assert "skips; healthy, rank 3 skips a collective at 60, 160 steps; dp 8; usual" in rows
+    assert "curricula; healthy, 2 x the tokens since 60 over 200 steps, 300 steps; fsdp 16; usual" in rows
+    assert "lost; rank 5 1.3 x since 70, no reports of 1 from 48 to 96, 220 steps; fsdp 16; usual" in rows
+    assert "stalls; rank 1 3.7 x since 60 in one of 3 steps, 800 steps; dp 3, on CPUs, rare windows; usual" in rows
+    assert "stalls_of_all; healthy, 320 steps; dp 2, on CPUs; bursts" in rows
+    assert "stalls_of_all; healthy, 320 steps; dp 2, on CPUs; stalls in 10 % of the steps" in rows
+    assert len(rows) == len(list(trials())) / SEEDS
+
+
+def test_report_has_both_halves_and_names_what_was_wrong() -> None:
+    few = list(islice(trials(), 2))
+    even, odd = (carry_out(trial) for trial in few)
+    missed = even.ours._replace(faults=(FaultJudged(found=False), *even.ours.faults[1:]))
+    report = write_report([even._replace(ours=missed, wrongs=(Wrong(MOVED, "by 3 steps"),)), odd], "", 1.0)
+    what = "sizes; rank 5 1.15 x since 60, rank 5 1.05 x since 110, 168 steps; fsdp 16"
+    # Two faults of each run, of which one of the even run is missed.
+    assert "| even seeds | runs |" in report
+    assert "\n| sizes | 1 | 2 | 0.500 |" in report
+    assert "\n| sizes | 1 | 2 | 1.000 |" in report.partition("| odd (held out) seeds | runs |")[2]
+    assert f"\n| {what}; usual | 2 | 4 | 0.750 |" in report
+    assert f"\n- run {FIRST_SEED} ({what}): gpu_compute of rank 5 missed\n" in report
+    assert f"\n- run {FIRST_SEED} ({what}): since moved forward: by 3 steps\n" in report
+    assert "\n| **rankscope** | reports | 0.750 |" in report

@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.simulation import matrix
 from tests.simulation.__main__ import main
 from tests.simulation.faults import EFFECTS
 from tests.simulation.matrix import HEALTHY, trials
 from tests.simulation.noise import NOISES
+from tests.simulation.parts import Part, Scored, Suite, carry_out, choose_part, join, run_suite, save, select
 from tests.simulation.rivals import RIVALS
 from tests.simulation.scenarios import PATTERNS, SCENARIOS
-from tests.simulation.score import Part, Scored, carry_out, choose, join, save, write_report
+from tests.simulation.score import write_report
 from tests.simulation.scoring import Judged
 from tests.simulation.wrongs import CONTRADICTION, UNTRUE, Wrong
 
@@ -103,22 +103,39 @@ def test_report_counts_what_was_wrong_and_names_the_run() -> None:
     wrongs = (Wrong(UNTRUE, "says so"), Wrong(CONTRADICTION, "says the reverse"), Wrong(UNTRUE, "again"))
     text = write_report([Scored(trial, Judged((), 0, 0, 1), judged, wrongs, (0.02, -0.12), (10, 40, 14))], "", 1.0)
     # One contradiction, two untrue sentences; two costs, the middle of 0.02 and 0.12 is 0.07.
-    assert "| one rank | 1 | 1 | 2 | 0 | 0 | 0 | 0 | 2 | 0.070 | 0.120 |" in text
+    assert "| one rank | 1 | 1 | 2 | 0 | 0 | 0 | 0 | 0 | 2 | 0.070 | 0.120 |" in text
     assert "must be: 3, 14 steps wide at the median and 40 at most." in text
     assert f"- run {trial.scenario.seed} (one rank; data_loading; dp 8): untrue sentence: says so" in text
 
 
-def test_parts_of_the_matrix_are_joined_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_the_matrix_are_joined_to_the_whole(tmp_path: Path) -> None:
     few = list(islice(trials(), 3))
-    monkeypatch.setattr(matrix, "trials", lambda: iter(few))
-    assert [[trial.scenario.seed for trial in choose(1, (number, 2))] for number in (1, 2)] == [[1, 3], [2]]
+    assert [[trial.scenario.seed for trial in choose_part(few, (number, 2))] for number in (1, 2)] == [[1, 3], [2]]
     scored = [carry_out(trial) for trial in few]
     paths = [tmp_path / "one.json", tmp_path / "two.json"]
     for path, some, took_s in zip(paths, (scored[:2], scored[2:]), (10.0, 5.0), strict=True):
         path.write_bytes(msgspec.json.encode(Part(took_s, [save(one) for one in some])))
-    assert join(paths) == (scored, 15.0)
-    with pytest.raises(ValueError, match="2 runs in these files are not the matrix"):
-        join(paths[:1])
+    assert join(few, paths) == (scored, 15.0)
+    with pytest.raises(ValueError, match="2 runs in these files are not all 3 once each"):
+        join(few, paths[:1])
+
+
+def test_selection_has_kinds_and_one_half_of_the_seeds() -> None:
+    listed = list(trials())
+    chosen = select(listed, 2, [HEALTHY], "odd")
+    assert {trial.about for trial in chosen} == {HEALTHY}
+    assert all(trial.scenario.seed % 2 for trial in chosen)
+    both = [one for half in ("even", "odd") for one in select(listed, 1, [HEALTHY], half)]
+    assert sorted(one.scenario.seed for one in both) == [one.scenario.seed for one in listed if one.about == HEALTHY]
+    with pytest.raises(SystemExit, match="--only has nonsense; known are one rank, noise, pattern"):
+        select(listed, 1, ["nonsense"], None)
+
+
+def test_part_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = Suite(trials, "tests.simulation.score", "score.md", write_report)
+    with pytest.raises(SystemExit):
+        run_suite(suite, "", ["--part", "1/2"])
+    assert "--part needs --save FILE: a report is of all parts" in capsys.readouterr().err
 
 
 def test_report_bounds_the_rate_of_false_findings() -> None:

@@ -15,6 +15,7 @@ MESH = Topology.mesh(pp=2, dp=8)
 """Stage 0 is ranks 0 to 7 on node0000, stage 1 is ranks 8 to 15 on node0001."""
 EVERYBODY = tuple(range(16))
 SLOW = Fault(cause="host_cpu", ranks=(3,), ratio=1.3, begin=50)
+CAUSES = ("host_cpu", "gpu_compute")
 LINK = Fault(cause="slow_link", ranks=(3,), ratio=1.3, begin=50)
 
 
@@ -153,6 +154,25 @@ def test_two_faults_are_judged_each_by_its_own() -> None:
     judged = judge_of(finding(ranks=(3,)), finding(ranks=(9,)), faults=(SLOW, second))
     assert [fault.right_rank for fault in judged.faults] == [True, True]
     assert [fault.right_cause for fault in judged.faults] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("begins", "closed_step", "is_found"),
+    [((50, 70), None, True), ((50, 70), 68, False), ((50, 64), None, True), ((70, 70), None, False)],
+)
+def test_slowness_that_changes_is_found_already(
+    begins: tuple[int, int], closed_step: int | None, is_found: bool
+) -> None:
+    first, second = (
+        Fault(cause=cause, ranks=(3,), ratio=1.3, begin=begin) for cause, begin in zip(CAUSES, begins, strict=True)
+    )
+    scenario = Scenario(topology=MESH, kind="pp", faults=(first, second), steps=100)
+    opened = [Opened(finding(ranks=(3,), since_step=50), 64, closed_step)]
+    changed = judge(Outcome(scenario, opened, None, np.ones((100, 16)))).faults[1]
+    assert changed.found == is_found
+    if is_found:
+        assert (changed.right_rank, changed.right_cause, changed.right_pattern) == (True, True, True)
+        assert (changed.since_error_steps, changed.delay_steps) == (None, None)
 
 
 def test_summary_counts_over_runs() -> None:

@@ -12,7 +12,7 @@ from rankscope.collector.detect.run_rules.regressions import NO_OTHER_RANK, NO_R
 from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
 from rankscope.collector.detect.stragglers.persistent import STEPS_TO_CLOSE
 from rankscope.collector.runs.findings import NOT_NOW
-from tests.simulation.claims import find_false_claims
+from tests.simulation.claims import check_skip, find_false_claims
 from tests.simulation.collector_end import Opened
 from tests.simulation.cost_truth import CostTold, compare_costs, find_wrong_costs, steps_without
 from tests.simulation.faults import Fault
@@ -20,8 +20,8 @@ from tests.simulation.finding_watch import FindingWatch
 from tests.simulation.noise import NOISES
 from tests.simulation.topology import Topology
 from tests.simulation.unequal import Hardware
-from tests.simulation.world import Outcome, Scenario
-from tests.simulation.wrongs import CLOSED, CONTRADICTION, COST, MOVED, UNCOUNTED, UNTRUE, Wrong
+from tests.simulation.world import Outcome, Scenario, Skip
+from tests.simulation.wrongs import CLOSED, CONTRADICTION, COST, MOVED, UNCOUNTED, UNSAID, UNTRUE, Wrong
 
 TOPOLOGY = Topology.mesh(dp=4)
 FAULT = Fault(cause="host_cpu", ranks=(1,), ratio=1.3, begin=60, end=120)
@@ -143,6 +143,28 @@ def test_healthy_rank_whose_cost_is_added_is_untrue() -> None:
     ]
     both = replace(SCENARIO, faults=(FAULT, replace(FAULT, ranks=(2, 3))))
     assert claims(finding(60, "straggler", added, 1), both) == []
+
+
+BEHIND = "rank {rank} is 1 collective behind in group {group} since step {step}: it has called fewer of them"
+
+
+@pytest.mark.parametrize(
+    ("skip", "abstained", "kinds"),
+    [
+        (Skip(rank=3, step=60), BEHIND.format(rank=3, group="mesh_dp", step=60), []),
+        (Skip(rank=3, step=60), BEHIND.format(rank=3, group="mesh_dp", step=66), [UNTRUE]),
+        (Skip(rank=3, step=60), BEHIND.format(rank=4, group="mesh_dp", step=60), [UNTRUE]),
+        (Skip(rank=3, step=60), BEHIND.format(rank=3, group="mesh_tp", step=60), [UNTRUE]),
+        (Skip(rank=3, step=60), "no windows", [UNSAID]),
+        (Skip(rank=3, step=60), None, [UNSAID]),
+        (None, BEHIND.format(rank=3, group="mesh_dp", step=60), [UNTRUE]),
+        (None, "no windows", []),
+    ],
+)
+def test_skipped_collective_is_said_where_it_was(skip: Skip | None, abstained: str | None, kinds: list[str]) -> None:
+    scenario = replace(SCENARIO, topology=Topology.mesh(dp=8), skip=skip)
+    outcome = Outcome(scenario, [], abstained, np.ones((100, 8)))
+    assert [wrong.kind for wrong in check_skip(outcome)] == kinds
 
 
 def test_kind_without_a_known_truth_is_counted() -> None:

@@ -17,6 +17,7 @@ from rankscope.measure.units import NS_PER_S
 from tests.simulation.busy import Busy, BusyMachines, hold_up
 from tests.simulation.clocks import ClockNoise, Clocks
 from tests.simulation.collector_end import CollectorEnd, Opened
+from tests.simulation.curriculum import Curriculum
 from tests.simulation.engine import Engine, Floats, Step
 from tests.simulation.faults import Fault, Injection
 from tests.simulation.finding_watch import FindingWatch
@@ -87,6 +88,8 @@ class Scenario:
     sizes: VaryingSizes | None = None
     device_times: DeviceTimes | None = None
     busy: Busy | None = None
+    curriculum: Curriculum | None = None
+    """How many tokens the ranks' batches have; without one they are not reported."""
     on_cpus: bool = False
     """Whether its ranks have no GPUs: their training threads do all the work."""
 
@@ -143,7 +146,7 @@ class World:
             SimulatedRank(
                 rank, topology, groups[rank], self._clocks.offset_ns(rank, 0), scenario.windows,
                 **_device_of(rank, scenario.hardware), sizes=scenario.sizes,
-                device_times=scenario.device_times, has_gpu=not scenario.on_cpus,
+                device_times=scenario.device_times, has_gpu=not scenario.on_cpus, curriculum=scenario.curriculum,
             )
             for rank in range(topology.world_size)
         ]  # fmt: skip
@@ -255,7 +258,11 @@ class World:
         if self._busy is not None:
             faults.append(self._busy.draw())
             weather = hold_up(weather, faults[-1][1], self._base_ns)
-        step = self._engine.run_step(self._injection.apply(weather, number))
+        conditions = self._injection.apply(weather, number)
+        if (curriculum := self.scenario.curriculum) is not None:
+            conditions = curriculum.apply(conditions, number)
+            faults = [(fault, extra_ns * curriculum.growth(number)) for fault, extra_ns in faults]
+        step = self._engine.run_step(conditions)
         self._steps.append(step)
         made = _Made(number, step, faults)
         for ring in self.rings:

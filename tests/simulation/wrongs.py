@@ -16,7 +16,10 @@ UNCOUNTED: Final = "uncounted kind"
 """A finding is of a kind whose truth nothing here knows."""
 COST: Final = "cost off"
 """A stated cost is further from that of the run without the fault than `cost_truth.TOLERANCE`."""
-KINDS: Final = (CONTRADICTION, UNTRUE, MOVED, CLOSED, UNCOUNTED, COST)
+UNSAID: Final = "not said"
+"""A rank has left out a collective, so that the waits of its group are not known, and at the end of the run no reason
+for the lack of a verdict names it."""
+KINDS: Final = (CONTRADICTION, UNTRUE, MOVED, CLOSED, UNCOUNTED, COST, UNSAID)
 
 
 class Wrong(NamedTuple):

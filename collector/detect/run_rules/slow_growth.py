@@ -21,8 +21,7 @@ from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, fit
 from rankscope.collector.detect.statistics.noise import MAD_TO_SIGMA, measure_noise
 from rankscope.collector.detect.stragglers.persistent import CLOSE_STEPS_MAX, Thresholds
 from rankscope.collector.detect.view import RunView
-from rankscope.collector.steps.step_levels import Levels
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, Ints
 
 LASTING: Final = 4
 """Blocks of a level: 128 steps at least."""
@@ -66,7 +65,7 @@ def find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) ->
     is_certain = rise >= (thresholds.robust_z_min + CHANCE_DEVIATIONS) * deviation
     if not is_certain or (logs[-LASTING:] <= before + rise / 2).any():
         return None
-    if rise - _more_tokens(levels, lowest) < math.log(thresholds.slowdown_ratio_min):
+    if rise - _more_tokens(view, lowest, rows) < math.log(thresholds.slowdown_ratio_min):
         return None
     near = np.flatnonzero(logs <= before + NEAR_DEVIATIONS * deviation)
     ramp = fit_ramp(logs[near[0] :])
@@ -93,7 +92,13 @@ def _deviation(logs: Floats, last: Floats, block_steps: int) -> float:
     return max(of_blocks, measure_noise(last).median_error(min(block_steps, len(last))), SIGMA_FLOOR)
 
 
-def _more_tokens(levels: Levels, lowest: int) -> float:
-    """Return the log of by how much more tokens the last batches have than those of the level; 0 where not known."""
-    before, after = np.median(levels.tokens[lowest : lowest + LASTING]), np.median(levels.tokens[-LASTING:])
+def _more_tokens(view: RunView, lowest: int, rows: Ints) -> float:
+    """Return the log of by how much more tokens the batches of these last steps have than those of the level; 0 where
+    not known. The last blocks end before these steps: where batches grow within a few hundred, theirs are too few.
+    """
+    if view.series.tokens is None:
+        return 0.0
+    last = view.series.tokens[rows].mean(axis=1)
+    last = last[~np.isnan(last)]
+    before, after = np.median(view.levels.tokens[lowest : lowest + LASTING]), np.median(last) if len(last) else 0.0
     return max(0.0, math.log(after / before)) if before > 0 and after > 0 else 0.0

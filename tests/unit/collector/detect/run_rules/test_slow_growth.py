@@ -111,6 +111,19 @@ def test_more_tokens_in_each_step_are_no_growth() -> None:
     assert first_found(step_ms, np.zeros(steps)) is not None
 
 
+@pytest.mark.parametrize("over", [400, 1_000])
+def test_tokens_that_grow_within_the_kept_steps_are_no_growth(over: int) -> None:
+    steps = BEGIN + over
+    tokens = np.round(1_000.0 * doubling(over, steps))
+    step_ms = tokens / 1_000.0 * noise(steps, 0.02)
+    ends = range(KEPT, steps + 1, 32)
+    assert [end for end in ends if RUN.find(view_at(step_ms, end, tokens), ())] == []
+    # Where the tokens of the last steps are not known, nothing excuses them.
+    view = view_at(step_ms, steps, tokens)
+    unknown = dataclasses.replace(view.series, tokens=np.full((KEPT, 4), np.nan))
+    assert RUN.find(dataclasses.replace(view, series=unknown), ()) != []
+
+
 def test_what_is_over_or_not_known_is_no_growth() -> None:
     step_ms = doubling(1_500, 4_000) * noise(4_000, 0.02)
     step_ms[3_000:] /= 2
