@@ -7,6 +7,7 @@ at low priority: their CPU time is reported but not governed. How long steps tak
 time of the agent; `profiler/window_effect.py` measures it by the steps themselves.
 """
 
+import enum
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -96,6 +97,25 @@ class TimedCost(Protocol):
         ...
 
 
+class TimingCost(Protocol):
+    """What torch's timing of collectives has done to the steps, where that is measured; as `MeasuredTiming`."""
+
+    @property
+    def state(self) -> enum.Enum:
+        """How far the comparison is."""
+        ...
+
+    @property
+    def ratio(self) -> float | None:
+        """How much longer steps became, as a share; None: not known."""
+        ...
+
+    @property
+    def slowed_ns(self) -> int:
+        """The time by which steps have become longer so far, if they have measurably."""
+        ...
+
+
 class CapturesCost(Protocol):
     """The CPU time of captures so far: on the training thread, of writing them on the agent thread, and of the
     processes that upload them.
@@ -138,6 +158,7 @@ class AgentOverhead:
         captures: CapturesCost | None = None,
         started_ns: int,
         find_effect: Callable[[], WindowEffect | None] = lambda: None,
+        timing: TimingCost | None = None,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
         self._hooks = hooks
@@ -149,6 +170,7 @@ class AgentOverhead:
         self._timed = timed
         self._captures = captures
         self._find_effect = find_effect
+        self._timing = timing
         self._started_ns = started_ns
         self.reports_less_often = False
         """True if reports are to be sent less often."""
@@ -173,7 +195,7 @@ class AgentOverhead:
         dropped = allowance.dropped | self._plan.dropped
         not_governed_ns = {WINDOW_CHILDREN: self._reduction.child_cpu_ns}
         is_dropped = {part: part in dropped for part, *_ in self._governor.order}
-        timing_ns, effect = self._timed.timing_ns, self._find_effect()
+        timing_ns, effect, timing = self._find_timing_ns(), self._find_effect(), self._timing
         if self._captures is not None:
             captures = self._captures
             not_governed_ns[CAPTURES] = captures.training_ns + captures.written_ns + captures.upload_ns
@@ -190,7 +212,17 @@ class AgentOverhead:
             attached_ratio=None if effect is None else effect.attached_ratio,
             detached_ratio=None if effect is None else effect.detached_ratio,
             window_effect="" if effect is None else effect.state.value,
+            timing_ratio=None if timing is None else timing.ratio,
+            timing_effect="" if timing is None else timing.state.value,
         )
+
+    def _find_timing_ns(self) -> int | None:
+        """Return what torch's timing of collectives has cost: as estimated, or as measured by the steps if that is more
+        and counts as slowing.
+        """
+        estimated_ns = self._timed.timing_ns
+        measured_ns = 0 if self._timing is None else self._timing.slowed_ns
+        return max(estimated_ns or 0, measured_ns) if measured_ns else estimated_ns
 
     def _spent_ns(self) -> Mapping[str, int]:
         full_ns, light_ns = self._reduction.full_reduced_ns, self._reduction.light_reduced_ns

@@ -117,6 +117,7 @@ class AgentThread:
             captures=training.traces,
             started_ns=self._clock.monotonic_ns(),
             find_effect=windows.find_effect,
+            timing=training.sessions.timing,
         )
 
     def _make_watchdog(self, identity: RankIdentity) -> Watchdog:
@@ -234,7 +235,7 @@ class AgentThread:
         stepless = self._stepless.find(now_ns, hooks.backwards_without_end, last=last)
         if stepless:
             log_line(stepless)
-        self._training.windows.log_effect()
+        self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)

@@ -27,6 +27,7 @@ ON: Final = "on"
 GOVERNED: Final = "governed"
 ALWAYS: Final = "always"
 ON_DEMAND: Final = "on_demand"
+MEASURED: Final = "measured"
 OFF: Final = "off"
 
 NEEDED: Final = frozenset({"enabled", "collector", "key_file", "collector_key_file"})
@@ -243,10 +244,11 @@ class AgentConfig(Settings):
         Setting(
             "Let torch time each collective of NCCL, so that the collectives between windows are measured too. auto: "
             "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if the job has not set it and torch's "
-            "flight recorder is on; on: even if that is unknown; off: do not set it and do not read durations. With "
-            "torch before 2.6, or without its event cache, durations are never used. Timing costs about 3 us a "
-            "collective (docs/cost.md).",
-            choices=(AUTO, ON, OFF),
+            "flight recorder is on; on: even if that is unknown; measured: where auto would set it, begin without "
+            "timing, then switch it on and compare the steps before and after; off: do not set it and do not read "
+            "durations. With torch before 2.6, or without its event cache, durations are never used. Timing costs "
+            "about 3 us a collective (docs/cost.md).",
+            choices=(AUTO, ON, MEASURED, OFF),
         ),
     )
     sync_lines: bool = setting(

@@ -199,7 +199,7 @@ class TrainingThread:
             self.steps.append(record)
         else:
             self.device_timers.on_record(record)
-        self.windows.on_step(record)
+        self.sessions.on_step(record)
 
     # -- step boundaries ----------------------------------------------------------------------------------------------
 

@@ -389,6 +389,10 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     `detached_ratio` that after CUPTI was detached from the process; None: not measured. `window_effect` is the state of
     this comparison (`agent/profiler/window_effect.py`), empty where no GPU is in use, and where it is not made or not
     reported.
+
+    `timing_ratio` is the step time since torch times the collectives of NCCL over that before, minus 1, where the agent
+    has measured it (`agent/profiler/measured_timing.py`); None: not known. `timing_effect` is the state of this
+    comparison, empty where it is not made or not reported.
     """
 
     part_ns: Numbers = {}
@@ -399,6 +403,8 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     attached_ratio: float | None = None
     detached_ratio: float | None = None
     window_effect: Name = ""
+    timing_ratio: float | None = None
+    timing_effect: Name = ""
 
 
 STEP_COLUMNS = ("step", "start_host_ns", "duration_ns", "cpu_ns", "batches", "backwards", "samples", "tokens")

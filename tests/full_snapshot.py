@@ -83,6 +83,7 @@ def full_rank(rank: int) -> RankSnapshot:
         cost=AgentCost(
             part_ns={"step_hooks": 30 * MS, "full_windows": times * 20 * MS}, dropped={"full_windows": rank == 1},
             full_stretch_ratio=4.0, light_stretch_ratio=1.0, changes=rank, attached_ratio=0.34, detached_ratio=-0.01,
+            timing_ratio=0.02,
         ),
         stalled=rank == 1,
         flops=StepFlops(

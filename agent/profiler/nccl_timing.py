@@ -3,6 +3,8 @@
 torch reads the variable in the constructor of a process group of NCCL (ProcessGroupNCCL), so it must be set before
 init_process_group; later it has no effect. It is set in this process, so children that the script starts inherit it.
 
+With `nccl_timing = measured` the variable stays unset, and torch is told later (`measured_timing.py`).
+
 torch then records one more CUDA event before each collective and makes both events timed: 2.5 to 3.7 us a collective on
 an H200 (`tests/benchmarks/results/gpu-nvidia-h200-first-run.md`). Its flight recorder has the duration of each.
 """
@@ -11,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 from rankscope.agent.captures.flight_recorder import DUMPS
-from rankscope.agent.config import OFF, ON
+from rankscope.agent.config import MEASURED, OFF, ON
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SET_VARIABLE: Final = "RANKSCOPE_NCCL_TIMING_SET"
@@ -40,12 +42,23 @@ def enable_timing(choice: str, environment: MutableMapping[str, str]) -> bool:
     """Set the variable in `environment` by the setting `nccl_timing`; return whether this call has set it. A value that
     is there stays, whatever it is. Call it with torch imported, before the first process group.
     """
-    if choice == OFF or TIMING_VARIABLE in environment or not is_safe_to_read(environment):
+    if choice in {OFF, MEASURED} or TIMING_VARIABLE in environment or not is_safe_to_read(environment):
         return False
     if choice != ON and not _has_recorder_on(environment):
         return False
     environment[TIMING_VARIABLE] = environment[SET_VARIABLE] = "1"
     return True
+
+
+def find_obstacle(environment: Mapping[str, str]) -> str | None:
+    """Return why collectives would not be timed although `nccl_timing` is `measured`, to follow "because"; None: they
+    may be. A variable that the job has set is none: then the job decides. Call it with torch imported.
+    """
+    if not is_safe_to_read(environment):
+        return "reading the durations is not safe with this torch, or without its event cache"
+    if not _has_recorder_on(environment):
+        return "this torch has no NCCL, or no flight recorder that is known to be on"
+    return None
 
 
 def may_read(environment: Mapping[str, str]) -> bool:

@@ -96,6 +96,14 @@ class GroupProgress:
         """Return the process groups by torch's name: the present ones, and those that were in use and are destroyed."""
         return {**self.groups, **self._process_groups.read()}
 
+    def find_nccl(self) -> list[Any]:
+        """Return torch's objects of the present process groups that communicate by NCCL."""
+        return self._process_groups.find_nccl()
+
+    def allow_times(self) -> None:
+        """Let durations be read from now on: torch has been told to time collectives."""
+        self._may_read_times = True
+
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and
         (name, description) of each group by number. The recorders are not read while a graph is being captured.
@@ -161,6 +169,10 @@ class ProcessGroups:
     def read(self) -> dict[str, GroupInfo]:
         """Return the present groups by torch's name. Empty before init_process_group."""
         return {str(group.group_name): described for group, described in self._find()}
+
+    def find_nccl(self) -> list[Any]:
+        """Return torch's objects of the present groups that communicate by NCCL."""
+        return [group for group, described in self._find() if is_nccl(described.backend)]
 
     def count_on_host(self) -> dict[int, int]:
         """Return how many operations were enqueued in each group that communicates on the host only, by a number of

@@ -1,4 +1,5 @@
-"""The two users of the profiler on the training thread of one rank: windows, and captures of whole steps.
+"""The two users of the profiler on the training thread of one rank: windows, and captures of whole steps; and torch's
+timing of collectives where its effect is measured, which comes before windows.
 
 One session at a time. A capture goes before a window: for the windows it is a profiler of the script.
 """
@@ -6,12 +7,17 @@ One session at a time. A capture goes before a window: for the windows it is a p
 from collections.abc import Callable, Mapping
 
 from rankscope.agent.captures.trace_captures import TraceCaptures
-from rankscope.agent.config import AgentConfig
-from rankscope.agent.guard import Guard
+from rankscope.agent.config import MEASURED, AgentConfig
+from rankscope.agent.guard import Guard, describe
+from rankscope.agent.once_per_node import log_once_per_node
+from rankscope.agent.profiler import measured_timing
+from rankscope.agent.profiler.measured_timing import MeasuredTiming
+from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE, find_obstacle
 from rankscope.agent.profiler.window_scheduler import WindowScheduler
-from rankscope.agent.profiler.windows import ProfilerWindows
+from rankscope.agent.profiler.windows import ProfilerWindows, make_comparison
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.identity import RankIdentity
+from rankscope.measure.records import StepRecord
 
 
 class ProfilerSessions:
@@ -36,19 +42,57 @@ class ProfilerSessions:
         has_captures = bool(config.capture_folder) or config.capture_orders
         self.traces = TraceCaptures(config, identity, environment, guard, graphs) if has_captures else None
         """The captures; None without a folder for them, where the collector may not order any."""
+        self._guard, self._environment, self._graphs = guard, environment, graphs
+        is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment
+        self.timing = self._make_timing(config) if is_measured else None
+        """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
+        self._has_logged_timing = False
+
+    def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
+        windows, environment, graphs = self.windows, self._environment, self._graphs
+
+        def find_any_obstacle() -> str | None:
+            if graphs.begun:
+                return "the process has a CUDA graph, whose collectives are in no flight recorder"
+            return find_obstacle(environment)
+
+        return MeasuredTiming(
+            lambda: make_comparison(config),
+            windows.progress.find_nccl,
+            windows.scheduler,
+            find_obstacle=find_any_obstacle,
+            may_switch=lambda: not graphs.is_open(),
+            on_timed=self._read_times,
+        )
+
+    def _read_times(self, from_step: int) -> None:
+        """Let durations be read from this step on: the agent has told torch to time collectives."""
+        self.windows.timing_is_ours, self.windows.timed_from_step = True, from_step
+        self.windows.progress.allow_times()
 
     @property
-    def inline_parts(self) -> list[WindowScheduler | TraceCaptures]:
+    def inline_parts(self) -> list[WindowScheduler | TraceCaptures | MeasuredTiming]:
         """What acts at step boundaries."""
-        return [part for part in (self.windows.scheduler, self.traces) if part is not None]
+        return [part for part in (self.windows.scheduler, self.traces, self.timing) if part is not None]
 
     @property
     def spent_ns(self) -> int:
         """CPU time of both on the training thread so far."""
         return self.windows.spent_ns + (0 if self.traces is None else self.traces.training_ns)
 
+    def on_step(self, record: StepRecord) -> None:
+        """Add a finished step; called before `on_boundary`."""
+        timing = self.timing
+        if timing is not None:
+            in_profiler = self.windows.user_profiler_is_on
+            self._guarded(lambda: timing.on_step(record.step, record.duration_ns, in_profiler=in_profiler))
+        self.windows.on_step(record)
+
     def on_boundary(self, step: int) -> None:
         """Begin or end what is due at the begin of this step."""
+        timing = self.timing
+        if timing is not None:
+            self._guarded(lambda: timing.on_boundary(step))
         self.windows.on_boundary(step)
         if self.traces is not None:
             self.traces.recording.on_boundary(step)
@@ -59,7 +103,25 @@ class ProfilerSessions:
         """
         if self.traces is not None:
             self.traces.recording.on_script_profiler(begins=begins)
+        if self.timing is not None and begins:
+            self._guarded(self.timing.on_profiler)
         self.windows.on_user_profiler(begins)
+
+    def log(self) -> None:
+        """Log once on each node what windows and timing have done to the steps. For the agent thread."""
+        self.windows.log_effect()
+        text = None if self.timing is None or self._has_logged_timing else self.timing.describe()
+        if text is not None:
+            self._has_logged_timing = True
+            log_once_per_node(text, self._environment, topic=measured_timing.PART)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a change in torch's internals must not lose steps
+            self._guard.record(measured_timing.PART, error)
+            if self.timing is not None:
+                self.timing.give_up(f"of an error in the agent ({describe(error)})")
 
     def close(self) -> None:
         """End what records, if this is its thread."""

@@ -70,7 +70,11 @@ class _WaitingStep(NamedTuple):
 
 
 class TimedCollectives:
-    """Assign the recorder's entries to the steps they were enqueued in."""
+    """Assign the recorder's entries to the steps they were enqueued in.
+
+    `timing_is_ours` returns whether it is the agent that has torch time them, `timed_from_step` the first step that has
+    durations, 0 if all have.
+    """
 
     def __init__(
         self,
@@ -80,7 +84,8 @@ class TimedCollectives:
         monotonic_ns: Callable[[], int],
         thread_cpu_ns: Callable[[], int],
         ring_entries: int = RING_ENTRIES,
-        timing_is_ours: bool = True,
+        timing_is_ours: Callable[[], bool] = lambda: True,
+        timed_from_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._source = source
         self._read_groups = read_groups
@@ -88,6 +93,7 @@ class TimedCollectives:
         self._thread_cpu_ns = thread_cpu_ns
         self._ring_entries = ring_entries
         self._timing_is_ours = timing_is_ours
+        self._timed_from_step = timed_from_step
         self._steps: deque[_WaitingStep] = deque()
         self._in_windows: deque[int] = deque(maxlen=IN_WINDOWS_MAX)
         self._wall_minus_host_ns: int | None = None
@@ -99,6 +105,7 @@ class TimedCollectives:
         self._share = COST_SHARE
         self._budget_left_ns: int | None = None
         self._recorded: int | None = None
+        self._recorded_before = 0
         self._parsing_ns = 0
         self._skipped: dict[str, int] = {}
         self.thread_ns = 0
@@ -119,7 +126,9 @@ class TimedCollectives:
         """Estimated time by which torch's timing has delayed training so far; None before the first reading, and where
         the job itself has asked for it.
         """
-        return None if self._recorded is None or not self._timing_is_ours else COST_NS * self._recorded
+        if self._recorded is None or not self._timing_is_ours():
+            return None
+        return COST_NS * (self._recorded - self._recorded_before)
 
     @property
     def is_held(self) -> bool:
@@ -153,7 +162,7 @@ class TimedCollectives:
         """
         begin_ns = self._thread_cpu_ns()
         try:
-            self._keep(steps, wall_minus_host_ns)
+            self._keep([one for one in steps if one.step >= self._timed_from_step()], wall_minus_host_ns)
             if self._steps and not last and self._is_due():
                 self._request(self._steps[0].start_wall_ns)
             reading = self._source.collect()
@@ -204,6 +213,8 @@ class TimedCollectives:
 
     def _learn(self, reading: Reading) -> None:
         self._parsing_ns += reading.cpu_ns
+        if self._recorded is None and self._timed_from_step():
+            self._recorded_before = max(0, reading.recorded - len(reading.entries))
         self._recorded = max(reading.recorded, self._recorded or 0)
         if not reading.ring_entries:
             self._ring_ns = INTERVAL_NS_MIN  # an empty ring says nothing, and costs little

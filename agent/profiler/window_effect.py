@@ -223,6 +223,12 @@ class WindowEffect:
         if self.state in {EffectState.SLOWER, EffectState.DETACHED}:
             self.state = EffectState.ENDED
 
+    def restart(self) -> None:
+        """Begin the reference anew, if no session has been: something else has changed the steps."""
+        if self.state in {EffectState.REFERENCE, EffectState.READY}:
+            self._before_ns.clear()
+            self.state = EffectState.REFERENCE
+
     def _complete_reference(self) -> None:
         """Make the reference of the steps so far, if they are as many as it takes."""
         count = len(self._before_ns)
@@ -273,3 +279,15 @@ def _median(values: list[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def describe_ratio(ratio: float) -> str:
+    """Return how steps have changed, as text.
+
+    >>> describe_ratio(0.336), describe_ratio(-0.0151), describe_ratio(0.004)
+    ('34 % longer than before it', '2 % shorter than before it', 'as long as before it')
+    """
+    percent = round(100 * ratio)
+    if not percent:
+        return "as long as before it"
+    return f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'} than before it"

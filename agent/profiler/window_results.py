@@ -63,7 +63,8 @@ class WindowResults:
             monotonic_ns=clock.monotonic_ns,
             thread_cpu_ns=time.thread_time_ns,
             ring_entries=windows.ring_entries,
-            timing_is_ours=windows.timing_is_ours,
+            timing_is_ours=lambda: windows.timing_is_ours,
+            timed_from_step=lambda: windows.timed_from_step,
         )
         """The collectives between windows: a part of its own, whose errors cost no window."""
         self.captured = CapturedSteps()
@@ -142,7 +143,8 @@ class WindowResults:
     ) -> list[ReducedWindow]:
         if not self._windows.progress.times_collectives:
             return []
-        self._windows.log_timing()
+        if not self._windows.timed_from_step:
+            self._windows.log_timing()
         wall_minus_host_ns = read_wall_minus_host_ns(self._clock.wall_ns, self._clock.monotonic_ns)
         return self.timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
 

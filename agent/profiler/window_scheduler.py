@@ -18,7 +18,7 @@ from rankscope.agent.profiler.flops_windows import COST_TIMES, COST_TIMES_ON_DEV
 from rankscope.agent.profiler.line_sampler import LineSampler, WindowLines
 from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
-from rankscope.agent.profiler.window_effect import WindowEffect
+from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.measure.clock import read_wall_minus_host_ns
@@ -184,6 +184,9 @@ class WindowScheduler:
         self.light_spent_ns = 0
         self.open_from_step: int | None = None
         """The first step of the window that is running or being passed on; None: there is no step of one."""
+        self.is_held = False
+        """Whether no window may begin, after `hold`; to be set to False by whoever holds them."""
+        self._effects = [one for one in (effect, operators_effect) if one is not None]
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""
@@ -192,6 +195,8 @@ class WindowScheduler:
             self._steps.append(record)
         if self.flops is not None:
             self.flops.on_step(record)
+        if self.is_held:
+            return
         try:
             in_window = self._running is True or self._user_profilers > 0
             self._gate.on_step(record.step, record.duration_ns, in_window=in_window)
@@ -249,6 +254,19 @@ class WindowScheduler:
         """Whether a profiler of the user or a capture records, on any thread."""
         return self._user_profilers > 0
 
+    def hold(self) -> bool:
+        """Begin no window while `is_held`, since something else may change the steps: a light one ends at this
+        boundary, and references of steps before windows begin anew afterwards. Return False, and hold nothing, while a
+        full window runs or steps around windows are being compared.
+        """
+        references = {EffectState.REFERENCE, EffectState.READY}
+        if self._running or any(one.is_open and one.state not in references for one in self._effects):
+            return False
+        for one in self._effects:
+            one.restart()
+        self.is_held = True
+        return True
+
     def close(self) -> None:
         """End the running window, if this is its thread, and pass it on. Never raises.
 
@@ -277,6 +295,8 @@ class WindowScheduler:
 
     def _is_due(self, step: int) -> bool:
         """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""
+        if self.is_held:
+            return self._running is not None
         return (
             self._plan.begins_light(step)
             or self._plan.begins_full(step)
@@ -292,6 +312,10 @@ class WindowScheduler:
             return
         if self._running is not None and self._user_profilers:
             self._discard("user_profiler")
+        if self.is_held:
+            if self._running is not None:
+                self._finish()
+            return
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
         if full_ends and self._is_first_of_device:
@@ -347,7 +371,9 @@ class WindowScheduler:
                 return
             on_device = full and not host_only and self._profiler.sees_device
             is_first = full and not host_only and self._profiler.is_first_of_device
-            has_shapes = host_only or (full and not is_first and self._affords_shapes(on_device=on_device))
+            has_shapes = host_only or (
+                full and not is_first and _affords_shapes(self.flops, self._plan, on_device=on_device)
+            )
             self._profiler.start(full=full, shapes=has_shapes, host_only=host_only)
             self._has_shapes, self._is_host_only = has_shapes, host_only
             self._running, self._thread, self._steps = full, get_ident(), []
@@ -361,10 +387,6 @@ class WindowScheduler:
         self._enqueued_before = enqueued
         self._begin_cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += self._begin_cost_ns if full else 0
-
-    def _affords_shapes(self, *, on_device: bool) -> bool:
-        times = COST_TIMES_ON_DEVICE if on_device else COST_TIMES
-        return self.flops is not None and self.flops.is_due() and self._plan.affords_full(times)
 
     def _end_lines(self) -> None:
         """End sampling, if it is on, and keep the lines."""
@@ -454,3 +476,9 @@ class WindowScheduler:
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+def _affords_shapes(flops: FlopsWindows | None, plan: WindowPlan, *, on_device: bool) -> bool:
+    """Return whether FLOPs are due, and the budget pays for a window with shapes."""
+    times = COST_TIMES_ON_DEVICE if on_device else COST_TIMES
+    return flops is not None and flops.is_due() and plan.affords_full(times)

@@ -16,7 +16,7 @@ from rankscope.agent.profiler.nccl_timing import (
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.thread_frames import FramesMissingError, ThreadFrames
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
-from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect
+from rankscope.agent.profiler.window_effect import SLOWDOWN_MIN, EffectState, WindowEffect, describe_ratio
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -45,8 +45,8 @@ def make_effect(config: AgentConfig) -> WindowEffect | None:
     return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=slowdown_min, state=state)
 
 
-def make_operators_effect(config: AgentConfig) -> WindowEffect:
-    """Return what compares the steps around sessions of the host's operators."""
+def make_comparison(config: AgentConfig) -> WindowEffect:
+    """Return what compares steps with those before something that is no window of the device."""
     return WindowEffect(warmup_steps=config.warmup_steps, slowdown_min=max(SLOWDOWN_MIN, config.overhead_ratio_max))
 
 
@@ -59,26 +59,19 @@ def describe_effect(effect: WindowEffect) -> str:
     'after the first one steps were 34 % longer than before it. Since CUPTI was detached they have been as long as
     before it'
     """
-    slower = f"after the first one steps were {_describe_ratio(effect.attached_ratio or 0.0)}"
+    slower = f"after the first one steps were {describe_ratio(effect.attached_ratio or 0.0)}"
     if effect.detached_ratio is None:
         since = (
             "Whether the profiler library that it has loaded (CUPTI on NVIDIA) is the cause could not be tested, and "
             "it stays loaded until the process ends"
         )
     else:
-        since = f"Since CUPTI was detached they have been {_describe_ratio(effect.detached_ratio)}"
+        since = f"Since CUPTI was detached they have been {describe_ratio(effect.detached_ratio)}"
     return (
         f"this rank takes no more full profiler windows: {slower}. {since}. Compute, communication and idle ratios are "
         "absent from now on. RANKSCOPE_DEVICE_WINDOWS=always keeps the windows, on_demand has ratios of captured steps "
         "only, off never begins a window (docs/cost.md)"
     )
-
-
-def _describe_ratio(ratio: float) -> str:
-    percent = round(100 * ratio)
-    if not percent:
-        return "as long as before it"
-    return f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'} than before it"
 
 
 class ProfilerWindows:
@@ -106,6 +99,8 @@ class ProfilerWindows:
         """Entries of torch's flight recorder."""
         self.timing_is_ours = is_set_by_agent(environment)
         """Whether torch times collectives because of the agent."""
+        self.timed_from_step = 0
+        """The first step whose collectives have durations that may be read, 0 if all have (`measured_timing.py`)."""
         self.plan = WindowPlan(
             warmup_steps=config.warmup_steps,
             collective_window_ns=s_to_ns(config.collective_window_s),
@@ -143,7 +138,7 @@ class ProfilerWindows:
                 may_detach=self._may_detach,
                 sampler=self._sampler,
                 flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
-                operators_effect=make_operators_effect(config),
+                operators_effect=make_comparison(config),
                 has_graphs=lambda: captures.begun > 0 or bool(self.graphs_seen),
             )
 

@@ -94,6 +94,10 @@ def check_nccl_timing(environment: Mapping[str, str]) -> Check:
     if environment.get(EVENT_CACHE, "").lower() in TIMING_OFF:
         found, cure = f"{EVENT_CACHE} is {environment[EVENT_CACHE]}", "Unset it: without the cache reading is unsafe."
         return note("NCCL timing", found, "collectives of NCCL are known in full windows only", cure)
+    if setting == "measured" and value is None:
+        return ok(
+            "NCCL timing", "RANKSCOPE_NCCL_TIMING is measured: the log says what it does to the steps (docs/cost.md)"
+        )
     if setting == "off" or (value is not None and value.lower() not in TIMING_ON):
         found = "RANKSCOPE_NCCL_TIMING is off" if setting == "off" else f"TORCH_NCCL_ENABLE_TIMING is {value}"
         costs = "collectives of NCCL, and who waits in them, are known in full windows only"

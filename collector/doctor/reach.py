@@ -50,7 +50,9 @@ def check_http(url: str, credentials: Credentials) -> Check:
 
 
 def check_window_effects(url: str, credentials: Credentials) -> list[Check]:
-    """Return what full windows have done to the steps of each run that goes on; nothing where nothing was measured."""
+    """Return what full windows, and torch's timing of collectives, have done to the steps of each run that goes on;
+    nothing where nothing was measured.
+    """
     try:
         run_ids = fetch_runs(url, credentials)
     except UnavailableError:
@@ -63,8 +65,10 @@ def _check_window_effect(url: str, run_id: str, credentials: Credentials) -> lis
         found = fetch(f"{url}/api/v1/runs/{quote(run_id, safe='')}/status?worst=0", RunStatus, credentials)
     except UnavailableError:
         return []  # forgotten meanwhile, or of another version; the other runs are still read
-    effect = found.window_effect if found.run.end is None else None
-    return [] if effect is None else [ok(f"windows of {found.run.run_id}", effect)]
+    if found.run.end is not None:
+        return []
+    effects = {"windows": found.window_effect, "NCCL timing": found.timing_effect}
+    return [ok(f"{what} of {found.run.run_id}", effect) for what, effect in effects.items() if effect is not None]
 
 
 def _read_keys(key_file: str, collector_key_file: str) -> ClientKeys | None:

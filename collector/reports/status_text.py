@@ -142,10 +142,12 @@ def _describe_run(status: RunStatus) -> str:
 
 
 def _describe_window_ratios(status: RunStatus) -> list[str]:
-    """Return lines about the run's full windows: the ratios or why there are none, and what windows cost."""
+    """Return lines about the run's full windows: the ratios or why there are none, what windows cost, and what torch's
+    timing of collectives does.
+    """
     ratios = describe_run_ratios(status.window_ratios)
-    effect = status.window_effect
-    return [*([f"full windows: {ratios}"] if ratios else []), *([effect] if effect is not None else [])]
+    effects = [effect for effect in (status.window_effect, status.timing_effect) if effect is not None]
+    return [*([f"full windows: {ratios}"] if ratios else []), *effects]
 
 
 def _list_others(findings: Sequence[Finding], colors: Colors) -> list[str]:

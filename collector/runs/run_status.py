@@ -74,8 +74,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run without its ranks (`run`), of which `ranks_known` are known. `states` counts them by state: `up`,
     `stalled`, `awaited`, or how they ended. `steps` is the most of any rank, `steps_per_s` and `step_ns_median` are
     medians over the ranks; None: not known of any. `worst` are its worst ranks, the worst first. `window_effect` says
-    what full windows of GPUs have done to the steps; None: nothing was measured. `flops` is over the live ranks,
-    `origin` says whose run it is.
+    what full windows of GPUs have done to the steps, `timing_effect` what torch's timing of collectives has; None:
+    nothing was measured. `flops` is over the live ranks, `origin` says whose run it is.
     """
 
     run: RunSnapshot
@@ -87,6 +87,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[RankSnapshot, ...]
     window_ratios: RunRatios = RunRatios()
     window_effect: str | None = None
+    timing_effect: str | None = None
     flops: RunFlops = RunFlops()
     origin: RunOrigin = UNKNOWN_ORIGIN
 
@@ -108,6 +109,7 @@ def build_status(run: RunSnapshot, worst_max: int, windows: RunWindows | None = 
         worst=find_worst(run, worst_max),
         window_ratios=windows.ratios,
         window_effect=windows.effect,
+        timing_effect=windows.timing,
         flops=find_run_flops(find_live(run.ranks)),
         origin=find_origin(rank.identity for rank in run.ranks),
     )

@@ -95,6 +95,7 @@ def build(*, steps: int = 0, collectives: int = 0, breakdowns: int = 0, devices:
             part_ns={f"agent_part_number_{part}": LARGE for part in range(12)},
             dropped={f"agent_part_number_{part}": True for part in range(12)},
             full_stretch_ratio=0.5, light_stretch_ratio=0.5, changes=LARGE, attached_ratio=0.5, detached_ratio=0.5,
+            window_effect="reference", timing_ratio=0.5, timing_effect="reference",
         ),
     )  # fmt: skip
     return len(encode(ReportBuilder().build(interval, LARGE)))

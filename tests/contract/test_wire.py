@@ -177,7 +177,8 @@ EARLIER_COST = AgentCost(
     changes=1,
 )  # fmt: skip
 LATER_COST = msgspec.structs.replace(EARLIER_COST, attached_ratio=0.34, detached_ratio=-0.01)
-COST = msgspec.structs.replace(LATER_COST, window_effect="ended")
+COST_WITHOUT_TIMING = msgspec.structs.replace(LATER_COST, window_effect="ended")
+COST = msgspec.structs.replace(COST_WITHOUT_TIMING, timing_ratio=0.02, timing_effect="kept")
 ALLOCATOR = AllocatorSample(
     host_ns=1_602, allocated_bytes=1, reserved_bytes=2, active_bytes=3, inactive_split_bytes=0, allocated_peak_bytes=4,
     reserved_peak_bytes=5, active_peak_bytes=6, retries=0, ooms=7, device_allocs=8, device_frees=9,
@@ -324,8 +325,9 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
+WITHOUT_TIMING = msgspec.structs.replace(STATED["report"], cost=COST_WITHOUT_TIMING)
 WITHOUT_MODEL_BYTES = msgspec.structs.replace(
-    STATED["report"], out_of_memory=(NOTICE_WITHOUT_MODEL,), flops=FLOPS_WITHOUT_TYPES
+    WITHOUT_TIMING, out_of_memory=(NOTICE_WITHOUT_MODEL,), flops=FLOPS_WITHOUT_TYPES
 )
 """Nor with the peak of the executed FLOPs."""
 WITHOUT_FLOPS = msgspec.structs.replace(WITHOUT_MODEL_BYTES, totals=TOTALS_WITHOUT_FLOPS, flops=StepFlops())
@@ -530,6 +532,11 @@ def test_earlier_greeting_without_hello_number_decodes(name: str) -> None:
 def test_earlier_report_without_steps_made_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_steps_made.hex").read_text())
     assert decode(frame) == msgspec.structs.replace(EARLIER_REPORT, losses=LATER_LOSSES, cost=EARLIER_COST)
+
+
+def test_earlier_report_without_timing_effect_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_timing_effect.hex").read_text())
+    assert decode(frame) == WITHOUT_TIMING
 
 
 def test_earlier_report_without_window_effect_decodes() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rankscope.agent.governor import COLLECTIVE_TIMES
+from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN
 from tests.integration.listening_collector import Life, listening
 from tests.integration.torchrun import AGENT, OFTEN, Ended, run, torchrun
 
@@ -91,6 +92,22 @@ def test_collectives_are_timed_without_windows() -> None:
         assert of_step[0].duration_ns >= 0
         assert life.losses.errors == {}
     assert len(lives) == ranks
+
+
+def test_timing_is_switched_on_within_a_run() -> None:
+    ranks, ended, lives = train(**WITHOUT_WINDOWS, STEPS=LONG, RANKSCOPE_NCCL_TIMING="measured")
+    assert ended.exit_code == 0, ended.stderr
+    if ranks == 1:
+        pytest.skip("of a single rank the steps are over before the recorder is read again")
+    said = [line for line in ended.heard_of_agent if "have been timed since step" in line]
+    assert len(said) == 1, "on this node, of all ranks"
+    for life in lives:
+        cost = life.reports[-1].cost
+        assert cost.timing_effect in {"kept", "slower"}
+        assert cost.timing_ratio is not None
+        assert life.collectives, "torch has durations of what was enqueued after the call"
+        assert min(life.timed_steps) > 3 * STRETCH_STEPS_MIN, "after the reference and two stretches or more"
+        assert life.losses.errors == {}
 
 
 def test_timing_that_is_off_leaves_nothing_to_read() -> None:

@@ -180,7 +180,7 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         ),
         cost=AgentCost(
             part_ns=_part_ns(now_ns), dropped={"full_windows": False}, full_stretch_ratio=1.0, light_stretch_ratio=1.0,
-            attached_ratio=0.01
+            attached_ratio=0.01, timing_ratio=0.0, timing_effect="kept",
         ),
     )  # fmt: skip
 

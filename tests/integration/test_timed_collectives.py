@@ -1,6 +1,7 @@
 """Collectives between windows: the flight recorder of a real job, read by worker server and sidecar."""
 
 import json
+import statistics
 
 import pytest
 
@@ -69,6 +70,33 @@ def test_every_way_to_start_is_before_the_first_group(
         settings = {**environment, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_NCCL_TIMING": "on"}
         ended = run(python(*command, "timing_variable.py"), settings)
     assert (ended.exit_code, ended.stdout.split(), ended.heard_of_agent) == (0, printed, [])
+
+
+def test_timing_that_slows_training_is_measured_said_and_counted() -> None:
+    settings = {**OFTEN, "RANKSCOPE_NCCL_TIMING": "measured", "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.2"}
+    with listening() as collector:
+        ended = run(
+            forked_ranks(2, *AGENT, "measured_timing.py"), {**settings, "RANKSCOPE_COLLECTOR": collector.endpoint}
+        )
+        lives = collector.lives
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    (said,) = [line for line in ended.heard_of_agent if "NCCL" in line]
+    assert "% longer than before it. No other part of the agent began meanwhile." in said
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [(line["calls"], line["variable"]) for line in told] == [(1, None)] * 2, "one group, and no variable"
+    (from_step,) = {line["from_step"] for line in told}
+    for life in lives:
+        cost = life.reports[-1].cost
+        durations_ns = [one.duration_ns for one in life.steps]
+        before_ns, after_ns = statistics.median(durations_ns[:from_step]), statistics.median(durations_ns[from_step:])
+        assert cost.timing_effect == "slower"
+        assert cost.timing_ratio == pytest.approx(after_ns / before_ns - 1, abs=0.2)
+        assert after_ns / before_ns - 1 > 0.3, "32 steps before, at least 64 after"
+        ratio = cost.timing_ratio or 0.0
+        assert cost.part_ns[NCCL_TIMING] == pytest.approx(sum(durations_ns[from_step:]) * ratio / (1 + ratio), rel=0.05)
+        assert min(life.covered_steps) > from_step, "no window before"
+        assert life.losses.errors == {}
+    assert len(lives) == 2
 
 
 def test_timing_that_is_off_is_not_read() -> None:

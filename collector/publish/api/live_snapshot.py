@@ -21,7 +21,8 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run at the time of the snapshot. `run` is its name, `run_id` is unique. `latest_step` is the last step that
     detection has read, `findings_past` the number of findings that have ended. For a run that is over `end_in_words`
     states how it ended and which rank failed first, `end_suggestion` what to do about that; empty where there is
-    nothing to do. `window_effect` says what full windows of GPUs have done to the steps; None: nothing was measured.
+    nothing to do. `window_effect` says what full windows of GPUs have done to the steps,
+    `timing_effect` what torch's timing of collectives has; None: nothing was measured.
     `without_peers_said` says which ranks are judged by their own past only; None: none. `captures` are the newest ones
     of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the `captures_kept`. `mfu_ratio` and
     `hfu_ratio` are means over the live ranks, in the last minute of their steps; `flops_said` is the same as text, or
@@ -51,6 +52,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     window_ratios: RunRatios = RunRatios()
     window_ratios_said: str = ""
     window_effect: str | None = None
+    timing_effect: str | None = None
     without_peers_said: str | None = None
     captures: tuple[LiveCapture, ...] = ()
     captures_kept: int = 0
@@ -137,6 +139,7 @@ def _build_run(
         window_ratios=windows.ratios,
         window_ratios_said=describe_run_ratios(windows.ratios),
         window_effect=windows.effect,
+        timing_effect=windows.timing,
         without_peers_said=describe_ranks_without_peers(run),
         captures=newest,
         captures_kept=captures_kept,

@@ -11,7 +11,7 @@ const TIMED = {
 };
 
 const FIGURE_LENGTH_MAX = 32; // what is longer is a sentence
-const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows", "injected faults"]);
+const IN_WORDS = new Set(["no straggler verdict", "not judged", "full windows", "cost of full windows", "timing of collectives", "injected faults"]);
 
 const linkTo = (run) => ({ key: run, make: () => [element("a", { href: `#run=${encodeURIComponent(run)}` }, run)] });
 
@@ -113,6 +113,7 @@ export const showFigures = (run, nowS) => {
     ...(run.injected_faults ? [["injected faults", run.injected_faults]] : []),
     ...(run.window_ratios_said ? [["full windows", run.window_ratios_said]] : []),
     ...(run.window_effect === null ? [] : [["cost of full windows", run.window_effect]]),
+    ...(run.timing_effect === null ? [] : [["timing of collectives", run.timing_effect]]),
   ];
   const list = at("figures");
   if (list.children.length !== figures.length) {

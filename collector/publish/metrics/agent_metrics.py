@@ -39,7 +39,9 @@ def _window_intervals(rank: RankSnapshot) -> Mapping[str, Number]:
 
 
 def _step_effects(rank: RankSnapshot) -> Mapping[str, Number]:
-    return {"attached": read_change(rank.cost.attached_ratio), "detached": read_change(rank.cost.detached_ratio)}
+    cost = rank.cost
+    ratios = {"attached": cost.attached_ratio, "detached": cost.detached_ratio, "timed": cost.timing_ratio}
+    return {state: read_change(ratio) for state, ratio in ratios.items()}
 
 
 AGENT: Final[tuple[Measure, ...]] = (
@@ -92,7 +94,7 @@ AGENT: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_agent_step_effect_ratio", "gauge", "ratio", (*RANK, "state"),
         "Step time outside of full windows over that before the GPU's first one, minus 1: with CUPTI attached, and "
-        "after it was detached.",
+        "after it was detached; timed: step time since torch times the collectives of NCCL over that before, minus 1.",
         "median of block means / that of the steps before - 1", "agent: step times (AgentCost)", (-1, None),
         per_rank_and(_step_effects),
     ),

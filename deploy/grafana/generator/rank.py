@@ -454,10 +454,11 @@ def _windows() -> list[Placed]:
             width=THIRD,
         ),
         lines(
-            "Step time since the first window of the GPU",
-            "Step time outside of full windows over that before the first one, minus 1; docs/cost.md explains CUPTI.",
+            "Effect of the agent on the steps",
+            "Step time outside of full windows over that before the first one, minus 1, with CUPTI attached and "
+            "detached; with collectives timed over that before (docs/cost.md).",
             RATIO,
-            Query(series("agent_step_effect_ratio", OF_RANK), "CUPTI {{state}}"),
+            Query(series("agent_step_effect_ratio", OF_RANK), "{{state}}"),
             width=THIRD,
         ),
     ]

@@ -18,6 +18,7 @@ from rankscope.agent.governor import (
     LIGHT_WINDOWS,
     STEP_HOOKS,
 )
+from rankscope.agent.profiler.measured_timing import TimingState
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
@@ -46,6 +47,7 @@ class Agent:
     )
     captures: Any = None
     effect: WindowEffect | None = None
+    timing: Any = None
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
     )
@@ -70,6 +72,7 @@ class Agent:
             captures=self.captures,
             started_ns=0,
             find_effect=lambda: self.effect,
+            timing=self.timing,
         )
 
     def overspend(self) -> None:
@@ -104,6 +107,22 @@ def test_times_of_collectives_are_a_part_and_their_timing_is_not_governed() -> N
     # 0.005 of 20 s and of the head start of 20 s, less 60 ms and this thread's own time
     assert left_ns <= 140 * NS_PER_MS
     assert agent.cost.overhead_ratio(cost, 20 * NS_PER_S) >= 0.0075, "150 ms of 20 s: the timing is cost all the same"
+
+
+def test_measured_slowing_by_timing_is_its_cost_if_it_is_more_than_estimated() -> None:
+    found = []
+    timing = SimpleNamespace(state=TimingState.SLOWER, ratio=0.08, slowed_ns=0)
+    agent = Agent(timing=timing)
+    agent.timed.timing_ns = 90 * NS_PER_MS
+    for timing.slowed_ns in (0, 70 * NS_PER_MS, 200 * NS_PER_MS):
+        cost = agent.cost.govern(20 * NS_PER_S)
+        assert (cost.timing_ratio, cost.timing_effect) == (0.08, "slower")
+        found.append(cost.part_ns[NCCL_TIMING])
+    assert found == [90 * NS_PER_MS, 90 * NS_PER_MS, 200 * NS_PER_MS]
+    agent.timed.timing_ns = None
+    cost = agent.cost.govern(40 * NS_PER_S)
+    assert cost.part_ns[NCCL_TIMING] == 200 * NS_PER_MS, "also where no duration was read"
+    assert agent.cost.overhead_ratio(cost, 40 * NS_PER_S) >= 0.005, "200 ms of 40 s"
 
 
 def test_without_timed_collectives_they_are_no_part() -> None:

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: F401 - its import makes the backend "fake"
 
 from rankscope.agent import launch
-from rankscope.agent.config import ON
+from rankscope.agent.config import MEASURED, ON
 from rankscope.agent.profiler.nccl_timing import SET_VARIABLE, TIMING_VARIABLE
 
 
@@ -51,6 +51,13 @@ def test_after_a_group_of_nccl_it_is_said_to_be_too_late(capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith(
         "rankscope: NCCL's collectives are not timed: the agent was started after"
     )
+
+
+@pytest.mark.usefixtures("unset", "in_group")
+def test_measured_timing_is_never_too_late(capsys: pytest.CaptureFixture[str]) -> None:
+    call_backend("nccl")
+    launch._enable_timing(MEASURED, {})
+    assert (TIMING_VARIABLE in os.environ, capsys.readouterr().err) == (False, "")
 
 
 @pytest.mark.usefixtures("unset", "in_group")

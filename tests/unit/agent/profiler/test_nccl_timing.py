@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from rankscope.agent.config import AUTO, OFF, ON
+from rankscope.agent.config import AUTO, MEASURED, OFF, ON
 from rankscope.agent.profiler.nccl_timing import (
     SET_VARIABLE,
     TIMING_VARIABLE,
     describe_timing,
     describe_too_late,
     enable_timing,
+    find_obstacle,
     find_ring_entries,
     is_timing,
     may_read,
@@ -37,7 +38,7 @@ def enabled(choice: str, environment: dict[str, str] | None = None) -> dict[str,
 
 
 @pytest.mark.usefixtures("with_nccl")
-@pytest.mark.parametrize(("choice", "expected"), [(AUTO, SET), (ON, SET), (OFF, {})])
+@pytest.mark.parametrize(("choice", "expected"), [(AUTO, SET), (ON, SET), (MEASURED, {}), (OFF, {})])
 def test_variable_is_set_by_the_setting(choice: str, expected: dict[str, str]) -> None:
     assert enabled(choice) == expected
 
@@ -108,6 +109,29 @@ def test_timing_needs_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(c10d, name, raising=False)
     assert (enabled(AUTO), enabled(ON)) == ({}, {})
+
+
+@pytest.mark.usefixtures("with_nccl")
+@pytest.mark.parametrize(
+    ("version", "environment", "expected"),
+    [
+        ("2.11.0", {}, None),
+        ("2.10.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, None),
+        ("2.10.1", {}, "this torch has no NCCL, or no flight recorder that is known to be on"),
+        (
+            "2.11.0",
+            {"TORCH_FR_BUFFER_SIZE": "0"},
+            "this torch has no NCCL, or no flight recorder that is known to be on",
+        ),
+        ("2.5.1", {}, "reading the durations is not safe with this torch, or without its event cache"),
+    ],
+)
+def test_obstacles_to_measured_timing_are_those_of_auto(
+    monkeypatch: pytest.MonkeyPatch, version: str, environment: dict[str, str], expected: str | None
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert find_obstacle(environment) == expected
+    assert (enabled(AUTO, environment) == SET) is (expected is None)
 
 
 def test_variable_is_read_as_torch_does() -> None:

@@ -325,7 +325,9 @@ def test_reading_without_a_result_is_repeated_as_its_cost_allows() -> None:
 
 def test_timing_that_the_job_has_asked_for_is_no_cost_of_the_agent() -> None:
     rank = Rank([entry(5_000)])
-    rank.timed = TimedCollectives(rank, dict, monotonic_ns=lambda: 0, thread_cpu_ns=lambda: 0, timing_is_ours=False)
+    rank.timed = TimedCollectives(
+        rank, dict, monotonic_ns=lambda: 0, thread_cpu_ns=lambda: 0, timing_is_ours=lambda: False
+    )
     rank.add_steps(5)
     assert (rank.timed.is_used, rank.timed.timing_ns) == (True, None)
 

@@ -179,6 +179,8 @@ def test_environment_shows_other_profilers_and_disabled_recorder() -> None:
         ({"TORCH_NCCL_ENABLE_TIMING": "0"}, NOTE),
         ({"TORCH_NCCL_CUDA_EVENT_CACHE": "0"}, NOTE),
         ({"TORCH_NCCL_ENABLE_TIMING": "1", "RANKSCOPE_NCCL_TIMING": "off"}, NOTE),
+        ({"RANKSCOPE_NCCL_TIMING": "measured"}, OK),
+        ({"TORCH_NCCL_ENABLE_TIMING": "0", "RANKSCOPE_NCCL_TIMING": "measured"}, NOTE),
     ],
 )
 def test_prevented_timing_of_nccl_is_a_note(environment: dict[str, str], state: str) -> None:

@@ -10,7 +10,7 @@ from rankscope.collector.runs.ratio_basis import RatioBasis
 from rankscope.collector.runs.run_ratios import RunRatios, describe_absence, describe_run_ratios, find_run_ratios
 from rankscope.collector.runs.run_status import build_status
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot, Snapshot
-from rankscope.collector.runs.window_effect import describe_window_effect, read_windows
+from rankscope.collector.runs.window_effect import describe_timing_effect, describe_window_effect, read_windows
 from rankscope.measure.bounds import NUMBER_MAX
 from rankscope.measure.records import AgentCost, WindowBreakdown
 from tests.unit.collector.runs.run_snapshots import rank_of
@@ -170,6 +170,46 @@ def test_nothing_is_said_where_nothing_was_measured() -> None:
     assert describe_window_effect([rank_of(0), slowed(1, None, state="reference")]) is None
 
 
+# -- what torch's timing of collectives has done -----------------------------------------------------------------------
+
+
+def timed(rank: int, state: str, ratio: float | None = None) -> RankSnapshot:
+    return rank_of(rank, cost=AgentCost(timing_ratio=ratio, timing_effect=state))
+
+
+@pytest.mark.parametrize(
+    ("state", "follows"),
+    [
+        ("slower", "RANKSCOPE_NCCL_TIMING=off leaves the timing out of the next run"),
+        ("kept", "which does not count as a slowdown"),
+        ("compared", "but the comparison goes on"),
+    ],
+)
+def test_timing_is_said_with_its_change_and_what_follows(state: str, follows: str) -> None:
+    ranks = [timed(rank, state, 0.07 + rank / 100) for rank in range(3)]
+    said = f"timed on 3 of 3 ranks: since then steps took 8.0 % longer than before, {follows}"
+    assert describe_timing_effect(ranks) == f"NCCL's collectives are {said}"
+    over = [msgspec.structs.replace(rank, up=False, ended="finished") for rank in ranks]
+    assert describe_timing_effect(over) == f"NCCL's collectives were {said}"
+
+
+def test_ranks_with_different_outcomes_are_counted_apart() -> None:
+    ranks = [timed(0, "kept", 0.0), timed(1, "unknown"), timed(2, "absent"), timed(3, "")]
+    assert describe_timing_effect(ranks) == (
+        "NCCL's collectives are timed on 1 of 4 ranks: since then steps took as long as before, which does not count "
+        "as a slowdown; NCCL's collectives are timed on 1 of 4 ranks: whether steps became longer is not known, the "
+        "log of a rank says why; NCCL's collectives are not timed on 1 of 4 ranks: the log of a rank says why"
+    )
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [rank_of(0), timed(0, "waiting"), timed(0, "reference"), timed(0, "compared"), timed(0, "kept", float("nan"))],
+)
+def test_nothing_is_said_of_timing_before_a_comparison(rank: RankSnapshot) -> None:
+    assert describe_timing_effect([rank]) is None
+
+
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +239,6 @@ def test_windows_of_a_run_are_read_once_for_each_snapshot() -> None:
     run = RunSnapshot(run="bert", world_size=1, restart_count=0, ranks=(measured(0, 90, 2, age_steps=20),))
     snapshot = Snapshot(wall_s=1.0, version="", runs=[run])
     found = snapshot.compute_once(run, read_windows)
-    assert found == (find_run_ratios(run.ranks), None)
+    assert found == (find_run_ratios(run.ranks), None, None)
     assert snapshot.compute_once(run, read_windows) is found
     assert build_status(run, 1, found) == build_status(run, 1)
