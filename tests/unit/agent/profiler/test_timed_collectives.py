@@ -332,6 +332,20 @@ def test_timing_that_the_job_has_asked_for_is_no_cost_of_the_agent() -> None:
     assert (rank.timed.is_used, rank.timed.timing_ns) == (True, None)
 
 
+def test_of_timing_that_began_late_earlier_steps_and_entries_do_not_count() -> None:
+    rank = Rank([entry(6_900, None), entry(7_300), entry(8_300)], recorded=500)
+    rank.timed = TimedCollectives(
+        rank, lambda: {"0": WORLD}, monotonic_ns=lambda: rank.now_ns, thread_cpu_ns=lambda: 0,
+        timed_from_step=lambda: 7,
+    )  # fmt: skip
+    assert timed(rank.add_steps(5, 6, 7, 8)) == [(7, 8)]
+    assert rank.since_wall_ns == WALL + 7_000
+    assert rank.timed.timing_ns == 3 * COST_NS, "and the last one before; the 497 others were not timed"
+    rank.now_ns += INTERVAL_NS_MAX
+    rank.add_steps(9)
+    assert rank.timed.timing_ns == (1_000 - 497) * COST_NS
+
+
 def test_nothing_is_read_at_first_if_the_budget_is_used_up() -> None:
     rank = Rank([entry(5_000)])
     rank.timed.allow(0.0, 0)
