@@ -23,6 +23,7 @@ stretches before another, whose reference then contains a part of the effect.
 """
 
 import enum
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -92,7 +93,8 @@ class MeasuredTiming:
         self._timed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._refused: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_settling = self._is_released = False
-        self._since_ns = 0
+        self._since_ns = self._profilers = 0
+        self._counting = threading.Lock()
         self.state = TimingState.WAITING
         self.why_absent = ""
         """Why nothing is timed, or not each group is, to follow "because"; empty where that is not so."""
@@ -125,13 +127,13 @@ class MeasuredTiming:
             return step + WAITING_STEPS
         return step + (LATER_STEPS if self._times_later_groups else UNKNOWN_STEPS)
 
-    def on_step(self, step: int, duration_ns: int, *, in_profiler: bool) -> None:
-        """Add a finished step, which a profiler of the script or a capture has recorded or not."""
+    def on_step(self, step: int, duration_ns: int) -> None:
+        """Add a finished step."""
         if self.from_step is not None:
             self._since_ns += duration_ns
         if not self.is_open:
             return
-        self._effect.on_step(step, duration_ns, in_window=in_profiler or self._is_settling)
+        self._effect.on_step(step, duration_ns, in_window=self._profilers > 0 or self._is_settling)
         self._is_settling = False
         if self.state is TimingState.COMPARED and self._effect.state is EffectState.KEPT:
             self.state = TimingState.KEPT
@@ -152,8 +154,14 @@ class MeasuredTiming:
             self._let_windows_begin()
             self._on_timed(step)
 
-    def on_profiler(self) -> None:
-        """A profiler of the script or a capture begins, whose library may make steps longer from now on."""
+    def on_profiler(self, begins: bool) -> None:  # noqa: FBT001 - an event, not an option
+        """Handle the begin or the end of a profiler of the script or a capture, whose library may make steps longer
+        from its begin on.
+        """
+        with self._counting:
+            self._profilers = max(0, self._profilers + (1 if begins else -1))
+        if not begins:
+            return
         if self.state is TimingState.REFERENCE:
             self._effect = self._make_effect()
         elif self.state is TimingState.COMPARED:

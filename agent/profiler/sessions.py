@@ -84,8 +84,7 @@ class ProfilerSessions:
         """Add a finished step; called before `on_boundary`."""
         timing = self.timing
         if timing is not None:
-            in_profiler = self.windows.user_profiler_is_on
-            self._guarded(lambda: timing.on_step(record.step, record.duration_ns, in_profiler=in_profiler))
+            self._guarded(lambda: timing.on_step(record.step, record.duration_ns))
         self.windows.on_step(record)
 
     def on_boundary(self, step: int) -> None:
@@ -103,8 +102,9 @@ class ProfilerSessions:
         """
         if self.traces is not None:
             self.traces.recording.on_script_profiler(begins=begins)
-        if self.timing is not None and begins:
-            self._guarded(self.timing.on_profiler)
+        timing = self.timing
+        if timing is not None:
+            self._guarded(lambda: timing.on_profiler(begins))
         self.windows.on_user_profiler(begins)
 
     def log(self) -> None:

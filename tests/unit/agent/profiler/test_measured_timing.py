@@ -57,7 +57,6 @@ class Job:
         self.timed_steps: list[int] = []
         self.obstacle: str | None = None
         self.may_switch = True
-        self.in_profiler = False
         self.durations_ns: list[int] = []
         self._slowdown, self._noise = slowdown, noise
         self._chance = random.Random(seed)
@@ -75,7 +74,7 @@ class Job:
             is_slowed = any(group.is_timed for group in self.groups)
             factor = (1 + is_slowed * self._slowdown) * (1 + self._noise * self._chance.gauss(0, 1))
             self.durations_ns.append(round(STEP_NS * factor))
-            self.timing.on_step(self.step, self.durations_ns[-1], in_profiler=self.in_profiler)
+            self.timing.on_step(self.step, self.durations_ns[-1])
             self.step += 1
             self.timing.on_boundary(self.step)
         return self
@@ -158,7 +157,8 @@ def test_one_group_of_two_that_refuses_is_said() -> None:
 
 def test_a_profiler_in_the_reference_makes_it_begin_anew() -> None:
     job = Job(Group()).run(SWITCH_STEP - 1)
-    job.timing.on_profiler()
+    job.timing.on_profiler(begins=True)
+    job.timing.on_profiler(begins=False)
     assert not job.run(STRETCH_STEPS_MIN - 1).groups[0].is_timed
     assert job.run(1).groups[0].is_timed
 
@@ -166,7 +166,7 @@ def test_a_profiler_in_the_reference_makes_it_begin_anew() -> None:
 def test_a_profiler_amid_the_comparison_leaves_the_effect_unknown() -> None:
     job = Job(Group(), slowdown=0.25).run(SWITCH_STEP + SETTLED + STRETCH_STEPS_MIN)
     assert job.timing.ratio == pytest.approx(0.25)
-    job.timing.on_profiler()
+    job.timing.on_profiler(begins=True)
     job.run(2 * STRETCH_STEPS_MIN)
     assert (job.timing.state, job.timing.ratio, job.timing.slowed_ns) == (TimingState.UNKNOWN, None, 0)
     assert (job.windows.is_held, len(job.timed_steps)) == (False, 1)
@@ -175,9 +175,12 @@ def test_a_profiler_amid_the_comparison_leaves_the_effect_unknown() -> None:
 
 def test_steps_recorded_by_a_profiler_are_not_in_the_reference() -> None:
     job = Job(Group())
-    job.in_profiler = True
+    job.timing.on_profiler(begins=True)
+    job.timing.on_profiler(begins=True)
     assert not job.run(2 * SWITCH_STEP).groups[0].is_timed
-    job.in_profiler = False
+    job.timing.on_profiler(begins=False)
+    assert not job.run(2 * SWITCH_STEP).groups[0].is_timed, "one of two goes on"
+    job.timing.on_profiler(begins=False)
     assert job.run(SETTLE_STEPS + STRETCH_STEPS_MIN).groups[0].is_timed
 
 
@@ -265,7 +268,7 @@ class WindowedJob(Training):
             )
             self.step += 1
             sessions_before = self.profiler.log.count("full")
-            self.timing.on_step(record.step, record.duration_ns, in_profiler=False)
+            self.timing.on_step(record.step, record.duration_ns)
             self.windows.on_step(record)
             self.timing.on_boundary(self.step)
             self.windows.on_boundary(self.step)
