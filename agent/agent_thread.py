@@ -263,6 +263,7 @@ class AgentThread:
             out_of_memory=self._samples.out_of_memory.collect(last=last),
             flops=self._samples.step_flops.read(),
             flop_totals=self._samples.flops.totals,
+            enqueues=next((window.enqueues for window in windows if window.enqueues is not None), None),
         )
         if self._groups_wanted:
             self._builder.resend_groups()

@@ -245,9 +245,10 @@ class AgentConfig(Settings):
             "Let torch time each collective of NCCL, so that the collectives between windows are measured too. auto: "
             "set TORCH_NCCL_ENABLE_TIMING=1 before the first process group, if the job has not set it and torch's "
             "flight recorder is on; on: even if that is unknown; measured: where auto would set it, begin without "
-            "timing, then switch it on and compare the steps before and after; off: do not set it and do not read "
-            "durations. With torch before 2.6, or without its event cache, durations are never used. Timing costs "
-            "about 3 us a collective (docs/cost.md).",
+            "timing, then switch it on and compare the steps before and after; off: do not set it and do not read the "
+            "recorder between windows. If torch does not time them, the times at which they are enqueued are read. "
+            "With torch before 2.6, or without its event cache, nothing is read. Timing costs about 3 us a collective "
+            "(docs/cost.md).",
             choices=(AUTO, ON, MEASURED, OFF),
         ),
     )

@@ -6,11 +6,14 @@ all big-endian. Sizes are checked before anything is decoded, and any malformed 
 """
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.messages import MESSAGE_TYPES, Message, Report
+from rankscope.measure.table import Table
 
 MAGIC = b"RSCP"
 PROTOCOL = 1
@@ -75,11 +78,23 @@ def _check_header(magic: bytes, protocol: int) -> None:
 
 def _check_report(report: Report) -> None:
     report.steps.check()
+    if report.enqueues is not None:
+        _check_enqueues(report.enqueues)
     collectives = report.collectives
     collectives.table.check()
     if not collectives.table.row_count:  # numpy on zero rows costs more than the decoding, and most reports have none
         return
     for name, labels in (("group", collectives.groups), ("op", collectives.ops)):
-        index = collectives.table.column(name)
-        if index.size and (int(index.min()) < 0 or int(index.max()) >= len(labels)):
-            raise DecodeError(DecodeReason.BAD_TABLE, f"a collective's {name} is outside its list of {len(labels)}")
+        _check_names(collectives.table, name, labels)
+
+
+def _check_enqueues(enqueues: Enqueues) -> None:
+    enqueues.table.check()
+    if enqueues.table.row_count:
+        _check_names(enqueues.table, "group", enqueues.groups)
+
+
+def _check_names(table: Table, name: str, labels: Sequence[str]) -> None:
+    index = table.column(name)
+    if index.size and (int(index.min()) < 0 or int(index.max()) >= len(labels)):
+        raise DecodeError(DecodeReason.BAD_TABLE, f"a collective's {name} is outside its list of {len(labels)}")

@@ -42,6 +42,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from rankscope.measure.bounds import GROUPS_MAX, NAMES_MAX, Name, Numbers, Reasons, ShortName, Some
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.identity import Count, Label, RankIdentity
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
 from rankscope.measure.nccl_inspector import InspectorCommunicator
@@ -130,7 +131,7 @@ class Report(Message, frozen=True):
     While the rank is stalled every report has `stalled_since_host_ns`, and some of them the whole `stall`. `node` is in
     reports of one rank a node, and only where it is newer than that of the report before. `out_of_memory` has the
     errors of torch's allocator since the report before, which is made at once after one. `flops` are the FLOPs of the
-    last steps beside the peak of the device.
+    last steps beside the peak of the device. `enqueues` are times of collectives that torch does not time.
     """
 
     KIND: ClassVar[int] = 3
@@ -156,6 +157,7 @@ class Report(Message, frozen=True):
     timed_steps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=COVERED_RANGES_MAX)] = ()
     out_of_memory: Notices = ()
     flops: StepFlops = NO_FLOPS
+    enqueues: Enqueues | None = None
 
 
 class Ack(Message, frozen=True):

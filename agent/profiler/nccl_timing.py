@@ -62,8 +62,8 @@ def find_obstacle(environment: Mapping[str, str]) -> str | None:
 
 
 def may_read(environment: Mapping[str, str]) -> bool:
-    """Return whether torch times collectives, and their durations may be read."""
-    return is_timing(environment) and is_safe_to_read(environment)
+    """Return whether torch's recorder has the collectives of NCCL, timed or not, and may be read."""
+    return (is_timing(environment) or _has_recorder_on(environment)) and is_safe_to_read(environment)
 
 
 def is_safe_to_read(environment: Mapping[str, str]) -> bool:
@@ -104,7 +104,12 @@ def describe_too_late() -> str:
 
 
 def describe_timing(environment: Mapping[str, str]) -> str:
-    """Return the line about collectives that are timed, with what it costs."""
+    """Return the line about collectives that are timed, with what it costs, or about those that are not."""
+    if not is_timing(environment):
+        return (
+            "NCCL's collectives are not timed: when each rank enqueues them is read from torch's flight recorder "
+            "instead. RANKSCOPE_NCCL_TIMING=off stops rankscope from reading it (docs/cost.md)."
+        )
     value = environment.get(TIMING_VARIABLE, "")
     if is_set_by_agent(environment):
         advice = "To switch it off: RANKSCOPE_NCCL_TIMING=off (docs/cost.md)."

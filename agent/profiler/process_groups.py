@@ -46,7 +46,7 @@ class GroupProgress:
     def __init__(
         self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._may_read_times = may_read(environment or {})
+        self._may_read = environment is not None and may_read(environment)
         self._process_groups = ProcessGroups(world_size)
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
@@ -71,12 +71,12 @@ class GroupProgress:
         return any(is_on_host(group.backend) for group in self.groups.values())
 
     @property
-    def times_collectives(self) -> bool:
-        """Whether the flight recorder has the durations of the collectives of devices, and may be read: torch must be
-        configured to time those of NCCL. After a capture it does not have all of them: those in CUDA graphs are in
+    def records_devices(self) -> bool:
+        """Whether the flight recorder has the collectives of devices, and may be read: those of NCCL, with durations if
+        torch is configured to time them. After a capture it does not have all of them: those in CUDA graphs are in
         profiler windows only.
         """
-        if not self._may_read_times or self._captures.begun:
+        if not self._may_read or self._captures.begun:
             return False
         groups = self.groups or self.find_groups()  # the former are found by windows, of which there may be none
         return any(is_nccl(group.backend) for group in groups.values())

@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.records import CollectiveRecord, WindowBreakdown, WindowFlops, WindowSynchronisations
 
 
@@ -9,7 +10,7 @@ class ReducedWindow(NamedTuple):
     """The results of a window. `covered_steps` are the first and last step whose collectives are complete, if any.
     `synchronisations` are those of a device's full window with a whole step. `timed_steps` are the first and last step
     between windows whose collectives are those that torch's flight recorder has timed. `flops` are those of a step of a
-    window with shapes.
+    window with shapes. `enqueues` are times of collectives between windows that torch does not time.
     """
 
     collectives: list[CollectiveRecord]
@@ -18,6 +19,7 @@ class ReducedWindow(NamedTuple):
     synchronisations: WindowSynchronisations | None = None
     timed_steps: tuple[int, int] | None = None
     flops: WindowFlops | None = None
+    enqueues: Enqueues | None = None
 
 
 EMPTY_WINDOW: Final = ReducedWindow([], [], None)

@@ -1,4 +1,5 @@
-"""Measures a device's collectives between windows by the flight recorder, if it times them (`nccl_timing.py`).
+"""Measures a device's collectives between windows by the flight recorder: their durations, if it times them
+(`nccl_timing.py`), else when some of them were enqueued (`step_entries.py`).
 
 The recorder keeps its last entries (2,000 by default), and a dump always has all of them. So it is read as often as its
 ring fills, as far as the cost allows. A reading has the last steps before it: those whose first collective is still in
@@ -8,6 +9,8 @@ A collective's start is when it was enqueued, since the recorder has no begin of
 of it was exposed; and point-to-point operations, those of a coalesced group and those on the host are missing. The
 results are durations, sizes and sequence numbers of these collectives (`timed_steps`), and make no step covered.
 
+Without durations a step is known once it has ended, since nothing more will be known of its collectives.
+
 Entries are assigned to steps by the wall clock, as it was when each step was reported. Where that clock was set
 meanwhile the steps are left out, and counted.
 """
@@ -16,11 +19,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from rankscope.agent.captures.timed_entries import Reading, TimedEntry
+from rankscope.agent.captures.timed_entries import Reading
 from rankscope.agent.profiler.nccl_timing import COST_NS, RING_ENTRIES
 from rankscope.agent.profiler.reduced_window import ReducedWindow
+from rankscope.agent.profiler.step_entries import (
+    StepEntries,
+    WaitingStep,
+    find_durations,
+    find_enqueues,
+    find_ranges,
+    lacks_durations,
+)
+from rankscope.measure.clock import OFFSET_ERROR_NS
+from rankscope.measure.enqueues import choose, pack_enqueues
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -60,15 +73,6 @@ class EntrySource(Protocol):
         ...
 
 
-class _WaitingStep(NamedTuple):
-    """A step whose collectives are not known yet, by the wall clock as of its report."""
-
-    step: int
-    start_wall_ns: int
-    end_wall_ns: int
-    wall_minus_host_ns: int
-
-
 class TimedCollectives:
     """Assign the recorder's entries to the steps they were enqueued in.
 
@@ -94,9 +98,10 @@ class TimedCollectives:
         self._ring_entries = ring_entries
         self._timing_is_ours = timing_is_ours
         self._timed_from_step = timed_from_step
-        self._steps: deque[_WaitingStep] = deque()
+        self._steps: deque[WaitingStep] = deque()
         self._in_windows: deque[int] = deque(maxlen=IN_WINDOWS_MAX)
         self._wall_minus_host_ns: int | None = None
+        self._wall_moved_ns = 0
         self._requested_ns: int | None = None
         self._first_ns: int | None = None
         self._spent_before_ns = 0
@@ -178,10 +183,13 @@ class TimedCollectives:
         for one in steps:
             start_wall_ns = one.start_host_ns + wall_minus_host_ns
             self._steps.append(
-                _WaitingStep(one.step, start_wall_ns, start_wall_ns + one.duration_ns, wall_minus_host_ns)
+                WaitingStep(one.step, start_wall_ns, start_wall_ns + one.duration_ns, wall_minus_host_ns)
             )
-        if before_ns is not None and abs(wall_minus_host_ns - before_ns) > CLOCK_MOVED_NS:
+        moved_ns = 0 if before_ns is None else abs(wall_minus_host_ns - before_ns)
+        if moved_ns > CLOCK_MOVED_NS:
             self._drop(len(self._steps), CLOCK_SET)
+        else:
+            self._wall_moved_ns = max(self._wall_moved_ns, moved_ns)
         self._drop(len(self._steps) - STEPS_MAX, TOO_OLD)
 
     def _drop(self, count: int, reason: str) -> None:
@@ -227,18 +235,38 @@ class TimedCollectives:
         if any(earlier > later for earlier, later in pairwise(created_ns)):
             self._drop(len(self._steps), CLOCK_SET)
             return []
-        whole = self._pop_whole_steps(reading, window_from_step)
+        is_untimed = lacks_durations(reading.entries)
+        whole = self._pop_whole_steps(reading, window_from_step, is_untimed=is_untimed)
         groups = self._read_groups() if whole else {}
-        found: dict[int, list[CollectiveRecord]] = {}
+        found = []
         for step in whole:
             first, last = (bisect_left(created_ns, bound_ns) for bound_ns in (step.start_wall_ns, step.end_wall_ns))
-            records = [_to_record(step, entry, groups) for entry in reading.entries[first:last]]
-            known = [record for record in records if record is not None]
-            self._count(NOT_PLACED, len(records) - len(known))
-            found[step.step] = known  # also if there are none: other ranks may have some in this step
-        return _join(found)
+            found.append(StepEntries(step, reading.entries[first:last]))
+        return self._report_enqueues(found, groups) if is_untimed else self._report_durations(found, groups)
 
-    def _pop_whole_steps(self, reading: Reading, window_from_step: int | None) -> list[_WaitingStep]:
+    def _report_durations(self, steps: Sequence[StepEntries], groups: Mapping[str, GroupInfo]) -> list[ReducedWindow]:
+        found: dict[int, list[CollectiveRecord]] = {}
+        for step, entries in steps:
+            known = find_durations(step, entries, groups)
+            self._count(NOT_PLACED, len(entries) - len(known))
+            found[step.step] = known  # also if there are none: other ranks may have some in this step
+        return [
+            ReducedWindow([record for step in range(a, b + 1) for record in found[step]], [], None, timed_steps=(a, b))
+            for a, b in find_ranges(found)
+        ]
+
+    def _report_enqueues(self, steps: Sequence[StepEntries], groups: Mapping[str, GroupInfo]) -> list[ReducedWindow]:
+        if not steps:
+            return []
+        found, unknown = find_enqueues(steps, groups)
+        self._count(NOT_PLACED, unknown)
+        error_ns, self._wall_moved_ns = self._wall_moved_ns + OFFSET_ERROR_NS, 0
+        ranges = find_ranges(one.step.step for one in steps)
+        return [ReducedWindow([], [], None, enqueues=pack_enqueues(choose(found), ranges, wall_error_ns=error_ns))]
+
+    def _pop_whole_steps(
+        self, reading: Reading, window_from_step: int | None, *, is_untimed: bool
+    ) -> list[WaitingStep]:
         """Remove and return the steps all of whose collectives are in the reading and in no window; earlier ones are
         dropped.
         """
@@ -246,7 +274,7 @@ class TimedCollectives:
             return []
         is_overwritten = reading.recorded > reading.ring_entries
         known_from_ns = reading.entries[0].created_wall_ns if is_overwritten else 0
-        unfinished = (entry.created_wall_ns for entry in reading.entries if not entry.is_over)
+        unfinished = (entry.created_wall_ns for entry in reading.entries if not (entry.is_over or is_untimed))
         known_until_ns = min(next(unfinished, reading.taken_wall_ns), reading.taken_wall_ns)
         in_windows = frozenset(self._in_windows)
         whole = []
@@ -262,31 +290,3 @@ class TimedCollectives:
             else:
                 self._count(TOO_OLD, 1)
         return whole
-
-
-def _to_record(step: _WaitingStep, entry: TimedEntry, groups: Mapping[str, GroupInfo]) -> CollectiveRecord | None:
-    group = groups.get(entry.group_name)
-    if group is None or entry.duration_ns is None:
-        return None
-    return CollectiveRecord(
-        step=step.step,
-        group=group.label,
-        op=entry.op,
-        start_host_ns=entry.created_wall_ns - step.wall_minus_host_ns,
-        duration_ns=entry.duration_ns,
-        sequence=entry.sequence,
-        bytes=entry.bytes,
-    )
-
-
-def _join(found: Mapping[int, list[CollectiveRecord]]) -> list[ReducedWindow]:
-    """Join consecutive steps into one result."""
-    steps = sorted(found)
-    cuts = [0, *(i for i, (one, other) in enumerate(pairwise(steps), start=1) if other != one + 1), len(steps)]
-    return [
-        ReducedWindow(
-            [record for step in steps[a:b] for record in found[step]], [], None, timed_steps=(steps[a], steps[b - 1])
-        )
-        for a, b in pairwise(cuts)
-        if a < b
-    ]

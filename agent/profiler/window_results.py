@@ -141,7 +141,7 @@ class WindowResults:
     def _add_steps(
         self, steps: Sequence[StepRecord], window_from_step: int | None, *, last: bool
     ) -> list[ReducedWindow]:
-        if not self._windows.progress.times_collectives:
+        if not self._windows.progress.records_devices:
             return []
         if not self._windows.timed_from_step:
             self._windows.log_timing()

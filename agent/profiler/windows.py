@@ -93,8 +93,8 @@ class ProfilerWindows:
         self.ranges = OpenRanges()
         self.finished: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         """Finished windows, for the agent thread."""
-        is_timing_read = config.nccl_timing != OFF
-        self.progress = GroupProgress(identity.world_size, captures, environment if is_timing_read else {})
+        is_recorder_read = config.nccl_timing != OFF
+        self.progress = GroupProgress(identity.world_size, captures, environment if is_recorder_read else None)
         self.ring_entries = find_ring_entries(environment) or RING_ENTRIES
         """Entries of torch's flight recorder."""
         self.timing_is_ours = is_set_by_agent(environment)
@@ -175,7 +175,9 @@ class ProfilerWindows:
             log_once_per_node(describe_effect(effect), self._environment, topic="device_windows")
 
     def log_timing(self) -> None:
-        """Log once on each node that collectives are timed, and what it costs. For the agent thread."""
+        """Log once on each node that collectives are timed, and what it costs, or that they are not, and what is read
+        instead. For the agent thread.
+        """
         if not self._has_logged_timing:
             self._has_logged_timing = True
             log_once_per_node(describe_timing(self._environment), self._environment, topic="nccl_timing")

@@ -10,6 +10,7 @@ from rankscope.agent.steps.model_flops import FlopTotals
 from rankscope.measure import __version__
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from rankscope.measure.clock import Clock
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Goodbye, Hello, Report
 from rankscope.measure.model_flops import NO_FLOPS, StepFlops
@@ -71,6 +72,7 @@ class Interval(msgspec.Struct, kw_only=True):
     out_of_memory: tuple[OutOfMemory, ...] = ()
     flops: StepFlops = NO_FLOPS
     flop_totals: FlopTotals = FlopTotals()
+    enqueues: Enqueues | None = None
 
 
 REPORTERS_MAX: Final = 8
@@ -141,6 +143,7 @@ class ReportBuilder:
             timed_steps=tuple(interval.timed_steps),
             out_of_memory=interval.out_of_memory,
             flops=interval.flops,
+            enqueues=interval.enqueues,
         )
 
     def build_goodbye(self, end: ScriptEnd) -> Goodbye:

@@ -465,7 +465,7 @@ def _shorten(frame: bytes) -> bytes:
     """Return the frame of a report without what may be large, all of which is used when it arrives."""
     report = msgspec.structs.replace(
         _read(frame), steps=Table(), collectives=Collectives(), covered_steps=(), breakdowns=(), groups=None,
-        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None, out_of_memory=(),
+        progress=(), stall=None, synchronisations=(), timed_steps=(), node=None, out_of_memory=(), enqueues=None,
     )  # fmt: skip
     return encode(report)
 

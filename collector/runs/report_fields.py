@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.collector.runs.ratio_basis import ON_DEMAND
 from rankscope.measure.codec import encode
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.messages import Report
 from rankscope.measure.out_of_memory import OutOfMemory
 from rankscope.measure.records import (
@@ -78,6 +79,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
     stall: Stall | None
     node: NodeSample | None
     out_of_memory: tuple[OutOfMemory, ...]
+    enqueues: Enqueues | None
     step_totals: StepTotals
     step_ns: int
     reports_dropped: int
@@ -108,6 +110,7 @@ class ReportFields(msgspec.Struct, frozen=True, gc=False):
             report.stall,
             report.node,
             report.out_of_memory,
+            report.enqueues,
             StepTotals(
                 losses.steps_made,
                 losses.steps_buffered,

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from rankscope.measure.codec import decode, encode
+from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.messages import (
@@ -213,6 +214,7 @@ FLOPS = StepFlops(
     peak_type="bf16", absent={"executed": "not measured of all"}, executed_peak_flops_per_s=9.7e14,
     executed_is_upper_bound=True,
 )  # fmt: skip
+ENQUEUES = pack_enqueues([Enqueue(42, "mesh_dp/0,2", 8, 1_450)], [(42, 43)], wall_error_ns=10_000)
 FLOPS_WITHOUT_TYPES = msgspec.structs.replace(FLOPS, executed_peak_flops_per_s=None, executed_is_upper_bound=False)
 COMMUNICATOR = RasCommunicator(
     name="cf264af53edbe986", size=8, ranks_left_out=1,
@@ -255,7 +257,7 @@ STATED: dict[str, Message] = {
         groups=(GroupInfo(label="mesh_dp/0,2", description="mesh_dp", ranks=(0, 2), backend="nccl"),),
         overhead_ratio=0.0025, cost=COST, allocator=ALLOCATOR, progress=(PROGRESS,), stalled_since_host_ns=1_300,
         stall=STALL, synchronisations=(SYNCHRONISATIONS,), node=NODE, timed_steps=((42, 43), (45, 46)),
-        out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS,
+        out_of_memory=(OUT_OF_MEMORY,), flops=FLOPS, enqueues=ENQUEUES,
     ),
     "ack": Ack(through=5),
     "hello_wanted": HelloWanted(),
@@ -325,7 +327,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_TIMING = msgspec.structs.replace(STATED["report"], cost=COST_WITHOUT_TIMING)
+WITHOUT_ENQUEUES = msgspec.structs.replace(STATED["report"], enqueues=None)
+WITHOUT_TIMING = msgspec.structs.replace(WITHOUT_ENQUEUES, cost=COST_WITHOUT_TIMING)
 WITHOUT_MODEL_BYTES = msgspec.structs.replace(
     WITHOUT_TIMING, out_of_memory=(NOTICE_WITHOUT_MODEL,), flops=FLOPS_WITHOUT_TYPES
 )
@@ -364,6 +367,8 @@ STRUCTURES: list[tuple[str, Place]] = [
     ("report", ("out_of_memory", 0)),
     ("report", ("flops",)),
     ("report", ("flops", "model")),
+    ("report", ("enqueues",)),
+    ("report", ("enqueues", "table")),
     ("report", ("out_of_memory", 0, "held", 0)),
     ("report", ("stall", "stacks", 0)),
     ("report", ("stall", "stacks", 0, "frames", 0)),
@@ -486,7 +491,7 @@ def test_earlier_report_with_fewer_device_fields_decodes() -> None:
         "host": EARLIER_HOST,
         "totals": EARLIER_TOTALS, "losses": EARLIER_LOSSES, "cost": AgentCost(), "allocator": None, "progress": (),
         "stalled_since_host_ns": None, "stall": None, "synchronisations": (), "node": None, "timed_steps": (),
-        "out_of_memory": (), "flops": StepFlops(),
+        "out_of_memory": (), "flops": StepFlops(), "enqueues": None,
     }  # fmt: skip
     assert decode(frame) == msgspec.structs.replace(report, steps=NARROW_STEPS, devices=(NARROW_DEVICE,), **earlier)
 
@@ -582,6 +587,11 @@ def test_earlier_report_without_errors_of_the_allocator_decodes() -> None:
 def test_earlier_report_without_flops_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_flops.hex").read_text())
     assert decode(frame) == WITHOUT_FLOPS
+
+
+def test_earlier_report_without_enqueues_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_enqueues.hex").read_text())
+    assert decode(frame) == WITHOUT_ENQUEUES
 
 
 def test_earlier_report_without_the_bytes_of_a_model_decodes() -> None:

@@ -8,6 +8,7 @@ import pytest
 from rankscope.agent.agent_overhead import NCCL_TIMING
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
+from rankscope.measure.units import NS_PER_MS
 from tests.integration.listening_collector import listening
 from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, OFTEN, forked_ranks, python, run
 
@@ -53,6 +54,29 @@ def test_timed_collectives_of_steps_without_windows_are_reported() -> None:
     assert cost.part_ns[COLLECTIVE_TIMES] > 0
     assert NCCL_TIMING not in cost.part_ns, "which the job has asked for"
     assert life.losses.windows_skipped.keys() <= {"timed_too_old"}, "where this machine was slow"
+
+
+def test_without_timing_the_times_of_enqueuing_are_reported() -> None:
+    with listening() as collector:
+        settings = {**OFTEN, **ONE_OF_TWO, TIMING_VARIABLE: "0", "RANKSCOPE_COLLECTOR": collector.endpoint}
+        ended = run(python("timed_nccl.py"), {**settings, "TORCH_FR_BUFFER_SIZE": "600"})
+        (life,) = collector.lives
+    assert (ended.exit_code, ended.left) == (0, ())
+    (said,) = ended.heard_of_agent
+    assert said.startswith("rankscope: NCCL's collectives are not timed: when each rank enqueues them is read from ")
+    made = {(step, number): host_ns for step, number, host_ns in json.loads(ended.stdout.splitlines()[-1])}
+
+    told = [report.enqueues for report in life.reports if report.enqueues is not None]
+    names = ("step", "sequence", "enqueued_host_ns")
+    rows = [row for one in told for row in zip(*(one.table.column(name).tolist() for name in names), strict=True)]
+    assert rows
+    for step, number, host_ns in rows:
+        assert host_ns - made[step, number] == pytest.approx(0, abs=2 * NS_PER_MS), "in its step, by the host clock"
+    (numbers, ranges) = {(step, number) for step, number, _ in rows}, {span for one in told for span in one.steps}
+    assert len(numbers) == len(rows), "each once"
+    assert all(any(first <= step <= last for first, last in ranges) for step, _ in numbers)
+    assert (life.collectives, life.timed_steps, life.covered_steps) == ([], set(), set())
+    assert life.reports[-1].cost.part_ns[COLLECTIVE_TIMES] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Trains with a process group that does not communicate, and a worker server that has durations of its collectives, as
-that of a rank with NCCL, until enough of them have been read. Prints each: its step, sequence and duration in ns.
+that of a rank with NCCL, until enough of them have been read. Prints each: its step, sequence and duration in ns; if
+torch is not to time them, the host clock's time of its enqueuing in place of the duration.
 """
 
 import json
+import operator
 import os
 import time
 from typing import Any
@@ -14,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankscope.agent
 from rankscope.agent import launch
+from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
 from tests.unit.agent.sidecar.fake_worker_server import FakeWorkerServer, dump, nccl_entry
 
 RING = 600
@@ -34,6 +37,8 @@ class WorkerServer(FakeWorkerServer):
 
 
 c10d._WorkerServer = WorkerServer  # type: ignore[misc, assignment]
+if not hasattr(c10d, "ProcessGroupNCCL"):
+    c10d.ProcessGroupNCCL = object  # type: ignore[misc, assignment]  # as in a torch that has NCCL
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 group = dist.distributed_c10d._get_default_group()
 name, (_, store) = group.group_name, dist.distributed_c10d._world.pg_map[group]
@@ -41,6 +46,7 @@ dist.distributed_c10d._world.pg_map[group] = "nccl", store  # as the agent finds
 print(rankscope.agent.start())
 timed = launch.session._reporter._window_results.timed  # type: ignore[union-attr]
 is_read = os.environ.get("RANKSCOPE_NCCL_TIMING") != "off"
+is_timed = os.environ.get(TIMING_VARIABLE) == "1"
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 until_s = time.monotonic() + DEADLINE_S
@@ -49,12 +55,17 @@ while step < STEPS_MIN or (is_read and (timed._recorded or 0) < READ_MIN and tim
     model(torch.randn(4, 8)).sum().backward()
     for parameter in model.parameters():
         number = len(entries)
-        duration_ms = 0.05 + 0.001 * (number % 7)
-        entries.append(nccl_entry(number, time.time_ns(), duration_ms, process_group=[name, "default_pg"]))
+        changes: dict[str, Any] = {"process_group": [name, "default_pg"]}
+        if is_timed:
+            changes |= {"duration_ms": 0.05 + 0.001 * (number % 7)}
+        else:
+            changes |= {"retired": True, "host_ns": time.monotonic_ns()}
+        entries.append(nccl_entry(number, time.time_ns(), changes.pop("duration_ms", None), **changes))
         steps.append(step)
         dist.all_reduce(parameter.grad)
     optimizer.step()
     step += 1
     time.sleep(PAUSE_S)
 told = zip(steps, entries, strict=True)
-print(json.dumps([(at, entry["collective_seq_id"], round(entry["duration_ms"] * 1e6)) for at, entry in told]))
+value = (lambda one: round(one["duration_ms"] * 1e6)) if is_timed else operator.itemgetter("host_ns")
+print(json.dumps([(at, entry["collective_seq_id"], value(entry)) for at, entry in told]))

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
+from rankscope.measure.enqueues import ENQUEUE_COLUMNS, Enqueue, Enqueues, pack_enqueues
 from rankscope.measure.errors import DecodeError, DecodeReason
 from rankscope.measure.messages import Ack, Hello, Message, Report
 from rankscope.measure.records import Collectives
@@ -65,11 +66,11 @@ def test_another_protocol_is_refused_with_who_has_to_upgrade(protocol: int, reas
     assert refusal(b"RSCP" + protocol.to_bytes(2, "big") + b"\x04\x91\x07") == (reason, text)
 
 
-@pytest.mark.parametrize("kind", [0, 20, 255])
+@pytest.mark.parametrize("kind", [0, 24, 255])
 def test_unknown_kind_is_refused_with_the_known_ones(kind: int) -> None:
     reason, text = refusal(frame(kind))
     assert reason is DecodeReason.UNKNOWN_KIND
-    assert text == f"unknown_kind: kind {kind}; protocol 1 has {list(range(1, 20))}"
+    assert text == f"unknown_kind: kind {kind}; protocol 1 has {list(range(1, 24))}"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,26 @@ def test_collective_without_a_group_or_operation_is_refused(group: int, op: int,
         DecodeReason.BAD_TABLE,
         f"bad_table: a collective's {wrong} is outside its list of 1",
     )
+
+
+@pytest.mark.parametrize("names", [(), ("group-0",)])
+def test_enqueue_without_a_group_is_refused(names: tuple[str, ...]) -> None:
+    enqueues = Enqueues(names, Table.from_rows(ENQUEUE_COLUMNS, [(4, 1, 7, 1_000)]))
+    assert refusal(encode(Report(sequence=1, host_ns=0, enqueues=enqueues))) == (
+        DecodeReason.BAD_TABLE,
+        f"bad_table: a collective's group is outside its list of {len(names)}",
+    )
+
+
+def test_enqueues_that_differ_from_their_count_are_refused() -> None:
+    enqueues = Enqueues(table=Table(("step",), 2, bytes(8)))
+    assert refusal(encode(Report(sequence=1, host_ns=0, enqueues=enqueues)))[0] is DecodeReason.BAD_TABLE
+
+
+@pytest.mark.parametrize("enqueues", [Enqueues(steps=((4, 5),)), pack_enqueues([Enqueue(4, "g", 7, 1_000)], [(4, 4)])])
+def test_enqueues_with_or_without_rows_are_accepted(enqueues: Enqueues) -> None:
+    report = Report(sequence=1, host_ns=0, enqueues=enqueues)
+    assert decode(encode(report)) == report
 
 
 def test_collective_with_a_group_and_operation_is_accepted() -> None:

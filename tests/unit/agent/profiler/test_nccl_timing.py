@@ -94,10 +94,13 @@ def test_timing_needs_the_cache_of_events(choice: str) -> None:
         ("2.5.1", {}, False),
         ("main", {}, False),
         ("2.11.0", {"TORCH_NCCL_CUDA_EVENT_CACHE": "FALSE"}, False),
-        ("2.11.0", {TIMING_VARIABLE: "0"}, False),
+        ("2.11.0", {TIMING_VARIABLE: "0"}, True),
+        ("2.10.0", {TIMING_VARIABLE: "0"}, False),
+        ("2.10.0", {TIMING_VARIABLE: "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}, True),
+        ("2.11.0", {TIMING_VARIABLE: "0", "TORCH_NCCL_CUDA_EVENT_CACHE": "0"}, False),
     ],
 )
-def test_timing_of_the_job_is_read_only_where_that_is_safe(
+def test_recorder_is_read_where_it_is_on_and_that_is_safe(
     monkeypatch: pytest.MonkeyPatch, version: str, changes: dict[str, str], expected: bool
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
@@ -160,3 +163,10 @@ def test_what_is_said_has_value_cost_and_cure() -> None:
         "(docs/cost.md)."
     )
     assert describe_too_late().startswith("NCCL's collectives are not timed: the agent was started after init_process")
+
+
+def test_what_is_said_of_collectives_that_are_not_timed_has_the_cure() -> None:
+    assert describe_timing({TIMING_VARIABLE: "0"}) == (
+        "NCCL's collectives are not timed: when each rank enqueues them is read from torch's flight recorder instead. "
+        "RANKSCOPE_NCCL_TIMING=off stops rankscope from reading it (docs/cost.md)."
+    )

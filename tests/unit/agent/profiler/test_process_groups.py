@@ -158,16 +158,16 @@ def test_collectives_are_not_covered_once_a_graph_was_captured() -> None:
     captures = GraphCaptures()
     progress = GroupProgress(captures=captures, environment={"TORCH_NCCL_ENABLE_TIMING": "1"})
     progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend="nccl")}
-    assert progress.times_collectives
+    assert progress.records_devices
     captures.wrap_begin(lambda: None)()
     captures.wrap_end(lambda: None)()
-    assert not progress.times_collectives, "those in a graph are in no recorder"
+    assert not progress.records_devices, "those in a graph are in no recorder"
 
 
 def test_timed_collectives_are_not_read_where_that_is_unsafe() -> None:
     progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_NCCL_CUDA_EVENT_CACHE": "0"})
     progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend="nccl")}
-    assert not progress.times_collectives
+    assert not progress.records_devices
 
 
 @pytest.mark.parametrize(
@@ -175,18 +175,33 @@ def test_timed_collectives_are_not_read_where_that_is_unsafe() -> None:
     [
         ("1", "nccl", True),
         ("TRUE", "nccl", True),
-        ("0", "nccl", False),
-        ("", "nccl", False),
+        ("0", "nccl", True),
+        ("", "nccl", True),
         ("1", "gloo", False),
+        ("0", "gloo", False),
         ("1", "cpu:gloo,cuda:nccl", True),
         ("1", "xccl", False),
     ],
 )
-def test_collectives_of_nccl_are_timed_if_enabled(setting: str, backend: str, expected: bool) -> None:
+def test_collectives_of_nccl_are_read_whether_they_are_timed_or_not(
+    monkeypatch: pytest.MonkeyPatch, setting: str, backend: str, expected: bool
+) -> None:
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
     progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": setting})
-    assert not progress.times_collectives, "no group has been seen"
+    assert not progress.records_devices, "no group has been seen"
     progress.groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend=backend)}
-    assert progress.times_collectives is expected
+    assert progress.records_devices is expected
+
+
+def test_nothing_is_read_without_nccl_or_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend="nccl")}
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
+    switched_off = GroupProgress()
+    monkeypatch.delattr(c10d, "ProcessGroupNCCL")
+    without_nccl = GroupProgress(environment={})
+    for progress in (switched_off, without_nccl):
+        progress.groups = groups
+        assert not progress.records_devices
 
 
 def test_a_group_on_the_host_beside_nccl_does_not_end_timing() -> None:
@@ -194,7 +209,7 @@ def test_a_group_on_the_host_beside_nccl_does_not_end_timing() -> None:
     progress.groups = {
         name: GroupInfo(label=name, description="x", ranks=(0, 1), backend=name) for name in ("nccl", "gloo")
     }
-    assert progress.times_collectives
+    assert progress.records_devices
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from rankscope.agent.profiler.timed_collectives import (
     STEPS_MAX,
     TimedCollectives,
 )
+from rankscope.measure.clock import OFFSET_ERROR_NS
+from rankscope.measure.enqueues import Enqueue, choose
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -374,3 +376,84 @@ def test_oldest_of_too_many_steps_are_left_out() -> None:
     (found,) = rank.add_steps(*range(STEPS_MAX + 3))
     assert found.timed_steps == (3, STEPS_MAX + 2)
     assert rank.timed.skipped == {"timed_too_old": 3}
+
+
+# -- collectives that torch does not time ------------------------------------------------------------------------------
+
+
+def untimed(created: int, *, group: str = "0", is_over: bool = True) -> TimedEntry:
+    return entry(created, None, group=group, is_over=is_over)
+
+
+def enqueued(found: list[ReducedWindow]) -> tuple[list[tuple[int | None, ...]], tuple[tuple[int, int], ...]]:
+    """Return rows of step, sequence and time by the host clock, and the ranges of steps."""
+    ((collectives, breakdowns, covered, synchronisations, timed_steps, flops, enqueues),) = found
+    assert (collectives, breakdowns, covered, synchronisations, timed_steps, flops) == ([], [], None, None, None, None)
+    assert enqueues is not None
+    assert set(enqueues.groups) <= {"default_pg"}
+    columns = [enqueues.table.column(name).tolist() for name in ("step", "sequence", "enqueued_host_ns")]
+    return list(zip(*columns, strict=True)), enqueues.steps
+
+
+def test_without_durations_the_times_of_enqueuing_are_reported() -> None:
+    rank = Rank([untimed(5_000), untimed(6_300), untimed(6_400)])
+    assert enqueued(rank.add_steps(5, 6)) == ([(5, 5_000, 5_000), (6, 6_300, 6_300), (6, 6_400, 6_400)], ((5, 6),))
+    assert rank.timed.skipped == {}
+
+
+def test_untimed_step_is_known_once_it_has_ended() -> None:
+    rank = Rank([untimed(5_000), untimed(6_300), untimed(6_400, is_over=False)])
+    assert enqueued(rank.add_steps(5, 6))[1] == ((5, 6),), "though its last collective still runs"
+    rank = Rank([untimed(5_000), untimed(6_300)], taken_wall_ns=WALL + 6_500)
+    assert enqueued(rank.add_steps(5, 6))[1] == ((5, 5),), "step 6 may have had another collective after 6,500"
+
+
+def test_while_nothing_is_over_a_duration_may_still_come() -> None:
+    rank = Rank([untimed(5_000, is_over=False)])
+    assert rank.add_steps(5) == []
+    rank.entries, rank.now_ns = [entry(5_000)], INTERVAL_NS_MAX
+    assert timed(rank.add_steps()) == [(5, 5)]
+
+
+def test_untimed_steps_without_communication_and_apart_are_reported() -> None:
+    rank = Rank([untimed(5_000), untimed(8_300)], ring=(2, 3_300), recorded=2)
+    rank.timed.leave_to_window(steps(6))
+    assert enqueued(rank.add_steps(5, 6, 7, 8)) == ([(5, 5_000, 5_000), (8, 8_300, 8_300)], ((5, 5), (7, 8)))
+
+
+def test_untimed_collective_of_an_unknown_group_is_counted() -> None:
+    rank = Rank([untimed(5_000), untimed(5_100, group="9"), untimed(6_300)])
+    assert [row[1] for row in enqueued(rank.add_steps(5, 6))[0]] == [5_000, 6_300]
+    assert rank.timed.skipped == {"timed_unplaced": 1}
+
+
+def test_of_a_coalesced_group_the_first_member_counts() -> None:
+    members = [untimed(5_000)._replace(sequence=7), untimed(5_001)._replace(sequence=7)]
+    assert enqueued(Rank(members).add_steps(5))[0] == [(5, 7, 5_000)]
+
+
+def test_of_many_collectives_those_that_all_ranks_choose_are_reported() -> None:
+    rank = Rank([untimed(5_000 + number) for number in range(900)])
+    rows, ranges = enqueued(rank.add_steps(5))
+    assert ranges == ((5, 5),)
+    chosen = choose([Enqueue(5, "default_pg", 5_000 + number, 5_000 + number) for number in range(900)])
+    assert rows == [(one.step, one.sequence, one.enqueued_host_ns) for one in chosen]
+
+
+def test_error_of_the_wall_clock_is_what_it_moved_by() -> None:
+    def error_ns(found: list[ReducedWindow]) -> int:
+        assert found[0].enqueues is not None
+        return found[0].enqueues.wall_error_ns
+
+    rank = Rank([untimed(5_000)], is_slow=True)
+    rank.add_steps(5)
+    rank.add_steps(6, wall=WALL - 300)
+    rank.is_slow = False
+    assert error_ns(rank.add_steps(7, wall=WALL - 200)) == 300 + OFFSET_ERROR_NS
+    rank.now_ns += INTERVAL_NS_MAX
+    assert error_ns(rank.add_steps(8, wall=WALL - 200)) == OFFSET_ERROR_NS, "of the steps since then"
+
+
+def test_no_untimed_step_is_reported_before_it_is_whole() -> None:
+    rank = Rank([untimed(5_000)], taken_wall_ns=WALL + 5_500)
+    assert rank.add_steps(5) == []

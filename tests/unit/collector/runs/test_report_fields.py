@@ -5,6 +5,7 @@ import msgspec
 from rankscope.collector.runs import report_fields
 from rankscope.collector.runs.report_fields import ReportFields, StepTotals
 from rankscope.measure.codec import decode, encode
+from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.messages import Report
 from rankscope.measure.records import (
     AllocatorSample,
@@ -50,6 +51,7 @@ WHOLE = Report(
     stalled_since_host_ns=5,
     stall=Stall(number=1, since_host_ns=5, taken_host_ns=9, limit_ns=3, activity="step"),
     synchronisations=(WindowSynchronisations(first_step=3, step_count=1, idle_ns=1),),
+    enqueues=pack_enqueues([Enqueue(4, "g", 2, 1_500)], [(4, 5)], wall_error_ns=10),
 )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def test_fields_of_both_structs_are_equal() -> None:
     assert both == {
         "sequence", "host_ns", "steps", "collectives", "covered_steps", "breakdowns", "groups", "allocator", "progress",
         "stalled_since_host_ns", "stall", "synchronisations", "node", "timed_steps", "out_of_memory",
+        "enqueues",
     }  # fmt: skip
     assert {name: getattr(found, name) for name in both} == {name: getattr(WHOLE, name) for name in both}
 
