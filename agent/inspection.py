@@ -14,7 +14,7 @@ import msgspec
 from rankscope.agent.collector_address import read_address
 from rankscope.agent.config import OFF, AgentConfig, read_config
 from rankscope.agent.guard import describe
-from rankscope.agent.sidecar.inspector_place import find_inspector_place
+from rankscope.agent.sidecar.inspector_place import PLUGIN, find_inspector_place
 from rankscope.agent.sidecar.ras_address import find_ras_address
 from rankscope.agent.sidecar.ras_client import NothingListensError, read_protocol
 from rankscope.measure import __version__
@@ -71,9 +71,13 @@ def _inspect_inspector(config: AgentConfig) -> InspectorFound:
     place = find_inspector_place(os.environ, pid=os.getpid(), wall_ns=SystemClock().wall_ns())
     if place is None:
         return InspectorFound()
-    folder = os.path.dirname(place.path)
+    folder, plugin = os.path.dirname(place.path), os.environ.get(PLUGIN, "")
     problem = place.problem
-    if config.nccl_inspector == OFF or not config.sidecar:
+    if not plugin:
+        problem = f"{PLUGIN} is not set, so NCCL loads no plugin but one that is named libnccl-profiler.so"
+    elif "/" in plugin and not os.path.exists(plugin):
+        problem = f"{PLUGIN} names {plugin}, which is not there"
+    elif config.nccl_inspector == OFF or not config.sidecar:
         problem = "nccl_inspector is off" if config.nccl_inspector == OFF else "sidecar is false"
     elif folder and not os.access(folder, os.R_OK | os.X_OK) and os.path.exists(folder):
         problem = f"{folder} cannot be read by this user"

@@ -1,6 +1,7 @@
 """Finds where NCCL's Inspector plugin writes its dumps, by the environment of a rank, as the plugin itself does.
 
-    NCCL_INSPECTOR_ENABLE                              1 switches it on; the plugin is loaded by NCCL_PROFILER_PLUGIN
+    NCCL_PROFILER_PLUGIN                               the file of the plugin; read by NCCL, and by the doctor only
+    NCCL_INSPECTOR_ENABLE                              1 switches it on
     NCCL_INSPECTOR_DUMP_DIR                            the folder, else nccl-inspector-SLURM_JOBID in the current one
     NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS   how often it writes; without it only when communicators end
     NCCL_INSPECTOR_DUMP_THREAD_ENABLE                  0: it writes nothing while the run goes on
@@ -18,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 ENABLE: Final = "NCCL_INSPECTOR_ENABLE"
 FOLDER: Final = "NCCL_INSPECTOR_DUMP_DIR"
 INTERVAL: Final = "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"
