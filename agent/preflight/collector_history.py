@@ -18,7 +18,7 @@ from rankscope.agent.preflight.files import Line
 from rankscope.agent.preflight.judgement import Past
 from rankscope.agent.preflight.results import Report
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.codec import FRAME_BYTES_MAX, decode, encode
+from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import DecodeError, SettingError, UnavailableError
 from rankscope.measure.identity import LABEL_LENGTH_MAX
 from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
@@ -42,6 +42,8 @@ ANSWER_S: Final = 5.0
 RESEND_S: Final = 1.0
 """Time after which what was not answered is sent again."""
 POLL_MS: Final = 50
+ANSWER_BYTES_MAX: Final = 2**20
+"""Largest answer that is accepted: 32 nodes with 20 pre-flights of 16 checks, whose names have 64 bytes, are 0.8 MB."""
 PROBLEM_LENGTH_MAX: Final = 512
 PEERS_ONLY: Final = "Nodes are compared with their peers only, and nothing of this pre-flight is kept there."
 
@@ -142,7 +144,7 @@ def _exchange(
     poller = zmq.Poller()
     connection = Connection(
         context, poller, SystemClock(), address.endpoint,
-        keys=address.keys, name=f"preflight-{secrets.token_hex(8)}", frame_in_bytes_max=FRAME_BYTES_MAX,
+        keys=address.keys, name=f"preflight-{secrets.token_hex(8)}", frame_in_bytes_max=ANSWER_BYTES_MAX,
     )  # fmt: skip
     try:
         answered = _converse(connection, poller, questions, time.monotonic() + wait_s)

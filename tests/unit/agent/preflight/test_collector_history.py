@@ -3,13 +3,15 @@
 import pytest
 
 from rankscope.agent.preflight.checks import CPU, MEMORY, list_checks
-from rankscope.agent.preflight.collector_history import find_collector, list_outcomes
+from rankscope.agent.preflight.collector_history import ANSWER_BYTES_MAX, find_collector, list_outcomes
 from rankscope.agent.preflight.files import build_line
 from rankscope.agent.preflight.results import Measured, Named, RankResults, Report, Status
+from rankscope.measure.bounds import SHORT_NAME_LENGTH_MAX
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
-from rankscope.measure.messages import PreflightEnded
-from rankscope.measure.preflights import COLLECTOR_KEY, NODES_MAX, NodeOutcome
+from rankscope.measure.identity import LABEL_LENGTH_MAX
+from rankscope.measure.messages import PreflightAnswer, PreflightEnded
+from rankscope.measure.preflights import CHECKS_MAX, COLLECTOR_KEY, NODES_MAX, PAST_MAX, NodeOutcome, NodePast
 from rankscope.measure.shards import choose_collector
 
 
@@ -50,6 +52,15 @@ def test_longest_texts_of_as_many_nodes_as_a_message_has_fit() -> None:
     frame = encode(message)
     assert decode(frame) == message
     assert len(frame) < 64 * 1024  # the smallest message_bytes_max of a collector
+
+
+def test_largest_answer_is_accepted() -> None:
+    rates = {f"{number:0{SHORT_NAME_LENGTH_MAX}}": 1.0 for number in range(CHECKS_MAX)}
+    past = tuple(NodePast(f"{number:0{LABEL_LENGTH_MAX}}", (rates,) * PAST_MAX) for number in range(NODES_MAX))
+    answer = PreflightAnswer(number=1, past=past)
+    frame = encode(answer)
+    assert decode(frame) == answer
+    assert len(frame) < ANSWER_BYTES_MAX
 
 
 @pytest.mark.parametrize(
