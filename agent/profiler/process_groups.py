@@ -100,9 +100,9 @@ class GroupProgress:
         """Return torch's objects of the present process groups that communicate by NCCL."""
         return self._process_groups.find_nccl()
 
-    def allow_times(self) -> None:
-        """Let durations be read from now on: torch has been told to time collectives."""
-        self._may_read_times = True
+    def allow_reading(self) -> None:
+        """Let the collectives of devices be read from now on: torch has been told to time them."""
+        self._may_read = True
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and

@@ -68,7 +68,7 @@ class ProfilerSessions:
     def _read_times(self, from_step: int) -> None:
         """Let durations be read from this step on: the agent has told torch to time collectives."""
         self.windows.timing_is_ours, self.windows.timed_from_step = True, from_step
-        self.windows.progress.allow_times()
+        self.windows.progress.allow_reading()
 
     @property
     def inline_parts(self) -> list[WindowScheduler | TraceCaptures | MeasuredTiming]:

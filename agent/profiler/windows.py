@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rankscope.agent.config import ALWAYS, GOVERNED, OFF, ON_DEMAND, AgentConfig
+from rankscope.agent.config import ALWAYS, GOVERNED, MEASURED, OFF, ON_DEMAND, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler.line_sampler import LineSampler
@@ -12,6 +12,7 @@ from rankscope.agent.profiler.nccl_timing import (
     describe_timing,
     find_ring_entries,
     is_set_by_agent,
+    is_timing,
 )
 from rankscope.agent.profiler.process_groups import GroupProgress
 from rankscope.agent.profiler.thread_frames import FramesMissingError, ThreadFrames
@@ -93,7 +94,9 @@ class ProfilerWindows:
         self.ranges = OpenRanges()
         self.finished: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         """Finished windows, for the agent thread."""
-        is_recorder_read = config.nccl_timing != OFF
+        # With `measured`, nothing is read before torch times collectives: the reading would explain longer steps too.
+        is_measured_first = config.nccl_timing == MEASURED and not is_timing(environment)
+        is_recorder_read = config.nccl_timing != OFF and not is_measured_first
         self.progress = GroupProgress(identity.world_size, captures, environment if is_recorder_read else None)
         self.ring_entries = find_ring_entries(environment) or RING_ENTRIES
         """Entries of torch's flight recorder."""

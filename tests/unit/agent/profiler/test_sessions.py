@@ -78,10 +78,10 @@ def state_of(rank: Rank) -> TimingState | None:
 def test_torchs_own_call_switches_timing_on_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank().run(WARMUP_STEPS + STRETCH_STEPS_MIN)
     windows = rank.sessions.windows
-    assert (state_of(rank), windows.progress.times_collectives) == (TimingState.COMPARED, False)
+    assert (state_of(rank), windows.progress.records_devices) == (TimingState.COMPARED, False)
     rank.run(5 * STRETCH_STEPS_MIN)
     assert (state_of(rank), windows.timing_is_ours, rank.guard.errors) == (TimingState.KEPT, True, {})
-    assert windows.progress.times_collectives, "durations may be read, from the step after the comparison on"
+    assert windows.progress.records_devices, "durations may be read, from the step after the comparison on"
     assert WARMUP_STEPS + 5 * STRETCH_STEPS_MIN < windows.timed_from_step < rank.step
     rank.sessions.log()
     rank.sessions.log()
