@@ -22,7 +22,6 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
-from statistics import median
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -222,7 +221,7 @@ class InspectorDump:
     ) -> InspectorCommunicator:
         found = sorted((op, values) for (name, op), values in bandwidths.items() if name == one.id)
         kept = tuple(
-            InspectorBandwidth(op=op, count=len(values), bus_bandwidth_bytes_per_s=median(values))
+            InspectorBandwidth(op=op, count=len(values), bus_bandwidth_bytes_per_s=_find_median(values))
             for op, values in found[:OPERATIONS_MAX]
         )
         return msgspec.structs.replace(one, bandwidths=kept)
@@ -234,3 +233,10 @@ def _keep(
     """Keep a bandwidth that was measured by the time of kernels. 0 stands for a time of 0 us, and for no formula."""
     if not isinstance(value, str) and math.isfinite(value) and value > 0 and source != HOST_TIMED:
         bandwidths[key].append(value * GB)
+
+
+def _find_median(values: list[float]) -> float:
+    """Return the median of at least one value, without the import of `statistics`, which takes 20 ms."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
