@@ -63,7 +63,10 @@ class InspectorReadings:
         if since_ns is None or since_ns >= (READ_NS if stalled <= self._stalled else READ_NS_MIN):
             self._stalled = stalled
             self._begun_ns, self._is_reading, self._is_stuck_said = now_ns, True, False
-            self._start(lambda: self._read_all(own))
+            try:
+                self._start(lambda: self._read_all(own))
+            except RuntimeError:  # no thread can be started now: the next time is READ_NS away
+                self._is_reading = False
         return ready
 
     def _find_stuck(self, own: Sequence[WatchedStall], now_ns: int) -> list[tuple[Descriptor, InspectorRead]]:

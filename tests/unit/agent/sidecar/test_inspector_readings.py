@@ -150,6 +150,18 @@ def test_reading_that_does_not_end_is_said_once_and_no_other_begins(sidecar: Sid
     assert [one.absent for one in sidecar.run_pass()] == [{}]
 
 
+def test_without_threads_the_watch_goes_on(sidecar: Sidecar) -> None:
+    def fail(_work: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sidecar.complete()
+    works = sidecar.works
+    sidecar.readings._start = fail
+    assert sidecar.run_pass() == []
+    sidecar.readings._start = works.append
+    assert len(sidecar.read()) == 1
+
+
 def test_damaged_lines_are_news(sidecar: Sidecar) -> None:
     sidecar.complete()
     sidecar.read()
