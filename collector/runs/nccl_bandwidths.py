@@ -14,7 +14,7 @@ from rankscope.measure.units import NS_PER_S, format_duration
 AGE_NS_MAX: Final = 120 * NS_PER_S
 """Age of a reading, at the rank's last report, beyond which it is old: a sidecar sends one each minute at least."""
 NO_INSPECTOR: Final = "no sidecar has read a dump of NCCL's Inspector, which NCCL_INSPECTOR_ENABLE=1 switches on"
-NO_OPERATION: Final = "no operation of NCCL was dumped between the last two readings"
+NO_OPERATION: Final = "no operation of NCCL with a timed kernel was dumped between the last two readings"
 
 
 class NcclBandwidth(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,4 +58,11 @@ def find_bandwidths(read: InspectorRead | None, reported_host_ns: int | None) ->
             if known is None or kind.count > known.count:  # of communicators alike the busiest
                 kinds[communicator, found.op] = kind
     order = sorted(kinds.values(), key=lambda kind: (-kind.count, kind.communicator, kind.op))
-    return NcclBandwidths(tuple(order), "" if order else NO_OPERATION)
+    return NcclBandwidths(tuple(order), "" if order else _explain(read))
+
+
+def _explain(read: InspectorRead) -> str:
+    if not read.lines_skipped:
+        return NO_OPERATION
+    lines = "1 line was" if read.lines_skipped == 1 else f"{read.lines_skipped} lines were"
+    return f"{NO_OPERATION}; since the sidecar began {lines} damaged, of another process, or of a format other than v4"

@@ -20,6 +20,8 @@ IDENTITY = RankIdentity(
     run="r", rank=0, local_rank=0, world_size=2, node="a", restart_count=0, boot_id="boot-of-0", pid=1
 )
 
+UNREADABLE = "damaged, of another process, or of a format other than v4"
+
 
 def communicator(id_: str, name: str, size: int | None, **counts: int) -> InspectorCommunicator:
     """One whose bandwidths are 10^9 bytes/s a call."""
@@ -59,6 +61,14 @@ def test_bandwidths_are_those_of_each_communicator_and_operation() -> None:
         (msgspec.structs.replace(READ, communicators=(), absent={"dump": "it is gone"}), "it is gone"),
         (msgspec.structs.replace(READ, communicators=()), NO_OPERATION),
         (msgspec.structs.replace(READ, communicators=(communicator("0xa", "", 4),)), NO_OPERATION),
+        (
+            msgspec.structs.replace(READ, communicators=(), lines_skipped=1),
+            f"{NO_OPERATION}; since the sidecar began 1 line was {UNREADABLE}",
+        ),
+        (
+            msgspec.structs.replace(READ, communicators=(), lines_skipped=40),
+            f"{NO_OPERATION}; since the sidecar began 40 lines were {UNREADABLE}",
+        ),
     ],
 )
 def test_without_bandwidths_there_is_a_reason(read: InspectorRead | None, reason: str) -> None:
