@@ -1,6 +1,6 @@
 """Keep one attempt of a run: its ranks, its table of steps, and the reports still to be added to it. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import msgspec
@@ -14,9 +14,10 @@ from rankscope.collector.runs.report_batcher import ReportBatcher
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.sample_rings import RankSamples
 from rankscope.collector.steps.collective_totals import CollectiveCounts
+from rankscope.collector.steps.enqueue_times import EnqueueTimes
 from rankscope.collector.steps.peer_groups import PeerGroups
 from rankscope.collector.steps.rank_medians import NO_MEDIANS, RankMedians
-from rankscope.collector.steps.step_series import Floats
+from rankscope.collector.steps.step_series import Floats, StepSeries
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import GroupInfo
@@ -80,6 +81,8 @@ class Attempt:
     window: StepTable
     #: Reports whose steps are not in `window` yet. It has the same `ranks`.
     batcher: ReportBatcher = field(init=False)
+    #: When the hosts of the ranks have enqueued collectives that torch does not time. It has the same `group_sizes`.
+    enqueues: EnqueueTimes = field(init=False)
     #: Members of each process group.
     groups: GroupMembers = field(init=False)
     #: `{rank: state}` of the ranks that have joined; numbers are below `world_size`. Events replace the state of a
@@ -113,7 +116,8 @@ class Attempt:
     checkpoints: RunCheckpoints = field(default_factory=RunCheckpoints)
 
     def __post_init__(self) -> None:
-        self.batcher = ReportBatcher(self.window, self.ranks)
+        self.enqueues = EnqueueTimes(self.world_size, self.group_sizes)
+        self.batcher = ReportBatcher(self.window, self.enqueues, self.ranks)
         self.groups = GroupMembers(self.world_size)
 
     @classmethod
@@ -225,6 +229,13 @@ class Attempt:
         return [rank.identity.boot_id for rank in chosen]
 
     # -- detection -----------------------------------------------------------------------------------------------------
+
+    def read_series(self, ranks: tuple[int, ...], *, skip_steps: int) -> StepSeries:
+        """Return the steps of these ranks without the first `skip_steps`, with the times of enqueuing where self times
+        are not measured.
+        """
+        series = self.window.series(ranks, skip_steps=skip_steps)
+        return series if series.self_is_measured else replace(series, enqueues=self.enqueues.read())
 
     def find_peer_groups(self, ranks: tuple[int, ...]) -> PeerGroups:
         """Return the peers of each rank, usually the same object as in the last detection pass."""

@@ -102,6 +102,19 @@ class ClockAlignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """
         return find_alignment(unpack_samples(self.samples), now_collector_ns)
 
+    def at_host_time(self, host_ns: int) -> Alignment | None:
+        """Return the best alignment for a time of the rank's clock in the past; None where no sample that is left is
+        from before it: the clock may have jumped since then.
+
+        >>> alignment = ClockAlignment().add(sent_collector_ns=1_000, host_ns=501_500, received_collector_ns=2_000)
+        >>> alignment.at_host_time(502_000), alignment.at_host_time(500_900)
+        (Alignment(offset_ns=500000, error_ns=501), None)
+        """
+        samples = unpack_samples(self.samples)
+        if not samples or host_ns - samples[-1][2] < samples[0][0]:
+            return None
+        return find_alignment(samples, host_ns - samples[-1][2])
+
     def to_collector_time(self, host_ns: int, now_collector_ns: int) -> CollectorNs | None:
         """Return a time of the rank's clock on the collector's; None before the first answer, and for a time that no
         clock has.

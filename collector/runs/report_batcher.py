@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.collector.invariants import require
 from rankscope.collector.runs.rank import RankState
 from rankscope.collector.runs.report_fields import ReportFields
+from rankscope.collector.steps.enqueue_times import EnqueueTimes
 from rankscope.collector.steps.step_table import StepTable
 from rankscope.measure.table import stack_tables
 
@@ -25,10 +26,11 @@ class PendingReport(NamedTuple):
 
 
 class ReportBatcher:
-    """The reports of one attempt that are not in its step table yet."""
+    """The reports of one attempt that are not in its step table yet. `enqueues` gets what is in none."""
 
-    def __init__(self, window: StepTable, ranks: dict[int, RankState]) -> None:
+    def __init__(self, window: StepTable, enqueues: EnqueueTimes, ranks: dict[int, RankState]) -> None:
         self._window = window
+        self._enqueues = enqueues
         #: The ranks of the attempt, whose states `flush` replaces.
         self._ranks = ranks
         #: In the order of their arrival.
@@ -55,6 +57,7 @@ class ReportBatcher:
             numbers = [one.rank for one in chosen]
             self._window.add_collectives_of(numbers, [one.report.collectives for one in chosen], block)
         self._mark_complete(pending)
+        self._add_enqueues(pending)
 
     def validate(self) -> None:
         """Raise InvariantError where an invariant does not hold; tests call it after events."""
@@ -69,6 +72,13 @@ class ReportBatcher:
         ranks = self._ranks
         for (rank, report), late_rows, step in zip(pending, late.tolist(), last.tolist(), strict=True):
             ranks[rank] = ranks[rank].record_steps(report, late_rows, step)
+
+    def _add_enqueues(self, pending: Sequence[PendingReport]) -> None:
+        """Add the times at which collectives were enqueued; ranks of one booted machine share its clock."""
+        for rank, report in pending:
+            if report.enqueues is not None:
+                self._enqueues.add(rank, self._ranks[rank].identity.machine_id or rank, report.enqueues)
+        self._enqueues.match(lambda rank, host_ns: self._ranks[rank].clock.at_host_time(host_ns))
 
     def _mark_complete(self, pending: Sequence[PendingReport]) -> None:
         """Mark the steps of profiler windows, and those that are timed; ranks mostly have the same ones."""

@@ -43,7 +43,7 @@ def build_view(
     return RunView(
         now_collector_ns=now_collector_ns,
         world_size=attempt.world_size,
-        series=attempt.window.series(ranks, skip_steps=SKIP_STEPS),
+        series=attempt.read_series(ranks, skip_steps=SKIP_STEPS),
         peer_groups=attempt.find_peer_groups(ranks),
         nodes={number: rank.identity.node for number, rank in attempt.ranks.items()},
         samples=read_samples(attempt),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -35,6 +36,25 @@ class Lag(NamedTuple):
     since_step: int
 
 
+class EnqueueSeries(NamedTuple):
+    """Steps whose enqueues are matched. `steps` has shape (n,) and need not ascend. `late_ns`, shape (n, world size),
+    is how much later a rank has enqueued its collectives than the median member of their groups, NaN where not known;
+    `error_ns`, of the same shape, by how much that may be off. `machine`, shape (world size,), numbers the machines,
+    whose ranks share a clock: between them only `near_error_ns` counts, which `error_ns` holds as well.
+    """
+
+    steps: Ints
+    late_ns: Floats32
+    error_ns: Floats32
+    near_error_ns: Floats32
+    machine: Ints
+
+    @property
+    def errors_ns(self) -> tuple[Floats32, Floats32]:
+        """Return the errors between ranks of different machines, and of one."""
+        return self.error_ns, self.near_error_ns
+
+
 @dataclass(frozen=True)
 class StepSeries:
     """Steps of several ranks. `steps` has shape (n,) and ascends, `ranks` ascend; the times have shape (n, ranks), in
@@ -49,7 +69,8 @@ class StepSeries:
     each rank's own time on its device, is known. `handover_ns`: the exposed time in point-to-point operations, shape
     (n, ranks); None where there are none. `self_has_transfers`: whether measured self times hold the transfers of
     collectives: not where every rank reports how much of each was exposed. `lags`: ranks that have left out a
-    collective, and so make the waits of their group unknown.
+    collective, and so make the waits of their group unknown. `enqueues`: when the hosts of the ranks enqueued
+    collectives that torch does not time, of steps of its own; None where self times are measured, and where none are.
     """
 
     steps: Ints
@@ -67,6 +88,7 @@ class StepSeries:
     lags: tuple[Lag, ...] = ()
     is_by_device: bool = False
     timed_waits_ns: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
+    enqueues: EnqueueSeries | None = None
 
     @cached_property
     def _rank_column(self) -> Mapping[int, int]:

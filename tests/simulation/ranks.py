@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rankscope.agent.reporting.builder import Interval, ReportBuilder
 from rankscope.measure.codec import encode
+from rankscope.measure.enqueues import Enqueue, Enqueues, choose, pack_enqueues
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello
 from rankscope.measure.records import (
@@ -61,12 +62,14 @@ class Windows(NamedTuple):
 
 
 class DeviceTimes(NamedTuple):
-    """What is measured on the devices between windows: phases and tail of every n-th step, and with `has_recorder` the
-    collectives of all steps outside of windows.
+    """What is measured on the devices between windows: phases and tail of every n-th step (None: of none), and with
+    `has_recorder` the collectives of all steps outside of windows. With `has_enqueues` torch does not time them, and
+    the recorder has only when the hosts enqueued them.
     """
 
-    every: int
+    every: int | None
     has_recorder: bool = False
+    has_enqueues: bool = False
 
 
 class SimulatedRank:
@@ -173,8 +176,29 @@ class SimulatedRank:
             node=self._node_sample(now_ns, first_step, faults) if self.identity.local_rank == 0 else None,
             groups=self._groups,
             losses=losses,
+            enqueues=self._find_enqueues(numbered, mine, seen),
         )
         return encode(self._builder.build(interval, now_ns))
+
+    def _find_enqueues(
+        self, steps: Sequence[tuple[int, Step]], faults: Sequence[Sequence[tuple[Fault, float]]], seen: set[int]
+    ) -> Enqueues | None:
+        """Return when the host enqueued the collectives of steps outside of windows. It launches ahead of its device,
+        which it waits for at the end of the step: so slow kernels do not make it late, all other work does.
+        """
+        if self._device_times is None or not self._device_times.has_enqueues:
+            return None
+        found = []
+        for (number, step), there in zip(steps, faults, strict=True):
+            taking_part = [] if number in seen else step.lists.calls[self._rank]
+            slowed_ns = sum(ns for fault, ns in there if fault.effect.kind == KERNEL)
+            host_ns = float(step.worked_ns[READ][self._rank] + step.worked_ns[HOST][self._rank])
+            launching_ns = LAUNCHING_SHARE * max(0.0, float(step.worked_ns[KERNEL][self._rank]) - slowed_ns)
+            for place, (index, call) in enumerate(taking_part):
+                at_ns = step.lists.start_ns[self._rank] + round(host_ns + launching_ns * place / len(taking_part))
+                label, sequence = self._label[call.dimension], number * len(step.calls) + index
+                found.append(Enqueue(number, label, sequence, at_ns + self._offset_ns))
+        return pack_enqueues(choose(found), [(number, number) for number, _ in steps if number not in seen])
 
     def _record(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> StepRecord:
         rank, lists = self._rank, step.lists
@@ -182,7 +206,8 @@ class SimulatedRank:
         blocked_ns = sum(ns for fault, ns in faults if not fault.effect.burns_cpu)
         waits_ns = duration_ns - lists.worked_ns[rank]
         phases_ns = {name: values[rank] for name, values in lists.phases_ns.items()}
-        is_timed = self._device_times is not None and number % self._device_times.every == 0
+        every = None if self._device_times is None else self._device_times.every
+        is_timed = every is not None and number % every == 0
         return StepRecord(
             step=number,
             start_host_ns=lists.start_ns[rank] + self._offset_ns,

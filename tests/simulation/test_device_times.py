@@ -7,7 +7,9 @@ import pytest
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.finding import STRAGGLER
 from rankscope.collector.runs.snapshot import RunSnapshot
+from tests.simulation.clocks import CLOCKS, ClockNoise
 from tests.simulation.faults import Fault
+from tests.simulation.network import NETWORKS
 from tests.simulation.noise import NOISES
 from tests.simulation.ranks import DeviceTimes, Windows
 from tests.simulation.topology import Topology
@@ -19,6 +21,9 @@ BEGIN = 160
 SLOW = 3
 EVERY = 4
 WITHOUT_RECORDER, WITH_RECORDER = DeviceTimes(EVERY), DeviceTimes(EVERY, has_recorder=True)
+UNTIMED = DeviceTimes(EVERY, has_enqueues=True)
+UNTIMED_HOSTS = DeviceTimes(None, has_enqueues=True)
+"""Of the steps only host phases are known, too."""
 
 LAYOUTS = {
     "dp": Topology.mesh(dp=8),
@@ -41,6 +46,7 @@ def watch(
     noise: str = "usual",
     steps: int = STEPS,
     seed: int = 1,
+    network: str | None = None,
 ) -> tuple[Outcome, RunSnapshot]:
     scenario = Scenario(
         topology=LAYOUTS[kind],
@@ -51,6 +57,8 @@ def watch(
         seed=seed,
         windows=windows,
         device_times=device_times,
+        network=None if network is None else NETWORKS[network],
+        clocks=CLOCKS["drifting"] if network is not None else ClockNoise(),
     )
     world = World(scenario, CollectorConfig())
     outcome = world.run()
@@ -119,3 +127,49 @@ def test_members_of_a_smaller_group_are_not_blamed_for_the_one_they_wait_for(kin
     assert blamed(outcome) == []
     assert snapshot.abstained is not None
     assert "a process group has several, but not all ranks" in snapshot.abstained
+
+
+# -- collectives that torch does not time: when hosts enqueued them, on clocks that drift and are 1,000 s apart --------
+
+
+@pytest.mark.parametrize("times", [UNTIMED, UNTIMED_HOSTS])
+def test_slow_host_enqueues_late_by_what_it_is_slower_by(times: DeviceTimes) -> None:
+    outcome, snapshot = watch("dp", fault("data_loading", 1.15), device_times=times, network="lossy")
+    assert blamed(outcome) == [((SLOW,), "data_loading")]
+    (finding,) = snapshot.open_findings
+    # A rank works for 100 ms in a step; a message takes 1 ms, and the clocks drift apart by 0.1 ms a second.
+    assert finding.evidence["enqueue_late_ns"] == pytest.approx(15_000_000, rel=0.15)
+    assert 500_000 < finding.evidence["enqueue_error_ns"] < 5_000_000
+    assert f" Torch does not time the collectives; rank {SLOW} enqueues them 1" in finding.sentence
+
+
+def test_slow_device_enqueues_as_early_as_the_others() -> None:
+    outcome, snapshot = watch("dp", fault("gpu_compute", 1.3), device_times=UNTIMED, network="lossy")
+    assert blamed(outcome) == [((SLOW,), "unattributed")]
+    (finding,) = snapshot.open_findings
+    # But for what its kernels are slower in the optimizer, 8 of 100 ms: so much later it begins the next step.
+    assert finding.evidence["enqueue_late_ns"] == pytest.approx(0.3 * 8_000_000, abs=1_000_000)
+    assert "so most of its slowness is not its host's." in finding.sentence
+
+
+def test_where_clocks_are_not_aligned_well_nothing_follows_from_them() -> None:
+    outcome, snapshot = watch("dp", fault("data_loading", 1.15), device_times=UNTIMED, network="slow", steps=240)
+    assert blamed(outcome) == [((SLOW,), "data_loading")]
+    (finding,) = snapshot.open_findings
+    assert finding.evidence["enqueue_error_ns"] > 100_000_000
+    assert "is not known: the clocks agree only to within" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise", "seed", "times"),
+    [
+        ("dp", "usual", 1, UNTIMED),
+        ("dp", "rough", 2, UNTIMED_HOSTS),
+        ("dp", "uneven_batches", 3, UNTIMED_HOSTS),
+        ("fsdp", "rough", 1, UNTIMED),
+        ("tp", "usual", 1, UNTIMED_HOSTS),
+    ],
+)
+def test_enqueues_blame_nobody_in_a_healthy_run(kind: str, noise: str, seed: int, times: DeviceTimes) -> None:
+    outcome, _ = watch(kind, noise=noise, device_times=times, seed=seed, network="lossy")
+    assert blamed(outcome) == []

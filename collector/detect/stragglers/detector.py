@@ -34,7 +34,7 @@ from rankscope.collector.detect.stragglers.persistent import (
 )
 from rankscope.collector.detect.stragglers.root_cause import CPU_PRESSURE, Cause, find_cause
 from rankscope.collector.detect.stragglers.sentence import write_sentence
-from rankscope.collector.detect.stragglers.timed_waits import is_contradicted, read_timed_waits
+from rankscope.collector.detect.stragglers.witness import is_contradicted, read_witness
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
 
@@ -67,7 +67,7 @@ class Stragglers:
 
     def find(self, view: RunView, explained: Sequence[Finding]) -> Sequence[Candidate] | Abstain:
         """Return every rank or node that is slow now, slowest first, without those that slow links explain, and those
-        that timed collectives contradict.
+        that a second witness contradicts.
         """
         reason = describe_lags(view, self._thresholds.steps_min)
         if reason:
@@ -228,10 +228,10 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
     slow = _align_begin(view, slow_ranks, known)
     cost = together.price(number, slow.since_step if slow.pattern == "intermittent" else slow.level_from_step)
     others = together.others(number)
-    waits = read_timed_waits(slow, view.series)
+    witness = read_witness(slow, view.series)
     evidence = {
         **cause.evidence,
-        **({} if waits is None else waits.evidence),
+        **({} if witness is None else witness.evidence),
         **_wait_caused(view, slow_ranks, slow),
         "self_ns": slow.self_ns,
         "peers_self_ns": slow.peers_self_ns,
@@ -257,8 +257,8 @@ def _describe(view: RunView, together: _Together, number: int, cause: Cause, kno
         slowdown_ratio=slow.slowdown_ratio,
         cause=cause.name,
         pattern=slow.pattern,
-        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits),
-        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, waits=waits, is_over=True),
+        sentence=write_sentence(slow_ranks, slow, cause, cost, view, others=others, witness=witness),
+        past=write_sentence(slow_ranks, slow, cause, cost, view, others=others, witness=witness, is_over=True),
         suggestion=suggest(STRAGGLER, cause.name),
         run_slowdown_ratio=cost.run_slowdown_ratio,
         evidence=evidence,

@@ -9,7 +9,7 @@ from rankscope.collector.detect.stragglers.cost import Cost
 from rankscope.collector.detect.stragglers.intermittent import find_period
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.detect.stragglers.root_cause import Cause
-from rankscope.collector.detect.stragglers.timed_waits import TimedWaits
+from rankscope.collector.detect.stragglers.witness import Witness
 from rankscope.collector.detect.view import RunView
 from rankscope.collector.steps.step_series import StepSeries
 from rankscope.measure.units import format_duration
@@ -26,11 +26,11 @@ def write_sentence(
     view: RunView,
     *,
     others: Sequence[int] = (),
-    waits: TimedWaits | None = None,
+    witness: Witness | None = None,
     is_over: bool = False,
 ) -> str:
     """Return the sentence about one straggler, or about the ranks of a node, of which `slow` is the slowest. The cost
-    is that of the `others`' slowness, too; `waits` are those of the slowest in timed collectives. `is_over`: in the
+    is that of the `others`' slowness, too; `witness` is about the slowest. `is_over`: in the
     past tense, with WHEN in place of the period.
     """
     begin = describe_begin(slow.since_step, slow.since_range, is_gradual=slow.pattern == DRIFTING)
@@ -43,7 +43,7 @@ def write_sentence(
         f"against {format_duration(slow.peers_self_ns)}; "
         f"cause {cause.name}: {put_in_past(cause.because) if is_over else cause.because}."
     )
-    text += _describe_waits(slow.rank, waits, is_over=is_over)
+    text += "" if witness is None else witness.describe(slow.rank, is_over=is_over)
     return text + describe_cost(cost, also=_name_others(others), is_over=is_over)
 
 
@@ -52,16 +52,6 @@ def describe_self(series: StepSeries) -> str:
     if series.is_by_device:
         return "on the GPU without the end of backward, where ranks wait for each other"
     return "excluding waits for other ranks" if series.self_is_measured else "in data, forward and optimizer"
-
-
-def _describe_waits(rank: int, waits: TimedWaits | None, *, is_over: bool) -> str:
-    """Return a sentence about timed collectives, where they have shown whom others wait for; else nothing."""
-    if waits is None:
-        return ""
-    return (
-        f" In the collectives that torch timed rank {rank} {'waited' if is_over else 'waits'} "
-        f"{format_duration(waits.own_ns)} a step, its peers {format_duration(waits.peers_ns)}."
-    )
 
 
 def _name_others(others: Sequence[int]) -> str:

@@ -6,10 +6,12 @@ import msgspec
 import numpy as np
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.runs.events import RankJoined, ReportAdmitted, RunEvent
+from rankscope.collector.runs.events import ClockSampled, RankJoined, ReportAdmitted, RunEvent
 from rankscope.collector.runs.report_fields import ReportFields
 from rankscope.collector.runs.run import RunState
 from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.collector.steps.measured_steps import STAND_IN_STEPS
+from rankscope.measure.enqueues import Enqueue, pack_enqueues
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import Hello, Report
 from rankscope.measure.records import (
@@ -183,3 +185,38 @@ def test_timed_steps_of_all_ranks_count_their_collectives_but_have_no_self_time(
     assert not np.isnan(series.step_ns).any()
     totals = [one for rank in run.snapshot(NOW_NS).ranks for one in rank.collectives]
     assert [(one.count, one.matched) for one in totals] == [(3, 3)] * RANKS
+
+
+def test_enqueues_of_all_ranks_are_compared_on_the_collectors_clock() -> None:
+    chance = np.random.default_rng(5)
+    run = RunState("r", CollectorConfig())
+    for rank in range(RANKS):
+        run.apply(hello_of(rank))
+        offset_ns = 10**9 * rank
+        boot_id = hello_of(rank).hello.identity.boot_id
+        run.apply(ClockSampled(boot_id, 1_000, 1_050 + offset_ns, 1_100))
+        event = report_of(rank, 1, range(3), chance)
+        at_ns = 50_000 + offset_ns + (7_000 if rank == 1 else 0)
+        enqueues = pack_enqueues([Enqueue(2, "default_pg", 4, at_ns)], [(2, 2)])
+        group = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(RANKS)), backend="nccl")
+        report = msgspec.structs.replace(event.report, covered_steps=(), enqueues=enqueues, groups=(group,))
+        run.apply(msgspec.structs.replace(event, report=report))
+    run.flush_reports()
+    assert run.attempt is not None
+    found = run.attempt.enqueues.read()
+    assert found is not None
+    assert found.steps.tolist() == [2]
+    late_ns = found.late_ns[0] - found.late_ns[0, 0]
+    assert late_ns.tolist() == [7_000 if rank == 1 else 0 for rank in range(RANKS)]
+    # Half the round trip, and the drift since the ping: of 49 us 4.9 ns, of 56 us 5.6.
+    assert found.error_ns[0].tolist() == [56 if rank == 1 else 55 for rank in range(RANKS)]
+    assert run.attempt.read_series(tuple(range(RANKS)), skip_steps=0).enqueues is None, "a window may still come"
+    far = run.attempt.window.latest_step + 2 * STAND_IN_STEPS
+    for rank in range(RANKS):
+        event = report_of(rank, 2, range(far, far + 3), chance)
+        run.apply(msgspec.structs.replace(event, report=msgspec.structs.replace(event.report, covered_steps=())))
+    run.flush_reports()
+    series = run.attempt.read_series(tuple(range(RANKS)), skip_steps=0)
+    assert not series.self_is_measured
+    assert series.enqueues is not None
+    assert series.enqueues.steps.tolist() == [2], "though the step table has no longer"

@@ -9,7 +9,7 @@ from rankscope.collector.runs.clock_alignment import (
     latest_arrival_ns,
     unpack_samples,
 )
-from rankscope.measure.units import CollectorNs
+from rankscope.measure.units import NS_PER_S, CollectorNs
 
 
 def alignment_of(*samples: tuple[int, int, int]) -> ClockAlignment:
@@ -125,6 +125,25 @@ def test_clock_that_drifts_within_the_bound_is_no_jump() -> None:
 def test_time_of_the_ranks_clock_is_moved_by_the_offset(offset_ns: int) -> None:
     alignment = alignment_of((1_000, 1_200 + offset_ns, 1_400))
     assert alignment.to_collector_time(9_000 + offset_ns, CollectorNs(1_400)) == 9_000
+
+
+def test_time_of_the_past_has_the_best_alignment_of_that_time() -> None:
+    alignment = ClockAlignment().add(0, 700, 200).add(NS_PER_S, NS_PER_S + 610, NS_PER_S + 20)
+    # The offset is 600 both times, within 100 and 10; and the drift in between is 100 us.
+    assert alignment.at_host_time(700) == Alignment(600, 101)
+    assert alignment.at_host_time(NS_PER_S + 700) == Alignment(600, 10 + 1)
+    half = alignment.at_host_time(NS_PER_S // 2 + 600)
+    assert half is not None
+    assert half.error_ns == 10 + 50_001, "of the ping half a second later, not 100 + 50,000 of the one before"
+
+
+def test_time_before_every_sample_that_is_left_is_not_aligned() -> None:
+    assert ClockAlignment().at_host_time(5) is None
+    alignment = ClockAlignment().add(1_000, 1_600, 1_200)
+    assert alignment.at_host_time(1_500) == Alignment(500, 101)
+    assert alignment.at_host_time(1_499) is None
+    jumped = alignment.add(2 * NS_PER_S, 3 * NS_PER_S, 2 * NS_PER_S + 100)
+    assert jumped.at_host_time(2 * NS_PER_S) is None, "which the clock showed before its jump, or never"
 
 
 def test_offset_that_no_clock_has_is_ignored() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from rankscope.collector.detect.finding import Abstain
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
-from rankscope.collector.detect.stragglers.timed_waits import TimedWaits, is_contradicted, read_timed_waits
+from rankscope.collector.detect.stragglers.witness import TimedWaits, is_contradicted, read_timed_waits
 from rankscope.collector.detect.view import Candidate
 from rankscope.collector.steps.step_series import StepSeries
 from tests.unit.collector.steps.step_series import MS, series_of, slow_of, view_of

@@ -1,16 +1,20 @@
-"""Compare what a slow rank and its peers waited in collectives that were timed between profiler windows.
+"""Ask a second witness whether others wait for a slow rank, where self times are not measured.
 
-Where the device's own times stand in for self times (`collector/steps/device_self_times.py`), these durations are a
-second witness. Who is late is waited for: he waits less than the others. A rank that waits as long as its peers is not
-what they wait for, whatever its own time is.
+Collectives that were timed between profiler windows come first. Where the device's own times stand in for self times
+(`collector/steps/device_self_times.py`), their durations show who waits: who is late is waited for, and waits less than
+the others. A rank that waits as long as its peers is not what they wait for, whatever its own time is.
+
+Where torch times none, when they were enqueued may show it (`enqueue_lateness.py`).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.stragglers.enqueue_lateness import EnqueueLateness, read_enqueue_lateness
 from rankscope.collector.detect.stragglers.persistent import SlowRank
 from rankscope.collector.steps.step_series import StepSeries
+from rankscope.measure.units import format_duration
 
 
 class TimedWaits(NamedTuple):
@@ -36,6 +40,13 @@ class TimedWaits(NamedTuple):
             "timed_wait_steps": float(self.steps),
         }
 
+    def describe(self, rank: int, *, is_over: bool) -> str:
+        """Return a sentence about this rank, to follow another."""
+        return (
+            f" In the collectives that torch timed rank {rank} {'waited' if is_over else 'waits'} "
+            f"{format_duration(self.own_ns)} a step, its peers {format_duration(self.peers_ns)}."
+        )
+
 
 def read_timed_waits(slow: SlowRank, series: StepSeries) -> TimedWaits | None:
     """Return the waits of a slow rank and its peers; None where no collectives were timed in its slow steps."""
@@ -49,7 +60,15 @@ def read_timed_waits(slow: SlowRank, series: StepSeries) -> TimedWaits | None:
     return TimedWaits(len(found), float(np.median(own_ns)), float(np.median(peers_ns)))
 
 
+Witness = TimedWaits | EnqueueLateness
+
+
+def read_witness(slow: SlowRank, series: StepSeries) -> Witness | None:
+    """Return what is known; None where nothing is."""
+    return read_timed_waits(slow, series) or read_enqueue_lateness(slow, series)
+
+
 def is_contradicted(slow: SlowRank, series: StepSeries) -> bool:
-    """Return whether timed collectives show that others do not wait for a slow rank."""
-    waits = read_timed_waits(slow, series)
-    return waits is not None and waits.contradict
+    """Return whether a second witness shows that others do not wait for a slow rank."""
+    witness = read_witness(slow, series)
+    return witness is not None and witness.contradict

@@ -1,0 +1,198 @@
+"""Match when the hosts of all ranks enqueued the same collectives, on the collector's clock. Pure.
+
+torch writes for each collective when its host enqueued it. A member that does so later than the others is what they
+wait for, if their hosts do not run ahead of their devices. So each enqueue is compared with the median of all members
+of its group, and of each rank the median over the chosen collectives (`rankscope.measure.enqueues`) of a step is kept.
+The differences between the members of a group do not depend on which of them is the median.
+
+Each rank's clock is known to within the error of its alignment, and that of its wall clock. All ranks of a machine read
+one clock: they are converted by the best alignment that any of them has, so that it cancels between them. A time before
+the first alignment that is left is not converted: the clock may have jumped since then.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from rankscope.collector.steps.collectives import differs_from_previous
+from rankscope.collector.steps.step_series import EnqueueSeries, Floats, Floats32, Ints
+from rankscope.measure.enqueues import ENQUEUE_COLUMNS, Enqueues
+
+STEPS_KEPT: Final = 64
+"""Matched steps that are kept: 8 MiB of 16,384 ranks."""
+WAITING_MAX: Final = 4096
+"""Steps that wait for other ranks; the first ones are dropped. More than a rank has between two readings."""
+TIME_NS_MAX: Final = 2**61
+"""Times and offsets from here on are no clock's, and their differences have no room in 64 bits."""
+
+_NOTHING: Final = np.empty(0, dtype=np.int64)
+
+Align = Callable[[int, int], tuple[int, int] | None]
+"""Returns the offset of a rank's clock at a time of it, and its error, in ns; None where that is not known."""
+
+
+class _Part(NamedTuple):
+    """What a rank has reported of a step: the columns group, sequence and time by the host clock, shape (n,) each."""
+
+    rank: int
+    groups: tuple[str, ...]
+    columns: tuple[Ints, Ints, Ints]
+    wall_error_ns: int
+
+
+class _Matched(NamedTuple):
+    step: int
+    late_ns: Floats32
+    error_ns: Floats32
+    wall_error_ns: Floats32
+
+
+class EnqueueTimes:
+    """The enqueues of `world_size` ranks. `group_sizes` are the numbers of members by label; others may add to them."""
+
+    def __init__(self, world_size: int, group_sizes: Mapping[str, int]) -> None:
+        self._world_size = world_size
+        self._group_sizes = group_sizes
+        #: What the ranks have reported by step and rank; no step before `_from_step`.
+        self._waiting: dict[int, dict[int, _Part]] = {}
+        self._from_step = 0
+        self._ready: list[int] = []
+        self._machines: dict[Hashable, int] = {}
+        #: Number of each rank's machine; a rank that has reported nothing has a machine of its own.
+        self._machine = -1 - np.arange(world_size, dtype=np.int64)
+        self._matched: deque[_Matched] = deque(maxlen=STEPS_KEPT)
+
+    def add(self, rank: int, machine: Hashable, enqueues: Enqueues) -> None:
+        """Add what a rank has reported. `machine` is the same for ranks that read one clock."""
+        self._machine[rank] = self._machines.setdefault(machine, len(self._machines))
+        table = enqueues.table
+        step, group, sequence, host_ns = map(table.column, ENQUEUE_COLUMNS)
+        for first_step, last_step in enqueues.steps:
+            for number in range(max(self._from_step, first_step), min(last_step, first_step + WAITING_MAX - 1) + 1):
+                rows = step == number
+                parts = self._waiting.setdefault(number, {})
+                columns = group[rows], sequence[rows], host_ns[rows]
+                parts[rank] = _Part(rank, enqueues.groups, columns, enqueues.wall_error_ns)
+                if len(parts) == self._world_size:
+                    self._ready.append(number)
+        while len(self._waiting) > WAITING_MAX:
+            first_step = min(self._waiting)
+            del self._waiting[first_step]
+            self._from_step = first_step + 1
+
+    def match(self, align: Align) -> None:
+        """Match the steps that all ranks have reported."""
+        ready, self._ready = self._ready, []
+        for step in ready:
+            parts = list(self._waiting.pop(step, {}).values())
+            if any(len(part.columns[0]) for part in parts):
+                self._match(step, parts, align)
+
+    def read(self) -> EnqueueSeries | None:
+        """Return the matched steps; None before the first."""
+        if not self._matched:
+            return None
+        steps, *columns = zip(*self._matched, strict=True)
+        late_ns, error_ns, near_error_ns = map(np.stack, columns)
+        return EnqueueSeries(np.array(steps, dtype=np.int64), late_ns, error_ns, near_error_ns, self._machine.copy())
+
+    def _match(self, step: int, parts: list[_Part], align: Align) -> None:
+        clocks = self._find_clocks(parts, align)
+        clock_of = [clocks.get(int(self._machine[part.rank])) for part in parts]
+        rows = _stack(parts, clock_of)
+        sizes = np.array([self._group_sizes.get(name, 0) for name in rows.groups], dtype=np.int64)
+        found = _compare(rows, sizes)
+        ranks, medians_ns = _medians_by(found.rank, found.late_ns)
+        if not len(ranks):
+            return
+        late_ns = np.full(self._world_size, np.nan)
+        late_ns[ranks] = medians_ns
+        wall_ns, clock_ns = np.zeros((2, self._world_size))
+        for part, clock in zip(parts, clock_of, strict=True):
+            wall_ns[part.rank], clock_ns[part.rank] = part.wall_error_ns, 0 if clock is None else clock[1]
+        errors_ns = (self._add_median_errors(found, one_ns) for one_ns in (wall_ns + clock_ns, wall_ns))
+        self._matched.append(_Matched(step, *(one_ns.astype(np.float32) for one_ns in (late_ns, *errors_ns))))
+
+    def _add_median_errors(self, found: "_Compared", clock_ns: Floats) -> Floats:
+        """Return the error of each rank's lateness, shape (world size,), from those of all clocks. That of the median
+        cancels between members of one group; in the others it is at most the largest of any member.
+        """
+        largest_ns = np.zeros(int(found.key.max(initial=-1)) + 1)
+        np.maximum.at(largest_ns, found.key, clock_ns[found.rank])
+        of_some = found.members < self._world_size
+        median_ns = np.zeros(self._world_size)
+        np.maximum.at(median_ns, found.rank[of_some], largest_ns[found.key[of_some]])
+        return clock_ns + median_ns
+
+    def _find_clocks(self, parts: list[_Part], align: Align) -> dict[int, tuple[int, int]]:
+        """Return the best alignment of each machine, of those with one."""
+        found: dict[int, tuple[int, int]] = {}
+        for part in parts:
+            times_ns = part.columns[-1]
+            clock = align(part.rank, int(times_ns[0])) if len(times_ns) else None
+            if clock is not None and abs(clock[0]) < TIME_NS_MAX:
+                machine = int(self._machine[part.rank])
+                found[machine] = min(found.get(machine, clock), clock, key=lambda one: one[1])
+        return found
+
+
+class _Rows(NamedTuple):
+    """The enqueues of all ranks in a step, one a row: `group` indexes `groups`, `time_ns` is the collector's."""
+
+    groups: list[str]
+    rank: Ints
+    group: Ints
+    sequence: Ints
+    time_ns: Ints
+
+
+class _Compared(NamedTuple):
+    """The enqueues that are known of all members of their group, one a row: `key` numbers the collectives, of which
+    each has `members`; `late_ns` is by how much it is later than the median of them.
+    """
+
+    rank: Ints
+    key: Ints
+    members: Ints
+    late_ns: Floats
+
+
+def _stack(parts: list[_Part], clock_of: list[tuple[int, int] | None]) -> _Rows:
+    """Return what is known on the collector's clock: `clock_of` has the alignment for each part."""
+    numbers: dict[str, int] = {}
+    blocks: list[tuple[Ints, ...]] = [(_NOTHING,) * 4]
+    for part, clock in zip(parts, clock_of, strict=True):
+        group, sequence, host_ns = part.columns
+        if clock is None or not len(group):
+            continue
+        own = np.array([numbers.setdefault(name, len(numbers)) for name in part.groups], dtype=np.int64)
+        rows = (host_ns > -TIME_NS_MAX) & (host_ns < TIME_NS_MAX)
+        times_ns = host_ns[rows] - clock[0]
+        blocks.append((np.full(len(times_ns), part.rank, dtype=np.int64), own[group[rows]], sequence[rows], times_ns))
+    rank, group, sequence, time_ns = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    return _Rows(list(numbers), rank, group, sequence, time_ns)
+
+
+def _compare(rows: _Rows, sizes: Ints) -> _Compared:
+    """Compare the enqueues of each collective; `sizes` are the members of each group."""
+    order = np.lexsort((rows.rank, rows.sequence, rows.group))
+    rank, group, sequence, time_ns = (column[order] for column in rows[1:])
+    once = differs_from_previous(group, sequence, rank)
+    rank, group, sequence, time_ns = (column[once] for column in (rank, group, sequence, time_ns))
+    key = np.cumsum(differs_from_previous(group, sequence)) - 1
+    members = np.bincount(key)[key]
+    whole = (members == sizes[group]) & (members > 1)
+    key, rank, since_ns = key[whole], rank[whole], (time_ns[whole] - time_ns.min(initial=TIME_NS_MAX)).astype(float)
+    keys, medians_ns = _medians_by(key, since_ns)
+    return _Compared(rank, key, members[whole], since_ns - medians_ns[np.searchsorted(keys, key)])
+
+
+def _medians_by(key: Ints, values: Floats) -> tuple[Ints, Floats]:
+    """Return the different keys, ascending, and the median of the values of each."""
+    order = np.lexsort((values, key))
+    key, values = key[order], values[order]
+    firsts = np.flatnonzero(differs_from_previous(key))
+    counts = np.diff(firsts, append=len(key))
+    return key[firsts], (values[firsts + (counts - 1) // 2] + values[firsts + counts // 2]) / 2
