@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rankscope.collector.config import CollectorConfig
-from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.finding import DRIFTING, STRAGGLER, Finding
 from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
+from rankscope.collector.detect.stragglers.persistent import Thresholds
 from tests.simulation.collector_end import Opened
 from tests.simulation.engine import Floats
 from tests.simulation.faults import TRANSFER, Fault
@@ -22,6 +23,7 @@ from tests.simulation.wrongs import COST, Wrong
 
 TOLERANCE: Final = 0.1
 """Of the step: a stated cost that is further off is wrong."""
+PRESENT_STEPS: Final = Thresholds().steps_min
 ALSO_OF: Final = re.compile(r"without this and the slowness of ranks? ([\d, -]+);")
 """The end of what a cost compares with, where it is that of other ranks' slowness, too."""
 
@@ -41,7 +43,7 @@ class CostTold(NamedTuple):
 
 def compare_costs(outcome: Outcome) -> list[CostTold]:
     """Return every stated cost of findings about a fault with the true one, over the same steps."""
-    scenario, real_ns = outcome.scenario, outcome.step_ns.max(axis=1)
+    scenario, real_ns = outcome.scenario, outcome.step_ns.mean(axis=1)
     known: dict[tuple[Fault, ...], Floats] = {}
     found = []
     for opened in outcome.opened:
@@ -97,20 +99,27 @@ def _read_ranks(text: str) -> set[int]:
 
 def _share(opened: Opened, ideal_ns: Floats, real_ns: Floats) -> float | None:
     """Return the ideal steps over the steps since the present size of a finding, as sums. None where the last of them
-    is before the first.
+    is before the first. Of a stage or a run that has grown slower gradually the present are the last PRESENT_STEPS.
     """
     finding = opened.finding
-    begin = round(finding.evidence.get(LEVEL_FROM, finding.since_step or 0))
     end = len(real_ns) if finding.until_step is None else finding.until_step + 1
+    since = finding.since_step or 0
+    since = max(since, end - PRESENT_STEPS) if finding.pattern == DRIFTING else since
+    begin = round(finding.evidence.get(LEVEL_FROM, since))
     if end <= begin:
         return None
     return float(ideal_ns[begin:end].sum() / real_ns[begin:end].sum())
 
 
 def steps_without(scenario: Scenario, without: Sequence[Fault]) -> Floats:
-    """Return the steps of the same run without these faults, shape (steps,) in ns."""
+    """Return the steps of the same run without these faults, each the mean of all ranks, shape (steps,) in ns.
+
+    Every rank's steps add up to the time that passes. The longest of each step do not: a rank that waits for a stall
+    has a part of it in its next step, so both would count.
+    """
     others = tuple(fault for fault in scenario.faults if fault not in without)
-    return World(replace(scenario, faults=others), CollectorConfig()).run_unreported()
+    step_ns: Floats = World(replace(scenario, faults=others), CollectorConfig()).run_unreported().mean(axis=1)
+    return step_ns
 
 
 def step_share_without(scenario: Scenario, without: Sequence[Fault]) -> float:

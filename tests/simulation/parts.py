@@ -3,7 +3,8 @@
     python -m tests.simulation.score --part 1/3 --save one.json      and so on for 2/3, 3/3
     python -m tests.simulation.score --join one.json two.json three.json
 
-The parts may be made one after the other, or on several machines. `--every N` runs only every Nth, `--only` some of the
+The parts may be made one after the other, or on several machines; with `--incomplete` some of them are reported, and
+the report says so. `--every N` runs only every Nth, `--only` some of the
 kinds of runs, `--half` those with even or with odd seeds: such a selection is printed, and no file is written. Rules
 are tuned on even seeds only; odd ones are held out.
 """
@@ -23,6 +24,7 @@ from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation.checkers import check_loss_identity
 from tests.simulation.claims import find_begin_ranges, find_wrongs
 from tests.simulation.cost_truth import compare_costs
+from tests.simulation.ideal import find_ideal_z
 from tests.simulation.matrix import Trial
 from tests.simulation.rivals import judge_rivals
 from tests.simulation.scoring import Judged, judge
@@ -37,7 +39,7 @@ HALVES = {"even": 0, "odd": 1}
 
 class Scored(NamedTuple):
     """Judgement of one run: ours, and other tools' rules by rule and input; what of ours was wrong beside names, and by
-    how much each stated cost was off, as a share of the step.
+    how much each stated cost was off, as a share of the step; and the z of the ideal test (`ideal.py`).
     """
 
     trial: Trial
@@ -46,6 +48,7 @@ class Scored(NamedTuple):
     wrongs: tuple[Wrong, ...] = ()
     cost_errors: tuple[float, ...] = ()
     begin_ranges: tuple[int, ...] = ()
+    ideal_z: float | None = None
 
 
 class Judgement(NamedTuple):
@@ -57,6 +60,7 @@ class Judgement(NamedTuple):
     wrongs: tuple[Wrong, ...] = ()
     cost_errors: tuple[float, ...] = ()
     begin_ranges: tuple[int, ...] = ()
+    ideal_z: float | None = None
 
 
 class Part(NamedTuple):
@@ -85,7 +89,7 @@ def carry_out(trial: Trial) -> Scored:
     costs = compare_costs(outcome)
     errors = tuple(one.error for one in costs)
     wrongs, ranges = find_wrongs(outcome, costs), find_begin_ranges(outcome)
-    return Scored(trial, judge(outcome), judge_rivals(outcome), wrongs, errors, ranges)
+    return Scored(trial, judge(outcome), judge_rivals(outcome), wrongs, errors, ranges, find_ideal_z(outcome))
 
 
 def run_suite(suite: Suite, about: str | None, arguments: Sequence[str] | None = None) -> None:
@@ -93,7 +97,10 @@ def run_suite(suite: Suite, about: str | None, arguments: Sequence[str] | None =
     options = _parse(about, arguments)
     head = describe_run(f"python -m {suite.module}")
     if options.join:
-        scored, took_s = join(suite.trials(), options.join)
+        listed = list(suite.trials())
+        scored, took_s = join(listed, options.join, is_incomplete=options.incomplete)
+        if len(scored) < len(listed):
+            head += f"\n| judged | {len(scored)} of {len(listed)} runs |"
     else:
         began_s = time.monotonic()
         chosen = select(suite.trials(), options.every, options.only, options.half)
@@ -117,6 +124,7 @@ def _parse(about: str | None, arguments: Sequence[str] | None) -> argparse.Names
     parser.add_argument("--part", type=read_part, default=(1, 1), metavar="K/N", help="judge the Kth of N parts")
     parser.add_argument("--save", type=Path, help="write the judgements of a part to this file instead of a report")
     parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="report the judgements in these files")
+    parser.add_argument("--incomplete", action="store_true", help="with --join: other runs may be missing")
     options = parser.parse_args(arguments)
     if options.part != (1, 1) and options.save is None:
         parser.error("--part needs --save FILE: a report is of all parts")
@@ -161,14 +169,15 @@ def carry_out_all(trials: Sequence[Trial], workers: int) -> list[Scored]:
     return scored
 
 
-def join(trials: Iterable[Trial], paths: Sequence[Path]) -> tuple[list[Scored], float]:
+def join(trials: Iterable[Trial], paths: Sequence[Path], *, is_incomplete: bool = False) -> tuple[list[Scored], float]:
     """Return the judgements of all parts, and how long they took together, in s. Raises ValueError where one of the
-    trials is missing or there twice.
+    trials is there twice, or is missing, unless `is_incomplete`.
     """
     parts = [msgspec.json.decode(path.read_bytes(), type=Part) for path in paths]
     by_seed = {trial.scenario.seed: trial for trial in trials}
     saved = [one for part in parts for one in part.judgements]
-    if sorted(one.seed for one in saved) != sorted(by_seed):
+    seeds = {one.seed for one in saved}
+    if len(seeds) < len(saved) or not seeds <= by_seed.keys() or (len(seeds) < len(by_seed) and not is_incomplete):
         raise ValueError(f"{len(saved)} runs in these files are not all {len(by_seed)} once each")
     scored = [
         Scored(
@@ -178,6 +187,7 @@ def join(trials: Iterable[Trial], paths: Sequence[Path]) -> tuple[list[Scored], 
             one.wrongs,
             one.cost_errors,
             one.begin_ranges,
+            one.ideal_z,
         )
         for one in saved
     ]
@@ -193,4 +203,5 @@ def save(scored: Scored) -> Judgement:
         scored.wrongs,
         scored.cost_errors,
         scored.begin_ranges,
+        scored.ideal_z,
     )

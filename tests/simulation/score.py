@@ -6,10 +6,11 @@ Writes tests/benchmarks/results/score.md. `parts.py` says how to judge a selecti
 from collections.abc import Callable, Sequence
 
 from tests.simulation import matrix
+from tests.simulation.ideal import DECIDED_Z
 from tests.simulation.matrix import SURELY_SEEN
 from tests.simulation.parts import Scored, Suite, run_suite
 from tests.simulation.scenarios import BEGIN
-from tests.simulation.tables import bound_false, rival_table, write_table, wrong_tables
+from tests.simulation.tables import bound_false, decidable_table, rival_table, write_table, wrong_tables
 
 
 def main() -> None:
@@ -77,7 +78,20 @@ def _tables(scored: Sequence[Scored]) -> list[str]:
         ("healthy, by noise", healthy, lambda one: one.trial.noise),
         ("healthy, by layout", healthy, lambda one: one.trial.where),
     ]
-    return [write_table(title, rows, name_of) for title, rows, name_of in tables if rows]
+    written = [write_table(title, rows, name_of) for title, rows, name_of in tables if rows]
+    return [*written, *_decidable(_about(scored, matrix.NOISE), by_size)]
+
+
+def _decidable(scored: Sequence[Scored], name_of: Callable[[Scored], str]) -> list[str]:
+    """Return whether one slow rank in noise can be found at all."""
+    explanation = (
+        "Whether noise hides a slow rank, by the ideal test: it knows the healthy work of the rank, the size and "
+        "correlation of the noise, and since when the fault lasts (tests/simulation/ideal.py). Where it decides "
+        f"({DECIDED_Z:g} standard errors, as many as detection asks for), a miss is ours. It sees the rank's own work "
+        "only: what all ranks of a node share (shared_nodes) is noise to it, and not where they are compared."
+    )
+    table = decidable_table("one slow rank in noise", scored, name_of)
+    return [explanation, table] if table else []
 
 
 def _about(scored: Sequence[Scored], about: str) -> list[Scored]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tests.simulation.cost_truth import TOLERANCE
+from tests.simulation.ideal import DECIDED_Z
 from tests.simulation.parts import Scored
 from tests.simulation.rivals import RIVALS
 from tests.simulation.scoring import Judged, Row, bound_count, summarise
@@ -46,6 +47,33 @@ def write_table(title: str, scored: Sequence[Scored], name_of: Callable[[Scored]
     if len(rows) > 1:
         lines.append(_write_row("**all**", summarise([one.ours for one in scored])))
     return "\n".join(lines)
+
+
+def decidable_table(title: str, scored: Sequence[Scored], name_of: Callable[[Scored], str]) -> str:
+    """Return a table of how many faults the ideal test decides, and how many of those were not found; empty where it
+    has judged none of the runs.
+    """
+    rows: dict[str, list[Scored]] = {}
+    for one in sorted(scored, key=lambda one: one.trial.scenario.seed):
+        if one.ideal_z is not None:
+            rows.setdefault(name_of(one), []).append(one)
+    heads = ("faults", "found", "decidable", "missed though decidable", "ideal z: least", "ideal z: median")
+    lines = [f"| {title} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    if len(rows) > 1:
+        rows["**all**"] = [one for some in rows.values() for one in some]
+    lines += [_write_decidable(name, some) for name, some in rows.items()]
+    return "\n".join(lines) if rows else ""
+
+
+def _write_decidable(name: str, scored: Sequence[Scored]) -> str:
+    decided = [one for one in scored if (one.ideal_z or 0.0) >= DECIDED_Z]
+    found, missed = (
+        sum(one.ours.faults[0].found == is_found for one in some)
+        for some, is_found in ((scored, True), (decided, False))
+    )
+    ideal = [one.ideal_z for one in scored if one.ideal_z is not None]
+    cells = [name, *map(str, (len(scored), found, len(decided), missed))]
+    return f"| {' | '.join([*cells, _number(min(ideal), 1), _number(statistics.median(ideal), 1)])} |"
 
 
 def _write_row(name: str, row: Row) -> str:

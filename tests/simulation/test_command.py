@@ -6,15 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.simulation import parts
 from tests.simulation.__main__ import main
 from tests.simulation.faults import EFFECTS
-from tests.simulation.matrix import HEALTHY, trials
+from tests.simulation.matrix import HEALTHY, NOISE, trials
 from tests.simulation.noise import NOISES
 from tests.simulation.parts import Part, Scored, Suite, carry_out, choose_part, join, run_suite, save, select
 from tests.simulation.rivals import RIVALS
 from tests.simulation.scenarios import PATTERNS, SCENARIOS
 from tests.simulation.score import write_report
-from tests.simulation.scoring import Judged
+from tests.simulation.scoring import FaultJudged, Judged
 from tests.simulation.wrongs import CONTRADICTION, UNTRUE, Wrong
 
 
@@ -97,6 +98,18 @@ def test_report_has_a_row_for_each_job_and_each_rule_of_others() -> None:
     assert "| relative score < 0.75 | kernel time |" in text
 
 
+def test_report_says_which_misses_the_ideal_test_decides() -> None:
+    trial = next(trial for trial in trials() if trial.about == NOISE)
+    judged = {name: Judged((), 0, 0, 1) for name in RIVALS}
+    faults = [Judged((FaultJudged(found=found),), 0, 0, 1) for found in (True, False, False)]
+    scored = [
+        Scored(trial, ours, judged, ideal_z=ideal_z) for ours, ideal_z in zip(faults, (7.0, 5.0, 4.9), strict=True)
+    ]
+    # Of three one was found, and two exceed five deviations, of which one was missed.
+    assert "| quiet, 1.1 x | 3 | 1 | 2 | 1 | 4.9 | 5.0 |" in write_report(scored, "", 1.0)
+    assert "ideal" not in write_report([one._replace(ideal_z=None) for one in scored], "", 1.0)
+
+
 def test_report_counts_what_was_wrong_and_names_the_run() -> None:
     trial = next(trials())
     judged = {name: Judged((), 0, 0, 1) for name in RIVALS}
@@ -118,6 +131,26 @@ def test_parts_of_the_matrix_are_joined_to_the_whole(tmp_path: Path) -> None:
     assert join(few, paths) == (scored, 15.0)
     with pytest.raises(ValueError, match="2 runs in these files are not all 3 once each"):
         join(few, paths[:1])
+    assert join(few, paths[:1], is_incomplete=True) == (scored[:2], 10.0)
+    with pytest.raises(ValueError, match="4 runs in these files are not all 3 once each"):
+        join(few, paths[:1] * 2, is_incomplete=True)
+
+
+def test_report_of_some_parts_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parts, "RESULTS", tmp_path)
+    few, path = list(islice(trials(), 3)), tmp_path / "one.json"
+    path.write_bytes(msgspec.json.encode(Part(10.0, [save(carry_out(few[0]))])))
+    suite = Suite(
+        lambda: few,
+        "tests.simulation.score",
+        "score.md",
+        lambda scored, head, took_s: f"{head}\n{len(scored)} {took_s}",
+    )
+    run_suite(suite, "", ["--join", str(path), "--incomplete"])
+    assert (tmp_path / "score.md").read_text().endswith("\n| judged | 1 of 3 runs |\n1 10.0")
+    assert capsys.readouterr().out.endswith("\n| judged | 1 of 3 runs |\n1 10.0")
 
 
 def test_selection_has_kinds_and_one_half_of_the_seeds() -> None:

@@ -210,6 +210,19 @@ def test_true_cost_is_that_of_the_run_without_the_fault() -> None:
     assert costs(stated) == [pytest.approx(np.mean(ideal_ns[60:]) / 130.0)]
     level = msgspec.structs.replace(stated, evidence={LEVEL_FROM: 100.0}, until_step=109, pattern="intermittent")
     assert costs(level) == [pytest.approx(np.mean(ideal_ns[100:110]) / 130.0)]
+    grown = msgspec.structs.replace(stated, pattern="drifting")
+    assert costs(grown) == [pytest.approx(np.mean(ideal_ns[108:]) / 130.0)]  # the last twelve of 120
+
+
+def test_true_cost_counts_a_wait_once_that_reaches_into_the_next_step() -> None:
+    # Rank 1 takes 30 more in each step; half of it the others wait for in their next one. 130 pass in a step, not 145.
+    stated = msgspec.structs.replace(slow(1), run_slowdown_ratio=1.3)
+    ideal_ns = steps_without(SCENARIO, (FAULT,))[60:]
+    step_ns = np.full((120, 4), 130.0)
+    step_ns[::2, :2], step_ns[1::2, :2] = 145.0, 115.0
+    step_ns[::2, 2:], step_ns[1::2, 2:] = 115.0, 145.0
+    (told,) = compare_costs(Outcome(SCENARIO, [Opened(stated, 80, None)], None, step_ns))
+    assert told.true == pytest.approx(np.mean(ideal_ns) / 130.0)
 
 
 def test_true_cost_is_without_the_ranks_that_are_added() -> None:
