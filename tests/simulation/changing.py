@@ -250,8 +250,8 @@ def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
         "on even seeds at most; odd ones are held out."
     )
     halves = [
-        write_table(f"{name} seeds", some, lambda one: one.trial.about)
-        for name, odd in (("even", 0), ("odd (held out)", 1))
+        write_table(name, some, lambda one: one.trial.about)
+        for name, odd in (("even seeds", 0), ("odd seeds (held out)", 1))
         if (some := [one for one in scored if one.trial.scenario.seed % 2 == odd])
     ]
     rivals = "The same runs by the rules of other tools, by the same judge (tests/simulation/rivals.py)."

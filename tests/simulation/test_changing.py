@@ -173,7 +173,7 @@ def test_report_has_both_halves_and_names_what_was_wrong() -> None:
     # Two faults of each run, of which one of the even run is missed.
     assert "| even seeds | runs |" in report
     assert "\n| sizes | 1 | 2 | 0.500 |" in report
-    assert "\n| sizes | 1 | 2 | 1.000 |" in report.partition("| odd (held out) seeds | runs |")[2]
+    assert "\n| sizes | 1 | 2 | 1.000 |" in report.partition("| odd seeds (held out) | runs |")[2]
     assert f"\n| {what}; usual | 2 | 4 | 0.750 |" in report
     assert f"\n- run {FIRST_SEED} ({what}): gpu_compute of rank 5 missed\n" in report
     assert f"\n- run {FIRST_SEED} ({what}): since moved forward: by 3 steps\n" in report
