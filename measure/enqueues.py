@@ -1,15 +1,17 @@
 """Define when a rank has enqueued some of its collectives, and which ones every rank of a group chooses.
 
-A rank may enqueue thousands of collectives between two reports. Those that it reports are chosen by their sequence
-number alone, so that all members of a group choose the same ones without asking each other: at level n the numbers
-whose hash begins with n zero bits, about one of 2^n. Whatever is chosen at a higher level is at a lower one too, so
-ranks at different levels have those of the higher level in common.
+A rank may enqueue thousands of collectives between two reports. Those that it reports are chosen by numbers that all
+ranks share, so that the members of a group choose the same ones without asking each other: whole steps, in the order of
+a hash of their number, as many as there is room for. Of a step that is too large by itself the collectives are chosen
+likewise, by their sequence numbers. Ranks that choose from different steps have those in common that both have, mostly.
 
-The hash is multiplication by 2^64 over the golden ratio (Knuth, The Art of Computer Programming, volume 3, section
-6.4). Every 2^n-th number would be the same collective of each step, where a step has that many.
+A step is chosen as a whole because a host that waits in its collectives is late in the first one after what delays it
+only. The hash is multiplication by 2^64 over the golden ratio (Knuth, The Art of Computer Programming, volume 3,
+section 6.4): every n-th number would be the same step of a repeating pattern.
 """
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -19,8 +21,8 @@ from rankscope.measure.identity import Count
 from rankscope.measure.table import Table
 
 ENQUEUE_COLUMNS: Final = ("step", "group", "sequence", "enqueued_host_ns")
-CHOSEN_MAX: Final = 64
-"""Collectives that a rank reports at once: 2 KB."""
+CHOSEN_MAX: Final = 256
+"""Collectives that a rank reports at once: 8 KB."""
 RANGES_MAX: Final = 4096
 _BITS: Final = 64
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
@@ -47,23 +49,24 @@ class Enqueues(msgspec.Struct, frozen=True, array_like=True, gc=False):
     wall_error_ns: Count = 0
 
 
-def is_chosen(sequence: int, level: int) -> bool:
-    """Return whether the collective with this number is among about one of 2^level, 0 <= level <= 64.
+def find_order(number: int) -> int:
+    """Return the place of a number in the order in which all ranks choose.
 
-    >>> [number for number in range(1, 40) if is_chosen(number, 3)]
-    [5, 13, 18, 26, 34, 39]
+    >>> sorted(range(10), key=find_order)
+    [0, 5, 2, 7, 4, 9, 1, 6, 3, 8]
     """
-    return (sequence * _MULTIPLIER) % (1 << _BITS) < 1 << (_BITS - level)
+    return (number * _MULTIPLIER) % (1 << _BITS)
 
 
-def choose(enqueues: Collection[Enqueue], chosen_max: int = CHOSEN_MAX) -> list[Enqueue]:
-    """Return those of the lowest level at which they are at most `chosen_max`, in their order."""
-    chosen = list(enqueues)
-    for level in range(1, _BITS + 1):
-        if len(chosen) <= chosen_max:
-            break
-        chosen = [one for one in chosen if is_chosen(one.sequence, level)]
-    return chosen[:chosen_max]  # of one number there may be as many as groups
+def choose(enqueues: Iterable[Enqueue], chosen_max: int = CHOSEN_MAX) -> list[Enqueue]:
+    """Return at most `chosen_max` of these, whose steps ascend, in the order of their steps."""
+    by_step = {step: list(of_step) for step, of_step in itertools.groupby(enqueues, key=lambda one: one.step)}
+    order = sorted(by_step, key=find_order)
+    counts = itertools.accumulate(len(by_step[step]) for step in order)
+    chosen = [step for step, count in zip(order, counts, strict=True) if count <= chosen_max]
+    if not chosen and order:
+        return sorted(by_step[order[0]], key=lambda one: find_order(one.sequence))[:chosen_max]
+    return [one for step in sorted(chosen) for one in by_step[step]]
 
 
 def pack_enqueues(enqueues: Sequence[Enqueue], steps: Sequence[tuple[int, int]], *, wall_error_ns: int = 0) -> Enqueues:

@@ -1,9 +1,11 @@
 """Match when the hosts of all ranks enqueued the same collectives, on the collector's clock. Pure.
 
 torch writes for each collective when its host enqueued it. A member that does so later than the others is what they
-wait for, if their hosts do not run ahead of their devices. So each enqueue is compared with the median of all members
-of its group, and of each rank the median over the chosen collectives (`rankscope.measure.enqueues`) of a step is kept.
-The differences between the members of a group do not depend on which of them is the median.
+wait for, if their hosts do not run ahead of their devices. So each enqueue is compared with the median member of its
+group (of an even number the earlier one of the middle), and of each rank the largest lateness in the chosen collectives
+(`rankscope.measure.enqueues`) of a step is kept. The largest, since hosts that wait in their collectives leave the
+first one together: what delayed a rank before it is not seen in the others of the step. Which member is the median does
+not matter for the differences between members of a group.
 
 Each rank's clock is known to within the error of its alignment, and that of its wall clock. All ranks of a machine read
 one clock: they are converted by the best alignment that any of them has, so that it cancels between them. A time before
@@ -104,11 +106,10 @@ class EnqueueTimes:
         rows = _stack(parts, clock_of)
         sizes = np.array([self._group_sizes.get(name, 0) for name in rows.groups], dtype=np.int64)
         found = _compare(rows, sizes)
-        ranks, medians_ns = _medians_by(found.rank, found.late_ns)
-        if not len(ranks):
+        if not len(found.rank):
             return
         late_ns = np.full(self._world_size, np.nan)
-        late_ns[ranks] = medians_ns
+        np.fmax.at(late_ns, found.rank, found.late_ns)
         wall_ns, clock_ns = np.zeros((2, self._world_size))
         for part, clock in zip(parts, clock_of, strict=True):
             wall_ns[part.rank], clock_ns[part.rank] = part.wall_error_ns, 0 if clock is None else clock[1]
@@ -150,7 +151,7 @@ class _Rows(NamedTuple):
 
 class _Compared(NamedTuple):
     """The enqueues that are known of all members of their group, one a row: `key` numbers the collectives, of which
-    each has `members`; `late_ns` is by how much it is later than the median of them.
+    each has `members`; `late_ns` is by how much it is later than the median one.
     """
 
     rank: Ints
@@ -185,14 +186,8 @@ def _compare(rows: _Rows, sizes: Ints) -> _Compared:
     members = np.bincount(key)[key]
     whole = (members == sizes[group]) & (members > 1)
     key, rank, since_ns = key[whole], rank[whole], (time_ns[whole] - time_ns.min(initial=TIME_NS_MAX)).astype(float)
-    keys, medians_ns = _medians_by(key, since_ns)
-    return _Compared(rank, key, members[whole], since_ns - medians_ns[np.searchsorted(keys, key)])
-
-
-def _medians_by(key: Ints, values: Floats) -> tuple[Ints, Floats]:
-    """Return the different keys, ascending, and the median of the values of each."""
-    order = np.lexsort((values, key))
-    key, values = key[order], values[order]
+    order = np.lexsort((since_ns, key))
+    key, rank, since_ns, members = key[order], rank[order], since_ns[order], members[whole][order]
     firsts = np.flatnonzero(differs_from_previous(key))
-    counts = np.diff(firsts, append=len(key))
-    return key[firsts], (values[firsts + (counts - 1) // 2] + values[firsts + counts // 2]) / 2
+    medians_ns = since_ns[firsts + (members[firsts] - 1) // 2]
+    return _Compared(rank, key, members, since_ns - np.repeat(medians_ns, members[firsts]))

@@ -38,7 +38,8 @@ class Lag(NamedTuple):
 
 class EnqueueSeries(NamedTuple):
     """Steps whose enqueues are matched. `steps` has shape (n,) and need not ascend. `late_ns`, shape (n, world size),
-    is how much later a rank has enqueued its collectives than the median member of their groups, NaN where not known;
+    is by how much at most a rank has enqueued a collective later than the median member of its group, NaN where not
+    known;
     `error_ns`, of the same shape, by how much that may be off. `machine`, shape (world size,), numbers the machines,
     whose ranks share a clock: between them only `near_error_ns` counts, which `error_ns` holds as well.
     """

@@ -2,15 +2,18 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 
 from rankscope.agent.agent_overhead import NCCL_TIMING
 from rankscope.agent.governor import COLLECTIVE_TIMES
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE
-from rankscope.measure.units import NS_PER_MS
+from rankscope.collector.runs.snapshot import RunSnapshot
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, OFTEN, forked_ranks, python, run
+from tests.integration.serving import serving
+from tests.integration.torchrun import AGENT, ALONE, CHECKOUT, OFTEN, forked_ranks, python, run, started
 
 ONE_OF_TWO = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
@@ -77,6 +80,33 @@ def test_without_timing_the_times_of_enqueuing_are_reported() -> None:
     assert all(any(first <= step <= last for first, last in ranges) for step, _ in numbers)
     assert (life.collectives, life.timed_steps, life.covered_steps) == ([], set(), set())
     assert life.reports[-1].cost.part_ns[COLLECTIVE_TIMES] > 0
+
+
+def test_rank_that_enqueues_late_is_named_with_lateness_and_error(tmp_path: Path) -> None:
+    late_ns, end = 0.02 * NS_PER_S, tmp_path / "end"
+
+    def is_compared(run: RunSnapshot) -> bool:
+        return any("enqueue_late_ns" in finding.evidence for finding in run.open_findings)
+
+    with serving() as served:
+        given = {
+            **OFTEN,
+            "RANKSCOPE_COLLECTIVE_WINDOWS": "0",
+            "RANKSCOPE_FULL_WINDOWS": "0",
+            "RANKSCOPE_RUN": "untimed",
+        }
+        command = forked_ranks(2, "untimed_ranks.py", str(end)).command
+        with started(command, {**given, "RANKSCOPE_COLLECTOR": served.endpoint, "PYTHONPATH": CHECKOUT}) as job:
+            run = served.wait_for_run("untimed", is_compared)
+            end.touch()
+            ended = job.wait()
+    assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    (finding,) = [one for one in run.open_findings if one.kind == "straggler"]
+    assert (finding.ranks, finding.cause) == ((1,), "data_loading")
+    evidence = finding.evidence
+    assert evidence["enqueue_late_ns"] == pytest.approx(late_ns, rel=0.3)
+    assert 0 < evidence["enqueue_error_ns"] < 2 * NS_PER_MS, "both ranks read one clock"
+    assert "Torch does not time the collectives; rank 1 enqueues them" in finding.sentence
 
 
 @pytest.mark.parametrize(

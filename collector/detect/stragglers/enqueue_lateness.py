@@ -1,9 +1,9 @@
 """Compare when the hosts of a slow rank and its peers enqueued their collectives, where torch does not time these.
 
 A second witness, which accuses nobody. In steps in which the host waits for its device, a rank is waited for by as much
-as it enqueues its collectives later than its peers. A host that runs ahead of its device enqueues a collective long
-before the device comes to it: then its lateness says nothing about the device. So it is held to what the rank is slower
-by:
+as it enqueues any of its collectives later than its peers. A host that runs ahead of its device enqueues a collective
+long before the device comes to it: then its lateness says nothing about the device. So it is held to what the rank is
+slower by:
 
     less than ON_TIME_SHARE of that     most of the slowness is not its host's. Where only the host's phases have shown
                                         it, nobody waits for that, and the rank is not named
@@ -33,7 +33,7 @@ LATE, ON_TIME, AHEAD, UNKNOWN = "late", "on time", "ahead", "unknown"
 
 
 class EnqueueLateness(NamedTuple):
-    """How much later a slow rank enqueues its collectives than its peers, to within `error_ns`; negative: earlier.
+    """How much later at most a slow rank enqueues a collective of a step than its peers, to within `error_ns`.
     Medians over `steps` steps. `excess_ns` is what it is slower by in a step, which the device has shown
     (`is_by_device`) or the host's phases.
     """
@@ -77,11 +77,8 @@ class EnqueueLateness(NamedTuple):
                 f"{begin}, and whether rank {rank} {enqueues} them later than its peers {is_} not known: the clocks "
                 f"{agree} only to within {error}."
             )
-        side = "before" if self.late_ns < 0 else "after"
-        text = (
-            f"{begin}; rank {rank} {enqueues} them {format_duration(abs(self.late_ns))} {side} its peers "
-            f"(clocks within {error})"
-        )
+        when = f"up to {format_duration(self.late_ns)} after" if self.late_ns > 0 else "no later than"
+        text = f"{begin}; rank {rank} {enqueues} them {when} its peers (clocks within {error})"
         run, does, show = ("ran", "did", "show") if is_over else ("run", "does", "show")
         return {
             LATE: f"{text}.",

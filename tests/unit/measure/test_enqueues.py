@@ -4,61 +4,58 @@ import itertools
 
 import pytest
 
-from rankscope.measure.enqueues import CHOSEN_MAX, Enqueue, choose, is_chosen, pack_enqueues
+from rankscope.measure.enqueues import CHOSEN_MAX, Enqueue, choose, find_order, pack_enqueues
 from rankscope.measure.table import Table
 
-ALL = range(1, 20_001)
+ALL = range(20_000)
 
 
-def enqueues(first: int, last: int, group: str = "g") -> list[Enqueue]:
-    return [Enqueue(number // 10, group, number, 1_000 * number) for number in range(first, last + 1)]
+def enqueues(first_step: int, last_step: int, a_step: int = 10) -> list[Enqueue]:
+    return [
+        Enqueue(step, "g", step * a_step + place, 1_000 * step + place)
+        for step in range(first_step, last_step + 1)
+        for place in range(a_step)
+    ]
 
 
-def numbers(found: list[Enqueue]) -> set[int]:
-    return {one.sequence for one in found}
+def steps_of(found: list[Enqueue]) -> set[int]:
+    return {one.step for one in found}
 
 
-@pytest.mark.parametrize("level", [0, 1, 3, 6, 9])
-def test_about_one_of_so_many_is_chosen(level: int) -> None:
-    assert sum(is_chosen(number, level) for number in ALL) == pytest.approx(len(ALL) / 2**level, rel=0.03)
-
-
-def test_a_higher_level_chooses_among_the_lower_ones() -> None:
-    chosen = [{number for number in ALL if is_chosen(number, level)} for level in range(12)]
-    assert all(higher < lower for lower, higher in itertools.pairwise(chosen))
-
-
-@pytest.mark.parametrize("a_step", [2, 3, 8, 16, 24, 64, 100])
-def test_chosen_numbers_are_at_all_places_of_a_step(a_step: int) -> None:
-    places = {number % a_step for number in ALL if is_chosen(number, 5)}
-    assert places == set(range(a_step))
+@pytest.mark.parametrize("a_pattern", [2, 3, 8, 16, 24, 64, 100])
+def test_first_numbers_are_at_all_places_of_a_pattern(a_pattern: int) -> None:
+    first = sorted(ALL, key=find_order)[: len(ALL) // 20]
+    assert {number % a_pattern for number in first} == set(range(a_pattern))
 
 
 def test_few_are_all_chosen() -> None:
-    few = enqueues(1, CHOSEN_MAX)
+    few = enqueues(3, 27)
+    assert len(few) <= CHOSEN_MAX
     assert choose(few) == few
+    assert choose([]) == []
 
 
-def test_of_many_at_most_as_many_as_allowed_are_chosen() -> None:
-    for count in (CHOSEN_MAX + 1, 500, 20_000):
-        chosen = choose(enqueues(1, count))
-        assert CHOSEN_MAX // 3 <= len(chosen) <= CHOSEN_MAX
-        assert chosen == sorted(chosen)
+@pytest.mark.parametrize("a_step", [1, 10, 100, CHOSEN_MAX])
+def test_of_many_whole_steps_are_chosen(a_step: int) -> None:
+    many = enqueues(40, 400, a_step)
+    chosen = choose(many)
+    assert len(chosen) == CHOSEN_MAX // a_step * a_step
+    assert chosen == [one for one in many if one.step in steps_of(chosen)], "in their order"
 
 
-def test_ranks_that_report_more_or_less_have_many_in_common() -> None:
-    # The longer one is at a higher level; all that it has of the shorter one's steps are there, too.
-    shorter, longer = choose(enqueues(1, 400)), choose(enqueues(1, 1_000))
-    common = numbers(shorter) & numbers(longer)
-    assert common == {number for number in numbers(longer) if number <= 400}
-    assert len(common) >= 15
+def test_ranks_that_choose_from_other_steps_have_most_in_common() -> None:
+    one, other = steps_of(choose(enqueues(100, 199))), steps_of(choose(enqueues(103, 205)))
+    assert len(one) == len(other) == CHOSEN_MAX // 10
+    assert len(one & other) >= 0.8 * len(one)
 
 
-def test_one_number_in_more_groups_than_allowed_is_cut_off() -> None:
-    same = [Enqueue(1, f"g{number}", 5, 1) for number in range(10)]
-    assert choose(same, chosen_max=4) in ([], same[:4])
-    zeros = [Enqueue(1, f"g{number}", 0, 1) for number in range(10)]
-    assert choose(zeros, chosen_max=4) == zeros[:4]
+def test_of_a_step_that_is_too_large_the_same_numbers_are_chosen() -> None:
+    chosen = choose(enqueues(7, 9, 1_000))
+    (step,) = steps_of(chosen)
+    assert len(chosen) == CHOSEN_MAX
+    assert chosen == choose(enqueues(step, step, 1_000)), "whatever other steps there are"
+    places = sorted(one.sequence % 1_000 for one in chosen)
+    assert max(after - before for before, after in itertools.pairwise(places)) <= 8, "all over the step"
 
 
 def test_table_has_names_once() -> None:

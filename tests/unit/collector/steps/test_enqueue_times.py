@@ -65,19 +65,27 @@ def test_lateness_is_against_the_median_member_on_the_collectors_clock() -> None
     job.step(7, 1_000, 1_010, 1_020, 4_000)
     found = job.read()
     assert found.steps.tolist() == [7]
-    assert in_us(found.late_ns[0]) == [-15, -5, 5, 2_985], "the median of 1,010 and 1,020 is 1,015"
+    assert in_us(found.late_ns[0]) == [-10, 0, 10, 2_990], "of 1,010 and 1,020 the earlier one is the median"
     assert found.error_ns[0].tolist() == [100, 200, 300, 400]
     assert found.near_error_ns[0].tolist() == [0, 0, 0, 0]
     assert len(set(found.machine.tolist())) == 4
 
 
-def test_of_several_collectives_the_median_counts() -> None:
+def test_of_several_collectives_the_latest_counts() -> None:
     job = Job()
     for rank in range(4):
         late = (0, 0, 0, 1)[rank]
         at = [(5, WORLD, 1, 100 + 10 * late), (5, WORLD, 2, 200 + 30 * late), (5, WORLD, 3, 300 + 500 * late)]
         job.report(rank, *at, steps=[(5, 5)])
-    assert in_us(job.read().late_ns[0]) == [0, 0, 0, 30]
+    assert in_us(job.read().late_ns[0]) == [0, 0, 0, 500]
+
+
+def test_host_that_waits_in_its_collectives_is_late_in_the_first_one() -> None:
+    job = Job({WORLD: 4})
+    for rank in range(4):
+        first = (5, WORLD, 1, 400 if rank == 2 else 100)
+        job.report(rank, first, (5, WORLD, 2, 500 + rank), (5, WORLD, 3, 600 - rank), steps=[(5, 5)])
+    assert in_us(job.read().late_ns[0]) == [2, 1, 300, 2], "of the third one 598 is the median"
 
 
 def test_only_collectives_that_all_members_have_chosen_count() -> None:
@@ -85,7 +93,7 @@ def test_only_collectives_that_all_members_have_chosen_count() -> None:
     for rank in range(4):
         more = [(5, WORLD, 9, 900)] if rank else []
         job.report(rank, (5, WORLD, 1, 100 + rank), *more, steps=[(5, 5)])
-    assert in_us(job.read().late_ns[0]) == [-1.5, -0.5, 0.5, 1.5]
+    assert in_us(job.read().late_ns[0]) == [-1, 0, 1, 2]
 
 
 def test_step_is_matched_once_all_ranks_have_reported_it() -> None:
@@ -102,7 +110,7 @@ def test_members_of_a_smaller_group_are_compared_with_each_other() -> None:
     for rank, (group, at_us) in enumerate([("left", 100), ("left", 160), ("right", 900), ("right", 900)]):
         job.report(rank, (5, group, 1, at_us), steps=[(5, 5)], wall=rank)
     found = job.read()
-    assert in_us(found.late_ns[0]) == [-30, 30, 0, 0]
+    assert in_us(found.late_ns[0]) == [0, 60, 0, 0]
     # A median's error is at most the largest of its members, and does not cancel between groups.
     assert found.error_ns[0].tolist() == [100 + 0 + 201, 200 + 1 + 201, 300 + 2 + 403, 400 + 3 + 403]
     assert found.near_error_ns[0].tolist() == [0 + 1, 1 + 1, 2 + 3, 3 + 3]
@@ -140,7 +148,7 @@ def test_ranks_of_one_machine_share_the_best_alignment() -> None:
         job.add(rank, pack_enqueues([Enqueue(5, WORLD, 1, host_ns)], [(5, 5)], wall_error_ns=10))
     found = job.read()
     # Ranks 1 and 3 have read the clocks of ranks 0 and 2; their own alignments, which are worse, do not matter.
-    assert in_us(found.late_ns[0]) == [-5, 5, -5, 5]
+    assert in_us(found.late_ns[0]) == [0, 10, 0, 10]
     assert found.error_ns[0].tolist() == [110, 110, 310, 310]
     assert found.near_error_ns[0].tolist() == [10] * 4
     assert found.machine[0] == found.machine[1] != found.machine[2] == found.machine[3]
@@ -181,7 +189,7 @@ def test_time_of_no_clock_is_left_out(host_ns: int) -> None:
         at_ns = OFFSET_NS[rank] + rank * US
         columns = [(5, 0, 1, at_ns), (5, 0, 2, host_ns if rank == 1 else at_ns)]
         job.add(rank, Enqueues((WORLD,), Table.from_rows(ENQUEUE_COLUMNS, columns), ((5, 5),)))
-    assert in_us(job.read().late_ns[0]) == [-1.5, -0.5, 0.5, 1.5]
+    assert in_us(job.read().late_ns[0]) == [-1, 0, 1, 2]
 
 
 def test_offset_of_no_clock_is_no_alignment() -> None:

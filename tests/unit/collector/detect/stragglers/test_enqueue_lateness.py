@@ -153,18 +153,18 @@ SENTENCES = [
     (
         30,
         0.5,
-        "; rank 2 enqueues them 30.0 ms after its peers (clocks within 500.0 us).",
-        "; rank 2 enqueued them 30.0 ms after its peers (clocks within 500.0 us).",
+        "; rank 2 enqueues them up to 30.0 ms after its peers (clocks within 500.0 us).",
+        "; rank 2 enqueued them up to 30.0 ms after its peers (clocks within 500.0 us).",
     ),
     (
         -1,
         0.5,
         (
-            "; rank 2 enqueues them 1.0 ms before its peers (clocks within 500.0 us), so most of its slowness is not "
+            "; rank 2 enqueues them no later than its peers (clocks within 500.0 us), so most of its slowness is not "
             "its host's."
         ),
         (
-            "; rank 2 enqueued them 1.0 ms before its peers (clocks within 500.0 us), so most of its slowness was not "
+            "; rank 2 enqueued them no later than its peers (clocks within 500.0 us), so most of its slowness was not "
             "its host's."
         ),
     ),
@@ -172,12 +172,12 @@ SENTENCES = [
         300,
         0.5,
         (
-            "; rank 2 enqueues them 300.0 ms after its peers (clocks within 500.0 us), more than twice what it is "
-            "slower by: hosts run ahead of their GPUs, so this does not show who is waited for."
+            "; rank 2 enqueues them up to 300.0 ms after its peers (clocks within 500.0 us), more than twice what it "
+            "is slower by: hosts run ahead of their GPUs, so this does not show who is waited for."
         ),
         (
-            "; rank 2 enqueued them 300.0 ms after its peers (clocks within 500.0 us), more than twice what it was "
-            "slower by: hosts ran ahead of their GPUs, so this did not show who was waited for."
+            "; rank 2 enqueued them up to 300.0 ms after its peers (clocks within 500.0 us), more than twice what it "
+            "was slower by: hosts ran ahead of their GPUs, so this did not show who was waited for."
         ),
     ),
     (
@@ -221,7 +221,7 @@ def test_slow_rank_that_enqueues_late_is_named_with_both_numbers(is_by_device: b
     assert finding.evidence["enqueue_late_ns"] == pytest.approx(50 * MS)
     assert finding.evidence["enqueue_error_ns"] == pytest.approx(0.2 * MS, rel=1e-3)
     assert finding.evidence["enqueue_steps"] == 50
-    stated = "rank 2 {} them 50.0 ms after its peers (clocks within 200.0 us)."
+    stated = "rank 2 {} them up to 50.0 ms after its peers (clocks within 200.0 us)."
     assert stated.format("enqueues") in finding.sentence
     assert stated.format("enqueued") in finding.past
 
