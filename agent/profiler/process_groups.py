@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rankscope.agent.profiler.nccl_timing import may_read
+from rankscope.agent.profiler.nccl_timing import is_timing, may_read
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.communication import is_on_host
 from rankscope.measure.identity import group_label
@@ -47,6 +47,8 @@ class GroupProgress:
         self, world_size: int = 1, captures: GraphCaptures | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
         self._may_read = environment is not None and may_read(environment)
+        self.is_timed = environment is not None and is_timing(environment)
+        """Whether torch is to time the collectives of NCCL."""
         self._process_groups = ProcessGroups(world_size)
         self._captures = captures or GraphCaptures()
         self._seen: frozenset[int] = frozenset()
@@ -73,13 +75,13 @@ class GroupProgress:
     @property
     def records_devices(self) -> bool:
         """Whether the flight recorder has the collectives of devices, and may be read: those of NCCL, with durations if
-        torch is configured to time them. After a capture it does not have all of them: those in CUDA graphs are in
-        profiler windows only.
+        torch is to time them; otherwise only where there are others to compare with. After a capture it does not have
+        all of them: those in CUDA graphs are in profiler windows only.
         """
         if not self._may_read or self._captures.begun:
             return False
         groups = self.groups or self.find_groups()  # the former are found by windows, of which there may be none
-        return any(is_nccl(group.backend) for group in groups.values())
+        return any(is_nccl(one.backend) and (self.is_timed or len(one.ranks) > 1) for one in groups.values())
 
     def read_enqueued(self) -> dict[int, int]:
         """Return the sequence number of the last collective enqueued in each process group, by torch's group number."""

@@ -20,12 +20,15 @@ from rankscope.agent.steps.host_transfers import WaitedTransfer
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock, read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
+from rankscope.measure.units import NS_PER_S
 
 RECORDED_EVENT_NS = 500
 """Estimated time of the training thread for each activity that a window records, beside the window's begin and end.
 Measured: 210 to 320 ns, by blocks of steps within a profiler session and without
 (`tests/benchmarks/results/moments.md`). Rounded up, for machines that are slower.
 """
+WITHOUT_WINDOWS_NS = 60 * NS_PER_S
+"""Time after a full window from which times of enqueuing are read, as long as the collector waits for another one."""
 SHAPED_EVENT_NS = 1000
 """The same of a window with shapes, which adds 310 ns (`tests/benchmarks/results/flops-windows.md`). Rounded up."""
 
@@ -70,6 +73,7 @@ class WindowResults:
         self.captured = CapturedSteps()
         """Traces of captures from which the ratios of a device may come."""
         self._heap_relief = MallocTrim(find_malloc_trim())
+        self._full_window_ns: int | None = None
         self._waiting: list[RawWindow] = []  # at most RAW_WINDOWS_MAX: none ends while a profiler of the user is on
         self._reduction: WindowReduction | None = None
         """None before the first window."""
@@ -113,6 +117,8 @@ class WindowResults:
         finished = self._windows.finished.drain()
         for window in finished:
             self.timed.leave_to_window(window.steps)
+            if window.full:
+                self._full_window_ns = self._clock.monotonic_ns()
         self._waiting += finished
         results = [] if self._windows.user_profiler_is_on and not last else self._reduce_all(self._waiting)
         results += self._guarded(lambda: self._submit_captured(steps))
@@ -141,12 +147,19 @@ class WindowResults:
     def _add_steps(
         self, steps: Sequence[StepRecord], window_from_step: int | None, *, last: bool
     ) -> list[ReducedWindow]:
-        if not self._windows.progress.records_devices:
+        progress = self._windows.progress
+        if not progress.records_devices or (not progress.is_timed and self._windows_come):
             return []
         if not self._windows.timed_from_step:
             self._windows.log_timing()
         wall_minus_host_ns = read_wall_minus_host_ns(self._clock.wall_ns, self._clock.monotonic_ns)
         return self.timed.add_steps(steps, wall_minus_host_ns, window_from_step=window_from_step, last=last)
+
+    @property
+    def _windows_come(self) -> bool:
+        """Whether a full window has shown lately who waits for whom: then nobody asks when a host enqueued."""
+        last_ns = self._full_window_ns
+        return last_ns is not None and self._clock.monotonic_ns() - last_ns <= WITHOUT_WINDOWS_NS
 
     def _reduce_all(self, windows: list[RawWindow]) -> list[ReducedWindow]:
         if not windows:

@@ -193,6 +193,17 @@ def test_collectives_of_nccl_are_read_whether_they_are_timed_or_not(
     assert progress.records_devices is expected
 
 
+def test_untimed_collectives_of_a_rank_alone_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
+    alone = {"0": GroupInfo(label="x", description="x", ranks=(0,), backend="nccl")}
+    found = []
+    for timing in ("0", "1"):
+        progress = GroupProgress(environment={"TORCH_NCCL_ENABLE_TIMING": timing})
+        progress.groups = alone
+        found.append(progress.records_devices)
+    assert found == [False, True]
+
+
 def test_nothing_is_read_without_nccl_or_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = {"0": GroupInfo(label="x", description="x", ranks=(0, 1), backend="nccl")}
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)

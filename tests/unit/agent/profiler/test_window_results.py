@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from torch._C import _distributed_c10d as c10d
 
 from rankscope.agent.capture_settings import CaptureSteps
 from rankscope.agent.captures.captured_steps import CapturedTrace
@@ -18,6 +19,7 @@ from rankscope.agent.profiler.windows import RAW_WINDOWS_MAX, ProfilerWindows
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo, StepRecord
+from rankscope.measure.units import NS_PER_S
 from tests.unit.agent.profiler.test_window_reduction import EVENTS_MAX, WORLD, gloo, operator, window
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 from tests.unit.agent.sidecar.watched_node import Clock as FixedClock
@@ -46,6 +48,7 @@ class Rank:
         groups: Callable[[], dict[str, GroupInfo]] = lambda: {"0": WORLD},
         source: Any = None,
         clock: Any = None,
+        timing: str = "1",
         **settings: str,
     ) -> None:
         config = read_config({"RANKSCOPE_FULL_WINDOWS": "0", "RANKSCOPE_COLLECTIVE_WINDOWS": "0", **settings})
@@ -53,7 +56,7 @@ class Rank:
         self.windows = ProfilerWindows(
             config,
             identity_of(0, pid=1),
-            {} if source is None else {TIMING_VARIABLE: "1"},
+            {} if source is None else {TIMING_VARIABLE: timing},
             self.guard,
             GraphCaptures(lambda: False),
             find_resident_bytes=lambda: None,
@@ -79,6 +82,10 @@ class Rank:
     def collect(self, *steps: StepRecord) -> Sequence[Any]:
         """Collect results on the agent thread."""
         return self.results.collect(steps, last=False)
+
+
+def full() -> RawWindow:
+    return window([operator("aten::mm", 0, 60)], {}, full=True)
 
 
 def light(count: int = 2) -> RawWindow:
@@ -229,6 +236,19 @@ def test_error_in_finding_whether_collectives_are_timed_costs_no_report() -> Non
     assert rank.guard.errors == {COLLECTIVE_TIMES: 20}, "the budget: then the part is off, and no window"
 
 
+class Counting(NoRecorder):
+    """A recorder without a collective."""
+
+    requests = 0
+
+    def request(self, since_wall_ns: int) -> bool:
+        self.requests += 1
+        return since_wall_ns > 0
+
+    def collect(self) -> None:
+        return None
+
+
 class Answering(NoRecorder):
     """A recorder with one collective in each of the steps 4 to 6, which is read at once."""
 
@@ -250,6 +270,31 @@ def test_steps_of_a_finished_window_are_not_told_by_the_recorder() -> None:
     steps = [StepRecord(step=step, start_host_ns=1_000 * step, duration_ns=1_000, phases_ns={}) for step in (4, 5, 6)]
     _, timed = rank.collect(*steps)
     assert (timed.timed_steps, [record.step for record in timed.collectives]) == ((4, 4), [4])
+
+
+def test_untimed_collectives_are_read_once_no_full_window_has_come_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", object, raising=False)
+    clock, source = FixedClock(), Counting()
+    rank = Rank(lambda: ON_DEVICE, source, clock=clock, timing="0")
+
+    def count_requests(at_ns: int) -> int:
+        clock.now_ns, before = at_ns, source.requests
+        rank.collect(STEP)
+        return source.requests - before
+
+    assert count_requests(NS_PER_S) == 1, "without any window"
+    rank.finish(full())
+    assert count_requests(30 * NS_PER_S) == 0
+    rank.finish(light())
+    assert count_requests(90 * NS_PER_S) == 0, "a minute after the full one"
+    assert count_requests(90 * NS_PER_S + 1) == 1
+    timed = Rank(lambda: ON_DEVICE, source, clock=clock)
+    timed.finish(full())
+    before = source.requests
+    timed.collect(STEP)
+    assert source.requests == before + 1, "durations are read beside windows"
 
 
 def test_captures_of_a_process_without_a_device_are_not_broken_down() -> None:
