@@ -23,6 +23,9 @@ from rankscope.measure.table import Table
 ENQUEUE_COLUMNS: Final = ("step", "group", "sequence", "enqueued_host_ns")
 CHOSEN_MAX: Final = 256
 """Collectives that a rank reports at once: 8 KB."""
+CHOSEN_MIN: Final = 16
+ALL_CHOSEN_MAX: Final = 2**18
+"""Collectives that all ranks report at once: of more than 1,024 ranks each reports fewer."""
 RANGES_MAX: Final = 4096
 _BITS: Final = 64
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
@@ -67,6 +70,15 @@ def choose(enqueues: Iterable[Enqueue], chosen_max: int = CHOSEN_MAX) -> list[En
     if not chosen and order:
         return sorted(by_step[order[0]], key=lambda one: find_order(one.sequence))[:chosen_max]
     return [one for step in sorted(chosen) for one in by_step[step]]
+
+
+def find_chosen_max(ranks: int) -> int:
+    """Return how many collectives each of so many ranks reports at once.
+
+    >>> [find_chosen_max(ranks) for ranks in (2, 1_024, 4_096, 16_384, 100_000)]
+    [256, 256, 64, 16, 16]
+    """
+    return max(CHOSEN_MIN, min(CHOSEN_MAX, ALL_CHOSEN_MAX // max(1, ranks)))
 
 
 def pack_enqueues(enqueues: Sequence[Enqueue], steps: Sequence[tuple[int, int]], *, wall_error_ns: int = 0) -> Enqueues:

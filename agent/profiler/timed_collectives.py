@@ -33,7 +33,7 @@ from rankscope.agent.profiler.step_entries import (
     lacks_durations,
 )
 from rankscope.measure.clock import OFFSET_ERROR_NS
-from rankscope.measure.enqueues import choose, pack_enqueues
+from rankscope.measure.enqueues import choose, find_chosen_max, pack_enqueues
 from rankscope.measure.records import CollectiveRecord, GroupInfo, StepRecord
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -262,7 +262,8 @@ class TimedCollectives:
         self._count(NOT_PLACED, unknown)
         error_ns, self._wall_moved_ns = self._wall_moved_ns + OFFSET_ERROR_NS, 0
         ranges = find_ranges(one.step.step for one in steps)
-        return [ReducedWindow([], [], None, enqueues=pack_enqueues(choose(found), ranges, wall_error_ns=error_ns))]
+        chosen = choose(found, find_chosen_max(max((len(one.ranks) for one in groups.values()), default=1)))
+        return [ReducedWindow([], [], None, enqueues=pack_enqueues(chosen, ranges, wall_error_ns=error_ns))]
 
     def _pop_whole_steps(
         self, reading: Reading, window_from_step: int | None, *, is_untimed: bool

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from rankscope.measure.enqueues import CHOSEN_MAX, Enqueue, choose, find_order, pack_enqueues
+from rankscope.measure.enqueues import CHOSEN_MAX, Enqueue, choose, find_chosen_max, find_order, pack_enqueues
 from rankscope.measure.table import Table
 
 ALL = range(20_000)
@@ -56,6 +56,10 @@ def test_of_a_step_that_is_too_large_the_same_numbers_are_chosen() -> None:
     assert chosen == choose(enqueues(step, step, 1_000)), "whatever other steps there are"
     places = sorted(one.sequence % 1_000 for one in chosen)
     assert max(after - before for before, after in itertools.pairwise(places)) <= 8, "all over the step"
+
+
+def test_each_of_many_ranks_reports_fewer() -> None:
+    assert [find_chosen_max(ranks) for ranks in (1, 1_024, 1_025, 8_192, 2**24)] == [256, 256, 255, 32, 16]
 
 
 def test_table_has_names_once() -> None:

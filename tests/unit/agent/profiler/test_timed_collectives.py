@@ -440,6 +440,12 @@ def test_of_many_collectives_those_that_all_ranks_choose_are_reported() -> None:
     assert rows == [(one.step, one.sequence, one.enqueued_host_ns) for one in chosen]
 
 
+def test_rank_of_a_large_group_reports_fewer_of_them() -> None:
+    large = GroupInfo(label="default_pg", description="default_pg", ranks=tuple(range(8_192)), backend="nccl")
+    rank = Rank([untimed(5_000 + number) for number in range(200)], groups={"0": large})
+    assert len(enqueued(rank.add_steps(5))[0]) == 32
+
+
 def test_error_of_the_wall_clock_is_what_it_moved_by() -> None:
     def error_ns(found: list[ReducedWindow]) -> int:
         assert found[0].enqueues is not None

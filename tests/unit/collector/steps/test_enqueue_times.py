@@ -154,6 +154,17 @@ def test_ranks_of_one_machine_share_the_best_alignment() -> None:
     assert found.machine[0] == found.machine[1] != found.machine[2] == found.machine[3]
 
 
+def test_of_many_ranks_one_step_is_matched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue_times, "RANKS_AT_ONCE", 3)
+    job = Job()
+    for rank in range(4):
+        rows = [(step, WORLD, step, 100.0) for step in (5, 6, 8)]
+        job.times.add(rank, rank, pack_enqueues([Enqueue(*row[:3], OFFSET_NS[rank]) for row in rows], [(4, 8)]))
+    for matched in ([5], [5, 6], [5, 6, 8], [5, 6, 8]):
+        job.times.match(job.align)
+        assert job.read().steps.tolist() == matched
+
+
 def test_clock_is_asked_for_as_of_the_enqueue() -> None:
     job = Job()
     job.step(5, 100, 100, 100, 100)
