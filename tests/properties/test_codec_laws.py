@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from rankscope.measure.codec import decode, encode
+from rankscope.measure.enqueues import Enqueues
 from rankscope.measure.messages import MESSAGE_TYPES, Message
 from rankscope.measure.records import Collectives
 from rankscope.measure.table import Table
@@ -43,6 +44,13 @@ def collectives(draw: st.DrawFn) -> Collectives:
     return Collectives(labels, labels, draw(tables(("group", "op"), len(labels) - 1)))
 
 
+@st.composite
+def enqueues(draw: st.DrawFn) -> Enqueues:
+    """Any enqueues whose groups have names."""
+    labels = tuple(draw(st.lists(st.text(max_size=4), min_size=1, max_size=3)))
+    return Enqueues(labels, draw(tables(("group",), len(labels) - 1)))
+
+
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a field's type, within the limits the type sets."""
     return BUILDERS[type(kind)](kind)
@@ -74,6 +82,8 @@ def messages_of(struct: type) -> st.SearchStrategy[Any]:
         return tables()
     if struct is Collectives:
         return collectives()
+    if struct is Enqueues:
+        return enqueues()
     described = inspect.type_info(struct)
     assert isinstance(described, inspect.StructType)
     return st.builds(struct, **{field.name: values_of(field.type) for field in described.fields})
