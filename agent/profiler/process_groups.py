@@ -104,7 +104,7 @@ class GroupProgress:
 
     def allow_reading(self) -> None:
         """Let the collectives of devices be read from now on: torch has been told to time them."""
-        self._may_read = True
+        self._may_read = self.is_timed = True
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:
         """Return every collective still in the recorders (no point-to-point operations), oldest first in each, and
