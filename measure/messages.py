@@ -13,7 +13,7 @@
       | -- RankEnded, RankUnresponsive ------>  |   about a rank that cannot report any more: each notice has its own
       | -- RasAnswered ---------------------->  |   number and is resent until it is acknowledged or given up; the last
       | -- InspectorRead -------------------->  |   but one is about the whole job, in a stall, and the last is what a
-      | <----------------- Ack(through=n) ----  |   rank's NCCL has dumped, every quarter of a minute
+      | <----------------- Ack(through=n) ----  |   rank's NCCL has dumped, every 15 s
 
     agent                                   collector
       | <---- CaptureOrder(id, steps) --------  |   repeated until the capture has ended; each is answered by the state

@@ -62,7 +62,7 @@ class NodePast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastPreflight(msgspec.Struct, frozen=True, kw_only=True):
-    """The last pre-flight of a node. `wall_s` is when the collector was told, `status` is `named`, `not_named` or
+    """The last pre-flight of a node. `wall_s` is when the collector received it, `status` is `named`, `not_named` or
     `not_judged` (nothing could be compared), `reasons` are sentences why the node was named, at most 4.
     """
 

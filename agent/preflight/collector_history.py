@@ -103,7 +103,9 @@ class CollectorHistory:
             PreflightEnded(number=next(self._numbers), preflight=preflight, outcomes=part, forgets_past=forgets_past)
             for part in _split(outcomes)
         ]
-        self._ask(said, "did not confirm that it has kept this pre-flight", "The next one may lack it.")
+        self._ask(
+            said, "did not confirm that it has kept this pre-flight", "Later pre-flights may not be compared with it."
+        )
 
     def _ask(self, questions: Sequence[Question], failure: str, consequence: str) -> list[PreflightAnswer]:
         """Return the answers to all questions; raise UnavailableError where one is missing or is a problem."""

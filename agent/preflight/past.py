@@ -38,8 +38,9 @@ class NodesPast:
             self._read_collector(devices)
             if self._path:
                 self._file = read_history(self._path)
-                if self._file.unreadable:
-                    self.mistakes.append(f"{self._file.unreadable} lines of {self._path} are no pre-flights")
+                if count := self._file.unreadable:
+                    lines = "1 line is" if count == 1 else f"{count} lines are"
+                    self.mistakes.append(f"{lines} left out of {self._path}: no pre-flight")
         except UnavailableError as error:
             self.mistakes.append(str(error))
 

@@ -67,7 +67,7 @@ def build_sentence(named: Sequence[str], links: int, nodes: int, compared: Seque
     if not compared:
         return (
             "Not judged: nothing could be compared, and no error count names a node. "
-            "Three others with one device, or three earlier pre-flights, are needed."
+            "Three other nodes with the same device, or three earlier pre-flights of a node, are needed."
         )
     return f"No node was named: {nodes} node{'s' * (nodes != 1)}, {len(compared)} checks compared."
 

@@ -38,7 +38,8 @@ LATER_STEPS: Final = 64
 
 
 _CURE: Final = (
-    "It cannot be ended within a process; RANKSCOPE_NCCL_TIMING=off leaves it out of the next run (docs/cost.md)."
+    "The timing cannot be ended within a process; RANKSCOPE_NCCL_TIMING=off leaves it out of the next run "
+    "(docs/cost.md)."
 )
 
 
@@ -180,7 +181,10 @@ class MeasuredTiming:
         if self.is_open or self.from_step is None:
             return None
         since = f"NCCL's collectives have been timed since step {self.from_step} (nccl_timing = measured)"
-        refused = f" Those of {len(self._refused)} groups are not, because {self.why_absent}." if self._refused else ""
+        count = len(self._refused)
+        refused = (
+            f" {count} group{'s are' if count > 1 else ' is'} not timed, because {self.why_absent}." if count else ""
+        )
         if self.state is TimingState.UNKNOWN:
             why = (
                 self.why_absent

@@ -105,12 +105,13 @@ def describe_too_late() -> str:
 
 def describe_timing(environment: Mapping[str, str]) -> str:
     """Return the line about collectives that are timed, with what it costs, or about those that are not."""
+    value = environment.get(TIMING_VARIABLE, "")
     if not is_timing(environment):
         return (
-            "NCCL's collectives are not timed: when each rank enqueues them is read from torch's flight recorder "
-            "instead. RANKSCOPE_NCCL_TIMING=off stops rankscope from reading it (docs/cost.md)."
+            f"NCCL's collectives are not timed ({TIMING_VARIABLE} was {value or 'not set in time'}). "
+            "When ranks enqueue some of them is read from torch's flight recorder instead; "
+            "RANKSCOPE_NCCL_TIMING=off stops that (docs/cost.md)."
         )
-    value = environment.get(TIMING_VARIABLE, "")
     if is_set_by_agent(environment):
         advice = "To switch it off: RANKSCOPE_NCCL_TIMING=off (docs/cost.md)."
     else:

@@ -301,7 +301,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "killed": "Find out what ended the process on that node: a person, a scheduler, a limit of its cgroup.",
         "exit_unknown": (
             "Read how that process ended in the log of its launcher (torchrun, srun) and in the kernel's: its exit "
-            "status was gone before it could be read."
+            "status could not be read."
         ),
         "out_of_memory": "Look at the host's memory: data loader workers, pinned memory, the container's limit.",
         f"out_of_memory: {OF_GPU}": (

@@ -100,7 +100,7 @@ def check_nccl_timing(environment: Mapping[str, str]) -> Check:
         )
     if setting == "off" or (value is not None and value.lower() not in TIMING_ON):
         found = "RANKSCOPE_NCCL_TIMING is off" if setting == "off" else f"TORCH_NCCL_ENABLE_TIMING is {value}"
-        costs = "collectives of NCCL, and who waits in them, are known in full windows only"
+        costs = "the durations of NCCL's collectives, and who waits in them, are known in full windows only"
         return note("NCCL timing", found, costs, "Unset it: timing costs 2.5 to 3.7 us a collective (docs/cost.md).")
     return ok(
         "NCCL timing", "nothing in this environment prevents it; it costs 2.5 to 3.7 us a collective (docs/cost.md)"

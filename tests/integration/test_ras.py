@@ -136,4 +136,4 @@ def test_what_nccl_has_dumped_is_in_the_finding(served: Served, tmp_path: Path) 
     assert (hang.cause, hang.ranks, hang.evidence["inspector_behind_ranks"]) == ("missing_rank", (1,), 1)
     # 10 MB in 1 ms are 10 GB/s, and between two ranks an all-reduce sends each byte once.
     assert bandwidths == {(0, "2 ranks", "AllReduce", 10, 1e10), (1, "2 ranks", "AllReduce", 9, 1e10)}
-    assert "lines that could not be read since the sidecars began: 1" in hang.details["NCCL Inspector"]
+    assert "lines that were not used since the sidecars began: 1" in hang.details["NCCL Inspector"]

@@ -287,7 +287,10 @@ class _HangJudge:
         late = next((one for one in self.graph.stuck if is_incomplete(one)), None)
         if hang is not None or late is None:
             return hang
-        return Abstain(f"the last member of {late.group} has entered its collective {late.sequence} only lately")
+        return Abstain(
+            f"the last member of {late.group} has entered its collective {late.sequence} less than the limit of a "
+            "stall ago"
+        )
 
     def _abstain_until_all_stalled(self) -> Abstain | None:
         """Abstain until all ranks are stalled: the rules after this one are certain only then."""

@@ -91,8 +91,8 @@ def write_dump_witness(cause: str, ranks: Collection[int], dumps: Dumps) -> str:
     if cause in NAMING and ranks:
         return _compare(ranks, compared)
     if cause == COMPLETE:
-        return _write_behind("saw it differently: ", compared.behind) or _write_equal(compared)
-    return _write_behind("were read too: ", compared.behind)
+        return _write_behind("showed a difference: ", compared.behind) or _write_equal(compared)
+    return _write_behind("showed a difference: ", compared.behind)
 
 
 def _compare(ranks: Collection[int], compared: Compared) -> str:
@@ -128,7 +128,7 @@ def describe_dumps(dumps: Dumps) -> str:
     lines = [_describe_communicator(name, ranks) for name, ranks in sorted(members.items())]
     more = [f"communicators not listed here: {len(lines) - LINES_MAX}"] if len(lines) > LINES_MAX else []
     skipped = sum(read.lines_skipped for read in dumps.values())
-    damaged = [f"lines that could not be read since the sidecars began: {skipped}"] if skipped else []
+    damaged = [f"lines that were not used since the sidecars began: {skipped}"] if skipped else []
     return "\n".join([*lines[:LINES_MAX], *more, *damaged])
 
 

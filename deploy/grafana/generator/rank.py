@@ -455,8 +455,8 @@ def _windows() -> list[Placed]:
         ),
         lines(
             "Effect of the agent on the steps",
-            "Step time outside of full windows over that before the first one, minus 1, with CUPTI attached and "
-            "detached; with collectives timed over that before (docs/cost.md).",
+            "Step time over that before, minus 1. attached, detached: outside of full windows, since the first one and "
+            "since CUPTI was detached; timed: since torch times collectives (docs/cost.md).",
             RATIO,
             Query(series("agent_step_effect_ratio", OF_RANK), "{{state}}"),
             width=THIRD,

@@ -64,7 +64,7 @@ def test_damaged_lines_of_the_file_are_said(tmp_path: Path) -> None:
     path.write_text("no line\n")
     past = NodesPast(str(path), "", 1.0)
     past.read({"a": "EPYC"})
-    assert past.mistakes == [f"1 lines of {path} are no pre-flights"]
+    assert past.mistakes == [f"1 line is left out of {path}: no pre-flight"]
 
 
 def test_past_of_a_file_is_forgotten_by_deleting_it(capsys: pytest.CaptureFixture[str]) -> None:

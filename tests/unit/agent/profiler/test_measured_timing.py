@@ -98,8 +98,8 @@ def test_steps_that_do_not_change_are_kept_and_windows_begin() -> None:
     assert (job.timed_steps, job.timing.slowed_ns) == ([job.step], 0)
     assert job.timing.describe() == (
         "NCCL's collectives have been timed since step 36 (nccl_timing = measured). Steps have been 1 % longer than "
-        "before it, which does not count as a slowdown. It cannot be ended within a process; RANKSCOPE_NCCL_TIMING=off "
-        "leaves it out of the next run (docs/cost.md)."
+        "before it, which does not count as a slowdown. The timing cannot be ended within a process; "
+        "RANKSCOPE_NCCL_TIMING=off leaves it out of the next run (docs/cost.md)."
     )
 
 
@@ -152,7 +152,7 @@ def test_a_backend_that_refuses_is_not_timed_and_said() -> None:
 def test_one_group_of_two_that_refuses_is_said() -> None:
     job = Job(Group(), Group(AttributeError("no such name"))).run_to_verdict()
     assert job.timing.state is TimingState.KEPT
-    assert "Those of 1 groups are not, because torch refuses: no such name." in str(job.timing.describe())
+    assert "1 group is not timed, because torch refuses: no such name." in str(job.timing.describe())
 
 
 def test_a_profiler_in_the_reference_makes_it_begin_anew() -> None:

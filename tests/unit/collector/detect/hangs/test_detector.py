@@ -611,7 +611,7 @@ def test_collective_has_not_hung_before_its_last_member_has_been_in_it_for_a_lim
     for_long = replace(waits(), stalled_ns=long_ns, progress_unchanged_ns=long_ns)
     entered = replace(last, progress_unchanged_ns=LIMIT_NS - 1)
     said = reason(view_on({0: for_long, 1: for_long, 2: entered}))
-    assert said == "the last member of default_pg has entered its collective 8 only lately"
+    assert said == "the last member of default_pg has entered its collective 8 less than the limit of a stall ago"
     stays = replace(last, progress_unchanged_ns=LIMIT_NS)
     assert find(view_on({0: for_long, 1: for_long, 2: stays})).cause == "all_in_collective"
 

@@ -77,8 +77,8 @@ def test_another_rank_is_behind() -> None:
 def test_furthest_behind_is_named_first() -> None:
     said = write_dump_witness("unattributed", (), dumps_of({0: 41, 1: 40, 2: 12}))
     assert said == (
-        "NCCL Inspector's dumps were read too: rank 2 had last completed AllReduce 12 in a communicator of 4 ranks, "
-        "where 1 rank had completed AllReduce 41"
+        "NCCL Inspector's dumps showed a difference: rank 2 had last completed AllReduce 12 in a communicator of 4 "
+        "ranks, where 1 rank had completed AllReduce 41"
     )
 
 
@@ -120,7 +120,7 @@ def test_equal_ranks_beside_a_collective_that_all_have_entered() -> None:
 
 def test_rank_behind_in_a_collective_that_all_have_entered() -> None:
     said = write_dump_witness("all_in_collective", (), dumps_of({0: 41, 1: 41, 2: 40, 3: 41}))
-    assert said == f"NCCL Inspector's dumps saw it differently: rank 2 {BEHIND}"
+    assert said == f"NCCL Inspector's dumps showed a difference: rank 2 {BEHIND}"
 
 
 def test_size_that_is_not_known_is_not_said() -> None:
@@ -143,7 +143,7 @@ def test_details_list_all_communicators() -> None:
     assert describe_dumps(dumps).splitlines() == [
         f"0xab, last completed: {behind}; ranks 0-1: AllReduce 41 (4096 bytes); rank 3: not known",
         "0xcd (TP 0), last completed: ranks 0-1: Reduce 3",
-        "lines that could not be read since the sidecars began: 3",
+        "lines that were not used since the sidecars began: 3",
     ]
     assert count_dumps(dumps) == {"inspector_communicators": 2, "inspector_behind_ranks": 1}
 
