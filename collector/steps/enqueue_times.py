@@ -12,9 +12,9 @@ one clock: they are converted by the best alignment that any of them has, so tha
 the first alignment that is left is not converted: the clock may have jumped since then.
 """
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +26,13 @@ from rankscope.measure.enqueues import ENQUEUE_COLUMNS, Enqueues
 STEPS_KEPT: Final = 64
 """Matched steps that are kept: 8 MiB of 16,384 ranks."""
 WAITING_MAX: Final = 4096
-"""Steps that wait for other ranks; the first ones are dropped. More than a rank has between two readings."""
+"""Steps that wait for other ranks; the first ones are dropped. More than a rank has between two readings, so no report
+has more either."""
+PARTS_MAX: Final = 2**20
+"""Steps that wait, counted for each rank that has reported them: 64 steps of 16,384 ranks. Where one rank reports none,
+those of all others wait."""
+KEPT_SHARE: Final = 0.875
+"""Part of both bounds that is left when steps are dropped, so that not each report drops some."""
 TIME_NS_MAX: Final = 2**61
 """Times and offsets from here on are no clock's, and their differences have no room in 64 bits."""
 
@@ -39,12 +45,21 @@ Align = Callable[[int, int], tuple[int, int] | None]
 
 
 class _Part(NamedTuple):
-    """What a rank has reported of a step: the columns group, sequence and time by the host clock, shape (n,) each."""
+    """What a rank has reported of some steps: the columns group, sequence and time by the host clock, shape (n,) each,
+    and the step of each row.
+    """
 
     rank: int
     groups: tuple[str, ...]
     columns: tuple[Ints, Ints, Ints]
     wall_error_ns: int
+    step: Ints
+
+    def select(self, step: int) -> "_Part":
+        """Return what is of this step."""
+        rows = self.step == step
+        group, sequence, host_ns = self.columns
+        return self._replace(columns=(group[rows], sequence[rows], host_ns[rows]), step=self.step[rows])
 
 
 class _Matched(NamedTuple):
@@ -60,10 +75,12 @@ class EnqueueTimes:
     def __init__(self, world_size: int, group_sizes: Mapping[str, int]) -> None:
         self._world_size = world_size
         self._group_sizes = group_sizes
-        #: What the ranks have reported by step and rank, None where nothing; no step before `_from_step`.
-        self._waiting: dict[int, dict[int, _Part | None]] = {}
+        #: What the ranks have reported by step and rank, one object for a report; no step before `_from_step`.
+        self._waiting: dict[int, dict[int, _Part]] = {}
+        self._part_count = 0
         self._from_step = 0
-        self._ready: deque[int] = deque()
+        #: Steps that all ranks have reported, until they are matched; the first ones are dropped.
+        self._ready: deque[tuple[int, list[_Part]]] = deque(maxlen=max(1, PARTS_MAX // max(1, world_size)))
         self._machines: dict[Hashable, int] = {}
         #: Number of each rank's machine; a rank that has reported nothing has a machine of its own.
         self._machine = -1 - np.arange(world_size, dtype=np.int64)
@@ -74,32 +91,37 @@ class EnqueueTimes:
         self._machine[rank] = self._machines.setdefault(machine, len(self._machines))
         table = enqueues.table
         step, group, sequence, host_ns = map(table.column, ENQUEUE_COLUMNS)
-        order = np.argsort(step, kind="stable")
-        step, group, sequence, host_ns = (column[order] for column in (step, group, sequence, host_ns))
-        bounds = np.flatnonzero(np.append(differs_from_previous(step), True)).tolist()
-        parts_of = {
-            int(step[a]): _Part(
-                rank, enqueues.groups, (group[a:b], sequence[a:b], host_ns[a:b]), enqueues.wall_error_ns
-            )
-            for a, b in itertools.pairwise(bounds)
-        }
-        for first_step, last_step in enqueues.steps:
-            for number in range(max(self._from_step, first_step), min(last_step, first_step + WAITING_MAX - 1) + 1):
-                parts = self._waiting.setdefault(number, {})
-                parts[rank] = parts_of.get(number)
-                if len(parts) == self._world_size:
-                    self._ready.append(number)
-        while len(self._waiting) > WAITING_MAX:
-            first_step = min(self._waiting)
-            del self._waiting[first_step]
-            self._from_step = first_step + 1
+        part = _Part(rank, enqueues.groups, (group, sequence, host_ns), enqueues.wall_error_ns, step)
+        for number in self._list_steps(enqueues):
+            parts = self._waiting.setdefault(number, {})
+            self._part_count += rank not in parts
+            parts[rank] = part
+            if len(parts) == self._world_size:
+                self._ready.append((number, list(self._waiting.pop(number).values())))
+                self._part_count -= self._world_size
+        self._drop_first()
+
+    def _list_steps(self, enqueues: Enqueues) -> Iterator[int]:
+        """Iterate over the first WAITING_MAX steps of a report, whatever its ranges are."""
+        ranges = (range(max(self._from_step, first_step), last_step + 1) for first_step, last_step in enqueues.steps)
+        return islice(chain.from_iterable(ranges), WAITING_MAX)
+
+    def _drop_first(self) -> None:
+        """Drop the first steps where too many wait."""
+        if len(self._waiting) <= WAITING_MAX and self._part_count <= PARTS_MAX:
+            return
+        first = iter(sorted(self._waiting))
+        while len(self._waiting) > KEPT_SHARE * WAITING_MAX or self._part_count > KEPT_SHARE * PARTS_MAX:
+            step = next(first)
+            self._part_count -= len(self._waiting.pop(step))
+            self._from_step = step + 1
 
     def match(self, align: Align) -> None:
         """Match steps that all ranks have reported; of more than RANKS_AT_ONCE ranks one step, 0.1 s of 4,096."""
         steps_left = max(1, RANKS_AT_ONCE // self._world_size)
         while self._ready and steps_left > 0:
-            waiting = self._waiting.pop(step := self._ready.popleft(), {}).values()
-            parts = [part for part in waiting if part is not None]
+            step, reported = self._ready.popleft()
+            parts = [part for one in reported if len((part := one.select(step)).columns[0])]
             if parts:
                 steps_left -= 1
                 self._match(step, parts, align)

@@ -8,7 +8,7 @@ import pytest
 from rankscope.collector.steps import enqueue_times
 from rankscope.collector.steps.enqueue_times import STEPS_KEPT, TIME_NS_MAX, EnqueueTimes
 from rankscope.collector.steps.step_series import EnqueueSeries
-from rankscope.measure.enqueues import ENQUEUE_COLUMNS, Enqueue, Enqueues, pack_enqueues
+from rankscope.measure.enqueues import ENQUEUE_COLUMNS, RANGES_MAX, Enqueue, Enqueues, pack_enqueues
 from rankscope.measure.table import MISSING, Table
 
 US = 1_000
@@ -183,14 +183,32 @@ def test_oldest_steps_that_wait_are_dropped(monkeypatch: pytest.MonkeyPatch) -> 
     job = Job()
     for rank in range(4):
         job.report(rank, *((step, WORLD, step, 100) for step in range(5)), steps=[(0, 9)] if rank else [(0, 4)])
-    # Of a range that no rank sends only the first 3 are read, and of all steps the last 3 wait.
+    # Of a range that no rank sends only the first 3 are read, and of all steps the last 2 wait once there are 4.
     assert sorted(job.read().steps.tolist()) == [0, 1, 2]
-    for rank in range(3):
+    for rank in range(4):
         for step in range(10, 14):
             job.report(rank, (step, WORLD, step, 100), steps=[(step, step)])
-    for step in range(10, 14):
-        job.report(3, (step, WORLD, step, 100), steps=[(step, step)])
-    assert sorted(job.read().steps.tolist()) == [0, 1, 2, 11, 12, 13]
+    assert sorted(job.read().steps.tolist()) == [0, 1, 2, 12, 13]
+
+
+def test_steps_of_all_ranks_that_wait_for_one_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue_times, "PARTS_MAX", 16)
+    job = Job()
+    for step in range(20):  # rank 3 reports nothing
+        for rank in range(3):
+            job.report(rank, (step, WORLD, step, 100), steps=[(step, step)])
+    job.report(3, *((step, WORLD, step, 100) for step in range(20)), steps=[(0, 19)])
+    # The second part of each step from 5 on is the 17th, and leaves 14: that of step 19 drops step 14. Of the 5 that are
+    # left 4 wait to be matched.
+    assert job.read().steps.tolist() == [16, 17, 18, 19]
+
+
+def test_report_of_more_steps_than_ranks_make_is_read_in_part() -> None:
+    job = Job()
+    for rank in range(4):
+        ranges = [(i * 10**6, i * 10**6 + 10**5) for i in range(RANGES_MAX)]  # 4 * 10^8 steps in 32 KB
+        job.report(rank, (7, WORLD, 1, 100), (10**9, WORLD, 2, 100), steps=ranges)
+    assert job.read().steps.tolist() == [7]
 
 
 @pytest.mark.parametrize("host_ns", [MISSING, TIME_NS_MAX, -TIME_NS_MAX, 2**63 - 1])
