@@ -1,7 +1,7 @@
 """Describe the state of one rank in a hang: its end, its stall, its progress in each process group."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -73,8 +73,8 @@ class RankHangState:
     where it did not. `is_stalled` is the last report of the rank or its sidecar, also of a rank that is silent now;
     `stalled_ns` how long it had made no progress by then, `since_collector_ns` since when, where its clock is known.
     `progress` is empty where the rank does not report it, or has made no collective; `progress_unchanged_ns` how long
-    it had been the same by then. The sidecar's view, `unresponsive`, is newer than the rank's own reports and takes
-    precedence.
+    it had been the same by then, `group_unchanged_ns` that of groups in which it is longer. The sidecar's view,
+    `unresponsive`, is newer than the rank's own reports and takes precedence.
     """
 
     ended: str | None = None
@@ -87,6 +87,7 @@ class RankHangState:
     last_step: int | None = None
     progress: tuple[GroupStatus, ...] = ()
     progress_unchanged_ns: int | None = None
+    group_unchanged_ns: Mapping[str, int] = field(default_factory=dict)
     stall: Stall | None = None
     unresponsive: RankUnresponsive | None = None
 
@@ -184,6 +185,10 @@ class RankHangState:
         """Return the last sequence that it is known to have completed in a group, 0 before any."""
         status = self._statuses.get(group)
         return status.completed or 0 if status is not None else 0
+
+    def unchanged_in(self, group: str) -> int | None:
+        """Return for how long its counters of a group had been the same by its last message; None when not known."""
+        return self.group_unchanged_ns.get(group, self.progress_unchanged_ns)
 
     def started_in(self, group: str) -> int | None:
         """Return the last sequence that its device has started in a group; None where the backend does not report

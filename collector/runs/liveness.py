@@ -7,6 +7,7 @@
 Messages come on different connections, in any order. So each is kept, and the state is derived from all of them.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -90,6 +91,9 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
     progress: tuple[GroupStatus, ...] = ()
     #: When it first reported that progress, by its host's clock; None before any report.
     progress_since_host_ns: int | None = None
+    #: When it first reported the progress of a group, by its host's clock, of those in which that is earlier: another
+    #: group has progressed in the present stall.
+    group_since_host_ns: Mapping[str, int] = {}
     #: The last answer of NCCL's RAS service about the job, of rank 0 only, also one from an earlier stall.
     ras: RasAnswered | None = None
     #: What its sidecar last read in the dumps of NCCL's Inspector; None where it has none.
@@ -118,7 +122,9 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if unresponsive is not None and report.host_ns > unresponsive.host_ns:
             unresponsive = None
         progress, progress_since_host_ns = report.progress or self.progress, self.progress_since_host_ns
+        group_since_host_ns = self.group_since_host_ns
         if progress_since_host_ns is None or progress != self.progress:
+            group_since_host_ns = {} if since_host_ns is None else self._find_unchanged(progress)
             progress_since_host_ns = report.host_ns
         after = msgspec.structs.replace(
             self,
@@ -129,6 +135,7 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
             unresponsive=unresponsive,
             progress=progress,
             progress_since_host_ns=progress_since_host_ns,
+            group_since_host_ns=group_since_host_ns,
         )
         return _change(after, is_silent=False) if self.is_silent else after
 
@@ -158,6 +165,21 @@ class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
         found = self.unresponsive
         is_older = found is not None and bool(found.progress) and found.progress != self.progress
         return None if is_older else self._find_age(self.progress_since_host_ns)
+
+    @property
+    def group_unchanged_ns(self) -> dict[str, int]:
+        """The same of single groups, of those in which it is longer."""
+        if self.progress_unchanged_ns is None:
+            return {}
+        ages = {group: self._find_age(since_ns) for group, since_ns in self.group_since_host_ns.items()}
+        return {group: age_ns for group, age_ns in ages.items() if age_ns is not None}
+
+    def _find_unchanged(self, progress: tuple[GroupStatus, ...]) -> dict[str, int]:
+        """Return when the groups that have the same progress as before were first reported to have it."""
+        known, since_ns = frozenset(self.progress), self.progress_since_host_ns
+        if since_ns is None:
+            return {}
+        return {one.group: self.group_since_host_ns.get(one.group, since_ns) for one in progress if one in known}
 
     def _find_age(self, since_host_ns: int | None) -> int | None:
         heard_host_ns = self.reported_host_ns if self.unresponsive is None else self.unresponsive.host_ns

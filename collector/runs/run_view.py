@@ -109,6 +109,7 @@ def _build_hang_state(rank: RankState, now_collector_ns: int) -> RankHangState:
         last_step=rank.last_step,
         progress=liveness.progress,
         progress_unchanged_ns=liveness.progress_unchanged_ns,
+        group_unchanged_ns=liveness.group_unchanged_ns,
         stall=liveness.stall,
         unresponsive=liveness.unresponsive,
     )

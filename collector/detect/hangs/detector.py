@@ -281,7 +281,7 @@ class _HangJudge:
 
         def is_old(one: Stuck) -> bool:
             members = (self._hang_states.get(rank) for rank in self.view.groups[one.group])
-            return not _is_entered_lately([self._hang_states[rank] for rank in one.waiting], members)
+            return not _is_entered_lately(one.group, [self._hang_states[rank] for rank in one.waiting], members)
 
         hang = self._name_group("all_in_collective", lambda one: is_incomplete(one) and is_old(one))
         late = next((one for one in self.graph.stuck if is_incomplete(one)), None)
@@ -321,12 +321,12 @@ class _HangJudge:
         return Hang("unattributed", (), None)
 
 
-def _is_entered_lately(waiting: Iterable[RankHangState], members: Iterable[RankHangState | None]) -> bool:
-    """Return whether a member may have entered a collective less than the limit of a stall ago. The stall of those that
-    wait there may be older: it is that of their wait for this member.
+def _is_entered_lately(group: str, waiting: Iterable[RankHangState], members: Iterable[RankHangState | None]) -> bool:
+    """Return whether a member may have entered a collective of this group less than the limit of a stall ago. The stall
+    of those that wait there may be older: it is that of their wait for this member.
     """
     limit_ns = max((one.stall.limit_ns for one in waiting if one.stall is not None), default=0)
-    ages = (one.progress_unchanged_ns for one in members if one is not None and one.ended is None)
+    ages = (one.unchanged_in(group) for one in members if one is not None and one.ended is None)
     return any(age_ns is not None and age_ns < limit_ns for age_ns in ages)
 
 

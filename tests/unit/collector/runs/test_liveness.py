@@ -206,9 +206,28 @@ def test_progress_is_unchanged_since_the_first_report_that_had_it() -> None:
     assert unchanged == [0, 2 * S, 0, 5 * S, 7 * S, 0]
 
 
+def test_progress_of_each_group_is_dated_in_a_stall() -> None:
+    liveness = Liveness()
+    found = []
+    for at_s, since_s, beside in ((1, None, 1), (2, None, 2), (5, 1, 3), (8, 1, 4), (9, 1, 4), (10, None, 5)):
+        progress = (*progress_of(7), GroupStatus(group="beside", enqueued=beside))
+        since_host_ns = None if since_s is None else since_s * S
+        report = Report(sequence=1, host_ns=at_s * S, progress=progress, stalled_since_host_ns=since_host_ns)
+        liveness = liveness.record_report(ReportFields.of(report))
+        found.append((liveness.progress_unchanged_ns, liveness.group_unchanged_ns.get("default_pg")))
+    # default_pg is known to be the same since the last change before the stall, at 2 s; afterwards it is not asked.
+    assert found == [(0, None), (0, None), (0, 3 * S), (0, 6 * S), (1 * S, 7 * S), (0, None)]
+
+
+def test_group_of_which_nothing_was_known_before_a_stall_has_no_age_of_its_own() -> None:
+    first = Report(sequence=1, host_ns=5 * S, progress=progress_of(7), stalled_since_host_ns=1 * S)
+    assert Liveness().record_report(ReportFields.of(first)).group_unchanged_ns == {}
+
+
 def test_progress_that_the_sidecar_reads_later_has_no_known_age() -> None:
     liveness = Liveness().record_report(report_progress(1 * S, 7))
     assert liveness.record_unresponsive(frozen(12 * S)).progress_unchanged_ns == 11 * S
     same, later = (msgspec.structs.replace(frozen(12 * S), progress=progress_of(enqueued)) for enqueued in (7, 8))
     assert liveness.record_unresponsive(same).progress_unchanged_ns == 11 * S
     assert liveness.record_unresponsive(later).progress_unchanged_ns is None
+    assert liveness.record_unresponsive(later).group_unchanged_ns == {}

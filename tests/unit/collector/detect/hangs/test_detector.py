@@ -616,6 +616,14 @@ def test_collective_has_not_hung_before_its_last_member_has_been_in_it_for_a_lim
     assert find(view_on({0: for_long, 1: for_long, 2: stays})).cause == "all_in_collective"
 
 
+def test_progress_in_another_group_hides_no_hang() -> None:
+    # Another thread of rank 1 communicates in a group of its own every few seconds.
+    beside = replace(waits(), progress_unchanged_ns=1, group_unchanged_ns={WORLD: LIMIT_NS})
+    assert find(view_on({0: waits(), 1: beside})).cause == "all_in_collective"
+    entered = replace(beside, group_unchanged_ns={WORLD: LIMIT_NS - 1})
+    assert reason(view_on({0: waits(), 1: entered})).endswith("only lately")
+
+
 def test_busy_rank_whose_counters_are_behind_those_of_its_peers_is_waited_for() -> None:
     hang_states = {0: waits(sequence=9), 1: busy(counters={WORLD: (8, 7)}), 2: waits(sequence=9)}
     assert essence(find(view_on(hang_states))) == ("busy_rank", (1,), WORLD, "warning")
