@@ -93,7 +93,7 @@ class MeasuredTiming:
         self._on_timed = on_timed
         self._timed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._refused: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._is_settling = self._is_released = False
+        self._is_settling = self._is_released = self._has_given_up = False
         self._since_ns = self._profilers = 0
         self._counting = threading.Lock()
         self.state = TimingState.WAITING
@@ -170,6 +170,7 @@ class MeasuredTiming:
 
     def give_up(self, why: str) -> None:
         """Tell torch nothing more, and let windows begin."""
+        self._has_given_up = True
         self.why_absent = why
         self.state = TimingState.ABSENT if self.from_step is None else TimingState.UNKNOWN
         self._let_windows_begin()
@@ -201,7 +202,8 @@ class MeasuredTiming:
 
     @property
     def _times_later_groups(self) -> bool:
-        return self.state in {TimingState.COMPARED, TimingState.KEPT, TimingState.UNKNOWN}
+        is_timed = self.state in {TimingState.COMPARED, TimingState.KEPT, TimingState.UNKNOWN}
+        return is_timed and not self._has_given_up
 
     def _begin(self) -> None:
         if not self._find_groups():

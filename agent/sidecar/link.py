@@ -180,7 +180,10 @@ class SidecarLink:
         if not faulthandler.is_enabled():
             path = os.path.join(self.folder, self._descriptor.identity.boot_id + CRASH_SUFFIX)
             # The file stays open until the process ends, which may crash after the agent's end.
-            faulthandler.enable(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE))
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
+            faulthandler.enable(file)
+            opened = os.fstat(file)
+            os.register_at_fork(after_in_child=lambda: _leave_crash_file(file, opened))
 
     def _open_server(self) -> None:
         path = os.path.join(self.folder, self._descriptor.identity.boot_id + SOCKET_SUFFIX)
@@ -190,6 +193,17 @@ class SidecarLink:
             self.update(why_no_socket=str(error)[:200])
         else:
             self.update(socket_path=path, why_no_socket="")
+
+
+def _leave_crash_file(file: int, opened: os.stat_result) -> None:
+    """Let a forked child, such as a worker of a DataLoader, write no stacks into the file of the rank: a crash of the
+    child is none of the rank. `opened` shows whether the number is still that of the file.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(file), opened):
+            nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nothing, file, inheritable=False)
+            os.close(nothing)
 
 
 def _remove_if_empty(folder: str) -> None:

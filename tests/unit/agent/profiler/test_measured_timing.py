@@ -232,6 +232,10 @@ def test_an_error_after_the_switch_leaves_the_effect_unknown() -> None:
     job.timing.give_up("of an error in the agent (KeyError: 1)")
     assert (job.timing.state, job.windows.is_held) == (TimingState.UNKNOWN, False)
     assert "not known, because of an error in the agent (KeyError: 1)." in str(job.timing.describe())
+    # An error that comes at each look for groups comes once.
+    job.groups.append(Group(KeyError(1)))
+    job.run(2 * LATER_STEPS)
+    assert job.timing.find_next(job.step) > job.step + LATER_STEPS
 
 
 # -- with the windows of a device --------------------------------------------------------------------------------------
