@@ -21,6 +21,10 @@ KEPT_OF_NODE_MAX: Final = 32
 KEPT_MAX: Final = 32_768
 """Of all nodes, 16 MB: 1,024 nodes with all of theirs. Beyond it the oldest are deleted."""
 
+BUSY_MS: Final = 2_000
+"""Longest wait for the store thread to end its transaction, on a slow disk: ten times what others wait, and less than
+half of the 5 s after which a pre-flight gives up."""
+
 _WRITE: Final = (
     "INSERT OR IGNORE INTO preflights (node, preflight, wall_s, device, status, body) VALUES (?, ?, ?, ?, ?, ?)"
 )
@@ -92,6 +96,7 @@ def read_last_preflights(path: Path) -> dict[str, LastPreflight]:
 @contextmanager
 def _writing(database: Database) -> Iterator[sqlite3.Connection]:
     with explaining(database.path), closing(database.open_connection()) as connection:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         yield connection
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.collector.storage import preflights
-from rankscope.collector.storage.database import Database
+from rankscope.collector.storage.database import BUSY_S, Database
 from rankscope.collector.storage.migrations import MIGRATIONS
 from rankscope.collector.storage.preflights import read_last_preflights, read_past, write_outcomes
 from rankscope.measure.errors import UnavailableError
@@ -122,6 +124,19 @@ def test_store_of_an_earlier_version_has_none(path: Path) -> None:
     with closing(Database(path, MIGRATIONS[:3])):
         assert read_past(path, ASKED) == ()
         assert read_last_preflights(path) == {}
+
+
+def test_outcomes_wait_for_a_slow_transaction_of_the_store_thread(
+    database: Database, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "BUSY_MS", 60_000)  # however busy this machine is
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as slow:
+        slow.execute("BEGIN IMMEDIATE")
+        ending = threading.Timer(2 * BUSY_S, slow.execute, ("COMMIT",))  # longer than others wait
+        ending.start()
+        write(database, outcome("a", 4.0), name="first")
+        ending.join()
+    assert read_past(path, ASKED) == (NodePast("a", ({"memory": 4.0},)),)
 
 
 def test_store_that_is_gone_is_said_with_the_cure(database: Database, path: Path) -> None:
