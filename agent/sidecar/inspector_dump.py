@@ -231,7 +231,7 @@ def _keep(
     bandwidths: defaultdict[tuple[str, str], list[float]], key: tuple[str, str], value: float | str, source: str
 ) -> None:
     """Keep a bandwidth that was measured by the time of kernels. 0 stands for a time of 0 us, and for no formula."""
-    if not isinstance(value, str) and math.isfinite(value) and value > 0 and source != HOST_TIMED:
+    if not isinstance(value, str) and 0 < value * GB < math.inf and source != HOST_TIMED:
         bandwidths[key].append(value * GB)
 
 

@@ -4,6 +4,7 @@ They are as the plugin computes them, from the time of the kernel on this rank: 
 waiting for the last one, so of the members of a communicator the highest is the nearest to what the links did.
 """
 
+import math
 from typing import Final
 
 import msgspec
@@ -53,6 +54,8 @@ def find_bandwidths(read: InspectorRead | None, reported_host_ns: int | None) ->
     for one in read.communicators:
         communicator = one.name or ("unnamed" if one.size is None else f"{one.size} ranks")
         for found in one.bandwidths:
+            if not 0.0 < found.bus_bandwidth_bytes_per_s < math.inf:  # a client may send anything
+                continue
             kind = NcclBandwidth(communicator, found.op, found.count, found.bus_bandwidth_bytes_per_s)
             known = kinds.get((communicator, found.op))
             if known is None or kind.count > known.count:  # of communicators alike the busiest

@@ -114,7 +114,7 @@ def test_operation_without_a_bandwidth_still_counts_as_the_last(process: Process
     assert (one.last_sequence, one.bandwidths) == (0, ())
 
 
-@pytest.mark.parametrize("value", ["nan", 0, -1.5])
+@pytest.mark.parametrize("value", ["nan", 0, -1.5, 1e308])
 def test_bandwidth_that_is_no_number_is_none(process: Process, value: object) -> None:
     process.plugin.complete()
     process.plugin.dump(coll_perf__coll_busbw_gbs=value)

@@ -1,5 +1,7 @@
 """Which bandwidths of NCCL's Inspector are those of a rank, and why there are none."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -40,6 +42,15 @@ READ = InspectorRead(
         communicator("0xd", "", None, Reduce=1),
     ),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0])
+def test_what_is_no_bandwidth_is_left_out(value: float) -> None:
+    wrong = InspectorBandwidth(op="Reduce", count=9, bus_bandwidth_bytes_per_s=value)
+    read = msgspec.structs.replace(
+        READ, communicators=(InspectorCommunicator(id="0xa", name="TP 0", size=4, bandwidths=(wrong,)),)
+    )
+    assert find_bandwidths(read, None) == NcclBandwidths((), NO_OPERATION)
 
 
 def test_bandwidths_are_those_of_each_communicator_and_operation() -> None:
