@@ -198,8 +198,8 @@ def test_steps_of_all_ranks_that_wait_for_one_are_bounded(monkeypatch: pytest.Mo
         for rank in range(3):
             job.report(rank, (step, WORLD, step, 100), steps=[(step, step)])
     job.report(3, *((step, WORLD, step, 100) for step in range(20)), steps=[(0, 19)])
-    # The second part of each step from 5 on is the 17th, and leaves 14: that of step 19 drops step 14. Of the 5 that are
-    # left 4 wait to be matched.
+    # The second part of each step from 5 on is the 17th, and leaves 14: that of step 19 drops step 14. Of the 5 steps
+    # that are left 4 wait to be matched.
     assert job.read().steps.tolist() == [16, 17, 18, 19]
 
 
