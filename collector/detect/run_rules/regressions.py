@@ -421,10 +421,8 @@ def _have_grown_apart(view: RunView, change: Change) -> bool:
     since = view.series.steps >= change.since_step
     if not (known & since).any() or not (known & ~since).any():
         return False
-    grcomputing_ns = np.sort(
-        np.median(computing_ns[known & since], axis=0) - np.median(computing_ns[known & ~since], axis=0)
-    )
-    most_ns, typical_ns = grcomputing_ns[-1], grcomputing_ns[(len(grcomputing_ns) - 1) // 2]
+    grown_ns = np.sort(np.median(computing_ns[known & since], axis=0) - np.median(computing_ns[known & ~since], axis=0))
+    most_ns, typical_ns = grown_ns[-1], grown_ns[(len(grown_ns) - 1) // 2]
     return bool(most_ns >= EXPLAINED_SHARE * change.added_ns and 2 * typical_ns < most_ns)
 
 
