@@ -41,6 +41,8 @@ def find_since_range(slow: SlowRank, begin: int, view: RunView, found: SinceRang
     """Return the steps between which the begin of a slow rank lies, which is stated as step `begin`; None where it is
     not known. It is the one `found` before where the steps before the begin are no longer kept.
     """
+    if found is not None:
+        found = min(found[0], begin), found[1]  # the begin may have been dated back since then
     excess = view.excess_of(slow.rank)
     known = np.flatnonzero(~np.isnan(excess))
     steps = view.series.steps[known]

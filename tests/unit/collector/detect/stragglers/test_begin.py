@@ -102,3 +102,10 @@ def test_range_ends_where_a_slow_rank_becomes_slower() -> None:
     assert slow.since_step == 60 < slow.level_from_step
     earliest, latest = range_of(slow, look) or (0, 120)
     assert 40 <= earliest <= 60 <= latest < 90
+
+
+def test_begin_that_was_dated_back_is_in_the_range_that_is_kept() -> None:
+    look = view(60, gap=(0, 0))
+    unseen = slow_rank(look)._replace(before_step=None)
+    assert find_since_range(unseen, 3, look, (4, 15)) == (3, 15)
+    assert find_since_range(unseen, 10, look, (4, 15)) == (4, 15)
