@@ -18,6 +18,7 @@ from rankscope.collector.detect.run_rules.earlier_runs import EarlierRuns
 from rankscope.collector.detect.run_rules.regressions import RunSlowdown, StageSlowdowns
 from rankscope.collector.detect.run_rules.rules import RunRules
 from rankscope.collector.detect.run_rules.stage_imbalance import StageImbalance
+from rankscope.collector.detect.run_rules.unmatched_collectives import UnmatchedCollectives
 from rankscope.collector.detect.stragglers.detector import Stragglers
 from rankscope.collector.detect.stragglers.persistent import Thresholds
 from rankscope.collector.detect.view import Candidate, Detected, Detector, DetectorResult, RunView
@@ -35,6 +36,7 @@ def build_detectors(config: CollectorConfig) -> tuple[Detector, ...]:
         MemoryGrowth(),
         SlowLinks(read_link_thresholds(config)),
         Stragglers(thresholds),
+        UnmatchedCollectives(thresholds.steps_min),
         DeviceModels(thresholds),
         StageSlowdowns(thresholds),
         RunSlowdown(thresholds),

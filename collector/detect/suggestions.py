@@ -269,6 +269,13 @@ ADVICE: Final[Mapping[str, Advice]] = {
             "evaluate on all ranks, log without reading values from the GPU."
         ),
     }),
+    "unmatched_collectives": Advice(FINDINGS_PAGE, {
+        "unmatched_collectives": (
+            "Look for a collective that not all ranks call: under a condition, after an error that was caught, in a "
+            "last batch that some ranks do not have. The next one of that rank meets another one of the others, and "
+            "what they compute may be wrong."
+        ),
+    }),
     "slow_gpu_model": Advice(FINDINGS_PAGE, {
         "slow_gpu_model": (
             "Run it on GPUs of one model, or give the ranks on the slower model less work: in synchronous training "

@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.collector.config import CollectorConfig
 from rankscope.collector.detect.detectors import build_detectors
+from rankscope.collector.detect.finding import UNMATCHED
 from rankscope.collector.detect.suggestions import ADVICE, FINDINGS_PAGE, UNKNOWN_KIND, suggest
 from rankscope.collector.runs.run_end_words import FAILURE, VERBS
 from tests.contract.alert_index import read_alerts
@@ -59,6 +60,7 @@ PAIRS = [
     *(("hang", cause) for cause in read_table("definitions.md", "cause | what holds | whom it names")),
     *(("out_of_memory", cause) for cause in read_table("detection.md", "cause | what holds | what helps")),
     *((kind, kind) for kind in (*RULES, "periodic_work", "slow_gpu_model", "slow_link", "slower_than_earlier_runs")),
+    (UNMATCHED, UNMATCHED),
     *((FAILURE, reason) for reason in VERBS if reason not in GOOD_ENDS),
     ("memory_growth", "host_memory"),
     ("imbalance", "more_work"),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from rankscope.collector.detect.finding import SLOW_MODEL, Finding
+from rankscope.collector.detect.finding import SLOW_MODEL, UNMATCHED, Finding
 from rankscope.collector.detect.run_rules.batch_imbalance import UNEVEN_WORK
 from tests.simulation.collector_end import Opened
 from tests.simulation.cost_truth import CostTold, find_added_ranks, find_wrong_costs
@@ -47,6 +47,7 @@ def _slows_all(*kinds: str) -> Callable[[Scenario], bool]:
 INFORMS: Final[Mapping[str, Callable[[Scenario], bool]]] = {
     UNEVEN_WORK: _is_uneven,
     SLOW_MODEL: lambda scenario: bool(scenario.hardware),
+    UNMATCHED: lambda scenario: scenario.skip is not None,
     "data_bound": _slows_all(READ),
     "host_bound": _slows_all(HOST),
     "low_gpu_utilisation": _slows_all(READ, HOST),
@@ -63,19 +64,26 @@ def find_wrongs(outcome: Outcome, costs: Iterable[CostTold]) -> tuple[Wrong, ...
 
 
 def check_skip(outcome: Outcome) -> list[Wrong]:
-    """Check what the reason for no verdict says of a collective that was left out: by whom, in which group, and since
-    which step, where one was; nothing of the kind where none was.
+    """Check what the reason for no verdict and the findings say of a collective that was left out: by whom, in which
+    group, and since which step, where one was; nothing of the kind where none was.
     """
-    skip, stated = outcome.scenario.skip, SKIPPED.search(outcome.abstained or "")
+    skip, reason = outcome.scenario.skip, SKIPPED.search(outcome.abstained or "")
+    stated: list[tuple[tuple[int, ...], str, int]] = []
+    if reason is not None:
+        stated.append(((int(reason[1]),), reason[2], int(reason[3])))
+    for opened in outcome.opened:
+        one = opened.finding
+        stated += [(one.ranks, one.group or "", one.since_step or 0)] if one.kind == UNMATCHED else []
     if skip is None:
-        return [Wrong(UNTRUE, f"says that {stated[0]}, and no collective was left out")] if stated else []
-    if stated is None:
+        return [Wrong(UNTRUE, f"says that a collective was left out, and none was: {one}") for one in stated]
+    if not stated:
         return [Wrong(UNSAID, f"rank {skip.rank} has left out a collective at step {skip.step}")]
     own_groups = {group.label for group in outcome.scenario.topology.describe_groups()[skip.rank]}
-    off = abs(int(stated[3]) - skip.step)
-    if int(stated[1]) == skip.rank and stated[2] in own_groups and off <= SINCE_TOLERANCE_STEPS:
-        return []
-    return [Wrong(UNTRUE, f"says that {stated[0]}, and it was rank {skip.rank} at step {skip.step}")]
+    return [
+        Wrong(UNTRUE, f"says {ranks, group, step} of a collective that rank {skip.rank} left out at step {skip.step}")
+        for ranks, group, step in stated
+        if ranks != (skip.rank,) or group not in own_groups or abs(step - skip.step) > SINCE_TOLERANCE_STEPS
+    ]
 
 
 def find_false_claims(outcome: Outcome) -> list[Wrong]:

@@ -31,7 +31,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rankscope.collector.detect.finding import STRAGGLER, Finding
+from rankscope.collector.detect.finding import STRAGGLER, UNMATCHED, Finding
 from tests.simulation.collector_end import Opened
 from tests.simulation.faults import TRANSFER, Fault
 from tests.simulation.topology import Topology
@@ -172,6 +172,8 @@ def _is_true_of_healthy(finding: Finding, scenario: Scenario, named: frozenset[i
         return scenario.busy is not None and scenario.busy.rank_correlation > 0
     if finding.kind == OWN_WORK:
         return named <= {duty.rank for duty in scenario.duties}
+    if finding.kind == UNMATCHED:
+        return scenario.skip is not None and named == {scenario.skip.rank}
     return finding.kind == IMBALANCE and named <= _heavy_ranks(scenario)
 
 

@@ -621,7 +621,7 @@ def test_progress_in_another_group_hides_no_hang() -> None:
     beside = replace(waits(), progress_unchanged_ns=1, group_unchanged_ns={WORLD: LIMIT_NS})
     assert find(view_on({0: waits(), 1: beside})).cause == "all_in_collective"
     entered = replace(beside, group_unchanged_ns={WORLD: LIMIT_NS - 1})
-    assert reason(view_on({0: waits(), 1: entered})).endswith("only lately")
+    assert reason(view_on({0: waits(), 1: entered})).endswith("less than the limit of a stall ago")
 
 
 def test_busy_rank_whose_counters_are_behind_those_of_its_peers_is_waited_for() -> None:
