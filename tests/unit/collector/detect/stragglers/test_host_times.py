@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.past import put_in_past
-from rankscope.collector.detect.stragglers.host_times import time_per_step
+from rankscope.collector.detect.stragglers.host_times import find_longer_work, time_per_step
 from rankscope.collector.detect.stragglers.root_cause import Cause, find_cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.measure.records import DeviceSample, WindowBreakdown
@@ -209,4 +209,10 @@ def test_waits_for_a_core_come_before_other_threads() -> None:
 def test_unseen_wait_without_a_gpu_is_put_in_the_past() -> None:
     assert put_in_past(BLOCKED) == (
         "its training thread was off the CPU: it waited for something that was not measured"
+    )
+
+
+def test_work_is_not_compared_where_cpu_times_are_not_known() -> None:
+    assert (
+        find_longer_work(slow_of(SLOW, PEERS, self_ms=150.0, peers_ms=100.0), 25 * MS, {}, Samples({}, {}, {})) is None
     )
