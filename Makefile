@@ -57,9 +57,9 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 test-fast: packages $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 
-# One worker more than elsewhere: much of the time of these tests is waiting.
+# Two workers more than elsewhere: half of the time of these tests is waiting.
 test-integration: packages $(STAMP) ## real sockets and real torchrun
-	$(PYTEST) -n $$(($(WORKERS) + 1)) tests/integration
+	$(PYTEST) -n $$(($(WORKERS) + 2)) tests/integration
 
 soak: export SOAK := 1
 soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
