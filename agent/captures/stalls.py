@@ -19,6 +19,7 @@ from rankscope.agent.captures.flight_dump import Pending
 from rankscope.agent.captures.flight_recorder import FlightRecorder
 from rankscope.agent.captures.stacks import Stacks, capture_stacks
 from rankscope.agent.captures.stall_samples import StallSampler
+from rankscope.measure.median import find_median
 from rankscope.measure.records import StepRecord
 from rankscope.measure.stalls import GroupStatus, PendingCollective, Stall, is_transfer
 from rankscope.measure.units import NS_PER_S
@@ -82,9 +83,7 @@ class StallWatch:
         """Time without a hook event after which the rank is stalled."""
         if not self._durations_ns:
             return self._stall_ns * START_UP_FACTOR
-        from statistics import median  # noqa: PLC0415 - imported on the agent thread, not at the start of training
-
-        return max(self._stall_ns, STEP_FACTOR * round(median(self._durations_ns)))
+        return max(self._stall_ns, STEP_FACTOR * round(find_median(self._durations_ns)))
 
     def observe(self, now_ns: int, events: int, steps: Sequence[StepRecord]) -> Stall | None:
         """Update with the number of hook events so far and the steps that have ended since the last call.

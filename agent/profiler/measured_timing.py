@@ -5,7 +5,7 @@ torch's `ProcessGroup._enable_collectives_timing` sets an atomic flag of each ba
 copies it when it is created, so that those in flight stay as they are, and later ones are timed. There is no way back.
 The call walks the group's table of backends without a lock, so it is made on the training thread at a step boundary,
 where no operator of the step is at work. The environment variable, which groups made later would read, stays as it is:
-changing it beside threads that read it is not safe. So later groups are told one by one.
+changing it beside threads that read it is not safe. So the timing of later groups is switched on one by one.
 
     WAITING     there is no group of NCCL, or windows are just compared with steps of their own
     REFERENCE   a stretch of steps without timing, by `window_effect.py`
@@ -70,8 +70,8 @@ class MeasuredTiming:
     `on_profiler` on any, everything else on the training thread.
 
     `find_groups` returns torch's objects of the groups of NCCL, `find_obstacle` why their collectives are not to be
-    timed (None: they may be), `may_switch` whether torch may be told now: not while a CUDA graph is being captured.
-    `windows` is None if there are none; `on_timed` is called with the first step whose durations may be read.
+    timed (None: they may be), `may_switch` whether timing may be switched on now: not while a CUDA graph is being
+    captured. `windows` is None if there are none; `on_timed` is called with the first step whose durations may be read.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class MeasuredTiming:
             self.state = TimingState.SLOWER
 
     def on_boundary(self, step: int) -> None:
-        """Begin the reference, or tell torch to time collectives, if that is due. Call it after `on_step`, and before
+        """Begin the reference, or switch timing on, if that is due. Call it after `on_step`, and before
         windows may begin.
         """
         if self.state is TimingState.WAITING:
@@ -169,7 +169,7 @@ class MeasuredTiming:
             self.state = TimingState.UNKNOWN
 
     def give_up(self, why: str) -> None:
-        """Tell torch nothing more, and let windows begin."""
+        """Switch the timing of no further group on, and let windows begin."""
         self._has_given_up = True
         self.why_absent = why
         self.state = TimingState.ABSENT if self.from_step is None else TimingState.UNKNOWN

@@ -3,7 +3,7 @@
 torch reads the variable in the constructor of a process group of NCCL (ProcessGroupNCCL), so it must be set before
 init_process_group; later it has no effect. It is set in this process, so children that the script starts inherit it.
 
-With `nccl_timing = measured` the variable stays unset, and torch is told later (`measured_timing.py`).
+With `nccl_timing = measured` the variable stays unset, and timing is switched on later (`measured_timing.py`).
 
 torch then records one more CUDA event before each collective and makes both events timed: 2.5 to 3.7 us a collective on
 an H200 (`tests/benchmarks/results/gpu-nvidia-h200-first-run.md`). Its flight recorder has the duration of each.

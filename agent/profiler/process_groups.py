@@ -103,7 +103,7 @@ class GroupProgress:
         return self._process_groups.find_nccl()
 
     def allow_reading(self) -> None:
-        """Let the collectives of devices be read from now on: torch has been told to time them."""
+        """Let the collectives of devices be read from now on: torch times them since."""
         self._may_read = self.is_timed = True
 
     def read_entries(self) -> tuple[list[FlightEntry], dict[int, tuple[str, str]]]:

@@ -66,7 +66,7 @@ class ProfilerSessions:
         )
 
     def _read_times(self, from_step: int) -> None:
-        """Let durations be read from this step on: the agent has told torch to time collectives."""
+        """Let durations be read from this step on: the agent has switched timing on."""
         self.windows.timing_is_ours, self.windows.timed_from_step = True, from_step
         self.windows.progress.allow_reading()
 

@@ -28,6 +28,7 @@ among themselves that no two stretches in a row say so, all of them together dec
 import enum
 from typing import Final
 
+from rankscope.measure.median import find_median
 from rankscope.measure.units import NS_PER_S
 
 STRETCH_BLOCKS: Final = 4
@@ -116,13 +117,13 @@ class Stretch:
     @property
     def median_ns(self) -> float:
         """The median of the blocks' means, ns."""
-        return _median(self._means_ns)
+        return find_median(self._means_ns)
 
     @property
     def relative_error(self) -> float:
         """The standard error of the median, as a share of it."""
         middle_ns = self.median_ns
-        deviation_ns = _median([abs(mean_ns - middle_ns) for mean_ns in self._means_ns])
+        deviation_ns = find_median([abs(mean_ns - middle_ns) for mean_ns in self._means_ns])
         error_ns = _MEDIAN_TO_MEAN_ERROR * _MAD_TO_SIGMA * deviation_ns / len(self._means_ns) ** 0.5
         return error_ns / middle_ns if middle_ns else 0.0
 
@@ -272,13 +273,6 @@ class WindowEffect:
     def _is_slower(self, stretch: Stretch, errors_min: float) -> bool:
         error: float = (stretch.relative_error**2 + self._reference.relative_error**2) ** 0.5
         return self._find_ratio(stretch) > max(self._slowdown_min, errors_min * error)
-
-
-def _median(values: list[float]) -> float:
-    """Return the median, without the import of `statistics`, which takes 20 ms."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def describe_ratio(ratio: float) -> str:

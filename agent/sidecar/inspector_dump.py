@@ -28,6 +28,7 @@ import msgspec
 
 from rankscope.agent.sidecar.inspector_place import InspectorPlace
 from rankscope.measure.errors import UnavailableError
+from rankscope.measure.median import find_median
 from rankscope.measure.nccl_inspector import InspectorBandwidth, InspectorCommunicator
 
 BYTES_MAX: Final = 1024 * 1024
@@ -221,7 +222,7 @@ class InspectorDump:
     ) -> InspectorCommunicator:
         found = sorted((op, values) for (name, op), values in bandwidths.items() if name == one.id)
         kept = tuple(
-            InspectorBandwidth(op=op, count=len(values), bus_bandwidth_bytes_per_s=_find_median(values))
+            InspectorBandwidth(op=op, count=len(values), bus_bandwidth_bytes_per_s=find_median(values))
             for op, values in found[:OPERATIONS_MAX]
         )
         return msgspec.structs.replace(one, bandwidths=kept)
@@ -233,10 +234,3 @@ def _keep(
     """Keep a bandwidth that was measured by the time of kernels. 0 stands for a time of 0 us, and for no formula."""
     if not isinstance(value, str) and 0 < value * GB < math.inf and source != HOST_TIMED:
         bandwidths[key].append(value * GB)
-
-
-def _find_median(values: list[float]) -> float:
-    """Return the median of at least one value, without the import of `statistics`, which takes 20 ms."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -41,10 +41,10 @@ class WatchedRank:
         """Return the notice about its end, by its last heartbeat, its exit status and what faulthandler wrote."""
         now_ns = clock.monotonic_ns()
         number = None if status is None else status.signal
-        has_exited = status is not None and number is None
+        may_be_killed = status is None or number == signal.SIGKILL
         deadlines_ns = (heartbeat.deadline_host_ns, self.deadline_ns)
         evidence = Evidence(
-            oom_kills=self.ooms.claim(now_ns) if number in {signal.SIGKILL, None} and not has_exited else None,
+            oom_kills=self.ooms.claim(now_ns) if may_be_killed else None,
             oom_place=self.ooms.place,
             overdue=any(at is not None and now_ns >= at - EARLY_NS_MAX for at in deadlines_ns),
             stalled=heartbeat.stalled_since_host_ns is not None,

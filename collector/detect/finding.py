@@ -1,6 +1,6 @@
 """Define the results of detection: a Finding, or an Abstain with its reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -159,6 +159,16 @@ def format_ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as text, in ascending order.
+
+    >>> name_ranks({3}), name_ranks([2, 1, 5])
+    ('rank 3', 'ranks 1-2, 5')
+    """
+    ordered = sorted(ranks)
+    return f"rank{'' if len(ordered) == 1 else 's'} {format_ranks(ordered)}"
 
 
 def describe_begin(since_step: int, since_range: SinceRange | None, *, is_gradual: bool) -> str:

@@ -1,6 +1,6 @@
 """Choose what NCCL said that is about the present stall: the answer of its RAS service, and the dumps of its Inspector.
 
-A sidecar reads the dumps of its ranks every 15 s, and tells each reading while they are stalled.
+A sidecar reads the dumps of its ranks every 15 s, and sends each reading while they are stalled.
 """
 
 from collections import Counter

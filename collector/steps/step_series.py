@@ -35,6 +35,16 @@ class Lag(NamedTuple):
     behind: int
     since_step: int
 
+    @property
+    def distance(self) -> str:
+        """Return how far it is from most members, as text.
+
+        >>> Lag("dp", 3, 1, 60).distance, Lag("dp", 3, -2, 60).distance
+        ('1 collective behind', '2 collectives ahead')
+        """
+        count = abs(self.behind)
+        return f"{count} collective{'s' if count > 1 else ''} {'behind' if self.behind > 0 else 'ahead'}"
+
 
 class EnqueueSeries(NamedTuple):
     """Steps whose enqueues are matched. `steps` has shape (n,) and need not ascend. `late_ns`, shape (n, world size),

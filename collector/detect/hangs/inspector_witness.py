@@ -10,14 +10,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import PAUSES, format_ranks
+from rankscope.collector.detect.finding import name_ranks
+from rankscope.collector.detect.hangs.ras_witness import COMPLETE, NAMING
 from rankscope.measure.messages import InspectorRead
 from rankscope.measure.nccl_inspector import InspectorCommunicator
 
-NAMING: Final = frozenset({"dead_rank", "missing_rank", "silent_rank"}) | PAUSES
-"""Causes that name the rank which the others wait for: it may have completed less than they have."""
-COMPLETE: Final = "all_in_collective"
-"""Cause that says that nobody is missing or behind."""
 LINES_MAX: Final = 32
 """Communicators listed in the details of a finding."""
 WHO: Final = "NCCL Inspector's dumps"
@@ -100,15 +97,15 @@ def _compare(ranks: Collection[int], compared: Compared) -> str:
     same = next((one for one in compared.behind if not set(ranks).isdisjoint(one.ranks)), None)
     if same is not None:
         unsaid = f"whether {'it' if len(same.ranks) == 1 else 'they'} had entered the next the dumps do not say"
-        return f"{WHO} agreed: {_name(same.ranks)} {same.what}; {unsaid}"
+        return f"{WHO} agreed: {name_ranks(same.ranks)} {same.what}; {unsaid}"
     if compared.behind:
-        return _write_behind(f"did not show {_name(ranks)} behind, but ", compared.behind)
+        return _write_behind(f"did not show {name_ranks(ranks)} behind, but ", compared.behind)
     is_known = any(not set(ranks).isdisjoint(members) for members in compared.ranks)
     return f"{_write_equal(compared)}; which one they had entered the dumps do not say" if is_known else ""
 
 
 def _write_behind(what: str, behind: tuple[Behind, ...]) -> str:
-    return f"{WHO} {what}{_name(behind[0].ranks)} {behind[0].what}" if behind else ""
+    return f"{WHO} {what}{name_ranks(behind[0].ranks)} {behind[0].what}" if behind else ""
 
 
 def _write_equal(compared: Compared) -> str:
@@ -139,7 +136,7 @@ def _describe_communicator(name: str, members: Mapping[int, InspectorCommunicato
         by_last[f"{one.last_op} {one.last_sequence}{size}" if one.last_op else "not known"].append(rank)
     first = next(iter(members.values()))
     called = f" ({first.name})" if first.name else ""
-    said = "; ".join(f"{_name(ranks)}: {last}" for last, ranks in sorted(by_last.items()))
+    said = "; ".join(f"{name_ranks(ranks)}: {last}" for last, ranks in sorted(by_last.items()))
     return f"{name}{called}, last completed: {said}"
 
 
@@ -150,7 +147,3 @@ def count_dumps(dumps: Dumps) -> dict[str, int]:
     compared = compare_dumps(dumps)
     behind = {rank for one in compared.behind for rank in one.ranks}
     return {"inspector_communicators": len(compared.ranks), "inspector_behind_ranks": len(behind)}
-
-
-def _name(ranks: Collection[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"

@@ -8,13 +8,13 @@ real. All sentences are in the past tense: they are about the time of its answer
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import PAUSES, format_ranks
+from rankscope.collector.detect.finding import PAUSES, name_ranks
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import BEHIND, DEAD, FAILED, MISSING, NOT_MEMBER, RasCommunicator, RasRank
 from rankscope.measure.units import format_duration
 
 NAMING: Final = frozenset({"dead_rank", "missing_rank", "silent_rank"}) | PAUSES
-"""Causes that name the rank which the others wait for: RAS may find it missing or behind."""
+"""Causes that name the rank which the others wait for: another witness may find it missing or behind."""
 COMPLETE: Final = "all_in_collective"
 """Cause that says that nobody is missing or behind."""
 LINES_MAX: Final = 32
@@ -81,8 +81,7 @@ def _compare(ranks: Collection[int], listed: list[Listed]) -> str:
         return f"NCCL RAS agreed{about}: {same[0].subject} {same[0].what}{_count_others(listed, same[0])}"
     if any(one.rank.rank is None for one in listed):
         return _write_listed("listed one whose rank in the run was not known", listed)
-    named = f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
-    return _write_listed(f"did not list {named}, but", listed, separator=" ")
+    return _write_listed(f"did not list {name_ranks(ranks)}, but", listed, separator=" ")
 
 
 def _write_listed(what: str, listed: list[Listed], separator: str = ": ") -> str:
@@ -108,8 +107,7 @@ def _write_nothing_seen(answered: RasAnswered, what: str, listed: list[Listed]) 
 
 
 def _name(listed: list[Listed]) -> str:
-    ranks = sorted({one.rank.rank for one in listed if one.rank.rank is not None})
-    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+    return name_ranks({one.rank.rank for one in listed if one.rank.rank is not None})
 
 
 def describe_witness(answered: RasAnswered) -> str:

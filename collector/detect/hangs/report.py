@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Final
 
-from rankscope.collector.detect.finding import PAUSES, format_ranks
+from rankscope.collector.detect.finding import PAUSES, format_ranks, name_ranks
 from rankscope.collector.detect.hang_state import RankHangState, find_pause
 from rankscope.collector.detect.hangs.inspector_witness import count_dumps, describe_dumps, write_dump_witness
 from rankscope.collector.detect.hangs.ras_witness import count_witness, describe_witness, write_witness
@@ -231,7 +231,7 @@ def _describe_cycle(facts: HangFacts) -> str:
     shown = facts.ranks[:CYCLE_SHOWN_MAX]
     held = [(rank, one) for rank in shown for one in facts.graph.stuck if rank in one.waiting and one.missing]
     first = dict(reversed(held))
-    parts = [f"rank {rank} in {_name_call(first[rank])} for {_name(first[rank].missing)}" for rank in shown]
+    parts = [f"rank {rank} in {_name_call(first[rank])} for {name_ranks(first[rank].missing)}" for rank in shown]
     wait = "waited" if facts.is_over else "wait"
     return f"Ranks {format_ranks(facts.ranks)} {wait} for each other{_describe_duration(facts)}: {', '.join(parts)}"
 
@@ -261,24 +261,24 @@ def _describe_pause(facts: HangFacts, cause: str) -> str:
     does = _describe_busyness(first, len(ranks), is_over=facts.is_over)
     place = _describe_work_place(first)
     where = (place if len(ranks) == 1 else f", rank {ranks[0]}{place}") if place else ""
-    return f"{_name(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
+    return f"{name_ranks(ranks).capitalize()} {does}{_describe_duration(facts)}{where}"
 
 
 def _describe_mismatch(facts: HangFacts, stuck: Stuck) -> str:
     calls = sorted(find_calls(stuck, facts.hang_states).items(), key=lambda call: call[1])
-    parts = [f"{op}{'' if size is None else f' of {size} bytes'} on {_name(ranks)}" for (op, size), ranks in calls]
+    parts = [f"{op}{'' if size is None else f' of {size} bytes'} on {name_ranks(ranks)}" for (op, size), ranks in calls]
     differs = "differed" if facts.is_over else "differs"
     return f"Collective {stuck.sequence} of {stuck.group} {differs} between ranks: {', '.join(parts)}"
 
 
 def _describe_incomplete(facts: HangFacts, stuck: Stuck) -> str:
     members = facts.view.groups.get(stuck.group, stuck.waiting)
-    where = f"on {_name(stuck.waiting)}" if len(stuck.waiting) < len(members) else "on any of them"
+    where = f"on {name_ranks(stuck.waiting)}" if len(stuck.waiting) < len(members) else "on any of them"
     ends = f"{'did not complete' if facts.is_over else 'has not completed'} {where}"
     started = {rank: facts.hang_states[rank].started_in(stuck.group) for rank in stuck.waiting}
     late = [rank for rank, sequence in started.items() if sequence is not None and sequence < stuck.sequence]
     has, have = ("had", "had") if facts.is_over else ("has", "have")
-    held_up = f"; it {has} not started on the device of {_name(late)}" if 0 < len(late) < len(started) else ""
+    held_up = f"; it {has} not started on the device of {name_ranks(late)}" if 0 < len(late) < len(started) else ""
     return (
         f"All {len(members)} ranks of the group {have} entered {_describe_operation(facts, stuck)}, which {ends}"
         f"{_describe_duration(facts)}{held_up}"
@@ -287,7 +287,7 @@ def _describe_incomplete(facts: HangFacts, stuck: Stuck) -> str:
 
 def _describe_unknown(facts: HangFacts, stuck: Stuck) -> str:
     is_ = "was" if facts.is_over else "is"
-    why = f": the progress of {_name(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
+    why = f": the progress of {name_ranks(stuck.unknown)} in the group {is_} not known" if stuck.unknown else ""
     return (
         f"{_count(stuck.waiting).capitalize()} {_verb(facts, stuck.waiting, 'wait')} in "
         f"{_describe_operation(facts, stuck)}{_describe_duration(facts)}, and it {is_} not known for which rank{why}"
@@ -307,10 +307,6 @@ def _name_call(stuck: Stuck) -> str:
 def _describe_duration(facts: HangFacts) -> str:
     """Return ` for 40.0 s`; empty for a hang that is over, whose whole duration ends the text."""
     return "" if facts.stalled_ns is None or facts.is_over else f" for {format_duration(facts.stalled_ns)}"
-
-
-def _name(ranks: Collection[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(sorted(ranks))}"
 
 
 def _count(ranks: Collection[int], which: str = "") -> str:

@@ -20,7 +20,7 @@ available, or what is left to the limit of the control group, whichever is less.
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rankscope.collector.detect.finding import Abstain, Finding, format_ranks
+from rankscope.collector.detect.finding import Abstain, Finding, name_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, MemoryLevel, RunView
@@ -182,7 +182,7 @@ def _describe(machines: Sequence[_Machine]) -> Finding:
     ranks = tuple(sorted(rank for machine in machines for rank in machine.growths))
     fastest = max(first.growths, key=lambda rank: first.growths[rank].rate)
     growth = first.growths[fastest]
-    who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
+    who = name_ranks(ranks)
     rate = f"{format_bytes(growth.rise_bytes / growth.steps)} a step, {format_bytes(growth.rate * 3_600)} an hour"
     of_whom = "" if len(ranks) == 1 else f", fastest on rank {fastest}"
     machine_rate = first.available_bytes / first.left_s * 3_600

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import UNMATCHED, Finding, format_ranks
+from rankscope.collector.detect.finding import UNMATCHED, Finding, name_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -63,13 +63,12 @@ def _describe(lags: Sequence[Lag]) -> Candidate:
 def _write_sentence(lags: Sequence[Lag], since_step: int, *, is_over: bool = False) -> str:
     first = lags[0]
     if len(lags) == 1:
-        count = f"{abs(first.behind)} collective{'s' if abs(first.behind) > 1 else ''}"
-        place = f"{count} {'behind' if first.behind > 0 else 'ahead of'} most members"
-        who = f"rank {first.rank} {'was' if is_over else 'is'} {place}"
+        of = "" if first.behind > 0 else " of"
+        who = f"rank {first.rank} {'was' if is_over else 'is'} {first.distance}{of} most members"
         called = f"it {'had' if is_over else 'has'} called {'fewer' if first.behind > 0 else 'more'} of them"
     else:
-        ranks = format_ranks(sorted(one.rank for one in lags))
-        who = f"ranks {ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
+        ranks = name_ranks(one.rank for one in lags)
+        who = f"{ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
         called = f"they {'had' if is_over else 'have'} called fewer or more of them"
     waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
     return (

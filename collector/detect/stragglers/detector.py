@@ -132,12 +132,10 @@ def describe_lags(view: RunView, steps_min: int) -> str:
     since = series.steps >= lag.since_step
     if np.count_nonzero(since) < steps_min or view.is_known[since].any():
         return ""
-    count = abs(lag.behind)
-    collectives = f"{count} collective{'s' if count > 1 else ''} {'behind' if lag.behind > 0 else 'ahead'}"
     others = len({one.rank for one in series.lags} - {lag.rank})
     more = f"; so {'have' if others > 1 else 'has'} {others} more rank{'s' if others > 1 else ''}" if others else ""
     return (
-        f"rank {lag.rank} is {collectives} in group {lag.group} since step {lag.since_step}: it has called "
+        f"rank {lag.rank} is {lag.distance} in group {lag.group} since step {lag.since_step}: it has called "
         f"{'fewer' if lag.behind > 0 else 'more'} of them than the other members, so that their waits cannot be matched"
         f"{more}"
     )

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankscope.collector.detect.finding import Abstain, Finding
 from rankscope.collector.detect.hang_state import RankHangState
-from rankscope.collector.detect.view import RunView
+from rankscope.collector.detect.hangs.detector import Hangs
+from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RankUnresponsive
 from rankscope.measure.stalls import (
@@ -177,3 +179,12 @@ def view_on(
         now_collector_ns=NOW_NS,
         hang_states=hang_states,
     )
+
+
+def find_hang(view: RunView) -> Finding:
+    """The hang that is found in a view; fails where detection abstains."""
+    found = Hangs().find(view, ())
+    assert not isinstance(found, Abstain), found
+    (candidate,) = found
+    assert isinstance(candidate, Candidate)
+    return candidate.finding

@@ -5,19 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.hangs.inspector_witness import (
     LINES_MAX,
     count_dumps,
     describe_dumps,
     write_dump_witness,
 )
-from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import InspectorRead
 from rankscope.measure.nccl_inspector import InspectorCommunicator
-from tests.unit.collector.detect.hang_states import S, still, view_on, waits
+from tests.unit.collector.detect.hang_states import S, find_hang, still, view_on, waits
 
 BEHIND = "had last completed AllReduce 40 in a communicator of 4 ranks, where 3 ranks had completed AllReduce 41"
 EQUAL = "had last completed the same"
@@ -158,17 +155,9 @@ def test_details_are_bounded() -> None:
 # -- in the finding ---------------------------------------------------------------------------------------------------
 
 
-def find(view: RunView) -> Finding:
-    found = Hangs().find(view, ())
-    assert not hasattr(found, "reason")
-    (candidate,) = found
-    assert isinstance(candidate, Candidate)
-    return candidate.finding
-
-
 def test_verdict_is_the_same_with_and_without_dumps() -> None:
     view = view_on({0: waits(), 1: still({"default_pg": (7, 7)}), 2: waits()})
-    alone, with_dumps = find(view), find(replace(view, dumps=dumps_of({0: 41, 1: 41, 2: 40})))
+    alone, with_dumps = find_hang(view), find_hang(replace(view, dumps=dumps_of({0: 41, 1: 41, 2: 40})))
     assert (alone.cause, alone.ranks) == ("missing_rank", (1,))
     for name in ("cause", "ranks", "group", "severity", "suggestion"):
         assert getattr(with_dumps, name) == getattr(alone, name)
@@ -178,7 +167,7 @@ def test_verdict_is_the_same_with_and_without_dumps() -> None:
 
 def test_finding_has_the_dumps_in_sentence_numbers_and_details() -> None:
     view = view_on({0: waits(), 1: still({"default_pg": (7, 7)}), 2: waits()})
-    finding = find(replace(view, dumps=dumps_of({0: 41, 1: 40, 2: 41})))
+    finding = find_hang(replace(view, dumps=dumps_of({0: 41, 1: 40, 2: 41})))
     said = " NCCL Inspector's dumps agreed: rank 1 had last completed AllReduce 40"
     assert said in finding.sentence
     assert said in finding.past

@@ -5,14 +5,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.hangs.detector import Hangs
 from rankscope.collector.detect.hangs.ras_witness import LINES_MAX, count_witness, describe_witness, write_witness
-from rankscope.collector.detect.view import Candidate, RunView
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.messages import RasAnswered
 from rankscope.measure.nccl_ras import RasCommunicator, RasRank
-from tests.unit.collector.detect.hang_states import S, still, view_on, waits
+from tests.unit.collector.detect.hang_states import S, find_hang, still, view_on, waits
 
 IDENTITY = RankIdentity(
     run="job", rank=0, local_rank=0, world_size=4, node="node-a", restart_count=0, boot_id="boot-of-0", pid=100
@@ -194,17 +191,9 @@ def test_process_in_several_communicators_counts_once() -> None:
 # -- in the finding ---------------------------------------------------------------------------------------------------
 
 
-def find(view: RunView) -> Finding:
-    found = Hangs().find(view, ())
-    assert not hasattr(found, "reason")
-    (candidate,) = found
-    assert isinstance(candidate, Candidate)
-    return candidate.finding
-
-
 def test_verdict_is_the_same_with_and_without_a_witness() -> None:
     view = view_on({0: waits(), 1: still({"default_pg": (7, 7)}), 2: waits()})
-    alone, with_witness = find(view), find(replace(view, ras=said(named(2))))
+    alone, with_witness = find_hang(view), find_hang(replace(view, ras=said(named(2))))
     assert (alone.cause, alone.ranks, alone.severity) == ("missing_rank", (1,), "critical")
     for name in ("cause", "ranks", "group", "severity", "suggestion"):
         assert getattr(with_witness, name) == getattr(alone, name)
@@ -213,7 +202,7 @@ def test_verdict_is_the_same_with_and_without_a_witness() -> None:
 
 def test_finding_has_the_witness_in_sentence_numbers_and_details() -> None:
     view = view_on({0: waits(), 1: still({"default_pg": (7, 7)}), 2: waits()})
-    finding = find(replace(view, ras=said(named(1))))
+    finding = find_hang(replace(view, ras=said(named(1))))
     assert f" NCCL RAS agreed: rank 1 {LAUNCHED}. The run hangs" in finding.sentence
     assert f" NCCL RAS agreed: rank 1 {LAUNCHED}. The run{{when}}." in finding.past
     assert finding.evidence["ras_behind_ranks"] == 1
