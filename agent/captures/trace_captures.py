@@ -88,6 +88,7 @@ class TraceCaptures:
         guard: Guard,
         graphs: GraphCaptures,
         *,
+        settle: Callable[[float], bool] = lambda _limit_s: True,
         make_session: Callable[[CaptureSteps], Profile] | None = None,
         make_uploads: Callable[[str], TraceUploads] = TraceUploads,
     ) -> None:
@@ -135,6 +136,7 @@ class TraceCaptures:
                 ranges, self._model_memory, None if steps is None else self._options_of(steps)
             ),
             is_capturing_graph=graphs.is_open,
+            settle=settle,
         )
 
     @property

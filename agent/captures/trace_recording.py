@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.capture_settings import ACTIVE_MAX, CaptureSchedule, CaptureSteps
 from rankscope.agent.guard import Guard
+from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_MAX
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.units import NS_PER_S
 
@@ -77,7 +78,9 @@ class TraceRecording:
 
     Captures that have ended go to `on_finished`; those that are refused go to `on_refused`, with the reason.
     `find_obstacle` returns why no capture of these steps may begin now; None: nothing is in the way. `on_running` is
-    told the steps of a capture that has begun, and None when it is about to end; then it must not raise.
+    told the steps of a capture that has begun, and None when it is about to end; then it must not raise. `settle`
+    waits, at most so many seconds, until all collectives that have been recorded are over, and returns whether they
+    are; if not it ends the recording, and the session ends at a later boundary (`steps/open_collectives.py`).
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class TraceRecording:
         find_obstacle: Callable[[CaptureSteps], str | None],
         on_running: Callable[[CaptureSteps | None], None] = lambda _steps: None,
         is_capturing_graph: Callable[[], bool] = lambda: False,
+        settle: Callable[[float], bool] = lambda _limit_s: True,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         script_profiler_wait_s: float = SCRIPT_PROFILER_WAIT_S,
     ) -> None:
@@ -102,6 +106,8 @@ class TraceRecording:
         self._find_obstacle = find_obstacle
         self._on_running = on_running
         self._is_capturing_graph = is_capturing_graph
+        self._settle = settle
+        self._over: str | None = None  # why a capture is over that waits for its collectives, as `cut`
         self._monotonic_ns = monotonic_ns
         self._script_profiler_wait_s = script_profiler_wait_s
         self._planned = None if schedule is None else schedule.find_next(0)
@@ -175,6 +181,7 @@ class TraceRecording:
         if not begins or self._running is None:
             return
         if get_ident() == self._thread:
+            self._settle(SETTLE_S_MAX)  # it could not begin beside ours
             self._run(self._end, SCRIPT_PROFILER)
         else:
             self._is_idle.wait(self._script_profiler_wait_s)
@@ -183,8 +190,11 @@ class TraceRecording:
         """End the running capture, if this is its thread: no session may span an evaluation, a fork (the child would
         record on) or the end of the process. Never raises.
         """
-        if self._running is not None and get_ident() == self._thread and not self._is_capturing_graph():
-            self._run(self._end, PAUSED)
+        if self._running is None or get_ident() != self._thread or self._is_capturing_graph():
+            return
+        self._over = PAUSED if self._over is None else self._over
+        if self._settle(SETTLE_S_MAX):
+            self._run(self._end, self._over)
 
     def is_captured(self, step: int) -> bool:
         """Return whether a capture has made this step longer: it was recorded, or the capture ended in it. For any
@@ -216,14 +226,17 @@ class TraceRecording:
             self._begin(now_ns, step)
             return
         profile, steps = self._running
-        self._step = step
-        cut = self._find_cut(now_ns)
-        is_over = step > steps.last_step or bool(cut)
-        if is_over and not self._is_capturing_graph():  # ending waits for the device, which would spoil the graph
-            self._end(now_ns, cut if step <= steps.last_step else "")
-            return
-        profile.step()
-        self._pause_ns += self._monotonic_ns() - now_ns
+        if self._over is None:
+            self._step = step
+            cut = self._find_cut(now_ns)
+            goes_on = step <= steps.last_step and not cut
+            if goes_on or self._is_capturing_graph():  # ending waits for the device, which would spoil the graph
+                profile.step()
+                self._pause_ns += self._monotonic_ns() - now_ns
+                return
+            self._over = cut if step <= steps.last_step else ""
+        if not self._is_capturing_graph() and self._settle(SETTLE_S):
+            self._end(now_ns, self._over)
 
     def _find_cut(self, now_ns: int) -> str:
         """Return why the running capture ends before its last step; empty: it does not."""
@@ -303,3 +316,4 @@ class TraceRecording:
             self._ranges.append((self._open_from, self._step))
             self._on_running(None)
         self._running = self._open_from = None
+        self._over = None

@@ -14,6 +14,7 @@ from rankscope.measure.communication import is_on_host
 from rankscope.measure.identity import group_label
 from rankscope.measure.records import GroupInfo
 
+GLOO: Final = "gloo"
 DESCRIPTION_LENGTH_MAX: Final = 128
 """Characters of a process group's description that are kept."""
 
@@ -71,6 +72,12 @@ class GroupProgress:
     def communicates_on_host(self) -> bool:
         """Whether a process group that is in use communicates on the host only."""
         return any(is_on_host(group.backend) for group in self.groups.values())
+
+    @property
+    def has_gloo(self) -> bool:
+        """Whether a process group that is in use, or one that the script has, may communicate on the CPU."""
+        groups = self.groups or self.find_groups()
+        return any(is_on_host(group.backend) or GLOO in group.backend for group in groups.values())
 
     @property
     def records_devices(self) -> bool:

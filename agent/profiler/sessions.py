@@ -40,7 +40,10 @@ class ProfilerSessions:
             config, identity, environment, guard, graphs, find_resident_bytes=find_resident_bytes
         )
         has_captures = bool(config.capture_folder) or config.capture_orders
-        self.traces = TraceCaptures(config, identity, environment, guard, graphs) if has_captures else None
+        settle = self.windows.ranges.collectives.settle
+        self.traces = (
+            TraceCaptures(config, identity, environment, guard, graphs, settle=settle) if has_captures else None
+        )
         """The captures; None without a folder for them, where the collector may not order any."""
         self._guard, self._environment, self._graphs = guard, environment, graphs
         is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment

@@ -48,6 +48,9 @@ TEARDOWN = "TEARDOWN_CUPTI"
 ends in a crash: seen in three of three, with torch 2.11 and CUDA 13.0."""
 DETACH_CUDA_MIN = (12, 6)
 DETACH_CALLS, DETACH_PAUSE_S = 20, 1e-3
+_CALLS = (
+    "_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled", "_enable_record_function",
+)  # fmt: skip
 POLL_S_FIRST = 50e-6
 POLL_S_MAX = 1e-3
 """Sleep between two questions whether a device has finished, at first and at most."""
@@ -100,8 +103,10 @@ class TorchProfiler:
         self._lists_activities = hasattr(autograd._ProfilerResult, "trace_activities")
         if not self._lists_activities:
             check_events(autograd)
-        self._with_shapes = self._configure(record_shapes=True)
-        self._without_shapes = self._configure(record_shapes=False)
+        self._with_shapes, self._without_shapes = (
+            _configure(c_profiler, record_shapes=has_shapes, lists_activities=self._lists_activities)
+            for has_shapes in (True, False)
+        )
         self._thread: int | None = None
         self._activities_seen: set[Any] = set()
         self._is_host_only = False
@@ -120,11 +125,10 @@ class TorchProfiler:
         try:
             from torch._C import _autograd, _profiler  # noqa: PLC0415
 
-            for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled"):
+            for name in _CALLS:
                 getattr(_autograd, name)
-            return cls(
-                _autograd, _profiler, ranges, find_devices(_autograd, _profiler), communicates, run_between=run_between
-            )
+            devices = find_devices(_autograd, _profiler)
+            return cls(_autograd, _profiler, ranges, devices, communicates, run_between=run_between)
         except (ImportError, AttributeError, TypeError) as error:
             raise UnavailableError(f"this torch has no profiler that windows could use: {error}") from error
 
@@ -230,7 +234,8 @@ class TorchProfiler:
         A full one with `shapes` has every operator on a device too. With `host_only` it has every operator with shapes,
         nothing of a device, and uses neither Kineto nor CUPTI.
 
-        Raises RuntimeError when a session is on, ours or another.
+        Raises RuntimeError when a session is on, ours or another, and for a light one where collectives could not be
+        watched.
         """
         self._check_free()
         if host_only and self._operators is not None:
@@ -241,13 +246,18 @@ class TorchProfiler:
         configuration = self._with_shapes if shapes or not full else self._without_shapes
         on_device = self._find_activities() if full else set()
         activities = {self._cpu, *on_device}
+        scopes = self._find_scopes(full=full, every_operator=shapes or not on_device)
         self._autograd._prepare_profiler(configuration, activities)
         with self._ranges.beginning_session():
-            self._autograd._enable_profiler(
-                configuration, activities, self._find_scopes(full=full, every_operator=shapes or not on_device)
-            )
+            self._autograd._enable_profiler(configuration, activities, scopes)
         self._thread = get_ident()
         self._activities_seen |= on_device
+
+    def settle(self, limit_s: float) -> bool:
+        """Wait until all collectives that the session may have recorded are over, at most `limit_s`; return whether
+        they are. Only then may it be ended; until then it records nothing more. Raises ScriptInterruptError.
+        """
+        return self._is_host_only or self._ranges.collectives.settle(limit_s, _pause)
 
     def stop(self) -> Any:
         """End the session and return its result, whose `trace_activities()` may be read on another thread. A torch that
@@ -276,17 +286,21 @@ class TorchProfiler:
 
     def _find_scopes(self, *, full: bool, every_operator: bool) -> set[Any]:
         scope = self._scope
+        ranges = {scope.USER_SCOPE} if self._ranges.collectives.may_be_recorded else set()
         if not full:
-            return {scope.USER_SCOPE}
+            if not ranges:  # for torch no scope means all
+                raise RuntimeError("a session of ranges alone, whose end could corrupt memory")
+            return ranges
         if every_operator:
-            return {scope.USER_SCOPE, scope.FUNCTION, scope.BACKWARD_FUNCTION}
-        return {scope.USER_SCOPE, scope.FUNCTION} if self._communicates() else {scope.USER_SCOPE}
+            return {*ranges, scope.FUNCTION, scope.BACKWARD_FUNCTION}
+        return {*ranges, scope.FUNCTION} if self._communicates() or not ranges else ranges
 
-    def _configure(self, *, record_shapes: bool) -> Any:
-        # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental
-        c = self._c_profiler
-        experimental = leave_events_out(c) if self._lists_activities else c._ExperimentalConfig()
-        return c.ProfilerConfig(c.ProfilerState.KINETO, record_shapes, False, False, False, False, experimental)
+
+def _configure(c_profiler: Any, *, record_shapes: bool, lists_activities: bool) -> Any:
+    # Positional: state, record_shapes, profile_memory, with_stack, with_flops, with_modules, experimental
+    experimental = leave_events_out(c_profiler) if lists_activities else c_profiler._ExperimentalConfig()
+    state = c_profiler.ProfilerState.KINETO
+    return c_profiler.ProfilerConfig(state, record_shapes, False, False, False, False, experimental)
 
 
 def leave_events_out(c_profiler: Any) -> Any:

@@ -20,6 +20,7 @@ from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_MAX
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
@@ -60,6 +61,12 @@ class Profiler(DeviceProfiler, Protocol):
 
     def detach(self) -> bool:
         """Take CUPTI out of the process; return False, and do nothing, while a CUDA graph is being captured."""
+        ...
+
+    def settle(self, limit_s: float) -> bool:
+        """Wait until all collectives that the session may have recorded are over; return False when they are not after
+        this time. Then it records nothing more, and may not be ended.
+        """
         ...
 
     def start(self, *, full: bool, shapes: bool = False, host_only: bool = False) -> None:
@@ -106,6 +113,9 @@ class WindowScheduler:
     The first window of a device, which lasts one step and starts as soon as the device is in use, or with an `effect`
     once its reference is complete, is discarded as well. No window begins or ends while `is_capturing` returns that a
     CUDA graph is being captured.
+
+    A window ends only once the collectives in it are over (`open_collectives.py`). Until then it records nothing more,
+    no other one begins, and the next boundaries try again.
 
     With an `effect` a device's windows begin only after its reference stretch, and end if it finds that they slow
     training. Then CUPTI is detached, if `may_detach` returns True; None: not known yet.
@@ -162,6 +172,7 @@ class WindowScheduler:
         self._light_is_useful = light_is_useful
         self._find_resident_bytes = find_resident_bytes
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
+        self._after_end: Callable[[Any, int], None] | None = None  # of a window that is over and whose session is not
         self._gate = DeviceGate(profiler, plan, effect, may_detach)
         self._on_device = False
         self._is_first_of_device = False
@@ -190,7 +201,7 @@ class WindowScheduler:
 
     def on_step(self, record: StepRecord) -> None:
         """Add a finished step; called before `on_boundary`."""
-        if self._running is not None:
+        if self._running is not None and self._after_end is None:
             self.open_from_step = record.step if not self._steps else self.open_from_step
             self._steps.append(record)
         if self.flops is not None:
@@ -208,8 +219,8 @@ class WindowScheduler:
         """Begin or end a window at the begin of this step, if that is due."""
         try:
             if self._guard.is_off(PART):
-                if self._running is not None and not self._is_capturing():
-                    self.close()
+                if self._running is not None and get_ident() == self._thread and not self._is_capturing():
+                    self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S)
                 return
             is_due = self._is_due(step)
         except Exception as error:  # noqa: BLE001 - as in _run, without reading the clock
@@ -220,7 +231,7 @@ class WindowScheduler:
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one at which a window may begin or end."""
-        if self._running or self._user_profilers:
+        if self._running or self._user_profilers or self._after_end is not None:
             return step + 1
         planned = self._plan.find_next(step)
         if not self._full_wanted or self._guard.is_off(PART):
@@ -240,12 +251,13 @@ class WindowScheduler:
             if begins:
                 self._gate.on_user_profiler()
         if ours_is_on and get_ident() == self._thread:
-            self._run(self._discard, "user_profiler")
+            # It could not begin beside ours, which ends also where a collective is not over.
+            self._run(lambda: self._end(skipped="user_profiler", wait_s=SETTLE_S_MAX, must_end=True))
         elif ours_is_on and not self._is_host_only and not self._is_idle.wait(self._user_profiler_wait_s):
             # Once the user's has ended, ending ours would crash the process (SIGSEGV in _disable_profiler, torch 2.13).
             # So it stays on, and there are no more windows. One of the host alone shares nothing with a session of
             # another thread, and on for good it would keep every operator of the run: the next boundary ends it.
-            self._running = self.open_from_step = None
+            self._running = self._after_end = self.open_from_step = None
             self._end_lines()
             self._count_skip("user_profiler")
 
@@ -274,12 +286,9 @@ class WindowScheduler:
         never freed) and the end of the process (which would crash).
         """
         if self._running is not None and get_ident() == self._thread:
-            if self._is_first_of_device:
-                self._run(self._discard, FIRST_OF_DEVICE)
-            else:
-                self._run(self._finish, DEVICE_WAIT_NS_MIN)
+            self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S_MAX)
 
-    def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
+    def _run(self, action: Callable[..., object], *arguments: float | str) -> None:
         begin_ns = thread_time_ns()
         self._full_in_run_ns = 0
         try:
@@ -295,7 +304,7 @@ class WindowScheduler:
 
     def _is_due(self, step: int) -> bool:
         """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""
-        if self.is_held:
+        if self.is_held or self._after_end is not None:
             return self._running is not None
         return (
             self._plan.begins_light(step)
@@ -310,8 +319,10 @@ class WindowScheduler:
         if self._is_capturing():
             self._count_skip("graph_capture")
             return
+        if self._after_end is not None and not self._end():
+            return
         if self._running is not None and self._user_profilers:
-            self._discard("user_profiler")
+            self._end(skipped="user_profiler")
         if self.is_held:
             if self._running is not None:
                 self._finish()
@@ -319,7 +330,7 @@ class WindowScheduler:
         ends = self._has_run_its_length(step)
         full_ends = ends and self._running is True
         if full_ends and self._is_first_of_device:
-            self._discard(FIRST_OF_DEVICE)
+            self._end(skipped=FIRST_OF_DEVICE)
         may_begin = self._full_wanted and self._running is not True
         if may_begin and self._gate.decide_to_detach():
             self._detach()
@@ -395,43 +406,73 @@ class WindowScheduler:
             self._lines = lines
             self.full_spent_ns += lines.cpu_ns
 
-    def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX) -> None:
+    def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX, wait_s: float = SETTLE_S) -> None:
+        """End the window, and pass it on; the first one of a device is discarded."""
+        if self._after_end is not None or self._is_first_of_device:
+            self._end(skipped=FIRST_OF_DEVICE, wait_s=wait_s)
+            return
         self._end_lines()  # the last step is over; what follows waits for the device, on a line of no step
         is_finished = not self._on_device or self._is_device_finished(wait_ns_max)
         if self._running is None:
             return  # it was given up for the user's profiler meanwhile
         if not is_finished:
-            self._discard("user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED)
+            self._end(skipped="user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED, wait_s=wait_s)
             return
-        begin_ns = thread_time_ns()
-        full, on_device, has_shapes = bool(self._running), self._on_device, self._has_shapes
-        host_only = self._is_host_only
-        lines = self._lines if on_device else None
-        result = self._stop()
-        offset_ns = read_wall_minus_host_ns()
-        enqueued = self._read_enqueued()
-        end_cost_ns = thread_time_ns() - begin_ns
-        self._full_in_run_ns += end_cost_ns if full else 0
-        cost_ns = self._begin_cost_ns + end_cost_ns + (0 if lines is None else lines.cpu_ns)
-        before = self._enqueued_before
+        begin_ns, lines = thread_time_ns(), self._lines if self._on_device else None
         window = RawWindow(
-            full,
-            self._steps,
-            result,
-            offset_ns,
-            before,
-            enqueued,
-            cost_ns,
-            on_device,
-            self._resident_before_bytes,
-            lines,
-            has_shapes,
-            host_only,
+            full=bool(self._running),
+            steps=self._steps,
+            result=None,
+            wall_minus_host_ns=read_wall_minus_host_ns(),
+            enqueued_before=self._enqueued_before,
+            enqueued_after=self._read_enqueued(),
+            training_cost_ns=self._begin_cost_ns + (0 if lines is None else lines.cpu_ns),
+            on_device=self._on_device,
+            resident_before_bytes=self._resident_before_bytes,
+            lines=lines,
+            has_shapes=self._has_shapes,
+            host_only=self._is_host_only,
         )
-        if has_shapes and self.flops is not None:
-            self.flops.on_recorded(self._steps)
-        if not self._on_window(window):
-            self._count_skip("backlog")
+        read_ns = thread_time_ns() - begin_ns
+
+        def pass_on(result: Any, end_cost_ns: int) -> None:
+            if window.has_shapes and self.flops is not None:
+                self.flops.on_recorded(window.steps)
+            cost_ns = window.training_cost_ns + read_ns + end_cost_ns
+            if not self._on_window(window._replace(result=result, training_cost_ns=cost_ns)):
+                self._count_skip("backlog")
+
+        self._full_in_run_ns += read_ns if window.full else 0
+        self._end(pass_on, wait_s=wait_s)
+
+    def _end(
+        self,
+        after: Callable[[Any, int], None] | None = None,
+        *,
+        skipped: str = "",
+        wait_s: float = SETTLE_S,
+        must_end: bool = False,
+    ) -> bool:
+        """End the session of a window that is over, and call `after` with its result and the CPU time that took, in ns;
+        without it the window is discarded, which is counted as `skipped`. Return False, and let the session record
+        nothing more, while collectives in it are not over, unless it `must_end`. Then the next call ends it, and what
+        is done afterwards stays.
+        """
+        begin_ns, full = thread_time_ns(), bool(self._running)
+        if self._after_end is None:
+            if after is None:
+                self._count_skip(skipped)
+            self._after_end = _discard if after is None else after
+        are_over = self._profiler.settle(wait_s)
+        then = self._after_end
+        if then is None or not (are_over or must_end):
+            return False  # without, it was given up for the user's profiler meanwhile
+        self._after_end = None
+        result = self._stop()
+        cost_ns = thread_time_ns() - begin_ns
+        self._full_in_run_ns += cost_ns if full else 0
+        then(result, cost_ns)
+        return True
 
     def _is_device_finished(self, wait_ns_max: int) -> bool:
         """Wait for the work of the running window: while one kernel runs, the profiler may lose all of them. Raises
@@ -454,12 +495,6 @@ class WindowScheduler:
                 self._plan.full_has_ended = True
         return is_finished
 
-    def _discard(self, reason: str) -> None:
-        begin_ns, full = thread_time_ns(), bool(self._running)
-        self._count_skip(reason)
-        self._stop()
-        self._full_in_run_ns += thread_time_ns() - begin_ns if full else 0
-
     def _stop(self) -> Any:
         on_device, host_only = self._on_device, self._is_host_only
         self._running, self._on_device, self._is_first_of_device, self._has_shapes = None, False, False, False
@@ -476,6 +511,10 @@ class WindowScheduler:
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+def _discard(_result: Any, _cost_ns: int) -> None:
+    """Do nothing with a window."""
 
 
 def _affords_shapes(flops: FlopsWindows | None, plan: WindowPlan, *, on_device: bool) -> bool:

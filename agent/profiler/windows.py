@@ -92,6 +92,7 @@ class ProfilerWindows:
         find_resident_bytes: Callable[[], int | None],
     ) -> None:
         self.ranges = OpenRanges()
+        self.ranges.collectives.has_gloo = lambda: self.progress.has_gloo
         self.finished: Ring[RawWindow] = Ring(RAW_WINDOWS_MAX)
         """Finished windows, for the agent thread."""
         # With `measured`, nothing is read before torch times collectives: the reading would explain longer steps too.
@@ -135,7 +136,10 @@ class ProfilerWindows:
                 light=config.collective_windows,
                 full=config.full_windows,
                 is_capturing=captures.is_open,
-                light_is_useful=lambda: self.progress.communicates_on_host or not profiler.sees_device,
+                light_is_useful=lambda: (
+                    self.ranges.collectives.may_be_recorded
+                    and (self.progress.communicates_on_host or not profiler.sees_device)
+                ),
                 find_resident_bytes=find_resident_bytes,
                 effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,

@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
 
+from rankscope.agent.steps.open_collectives import TASKS, THREAD_NAME
 from rankscope.measure.proc_stat import read_stat
 
-THREAD_NAME: Final = "pt_gloo_runloop"
-TASKS: Final = "/proc/self/task"
 RUNNABLE: Final = "R"
 SECONDS_MAX: Final = 0.2
 POLL_S: Final = 0.001

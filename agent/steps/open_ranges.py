@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rankscope.agent.steps.open_collectives import OpenCollectives
 from rankscope.agent.steps.patches import Patch
 
 NO_SESSION = 0
@@ -25,6 +26,8 @@ class OpenRanges:
     """
 
     def __init__(self) -> None:
+        self.collectives = OpenCollectives()
+        """What of the sessions is still to be recorded when they might end."""
         self._session = NO_SESSION
         self._sessions_begun = 0
         self._deferred_exits: deque[Callable[[], Any]] = deque()
@@ -58,11 +61,13 @@ class OpenRanges:
         self._sessions_begun += 1
         self._session = self._sessions_begun
         self._begin_watching()
+        self.collectives.begin()
 
     def on_session_end(self) -> None:
         """Handle the end of the session: run the deferred exits."""
         self._session = NO_SESSION
         self._end_watching()
+        self.collectives.end()
         while self._deferred_exits:
             self._deferred_exits.popleft()()
 

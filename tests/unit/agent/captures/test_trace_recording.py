@@ -59,6 +59,7 @@ class Rank:
         self.sessions, self.finished, self.now_ns = Sessions(), list[RawCapture](), 0
         self.refused: list[tuple[int, int, str]] = []
         self.graph_is_captured = False
+        self.is_settled = True
         self.running: list[str] = []
         self.guard = Guard(error_budget=2)
         self.recording = TraceRecording(
@@ -70,6 +71,7 @@ class Rank:
             find_obstacle=lambda steps: obstacle and obstacle.format(steps.step_count),
             on_running=lambda steps: self.running.append("" if steps is None else str(steps)),
             is_capturing_graph=lambda: self.graph_is_captured,
+            settle=lambda limit_s: self.is_settled and limit_s > 0,
             monotonic_ns=lambda: self.now_ns,
             script_profiler_wait_s=wait_s,
         )
@@ -97,6 +99,41 @@ def test_scheduled_steps_are_captured_and_no_others() -> None:
         "make 8, 9 to 10", "start", "step", "step", "stop", "make 14, 15 to 16", "start", "step", "step", "stop",
     ]  # fmt: skip
     assert [step for step in range(20) if rank.recording.is_captured(step)] == [8, 9, 10, 11, 14, 15, 16, 17]
+
+
+def test_capture_whose_collectives_are_not_over_ends_later_with_its_own_steps() -> None:
+    rank = Rank("wait=3, warmup=0, active=2")
+    rank.run(0, 4)
+    rank.is_settled = False
+    rank.run(5, 8)
+    assert (rank.steps, rank.sessions.calls) == ([], ["make 3, 3 to 4", "start", "step"])
+    rank.is_settled = True
+    rank.run(9, 9)
+    assert rank.steps == [(3, 4, "")]
+    assert [step for step in range(12) if rank.recording.is_captured(step)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("ends_by_boundary", [False, True])
+def test_capture_closed_amid_a_collective_ends_later(ends_by_boundary: bool) -> None:
+    rank = Rank("wait=3, warmup=0, active=8")
+    rank.run(0, 5)
+    rank.is_settled = False
+    rank.recording.close()
+    assert rank.steps == []
+    rank.is_settled = True
+    if ends_by_boundary:
+        rank.run(6, 6)
+    else:
+        rank.recording.close()
+    assert rank.steps == [(3, 4, PAUSED)]
+
+
+def test_capture_ends_for_the_scripts_profiler_whatever_collectives_do() -> None:
+    rank = Rank("wait=3, warmup=0, active=8")
+    rank.run(0, 5)
+    rank.is_settled = False
+    rank.recording.on_script_profiler(begins=True)
+    assert rank.steps == [(3, 4, SCRIPT_PROFILER)]
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,85 @@ def test_closing_on_another_thread_leaves_the_window_to_its_own() -> None:
     assert training.run(LIGHT).spans() == [("light", 2, 9)]
 
 
+# -- collectives that are not over ------------------------------------------------------------------------------------
+
+
+def test_window_whose_collectives_are_not_over_ends_at_a_later_boundary_with_its_own_steps() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    training.profiler.collectives_are_over = False
+    training.run(LIGHT + 1)
+    assert training.profiler.log == ["light", "pause", "pause", "pause"]
+    assert training.windows_taken == []
+    training.profiler.collectives_are_over = True
+    training.run(1)
+    assert training.spans() == [("light", 2, 9)]
+    (window,) = training.windows_taken
+    assert window.enqueued_after == {0: 2 * (WARMUP_STEPS + LIGHT)}
+    assert training.profiler.log[-1] == "stop"
+    assert training.run(LIGHT).profiler.log[-1] == "light"
+    assert training.guard.errors == {}
+
+
+def test_no_window_begins_while_one_may_not_end() -> None:
+    training = Training().run(WARMUP_STEPS + 1)
+    training.profiler.collectives_are_over = False
+    training.run(2 * LIGHT)
+    assert set(training.profiler.log) == {"full", "pause"}
+    assert training.profiler.log.count("full") == 1
+
+
+def test_window_closed_amid_a_collective_is_passed_on_at_the_next_boundary() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    training.profiler.collectives_are_over = False
+    training.windows.close()
+    training.windows.close()
+    assert (training.profiler.log, training.windows_taken) == (["light", "pause", "pause"], [])
+    training.profiler.collectives_are_over = True
+    assert training.run(1).spans() == [("light", 2, 4)]
+
+
+def test_close_ends_a_window_that_waits_for_its_collectives() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    training.profiler.collectives_are_over = False
+    training.windows.close()
+    training.profiler.collectives_are_over = True
+    training.windows.close()
+    assert training.spans() == [("light", 2, 4)]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_users_profiler_begins_whatever_collectives_do(is_over: bool) -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    training.profiler.collectives_are_over = False
+    if is_over:  # the window has its steps already
+        training.run(LIGHT)
+    training.windows.on_user_profiler(begins=True)
+    assert not training.profiler.is_on
+    assert training.guard.errors == {}
+    assert len(training.windows_taken) == is_over
+
+
+def test_part_that_is_off_ends_its_window_once_collectives_are_over() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    training.profiler.collectives_are_over = False
+    for _ in range(3):
+        training.guard.record(PART, ValueError("x"))
+    assert training.run(2).profiler.log == ["light", "pause", "pause"]
+    training.profiler.collectives_are_over = True
+    assert training.run(5).profiler.log == ["light", "pause", "pause", "stop"]
+
+
+def test_session_given_up_for_the_users_profiler_is_not_ended_later() -> None:
+    training = Training(full=False, wait_s=0.0).run(WARMUP_STEPS + 3)
+    training.profiler.collectives_are_over = False
+    training.run(LIGHT)
+    assert error_on_another_thread(lambda: training.windows.on_user_profiler(begins=True)) is None
+    training.profiler.collectives_are_over = True
+    training.run(LIGHT)
+    assert "stop" not in training.profiler.log
+    assert training.guard.errors == {}
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

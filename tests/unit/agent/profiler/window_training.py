@@ -38,6 +38,7 @@ class FakeProfiler:
         self.can_detach = True
         self.records_operators = False
         self.is_device_done = True
+        self.collectives_are_over = True
         self._has_seen_device = False
         self.waits_ns: list[int] = []
         self.while_waiting: Callable[[], object] = lambda: None
@@ -84,6 +85,12 @@ class FakeProfiler:
         self.log.append("stop")
         activities = [SimpleNamespace(name=lambda name=name: name) for name in self._ranges]
         return SimpleNamespace(trace_activities=lambda: activities)
+
+    def settle(self, limit_s: float) -> bool:
+        assert limit_s > 0
+        if not self.collectives_are_over:
+            self.log.append("pause")
+        return self.collectives_are_over
 
     def enter_range(self, name: str) -> None:
         if self._thread is not None:

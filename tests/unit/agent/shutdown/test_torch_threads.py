@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.shutdown.torch_threads import THREAD_NAME, TorchCallGate, drain_gloo_threads
+from rankscope.agent.shutdown.torch_threads import TorchCallGate, drain_gloo_threads
+from rankscope.agent.steps.open_collectives import THREAD_NAME
 
 LONG_S = 60.0
 

@@ -1,0 +1,214 @@
+"""Tell whether all collectives that a profiler session has recorded are over: only then may it end.
+
+torch 2.13 records a collective on the CPU from its call to its end. The end is written by a thread of the backend's, or
+by `wait` of a point-to-point operation, into the memory of the session of the call, also when that session has ended
+and the memory has been freed: the heap is corrupted (valgrind: invalid write in onFunctionExit, called by
+`Work::finish`). The write may come after training went on: DDP waits for the result of a collective, which is there
+before its end is recorded. Backends of a device record the end before the call returns.
+
+Two things are read, both without a lock or a collective of our own:
+
+    threads of gloo         each serves a queue of collectives; one that waits for the next is in a futex without a time
+                            limit (proc(5), `syscall`), while within a collective the waits have that of the group
+    point to point          the work objects of `ProcessGroup.send` and `recv` are noted while a session is on
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Final
+
+from rankscope.agent.steps.patches import Patch
+
+TASKS: Final = "/proc/self/task"
+THREAD_NAME: Final = "pt_gloo_runloop"
+"""The name that torch 2.13 gives gloo's threads, which older ones do not."""
+NAMED_WITHIN_S: Final = 10.0
+"""Time for which a thread may be without its name: it gives itself one when it runs for the first time."""
+FUTEX_CALLS: Final = {"x86_64": "202", "aarch64": "98"}
+"""Number of the system call futex(2) by machine."""
+FUTEX_COMMANDS: Final = 0x7F
+WAIT, WAIT_BITSET = 0, 9
+"""Commands of futex(2) in a wait for a condition: the second from glibc 2.33 on, where the first is one for a lock."""
+BITSET_SINCE: Final = (2, 33)
+POLL_S: Final = 50e-6
+"""Pause between two checks, in which a thread of gloo may have the core and the GIL."""
+POINT_TO_POINT: Final = ("send", "recv", "recv_anysource")
+SETTLE_S: Final = 2e-3
+"""Time for which a step boundary waits until collectives are over. The threads that end them mostly need 0.1 ms; later
+than that the session records nothing more, and ends at a later boundary."""
+SETTLE_S_MAX: Final = 0.1
+"""The same before an evaluation, a fork, the end of the process and the user's profiler."""
+WORKS_MAX: Final = 1024
+"""Noted point-to-point operations beyond which those that are over are forgotten."""
+
+
+class OpenCollectives:
+    """What is still to be recorded of collectives on the CPU. For the training thread."""
+
+    def __init__(
+        self,
+        tasks: str = TASKS,
+        machine: str | None = None,
+        glibc: str | None = None,
+        *,
+        find_group_class: Callable[[], Any] | None = None,
+        enable_recording: Callable[[bool], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
+        self.has_gloo: Callable[[], bool] = lambda: False
+        """Returns whether a process group may communicate on the CPU."""
+        self._find_group_class = find_group_class or find_class
+        self._enable_recording = enable_recording or enable
+        self._paused_thread: int | None = None
+        self._patches: list[Patch] = []
+        self._tasks = tasks
+        self._futex = FUTEX_CALLS.get(machine or os.uname().machine)
+        self._wait = WAIT_BITSET if parse_glibc(glibc or find_glibc()) >= BITSET_SINCE else WAIT
+        self._threads: dict[str, bool | float] = {}  # whether a thread is gloo's; or when it was seen first
+        self._works: list[Callable[[], Any]] = []
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether a session may have collectives of the CPU: not where it could not be known when they are over."""
+        return not self.has_gloo() or self.can_be_watched
+
+    @property
+    def can_be_watched(self) -> bool:
+        """Whether the threads of gloo show whether they wait for a collective. Not so where torch gives them no name,
+        on another machine than FUTEX_CALLS has, and where the kernel does not say it.
+        """
+        gloo = self._find_gloo()
+        return (
+            bool(gloo) and self._futex is not None and all(_read(f"{self._tasks}/{thread}/syscall") for thread in gloo)
+        )
+
+    def are_over(self) -> bool:
+        """Return whether nothing of the collectives of this process is still to be recorded."""
+        self._forget_works()
+        return not self._works and all(self._is_idle(thread) for thread in self._find_gloo())
+
+    def settle(self, limit_s: float, pause: Callable[[float], None] = time.sleep) -> bool:
+        """Wait until they are over, at most `limit_s`, and return whether they are: then the session may end. If not,
+        this thread records nothing more of it. Raises what `pause` does.
+        """
+        end_s = time.monotonic() + limit_s
+        while not (are_over := self.are_over()) and time.monotonic() < end_s:
+            pause(POLL_S)
+        if not are_over and self._paused_thread is None:
+            self._enable_recording(False)
+            self._paused_thread = get_ident()
+        return are_over
+
+    def begin(self) -> None:
+        """Note point-to-point work from now on: a session begins."""
+        if not self._patches and (group := self._find_group_class()) is not None:
+            self._patches = [Patch(group, name, self._note) for name in POINT_TO_POINT if hasattr(group, name)]
+        for patch in self._patches:
+            patch.apply()
+
+    def end(self) -> None:
+        """Note no more: the session has ended. What has been noted stays until it is over."""
+        for patch in self._patches:
+            patch.revert()
+        if self._paused_thread == get_ident():
+            self._paused_thread = None
+            self._enable_recording(True)
+
+    def _forget_works(self) -> None:
+        self._works = [find for find in self._works if (work := find()) is not None and not work.is_completed()]
+
+    def _note(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            work = original(*arguments, **named)
+            if len(self._works) >= WORKS_MAX:
+                self._forget_works()
+            with contextlib.suppress(TypeError):  # one that cannot be referred to weakly; none of torch's is
+                self._works.append(weakref.ref(work))
+            return work
+
+        return call
+
+    def _find_gloo(self) -> list[str]:
+        """Return the threads of gloo. A thread that is new may have no name yet, so it is read for a while."""
+        try:
+            threads = os.listdir(self._tasks)
+        except OSError:
+            return []
+        now_s, known, self._threads = self._monotonic(), self._threads, {}
+        for thread in threads:
+            state = known.get(thread, now_s)
+            if not isinstance(state, bool):
+                has_name = _read(f"{self._tasks}/{thread}/comm").strip() == THREAD_NAME
+                state = has_name or (state if now_s - state < NAMED_WITHIN_S else False)
+            self._threads[thread] = state
+        return [thread for thread, state in self._threads.items() if state is True]
+
+    def _is_idle(self, thread: str) -> bool:
+        """Return whether this thread waits for its next collective, or has ended."""
+        path = f"{self._tasks}/{thread}"
+        call = _read(f"{path}/syscall")
+        if not call.strip():
+            return not os.path.exists(path)
+        return waits_without_limit(call, self._futex, self._wait)
+
+
+def waits_without_limit(call: str, futex: str | None, command: int) -> bool:
+    """Return whether a `syscall` file of proc(5) shows a wait by futex(2) with this command and without a time limit.
+
+    >>> waits_without_limit("202 0x55ede7af2190 0x189 0x0 0x0 0x0 0xffffffff 0x7ff9afffed10 0x7ff9d6aa3f16", "202", 9)
+    True
+    >>> waits_without_limit("202 0x7ff9a4009b18 0x189 0x0 0x7ff9afffe240 0x0 0xffffffff 0x7ff9afffe0f0 0x7f", "202", 9)
+    False
+    >>> waits_without_limit("running", "202", 9)
+    False
+    """
+    number, *arguments = call.split()
+    if number != futex:
+        return False
+    operation, limit = int(arguments[1], 16), int(arguments[3], 16)
+    return operation & FUTEX_COMMANDS == command and limit == 0
+
+
+def find_class() -> Any:
+    """Return torch's class of process groups; None where the script has none."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed.ProcessGroup if distributed is not None and distributed.is_available() else None
+
+
+def enable(is_on: bool) -> None:  # noqa: FBT001 - as torch's own
+    """Let the profiler's sessions record what this thread does, or not; ranges that are open still end."""
+    sys.modules["torch"]._C._autograd._enable_record_function(is_on)
+
+
+def find_glibc() -> str:
+    """Return the C library's name and version, "" with another one than glibc."""
+    with contextlib.suppress(ValueError, OSError):
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    return ""
+
+
+def parse_glibc(text: str) -> tuple[int, ...]:
+    """Return the version of a C library, () if there is none.
+
+    >>> parse_glibc("glibc 2.36"), parse_glibc("")
+    ((2, 36), ())
+    """
+    numbers = text.rpartition(" ")[2].split(".")
+    return tuple(int(number) for number in numbers if number.isdigit())
+
+
+def _read(path: str) -> str:
+    """Return the content of a small file, "" where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
