@@ -175,6 +175,23 @@ def read_crash(folder: str, name: str) -> str:
     return ""
 
 
+def read_last_crash(folder: str, name: str, heartbeat: Heartbeat) -> str:
+    """Return faulthandler's output of the signal that has ended a rank; empty if there is none, or the agent has ended
+    after it: then the rank survived the signal, since a handler that was there before faulthandler's lets it go on.
+
+    Both times are those of the files, by one clock. A heartbeat alone shows nothing: other threads go on while a
+    handler of another library still prints.
+    """
+    crash = read_crash(folder, name)
+    if not crash or heartbeat.state == ALIVE:
+        return crash
+    path = os.path.join(folder, name)
+    with contextlib.suppress(OSError):
+        if os.stat(path + HEARTBEAT_SUFFIX).st_mtime_ns > os.stat(path + CRASH_SUFFIX).st_mtime_ns:
+            return ""
+    return crash
+
+
 def remove_files(folder: str, name: str) -> None:
     """Remove the files of a rank."""
     replaced = (DESCRIPTOR_SUFFIX, DUMP_SUFFIX, TIMED_SUFFIX)

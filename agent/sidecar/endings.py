@@ -8,8 +8,9 @@ SIGKILL, and its cgroup has a new OOM victim       out_of_memory
 SIGKILL otherwise                                  killed
 SIGABRT, and a collective was past its timeout     collective_timeout (as NCCL's watchdog ends the process)
 any other signal                                   crashed
-exit status not known                              crashed, if Python's faulthandler has written stacks; out_of_memory,
-                                                   if its cgroup has a new OOM victim; else exit_unknown
+exit status not known                              crashed, if Python's faulthandler has written stacks, and the agent
+                                                   has not ended after that; out_of_memory, if its cgroup has a new OOM
+                                                   victim; else exit_unknown
 """
 
 import signal
@@ -23,9 +24,9 @@ TERMINATED: Final = frozenset({signal.SIGTERM, signal.SIGHUP})
 class Evidence(NamedTuple):
     """The evidence about a rank that has ended, besides its exit status.
 
-    `crashed`: a fatal signal has made Python write the stacks. `oom_kills` is the result of `OomKills.claim`;
-    `overdue`: a collective pending at the last observation is past its timeout; `frozen`: the agent had written no
-    heartbeat for long.
+    `crashed`: a fatal signal, which the process has not survived, has made Python write the stacks. `oom_kills` is the
+    result of `OomKills.claim`; `overdue`: a collective pending at the last observation is past its timeout; `frozen`:
+    the agent had written no heartbeat for long.
     """
 
     oom_kills: int | None = None

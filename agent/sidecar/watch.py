@@ -163,7 +163,7 @@ class Watch:
             self._poll.unregister(rank.pidfd)
             close_process(rank.pidfd)
         heartbeat = beacon.read_heartbeat(self._folder, name) or beacon.Heartbeat(0)
-        crash = beacon.read_crash(self._folder, name)
+        crash = beacon.read_last_crash(self._folder, name, heartbeat)
         beacon.remove_files(self._folder, name)
         del self._watched[name]
         damage = self._orphans.queue_ended(rank.descriptor)

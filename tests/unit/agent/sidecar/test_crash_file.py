@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.sidecar.beacon import read_heartbeat, read_last_crash
+
 SCRIPT = """
 import os, resource, signal, sys
+from rankscope.agent.sidecar.beacon import GOODBYE_ACKNOWLEDGED, Beacon, Descriptor, Heartbeat
 from rankscope.agent.sidecar.link import SidecarLink
 from rankscope.measure.identity import RankIdentity
 
@@ -18,6 +21,9 @@ identity = RankIdentity(
 )
 link = SidecarLink(identity, {}, frozen_after_ns=1)
 link.folder = sys.argv[1]
+survived = []
+if sys.argv[2] == "end":  # a handler of the script from before, which faulthandler calls after its own
+    signal.signal(signal.SIGABRT, lambda *_: survived.append(1))
 link._catch_crashes()
 if sys.argv[2] == "child":
     child = os.fork()
@@ -34,13 +40,24 @@ elif sys.argv[2] == "reused":
         os.write(found[0], b"of the script")
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+elif sys.argv[2] == "end":
+    ends = Heartbeat(1, state=GOODBYE_ACKNOWLEDGED)
+    if sys.argv[3] == "after":
+        os.kill(os.getpid(), signal.SIGABRT)
+        written_ns = os.stat(os.path.join(sys.argv[1], "b" * 8 + ".crash")).st_mtime_ns
+        while os.stat(sys.argv[1]).st_mtime_ns <= written_ns:  # until the clock of file times, some ms a tick, is later
+            os.utime(sys.argv[1])
+    Beacon(sys.argv[1], Descriptor(identity=identity, start_ticks=1, frozen_after_ns=1), ends).close()
+    if sys.argv[3] == "before":
+        os.kill(os.getpid(), signal.SIGABRT)
+    print("survived", len(survived))
 else:
     os.kill(os.getpid(), signal.SIGABRT)
 """
 
 
-def run(folder: Path, who: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, str(folder), who]
+def run(folder: Path, *who: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, str(folder), *who]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -64,3 +81,15 @@ def test_number_that_the_script_uses_for_a_file_of_its_own_is_left_alone(tmp_pat
     done = run(tmp_path, "reused")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
     assert (tmp_path / "own").read_text() == "of the script"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock of its file times")
+@pytest.mark.parametrize("agent_ends", ["before", "after"])
+def test_signal_before_the_end_of_the_agent_was_survived(tmp_path: Path, agent_ends: str) -> None:
+    done = run(tmp_path, "end", agent_ends)
+    assert (done.returncode, done.stdout) == (0, "survived 1\n")
+    assert "Aborted" in read(tmp_path)
+    goodbye = read_heartbeat(str(tmp_path), "b" * 8)
+    assert goodbye is not None
+    last = read_last_crash(str(tmp_path), "b" * 8, goodbye)
+    assert ("Aborted" in last) == (agent_ends == "before")

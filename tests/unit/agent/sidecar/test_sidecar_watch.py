@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.sidecar import watch
-from rankscope.agent.sidecar.beacon import AGENT_ENDED, GOODBYE_ACKNOWLEDGED, Heartbeat
+from rankscope.agent.sidecar.beacon import AGENT_ENDED, ALIVE, GOODBYE_ACKNOWLEDGED, Heartbeat
 from rankscope.agent.sidecar.faults import read_faults
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.agent.sidecar.recorder_files import pop_reading, write_dump
@@ -102,6 +102,32 @@ def test_goodbye_stands_where_the_launcher_has_taken_the_exit_status(
     notices = [notice for notice in node.run_pass() if isinstance(notice, RankEnded)]
     assert [notice.reason for notice in notices] == reasons
     assert all(notice.absent["exit_code"] == "its parent reaped it before it could be read" for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("state", "later_ns", "reasons"),
+    [
+        (GOODBYE_ACKNOWLEDGED, 4 * MS, []),
+        (GOODBYE_ACKNOWLEDGED, 0, ["crashed"]),
+        (GOODBYE_ACKNOWLEDGED, -4 * MS, ["crashed"]),
+        (AGENT_ENDED, 4 * MS, ["exit_unknown"]),
+        (ALIVE, 4 * MS, ["crashed"]),
+    ],
+)
+def test_signal_that_the_agent_has_ended_after_was_survived(
+    node: Node, monkeypatch: pytest.MonkeyPatch, state: int, later_ns: int, reasons: list[str]
+) -> None:
+    monkeypatch.setattr(watch, "read_exit_status", lambda *_: None)
+    process = node.start("pass", heartbeat=Heartbeat(node.clock.now_ns, state=state))
+    crash, written_ns = node.folder / "boot-of-0.crash", 1_795_000_000 * S
+    crash.write_text(CRASH)
+    os.utime(crash, ns=(written_ns, written_ns))
+    os.utime(node.folder / "boot-of-0.beat", ns=(written_ns + later_ns, written_ns + later_ns))
+    process.end()
+    notices = [notice for notice in node.run_pass() if isinstance(notice, RankEnded)]
+    assert [(notice.reason, bool(notice.stacks)) for notice in notices] == [
+        (reason, reason == "crashed") for reason in reasons
+    ]
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
