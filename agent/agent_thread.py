@@ -133,14 +133,19 @@ class AgentThread:
         )
 
     def start(self) -> None:
-        """Start reporting."""
+        """Start reporting. Raises RuntimeError, with nothing started, when there can be no thread."""
         self._samples.start()
         self._samples.out_of_memory.start(
             self._training.hooks.buffer.add, self._training.timer.find_place, self.outbox.wake
         )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._samples.stop()
+            self._close()
+            raise
         self._watchdog.start()
         self._training.windows.start_sampler()
-        self._thread.start()
 
     def connect(self, address: CollectorAddress, is_configured: bool) -> None:  # noqa: FBT001 - of the connect thread
         """Connect to the collector. If it is a configured one, rank 0 logs whether it is reached."""
@@ -197,10 +202,14 @@ class AgentThread:
             self._guard.record(PART, error)
         finally:
             self._watchdog.stop(self._end.exit_code, is_acknowledged=is_acknowledged)
-            self.outbox.close()
-            if self._orders is not None:
-                self._orders.close()
-            self._samples.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection, files and libraries."""
+        self.outbox.close()
+        if self._orders is not None:
+            self._orders.close()
+        self._samples.close()
 
     def _report_last(self) -> None:
         """Build the last report; the goodbye is sent even if this fails."""

@@ -44,13 +44,16 @@ class ConnectThread:
         self._thread = threading.Thread(target=self._run, name="rankscope-connect", daemon=True)
 
     def start(self) -> None:
-        """Start to look for the collector."""
-        self._thread.start()
+        """Start to look for the collector. Never raise: without it, reports stay in memory or on the disk."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._guard.record(PART, error)
 
     def stop(self) -> None:
         """End the search. If a collector is configured, wait at most `drain_s` until its address has been passed on."""
         self._stopping.set()
-        if self._config.collector:
+        if self._config.collector and self._thread.ident is not None:
             self._thread.join(self._config.drain_s)
 
     def leave_torch(self) -> None:

@@ -78,7 +78,11 @@ class Session:
         if not config.enabled:
             return None
         session = cls(config, environment)
-        session._begin()
+        try:
+            session._begin()
+        except Exception:
+            session._undo_begin()
+            raise
         return session
 
     @property
@@ -107,6 +111,12 @@ class Session:
         self.script_exit.install()
         self._reporter.start()
         self._connecting.start()
+
+    def _undo_begin(self) -> None:
+        """Leave nothing of a begin that has failed: hooks would fill rings that nothing empties."""
+        atexit.unregister(self.stop)
+        self.script_exit.remove()
+        self._training.stop()
 
     def _make_hello(self, first_sequence: int) -> Hello:
         return build_hello(

@@ -96,7 +96,8 @@ class Watchdog:
     def start(self) -> None:
         """Start the sidecar, on a thread of its own."""
         if self._link is not None:
-            threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
+            with self._contained(SIDECAR):
+                threading.Thread(target=self._open_link, name="rankscope-sidecar", daemon=True).start()
 
     def set_collector(self, address: CollectorAddress) -> None:
         """Pass the collector's address to the sidecar."""

@@ -20,16 +20,17 @@ class BackgroundWrites:
 
     def start(self, write: Callable[[], object]) -> None:
         """Start a write, and raise what the one before has raised. While that has not ended, start none and raise
-        TimeoutError.
+        TimeoutError. Raise RuntimeError when there can be no thread.
         """
-        if self._thread is None:
-            atexit.register(self._wait_at_exit)
-        elif self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             raise TimeoutError("the write before has not ended yet")
         error, self._error = self._error, None
         self._begun_s = time.monotonic()
-        self._thread = threading.Thread(target=self._carry_out, args=(write,), name="rankscope-run-log", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._carry_out, args=(write,), name="rankscope-run-log", daemon=True)
+        thread.start()
+        if self._thread is None:
+            atexit.register(self._wait_at_exit)
+        self._thread = thread
         if error is not None:
             raise error
 

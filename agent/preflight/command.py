@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     identity = read_identity(os.environ, "preflight", os.environ.get("RANKSCOPE_NODE", ""))
     say = _Speaker(identity)
     watch = Watch(say, JOIN_S + options.wait_s, INCOMPLETE)
-    watch.start()
     try:
+        watch.start()
         status = _run(options, identity, watch)
     except IncompleteError as error:
         say(f"incomplete: {error}. No node is named; nothing was written")

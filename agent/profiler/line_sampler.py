@@ -152,8 +152,12 @@ class LineSampler:
         self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}lines", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; it waits for a window."""
-        self._thread.start()
+        """Start the thread; it waits for a window. Where none can be started there are no lines."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._is_closed = True
+            self._guard.record(PART, error)
 
     def begin(self) -> None:
         """Begin to sample the calling thread. Nothing happens once sampling has ended for good."""

@@ -93,6 +93,19 @@ class OrphanDelivery:
         self._add(descriptor, boot_id)
         return damage
 
+    def start_if_needed(self) -> None:
+        """Start the thread if there is something to deliver; if none can be started now, a later call tries again."""
+        if self._thread is not None or self.is_idle:
+            return
+        thread = threading.Thread(target=self._run, name="rankscope-orphans", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if self._faults is not None:
+                self._faults.note(PART, error)
+        else:
+            self._thread = thread
+
     def close(self) -> None:
         """Stop; undelivered reports stay on the disk."""
         self._stopping.set()
@@ -108,9 +121,7 @@ class OrphanDelivery:
             if len(self._pending) < DELIVERIES_MAX and delivery not in self._pending:
                 self._pending.append(delivery)
                 self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rankscope-orphans", daemon=True)
-            self._thread.start()
+        self.start_if_needed()
 
     # -- the delivery thread ------------------------------------------------------------------------------------------
 

@@ -50,7 +50,10 @@ class RasInquiries:
         if since and first is not None and first.ras_address and self._is_due():
             self._asked_ns, self._is_asking = self._clock.monotonic_ns(), True
             begin_ns, ranks = min(since), dict(self._ranks)
-            self._start(lambda: self._ask(first, begin_ns, ranks))
+            try:
+                self._start(lambda: self._ask(first, begin_ns, ranks))
+            except RuntimeError:  # no thread can be started now: the next question is AGAIN_NS away
+                self._is_asking = False
         answered, self._answered = self._answered, None
         return answered
 

@@ -111,6 +111,7 @@ class Watch:
                 frozen.append(name)
         for name in frozen[:1]:
             self._inspect_frozen(name, self._watched[name])
+        self._orphans.start_if_needed()
         self._reduce_dumps()
         self._ask_nccl()
         self._last_pass_ns = self._clock.monotonic_ns()

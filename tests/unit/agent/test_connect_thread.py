@@ -7,6 +7,7 @@ from rankscope.agent.collector_address import CollectorAddress
 from rankscope.agent.config import AgentConfig
 from rankscope.agent.connect_thread import PART, ConnectThread
 from rankscope.agent.guard import Guard
+from tests.no_threads import allow_no_threads
 from tests.unit.agent.sidecar.ranks_of_a_node import identity_of
 
 HERE = AgentConfig(collector="tcp://127.0.0.1:5")
@@ -41,4 +42,15 @@ def test_other_errors_are_counted() -> None:
     connecting = ConnectThread(HERE, identity_of(0, 1), {}, guard, fail)
     connecting.start()
     connecting.stop()
+    assert guard.errors == {PART: 1}
+
+
+def test_without_a_thread_nothing_is_found_and_the_end_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(3)
+    allow_no_threads(monkeypatch)
+    connecting = ConnectThread(HERE, identity_of(0, 1), {}, guard, lambda *_address: None)
+    connecting.start()
+    connecting.stop()
+    connecting.leave_torch()
+    connecting.wait_for_embedded()
     assert guard.errors == {PART: 1}

@@ -18,6 +18,7 @@ from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.watchdog import SIDECAR, STALLS, Watchdog
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.records import GroupInfo
+from tests.no_threads import allow_no_threads
 from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 
 CONFIG = AgentConfig(sidecar=False, stall_s=30.0)
@@ -147,3 +148,18 @@ def test_start_and_stop_without_a_sidecar() -> None:
     watchdog.set_collector(CollectorAddress("tcp://collector:1"))
     watchdog.stop(0, is_acknowledged=True)
     assert guard.errors == {}
+
+
+def test_without_a_thread_there_is_no_sidecar_and_stalls_are_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(3)
+    watchdog = Watchdog(
+        AgentConfig(stall_s=30.0), identity_of(0, 1), guard, SystemClock(), find_groups=dict, count_events=lambda: 0,
+        captures=GraphCaptures(),
+    )  # fmt: skip
+    allow_no_threads(monkeypatch)
+    watchdog.start()
+    assert guard.errors == {SIDECAR: 1}
+    stalls = [watchdog.observe(at_s * S, ()).stall for at_s in (1_000, 1_300, 1_301)]
+    assert stalls[-1] is not None
+    watchdog.stop(0, is_acknowledged=True)
+    assert guard.errors == {SIDECAR: 1}

@@ -10,6 +10,7 @@ from rankscope.agent.integrations.background_writes import BackgroundWrites
 from rankscope.agent.integrations.run_log import FAILURES_MAX, LogEntry, RunLog
 from rankscope.agent.run_report import ReceivedSummary, build_report
 from rankscope.measure.messages import RunSummary
+from tests.no_threads import allow_no_threads
 
 
 def finish(writes: BackgroundWrites) -> None:
@@ -89,3 +90,15 @@ def test_write_that_has_just_begun_is_finished_at_the_end() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "written\n", "")
+
+
+def test_without_a_thread_the_write_fails_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes, written = BackgroundWrites(), list[int]()
+    allow_no_threads(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        writes.start(lambda: written.append(1))
+    writes._wait_at_exit()
+    monkeypatch.undo()
+    writes.start(lambda: written.append(2))
+    finish(writes)
+    assert written == [2]

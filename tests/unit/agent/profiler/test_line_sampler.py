@@ -24,6 +24,7 @@ from rankscope.agent.profiler.line_sampler import (
 )
 from rankscope.agent.profiler.thread_frames import ThreadFrames, ThreadState
 from rankscope.measure.bounds import NAME_LENGTH_MAX
+from tests.no_threads import allow_no_threads
 
 DEADLINE_S = 60.0
 SCRIPT = "/home/me/train.py"
@@ -294,3 +295,14 @@ def test_closed_sampler_begins_no_window() -> None:
     assert sampler.end() is None
     sampler._thread.join(DEADLINE_S)
     assert not sampler._thread.is_alive()
+
+
+def test_without_a_thread_a_window_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(error_budget=3)
+    sampler = LineSampler(guard, Frames(), environment={})
+    allow_no_threads(monkeypatch)
+    sampler.start()
+    sampler.begin()
+    assert sampler.end() is None
+    sampler.close()
+    assert guard.errors == {PART: 1}

@@ -10,9 +10,11 @@ from rankscope.agent.reporting.orphaned_reports import Address, OrphanedReports,
 from rankscope.agent.reporting.spill_folder import find_boot_ids, open_folder
 from rankscope.agent.sidecar import orphan_delivery
 from rankscope.agent.sidecar.beacon import Descriptor
+from rankscope.agent.sidecar.faults import SidecarFaults, read_faults
 from rankscope.agent.sidecar.orphan_delivery import OrphanDelivery
 from rankscope.measure.clock import Clock, SystemClock
 from rankscope.measure.errors import SettingError
+from tests.no_threads import allow_no_threads
 from tests.unit.agent.reporting.spilled_reports import BOOT_ID, RUN, frame_of, hello_of, spill_in
 
 DEADLINE_S = 30.0
@@ -179,3 +181,18 @@ def test_undelivered_reports_stay_on_the_disk(tmp_path: Path) -> None:
     orphan = claim_orphan(folder, BOOT_ID)
     assert orphan is not None
     orphan.close()
+
+
+def test_without_a_thread_the_delivery_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = Collector()
+    delivery = OrphanDelivery(SystemClock(), collector.deliver, faults=SidecarFaults(str(tmp_path)))
+    allow_no_threads(monkeypatch)
+    delivery.queue_ended(descriptor_of(leave(tmp_path)))
+    delivery.start_if_needed()
+    assert not delivery.is_idle
+    assert "can't start new thread" in read_faults(str(tmp_path))
+    monkeypatch.undo()
+    delivery.start_if_needed()
+    wait_until_idle(delivery)
+    delivery.close()
+    assert [sequences for *_, sequences in collector.taken] == [[1, 2]]

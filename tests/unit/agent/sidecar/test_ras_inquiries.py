@@ -12,6 +12,7 @@ from rankscope.agent.sidecar.ras_inquiries import AGAIN_NS, RasInquiries
 from rankscope.measure.codec import decode, encode
 from rankscope.measure.errors import UnavailableError
 from rankscope.measure.messages import RasAnswered
+from tests.no_threads import allow_no_threads
 from tests.ras_stand_in import HEALTHY_TEXT, HOST, communicator, missing, present, to_json
 from tests.unit.agent.sidecar.ranks_of_a_node import S, identity_of
 from tests.unit.agent.sidecar.watched_node import Clock
@@ -206,3 +207,20 @@ def test_run_without_nccl_sends_no_notice() -> None:
     sidecar.run_pass(rank_of(0, 7, DEFAULT_ADDRESS))
     sidecar.works.pop()()
     assert sidecar.run_pass(rank_of(0, 7, DEFAULT_ADDRESS)) is None
+
+
+def test_without_a_thread_the_question_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, answered = Clock(), list[str]()
+
+    def read(address: str) -> RasAnswer:
+        answered.append(address)
+        return RasAnswer(EQUAL, is_json=True)
+
+    inquiries = RasInquiries(clock, read=read)
+    allow_no_threads(monkeypatch)
+    assert inquiries.run_pass([rank_of(0, since_ns=clock.now_ns)]) is None
+    monkeypatch.undo()
+    clock.now_ns += AGAIN_NS
+    inquiries._start = lambda work: work()
+    assert inquiries.run_pass([rank_of(0, since_ns=clock.now_ns)]) is not None
+    assert answered == [ADDRESS]

@@ -1,0 +1,26 @@
+"""The pre-flight as a program, up to its first thread."""
+
+from typing import NoReturn
+
+import pytest
+
+from rankscope.agent.preflight import command
+from tests.no_threads import allow_no_threads
+
+
+def test_without_a_thread_the_preflight_says_that_it_is_incomplete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANKSCOPE", "0")
+    monkeypatch.setattr(command, "leave", leave)
+    monkeypatch.setattr(command, "block_sigterm", lambda: None)
+    allow_no_threads(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        command.main([])
+    assert ended.value.code == command.INCOMPLETE
+    assert "incomplete: failed at start (RuntimeError: can't start new thread)" in capsys.readouterr().err
