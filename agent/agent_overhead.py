@@ -28,6 +28,7 @@ from rankscope.agent.governor import (
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import SampleLoop
+from rankscope.agent.steps.first_graph import AWAITS_GRAPH
 from rankscope.measure.records import AgentCost
 
 WINDOW_CHILDREN = "window_children"
@@ -158,6 +159,7 @@ class AgentOverhead:
         captures: CapturesCost | None = None,
         started_ns: int,
         find_effect: Callable[[], WindowEffect | None] = lambda: None,
+        awaits_graph: Callable[[], bool] = lambda: False,
         timing: TimingCost | None = None,
     ) -> None:
         self._governor = Governor(overhead_ratio_max, DROP_ORDER if windows is not None else DROP_ORDER_WITHOUT_WINDOWS)
@@ -170,6 +172,7 @@ class AgentOverhead:
         self._timed = timed
         self._captures = captures
         self._find_effect = find_effect
+        self._awaits_graph = awaits_graph
         self._timing = timing
         self._started_ns = started_ns
         self.reports_less_often = False
@@ -211,10 +214,16 @@ class AgentOverhead:
             changes=self._governor.changes,
             attached_ratio=None if effect is None else effect.attached_ratio,
             detached_ratio=None if effect is None else effect.detached_ratio,
-            window_effect="" if effect is None else effect.state.value,
+            window_effect=self._find_state(effect),
             timing_ratio=None if timing is None else timing.ratio,
             timing_effect="" if timing is None else timing.state.value,
         )
+
+    def _find_state(self, effect: WindowEffect | None) -> str:
+        may_begin = effect is None or effect.allows_windows or effect.is_open
+        if may_begin and self._awaits_graph():
+            return AWAITS_GRAPH
+        return "" if effect is None else effect.state.value
 
     def _find_timing_ns(self) -> int | None:
         """Return what torch's timing of collectives has cost: as estimated, or as measured by the steps if that is more

@@ -117,6 +117,7 @@ class AgentThread:
             captures=training.traces,
             started_ns=self._clock.monotonic_ns(),
             find_effect=windows.find_effect,
+            awaits_graph=lambda: training.captures.first_graph.is_waiting,
             timing=training.sessions.timing,
         )
 

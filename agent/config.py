@@ -23,6 +23,8 @@ _DAY_S = 86_400
 _MIB = 1024 * 1024
 
 AUTO: Final = "auto"
+YES: Final = "yes"
+NO: Final = "no"
 ON: Final = "on"
 GOVERNED: Final = "governed"
 ALWAYS: Final = "always"
@@ -237,6 +239,16 @@ class AgentConfig(Settings):
             "options, as these are ordered or scheduled; off: begin none, so that there are no such ratios. With "
             "on_demand and off FLOPs are counted from the operators of the host, without CUPTI.",
             choices=(GOVERNED, ALWAYS, ON_DEMAND, OFF),
+        ),
+    )
+    cuda_graphs: str = setting(
+        AUTO,
+        Setting(
+            "Whether training captures CUDA graphs. A profiler session before the first one may leave the process "
+            "without records for good, so that none begins until it is captured, or 64 steps and 60 s have passed. "
+            "auto: wait where torch.compile was called with CUDA graphs, or Megatron's arguments ask for them; yes: "
+            "wait in any case; no: do not wait (docs/cost.md).",
+            choices=(AUTO, YES, NO),
         ),
     )
     nccl_timing: str = setting(

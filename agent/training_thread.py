@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 
-from rankscope.agent.config import AgentConfig
+from rankscope.agent.config import NO, AgentConfig
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.process_groups import has_peers
 from rankscope.agent.profiler.sessions import ProfilerSessions
@@ -65,7 +65,7 @@ class TrainingThread:
         self.throughput = ThroughputMeter(config.warmup_steps)
         self.steps: Ring[StepRecord] = Ring(config.ring_steps_max)
         """The finished step records, for the agent thread."""
-        self.captures = GraphCaptures(is_current_stream_capturing)
+        self.captures = GraphCaptures(is_current_stream_capturing, NO if find_cuda() is None else config.cuda_graphs)
         self.sessions = ProfilerSessions(
             config, identity, environment, guard, self.captures, find_resident_bytes=find_resident_bytes
         )

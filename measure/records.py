@@ -388,7 +388,7 @@ class AgentCost(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
     `attached_ratio` is the step time outside of full windows over that before the GPU's first one, minus 1 (-1 and up),
     `detached_ratio` that after CUPTI was detached from the process; None: not measured. `window_effect` is the state of
     this comparison (`agent/profiler/window_effect.py`), empty where no GPU is in use, and where it is not made or not
-    reported.
+    reported; `awaits_graph` while no window may begin before the run's first CUDA graph.
 
     `timing_ratio` is the step time since torch times the collectives of NCCL over that before, minus 1, where the agent
     has measured it (`agent/profiler/measured_timing.py`); None: not known. `timing_effect` is the state of this

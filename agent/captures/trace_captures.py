@@ -94,6 +94,7 @@ class TraceCaptures:
     ) -> None:
         self._rank = identity.rank
         self._environment = environment
+        self._first_graph = graphs.first_graph
         self._guard = guard
         self._options = parse_options(config.capture_options)
         self._orders: dict[str, Order] = {}
@@ -265,6 +266,8 @@ class TraceCaptures:
         return self._options if order is None else order.options
 
     def _find_obstacle(self, steps: CaptureSteps) -> str | None:
+        if self._first_graph.waits(steps.begin_step):
+            return self._first_graph.obstacle
         if self._files.is_full:
             return FULL
         if len(self._finished) >= WAITING_MAX:

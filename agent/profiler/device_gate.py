@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from rankscope.agent.governor import FULL_WINDOWS
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.first_graph import QUESTION_STEPS, FirstGraph
 from rankscope.measure.units import NS_PER_S
 
 GRAPHS_WAIT_NS: Final = 60 * NS_PER_S
@@ -33,7 +34,8 @@ class DeviceProfiler(Protocol):
 
 
 class DeviceGate:
-    """The decisions about windows of a device at step boundaries. Without an `effect` every window may begin.
+    """The decisions about windows of a device at step boundaries. Without an `effect` every window may begin, but not
+    while the `first_graph` is waited for.
 
     `may_detach` returns whether CUPTI may be detached from the process; None: not known yet.
     """
@@ -44,16 +46,31 @@ class DeviceGate:
         plan: WindowPlan,
         effect: WindowEffect | None,
         may_detach: Callable[[], bool | None],
+        *,
+        first_graph: FirstGraph | None = None,
         read_clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._profiler = profiler
         self._plan = plan
         self._effect = effect
         self._may_detach = may_detach
+        self._first_graph = first_graph
         self._read_clock_ns = read_clock_ns
         self._has_detached = False
         self._owes_first = False
         self._slower_since_ns: int | None = None
+
+    def waits(self, step: int) -> bool:
+        """Return whether no session may begin with this step, of whatever kind, since the run is to capture its first
+        CUDA graph. Steps before it are no reference for those after it.
+        """
+        if self._first_graph is None:
+            return False
+        was_waiting = self._first_graph.is_waiting
+        waits = self._first_graph.waits(step)
+        if was_waiting and not waits and self._effect is not None:
+            self._effect.restart()
+        return waits
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
@@ -85,6 +102,8 @@ class DeviceGate:
 
     def steps_until_due(self, unknown: int) -> int:
         """Return after how many steps at least a device's windows may begin or be decided on; `unknown` if not yet."""
+        if self._first_graph is not None and self._first_graph.is_waiting:
+            return QUESTION_STEPS
         if self.is_new_device or self.owes_first:
             return 1
         if self._effect is not None and self._effect.is_open and self._profiler.sees_device:
@@ -112,11 +131,18 @@ class DeviceGate:
 
     def on_user_profiler(self) -> None:
         """The user's profiler begins."""
+        if self._first_graph is not None:
+            self._first_graph.on_session()
         if self._effect is not None:
             was_open = self._effect.is_open
             self._effect.on_other_profiler()
             if was_open:
                 self._end_windows_that_slow()
+
+    def on_session_begin(self) -> None:
+        """A session other than of the host's operators begins."""
+        if self._first_graph is not None and self._profiler.sees_device:
+            self._first_graph.on_session()
 
     def on_begin(self) -> None:
         """A full window begins that is not the first of a device."""

@@ -49,7 +49,7 @@ class ProfilerSessions:
         is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment
         self.timing = self._make_timing(config) if is_measured else None
         """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
-        self._has_logged_timing = False
+        self._has_logged_timing = self._has_logged_graph = False
 
     def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
         windows, environment, graphs = self.windows, self._environment, self._graphs
@@ -113,6 +113,10 @@ class ProfilerSessions:
     def log(self) -> None:
         """Log once on each node what windows and timing have done to the steps. For the agent thread."""
         self.windows.log_effect()
+        text = None if self._has_logged_graph else self._graphs.first_graph.describe()
+        if text is not None:
+            self._has_logged_graph = True
+            log_once_per_node(text, self._environment, topic="cuda_graphs")
         text = None if self.timing is None or self._has_logged_timing else self.timing.describe()
         if text is not None:
             self._has_logged_timing = True

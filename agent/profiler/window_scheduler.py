@@ -20,6 +20,7 @@ from rankscope.agent.profiler.operator_gate import OperatorGate
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.first_graph import FirstGraph
 from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_MAX
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.measure.clock import read_wall_minus_host_ns
@@ -36,6 +37,8 @@ these limits. Before an evaluation and at the end of the process it is the small
 FIRST_OF_DEVICE = "first_of_device"
 DEVICE_NOT_FINISHED = "device_not_finished"
 """Why a window is discarded: it was the first of a device, the device had not done its work in time."""
+BEFORE_FIRST_GRAPH = "before_first_graph"
+"""Why a full window does not begin: the run is to capture its first CUDA graph."""
 NOT_FINISHED_MAX = 3
 """After so many windows in a row whose device was not done in time there are no more."""
 
@@ -112,7 +115,7 @@ class WindowScheduler:
     A window during which the user's profiler began is discarded and counted in `skipped`; none starts while it runs.
     The first window of a device, which lasts one step and starts as soon as the device is in use, or with an `effect`
     once its reference is complete, is discarded as well. No window begins or ends while `is_capturing` returns that a
-    CUDA graph is being captured.
+    CUDA graph is being captured, and none begins while the `first_graph` is waited for.
 
     A window ends only once the collectives in it are over (`open_collectives.py`). Until then it records nothing more,
     no other one begins, and the next boundaries try again.
@@ -147,6 +150,7 @@ class WindowScheduler:
         find_resident_bytes: Callable[[], int | None] = lambda: None,
         effect: WindowEffect | None = None,
         may_detach: Callable[[], bool | None] = lambda: False,
+        first_graph: FirstGraph | None = None,
         sampler: LineSampler | None = None,
         flops_interval_ns: int | None = None,
         operators_effect: WindowEffect | None = None,
@@ -173,7 +177,7 @@ class WindowScheduler:
         self._find_resident_bytes = find_resident_bytes
         self._running: bool | None = None  # None: no window; True: a full one; False: a light one
         self._after_end: Callable[[Any, int], None] | None = None  # of a window that is over and whose session is not
-        self._gate = DeviceGate(profiler, plan, effect, may_detach)
+        self._gate = DeviceGate(profiler, plan, effect, may_detach, first_graph=first_graph)
         self._on_device = False
         self._is_first_of_device = False
         self._not_finished_in_a_row = 0
@@ -306,6 +310,10 @@ class WindowScheduler:
         """Return whether a window may begin or end: mostly not, and then the CPU clock is not read."""
         if self.is_held or self._after_end is not None:
             return self._running is not None
+        if self._running is None and self._gate.waits(step):
+            if self._plan.begins_full(step):
+                self._count_skip(BEFORE_FIRST_GRAPH)
+            return False
         return (
             self._plan.begins_light(step)
             or self._plan.begins_full(step)
@@ -389,6 +397,8 @@ class WindowScheduler:
             self._has_shapes, self._is_host_only = has_shapes, host_only
             self._running, self._thread, self._steps = full, get_ident(), []
             self._on_device, self._is_first_of_device = on_device, is_first
+            if not host_only:
+                self._gate.on_session_begin()
             if full and not is_first and not host_only:
                 self._gate.on_begin()
                 self._lines = None

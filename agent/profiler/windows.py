@@ -143,6 +143,7 @@ class ProfilerWindows:
                 find_resident_bytes=find_resident_bytes,
                 effect=self.effect if profiler.knows_devices else None,
                 may_detach=self._may_detach,
+                first_graph=captures.first_graph,
                 sampler=self._sampler,
                 flops_interval_ns=s_to_ns(config.flops_interval_s) if config.measure_flops else None,
                 operators_effect=make_comparison(config),

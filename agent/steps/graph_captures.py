@@ -10,21 +10,27 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rankscope.agent.config import NO
+from rankscope.agent.steps.first_graph import FirstGraph
+
 Value = TypeVar("Value")
 
 
 class GraphCaptures:
     """Count the open captures, by wrappers of torch.cuda.CUDAGraph's `capture_begin` and `capture_end`.
 
-    `is_current_stream_capturing` reports captures begun without these, on this thread's stream.
+    `is_current_stream_capturing` reports captures begun without these, on this thread's stream. `cuda_graphs` is the
+    setting of that name; NO where there is no device with graphs.
     """
 
-    def __init__(self, is_current_stream_capturing: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, is_current_stream_capturing: Callable[[], bool] = lambda: False, cuda_graphs: str = NO) -> None:
         self._is_current_stream_capturing = is_current_stream_capturing
         self._lock = threading.RLock()
         self._open = 0
         self.begun = 0
         """The captures so far."""
+        self.first_graph = FirstGraph(cuda_graphs, self)
+        """Whether profiler sessions wait for the first one."""
 
     def is_open(self) -> bool:
         """Return whether a graph is being captured, as far as this thread can see."""

@@ -32,6 +32,8 @@ ENDED: Final = "ended"
 """Part and state of an agent, in AgentCost, once windows of its GPU are over."""
 ON_DEMAND: Final = "on_demand"
 """State of an agent, in AgentCost, whose GPU is recorded in captures only."""
+AWAITS_GRAPH: Final = "awaits_graph"
+"""State of an agent, in AgentCost, that begins no profiler session before the run's first CUDA graph."""
 CAPTURE_AGE_NS_MAX: Final = 600 * NS_PER_S
 """Age beyond which captured steps are old: when the next capture comes is not known, as with windows."""
 ORDER: Final = "rankscope capture orders one"
@@ -179,6 +181,8 @@ def _explain_none(cost: AgentCost) -> str | None:
     if cost.window_effect == ENDED:
         why = _explain_end(cost)
         return why if cost.attached_ratio is None else f"they ended because {why}"
+    if cost.window_effect == AWAITS_GRAPH:
+        return "none begins before the run's first CUDA graph (cuda_graphs)"
     return PAUSED if cost.dropped.get(FULL_WINDOWS) else None
 
 

@@ -169,6 +169,24 @@ def test_where_there_is_a_graph_windows_end_and_nothing_is_detached(tmp_path: Pa
     assert (job.cost.dropped["full_windows"], job.cost.detached_ratio) == (True, None)
 
 
+def test_before_the_first_graph_of_a_run_that_captures_the_device_is_never_attached(tmp_path: Path) -> None:
+    graph_at = 60
+    options = options_of("waits", "--host-s", "0.02", "--is-seen-by-torch", "--graph-at", str(graph_at))
+    job = train(tmp_path, "always", 120, *options, captures=captured_with(tmp_path, cuda_graphs="yes"))
+    assert Counts(*json.loads(job.ended.stdout.splitlines()[0])) == Counts(0, 0, 0, is_attached=False)
+    assert "the capture of steps 41 to 44 was refused: cuda_graphs = yes" in job.ended.stderr
+    assert job.life.losses.windows_skipped["before_first_graph"] > 0
+    assert job.life.losses.windows_skipped["first_of_device"] == 1
+    assert min(found.first_step for found in job.life.breakdowns) > graph_at
+    assert "captured steps 86 to 89" in job.ended.stderr
+    check_breakdowns(job)
+    reasons = [snapshot.ratio_basis.absent for snapshot in replay(job.life)]
+    assert (
+        "this collector has seen no full window: none begins before the run's first CUDA graph (cuda_graphs)" in reasons
+    )
+    assert reasons[-1] is None
+
+
 def test_a_device_whose_windows_are_off_is_never_attached(tmp_path: Path) -> None:
     job = train(tmp_path, "off", 60, *options_of("waits", *SLOWED))
     assert job.counts == Counts(0, 0, 0, is_attached=False)

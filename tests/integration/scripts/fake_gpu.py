@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import rankscope.agent as rankscope
+from rankscope.agent import launch
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from tests.fake_gpu import ALL_OPERATORS, FakeGpu
 
@@ -26,6 +27,9 @@ parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--how", choices=("waits", "ahead"), required=True)
 parser.add_argument("--impatient", action="store_true", help="the agent's windows do not wait for the device")
 parser.add_argument("--has-graph", action="store_true", help="CUPTI may not be detached")
+parser.add_argument(
+    "--graph-at", type=int, help="the step that captures a CUDA graph; says how many sessions were before"
+)
 parser.add_argument("--faults", type=json.loads, default={}, help="for FakeGpu.set_fault, as JSON")
 parser.add_argument("--kernels-a-launch", type=int, default=1)
 parser.add_argument("--all-reduce", action="store_true", help="each step has one, of this rank alone")
@@ -47,10 +51,23 @@ gpu.give_to_agent(can_detach=not options.has_graph)
 if options.impatient:
     setattr(TorchProfiler, "wait_for_device", lambda _self, _limit_ns, _gives_up: True)  # noqa: B010 - mypy knows its type
 assert rankscope.start()
+
+
+def capture_graph() -> None:
+    """Begin and end a capture, as the agent learns of one from torch.cuda.CUDAGraph: here that class has no methods."""
+    assert launch.session is not None
+    captures = launch.session._training.captures
+    captures.wrap_begin(lambda: None)()
+    captures.wrap_end(lambda: None)()
+
+
 model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batch = torch.ones(4, 16)
-for _ in range(options.steps):
+for step in range(options.steps):
+    if step == options.graph_at:
+        print(json.dumps(gpu.counts), flush=True)
+        capture_graph()
     time.sleep(options.host_s + (options.attached_s if gpu.counts.is_attached else 0.0))
     optimizer.zero_grad()
     model(batch).square().mean().backward()

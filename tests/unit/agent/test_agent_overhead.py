@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rankscope.agent.agent_overhead import CAPTURES, DEVICE_TIMES, NCCL_TIMING, WINDOW_CHILDREN, AgentOverhead
 from rankscope.agent.governor import (
     AGENT_THREAD,
@@ -19,7 +21,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
 )
 from rankscope.agent.profiler.measured_timing import TimingState
-from rankscope.agent.profiler.window_effect import WindowEffect
+from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.sample.loop import RARER_TIMES, SampleLoop
 from rankscope.measure.clock import SystemClock
@@ -47,6 +49,7 @@ class Agent:
     )
     captures: Any = None
     effect: WindowEffect | None = None
+    awaits_graph: bool = False
     timing: Any = None
     samples: SampleLoop[int] = field(
         default_factory=lambda: SampleLoop({"host": lambda: 1}, SystemClock(), NS_PER_S, lambda _part, _error: None)
@@ -72,6 +75,7 @@ class Agent:
             captures=self.captures,
             started_ns=0,
             find_effect=lambda: self.effect,
+            awaits_graph=lambda: self.awaits_graph,
             timing=self.timing,
         )
 
@@ -224,3 +228,15 @@ def test_writing_a_capture_is_no_time_of_the_agent_thread() -> None:
     agent.captures = SimpleNamespace(training_ns=0, written_ns=3600 * NS_PER_S, upload_ns=0)
     agent.__post_init__()
     assert agent.cost.govern(NS_PER_S).part_ns[AGENT_THREAD] == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(None, "awaits_graph"), ("reference", "awaits_graph"), ("ended", "ended"), ("on_demand", "on_demand")],
+)
+def test_windows_that_would_begin_are_said_to_await_the_first_graph(state: str | None, expected: str) -> None:
+    effect = None if state is None else WindowEffect(warmup_steps=WARMUP_STEPS, state=EffectState(state))
+    agent = Agent(effect=effect, awaits_graph=True)
+    assert agent.cost.govern(NS_PER_S).window_effect == expected
+    agent.awaits_graph = False
+    assert agent.cost.govern(2 * NS_PER_S).window_effect == (state or "")

@@ -10,7 +10,7 @@ from rankscope.agent.captures.captured_steps import TRACE_BYTES_MAX, CapturedTra
 from rankscope.agent.captures.trace_captures import BEHIND, FULL, WAITING_MAX, TraceCaptures, describe, read_trace
 from rankscope.agent.captures.trace_files import Written
 from rankscope.agent.captures.trace_recording import PAUSED, Profile
-from rankscope.agent.config import AgentConfig, read_config
+from rankscope.agent.config import YES, AgentConfig, read_config
 from rankscope.agent.guard import Guard
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.records import StepRecord
@@ -210,3 +210,22 @@ def test_traces_of_plain_captures_are_kept_where_ratios_come_from_them(
 def test_trace_too_large_to_be_read_is_empty(tmp_path: Path) -> None:
     written = Written(CaptureSteps(5, 6, 7), str(tmp_path / "none"), TRACE_BYTES_MAX + 1, 0)
     assert read_trace(written, 5) == CapturedTrace(CaptureSteps(5, 6, 7), b"", 5)
+
+
+def test_capture_before_the_first_graph_of_a_run_that_captures_is_refused_with_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graphs = GraphCaptures(cuda_graphs=YES)
+    captures = TraceCaptures(
+        configure(tmp_path), identity_of(0, pid=1), {}, Guard(error_budget=9), graphs,
+        make_session=lambda _steps: Session(TEXT),
+    )  # fmt: skip
+    run(captures, 0, 9)
+    captures.write()
+    assert "the capture of steps 6 to 7 was refused: cuda_graphs = yes, and a profiler" in capfd.readouterr().err
+    assert find_files(tmp_path) == []
+    graphs.wrap_begin(lambda: None)()
+    graphs.wrap_end(lambda: None)()
+    run(captures, 10, 19)
+    captures.write()
+    assert len(find_files(tmp_path)) == 1

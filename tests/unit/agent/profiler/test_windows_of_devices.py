@@ -5,17 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
+from rankscope.agent.config import YES
 from rankscope.agent.governor import Allowance
 from rankscope.agent.profiler.device_gate import GRAPHS_WAIT_NS
 from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
 from rankscope.agent.profiler.window_scheduler import (
+    BEFORE_FIRST_GRAPH,
     DEVICE_NOT_FINISHED,
     FIRST_OF_DEVICE,
     NOT_FINISHED_MAX,
     PART,
     RawWindow,
 )
+from rankscope.agent.steps.first_graph import COMPILED, QUESTION_STEPS, WAIT_STEPS
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training, ratios_of
 
@@ -481,3 +484,58 @@ def test_sampling_ends_with_a_window_that_is_given_up(is_ours: bool) -> None:
         other.start()
         other.join()
     assert training.sampler.end() is None
+
+
+@pytest.mark.parametrize("sees_device", [True, False])
+def test_no_session_begins_before_the_first_graph_of_a_run_that_captures(sees_device: bool) -> None:
+    training = Training(cuda_graphs=YES)
+    training.profiler.sees_device = sees_device
+    training.run(WARMUP_STEPS + 8)
+    assert (training.profiler.log, training.windows.skipped) == ([], {BEFORE_FIRST_GRAPH: 1})
+    training.graphs.begun = 1
+    training.run(2 * QUESTION_STEPS)
+    assert training.profiler.log
+
+
+def test_reference_of_a_device_begins_anew_after_the_first_graph() -> None:
+    effect = WindowEffect(warmup_steps=WARMUP_STEPS)
+    training = Training(light=False, effect=effect, cuda_graphs=YES)
+    training.profiler.sees_device = True
+    training.step_ns = 2 * NS_PER_S
+    training.run(WARMUP_STEPS + STRETCH_STEPS_MIN + 2)
+    assert (effect.state, training.profiler.log) == (EffectState.READY, [])
+    training.graphs.begun, training.step_ns = 1, NS_PER_S
+    training.run(QUESTION_STEPS + STRETCH_STEPS_MIN + 4)
+    assert training.profiler.log[:3] == ["full", "stop", "full"]
+    assert effect._reference.median_ns == NS_PER_S
+
+
+def test_graph_that_does_not_come_is_waited_for_for_so_many_steps() -> None:
+    training = Training(light=False, cuda_graphs=YES)
+    training.profiler.sees_device = True
+    training.run(WAIT_STEPS)
+    assert training.profiler.log == []
+    training.run(QUESTION_STEPS + 1)
+    assert training.profiler.log[:2] == ["full", "stop"]
+    assert training.first_graph.describe() is not None
+
+
+def test_profiler_of_the_script_ends_the_wait_for_the_first_graph() -> None:
+    training = Training(light=False, cuda_graphs=YES)
+    training.profiler.sees_device = True
+    training.run(WARMUP_STEPS + 1)
+    assert training.first_graph.is_waiting
+    training.windows.on_user_profiler(begins=True)
+    training.windows.on_user_profiler(begins=False)
+    training.run(QUESTION_STEPS + 1)
+    assert training.profiler.log
+
+
+def test_sign_of_graphs_after_a_session_changes_nothing() -> None:
+    training = Training(light=False)
+    training.profiler.sees_device = True
+    first = training.first_graph
+    first._is_over, first._find = False, lambda: COMPILED if training.profiler.log else None
+    training.run(WARMUP_STEPS + FULL_STEPS + 1)
+    assert training.spans() == [("full", 2, 2 + FULL_STEPS)]
+    assert not first.is_waiting

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from rankscope.agent.config import NO
 from rankscope.agent.guard import Guard
 from rankscope.agent.profiler.line_sampler import LineSampler
 from rankscope.agent.profiler.thread_frames import ThreadFrames
 from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
+from rankscope.agent.steps.first_graph import FirstGraph
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -109,7 +111,11 @@ class Training:
         wait_s: float = 0.0,
         effect: WindowEffect | None = None,
         flops_interval_ns: int | None = None,
+        cuda_graphs: str = NO,
     ) -> None:
+        self.graphs = SimpleNamespace(begun=0)
+        """The captures of CUDA graphs."""
+        self.first_graph = FirstGraph(cuda_graphs, self.graphs, read_clock_ns=lambda: self.step * NS_PER_S)
         self.profiler = FakeProfiler()
         self.guard = Guard(error_budget=3)
         self.windows_taken: list[RawWindow] = []
@@ -145,6 +151,7 @@ class Training:
             light_is_useful=lambda: self.light_is_useful,
             find_resident_bytes=lambda: 100 * self.step,
             effect=effect,
+            first_graph=self.first_graph,
             may_detach=lambda: self.may_detach,
             sampler=self.sampler,
             flops_interval_ns=flops_interval_ns,

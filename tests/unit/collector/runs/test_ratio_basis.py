@@ -188,6 +188,10 @@ def test_change_that_cannot_be_is_not_repeated(change: float) -> None:
                 "rankscope capture orders one"
             ),
         ),
+        (
+            AgentCost(window_effect="awaits_graph"),
+            "this collector has seen no full window: none begins before the run's first CUDA graph (cuda_graphs)",
+        ),
         (AgentCost(dropped=DROPPED), f"this collector has seen no full window: {PAUSED}"),
     ],
 )
