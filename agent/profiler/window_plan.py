@@ -2,11 +2,15 @@
 
 A rank whose windows cost more has them at fewer of the same steps
 ------------------------------------------------------------------
-Windows begin at multiples of a power of two of steps after the warm-up. The power follows from the step time and the
-cost of a window; it changes only when it would be too small, or more than HYSTERESIS times too large. So of two ranks
-with different costs or step times the windows of one are a subset of the other's. Early in a run there are full windows
-at the powers of two from FULL_FIRST_INTERVAL_STEPS on, as far as the budget pays for all of them up to that step
-together, whether or not each was taken, so that ranks agree.
+The interval of windows is a power of two of steps after the warm-up. The power follows from the step time and the cost
+of a window; it changes only when it would be too small, or more than HYSTERESIS times too large. Light windows begin at
+its multiples, full ones at the step that `find_chosen` chooses of each interval, so that no stall every so many steps
+falls between them for good. So of two ranks with different costs or step times the windows of one are a subset of the
+other's. Early in a run intervals double from FULL_FIRST_INTERVAL_STEPS on, as far as the budget pays for all full
+windows up to that step together, whether or not each was taken, so that ranks agree.
+
+Two full windows may be a few steps apart. Then the second one is left out while the first one runs, or where the budget
+does not pay for both.
 
 Light windows follow each other without a gap while the budget pays for them. Otherwise they keep their length and begin
 less often, since a longer one would cost more. The records of a window stay in the heap until it ends, between the
@@ -18,11 +22,18 @@ buffers of the training, which then need new memory: so a light window has at mo
 from typing import NamedTuple
 
 from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS, LIGHT_WINDOWS, Allowance
-from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS, nearest_power, power_at_least
+from rankscope.agent.steps.step_intervals import (
+    UNKNOWN_STEPS,
+    find_next_chosen,
+    is_chosen,
+    nearest_power,
+    power_at_least,
+)
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
 FULL_FIRST_INTERVAL_STEPS = 32
-"""Where the second full window of a run may be; the next ones at 64, 128 ... until the intended interval is reached."""
+"""The second full window of a run is within so many steps from this one on; the next ones are within 64 from the 64th
+step on, 128 from the 128th ... until the intended interval is reached."""
 LIGHT_FIRST_INTERVAL_STEPS = 8
 """Until the step time is known a light window begins after 8, 16, 32, 64 ... steps."""
 LIGHT_LENGTH_STEPS_MAX = 4096
@@ -116,6 +127,7 @@ class WindowPlan:
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
         self._full_is_too_rare = False
+        self._owes_full = False  # whether a full window has begun that the allowance does not know of
         self.full_has_ended = False
         """Whether there are to be no more full windows, for another reason than their cost."""
         self.full_window_steps = full_window_steps
@@ -132,6 +144,11 @@ class WindowPlan:
     def allow(self, allowance: Allowance) -> None:
         """Set what windows may spend from now on."""
         self.allowance = allowance
+        self._owes_full = False
+
+    def on_full(self) -> None:
+        """A full window begins: before the next allowance a second one begins only if there is enough for both."""
+        self._owes_full = True
 
     def learn_step(self, step_ns: int) -> None:
         """Set the present step time. Until it is known windows begin at powers of two of steps."""
@@ -195,13 +212,11 @@ class WindowPlan:
             return self._warmup_steps
         light = self.light_interval_steps
         begun = since - since % light
-        found = [_next_multiple(since, self.full_interval_steps), _next_multiple(since, light)]
+        found = [find_next_chosen(since, self._full_interval_at(since)), _next_multiple(since, light)]
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
-        if since < self.full_interval_steps or light == UNKNOWN_STEPS:
-            found.append(1 << since.bit_length())  # the next power of two
         if light == UNKNOWN_STEPS:
-            found.append(_next_multiple(since, LIGHT_LENGTH_STEPS_MAX))
+            found += [1 << since.bit_length(), _next_multiple(since, LIGHT_LENGTH_STEPS_MAX)]  # the next power of two
         return self._warmup_steps + min(found)
 
     def affords_full(self, times: int = 1) -> bool:
@@ -209,7 +224,8 @@ class WindowPlan:
         what the last ones did, if that has been measured.
         """
         is_known = times == 1 or self._costs.is_full_known
-        pays = is_known and times * self._costs.full_ns <= self.allowance.budget_left_ns
+        owed_ns = self._costs.full_ns if self._owes_full else 0
+        pays = is_known and times * self._costs.full_ns + owed_ns <= self.allowance.budget_left_ns
         return FULL_WINDOWS not in self.dropped and pays
 
     def begins_full(self, step: int) -> bool:
@@ -242,9 +258,11 @@ class WindowPlan:
         return LIGHT_WINDOWS not in self.allowance.dropped and self._expected_light_ns <= self.allowance.budget_left_ns
 
     def _is_full_step(self, since: int) -> bool:
-        if since & (self.full_interval_steps - 1) == 0:
-            return True
-        return FULL_FIRST_INTERVAL_STEPS <= since < self.full_interval_steps and since & (since - 1) == 0
+        return is_chosen(since, self._full_interval_at(since))
+
+    def _full_interval_at(self, since: int) -> int:
+        """Return the interval of which one step is chosen here: early in a run as many steps as there were before."""
+        return min(self.full_interval_steps, max(FULL_FIRST_INTERVAL_STEPS, 1 << since.bit_length() >> 1))
 
     def _is_light_step(self, since: int) -> bool:
         if self.light_interval_steps == UNKNOWN_STEPS:

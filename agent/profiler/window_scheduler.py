@@ -400,6 +400,7 @@ class WindowScheduler:
             if not host_only:
                 self._gate.on_session_begin()
             if full and not is_first and not host_only:
+                self._plan.on_full()
                 self._gate.on_begin()
                 self._lines = None
                 if on_device and self._sampler is not None:

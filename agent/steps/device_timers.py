@@ -29,6 +29,7 @@ from rankscope.agent.guard import Guard
 from rankscope.agent.steps.backward_tails import BackwardTails, Tail, find_obstacle, read_tail_ns
 from rankscope.agent.steps.event_pool import EventPool
 from rankscope.agent.steps.graph_captures import GraphCaptures
+from rankscope.agent.steps.step_intervals import find_next_chosen, is_chosen
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_MS
 
@@ -62,8 +63,9 @@ ERROR = "error"
 class TimingPlan:
     """Choose the steps that are timed on the device. Pure: step numbers and times in, decisions out.
 
-    These are every 2^n-th step from `warmup_steps` on, with the smallest n at which the events cost at most
-    `overhead_ratio_max` of the time of all steps. Ranks with different n have all steps of the larger n in common.
+    From `warmup_steps` on these are the chosen ones of every 2^n steps (`step_intervals.py`), with the smallest n at
+    which the events cost at most `overhead_ratio_max` of the time of all steps. Ranks with different n have all steps
+    of the larger n in common.
     """
 
     def __init__(self, *, warmup_steps: int, overhead_ratio_max: float) -> None:
@@ -90,15 +92,15 @@ class TimingPlan:
         >>> plan.learn_cost(25_000)
         >>> plan.learn_step(10_000_000)   # 25 us are 0.0025 of 10 ms: every 2nd step would cost too much
         >>> plan.interval_steps, [step for step in range(16) if plan.is_due(step)]
-        (4, [4, 8, 12])
+        (4, [4, 10, 12])
         """
         since = step - self._warmup_steps
-        return since >= 0 and since % self.interval_steps == 0
+        return since >= 0 and is_chosen(since, self.interval_steps)
 
     def find_next(self, step: int) -> int:
         """Return the first step after this one that is to be timed."""
-        since = max(-1, step - self._warmup_steps)
-        return self._warmup_steps + (since // self.interval_steps + 1) * self.interval_steps
+        since = step - self._warmup_steps
+        return self._warmup_steps + (0 if since < 0 else find_next_chosen(since, self.interval_steps))
 
     def _choose(self) -> None:
         """Set the smallest sufficient power of two; shorten the interval only with a margin, so that it is stable."""

@@ -14,8 +14,9 @@ from rankscope.measure.records import AgentCost, WindowBreakdown
 from rankscope.measure.units import NS_PER_S, format_length
 
 INTERVALS_MAX: Final = 4
-"""Age of the newest window beyond which it is old, in distances between windows. These are powers of two of steps, so
-that the next one may be twice as long, and one window between them may be left out for its cost.
+"""Age of the newest window beyond which it is old, in distances between windows. Of each interval some step has one, so
+the longer of two distances in a row is more than half an interval, and the next one less than two. For the rest, the
+interval may double, and one window may be left out for its cost.
 """
 AGE_NS_MIN: Final = 60 * NS_PER_S
 """No window is old before: the first ones follow each other within seconds, and a scraper may read twice a minute."""

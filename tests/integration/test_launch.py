@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.profiler.window_plan import FULL_FIRST_INTERVAL_STEPS
+from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.listening_collector import ListeningCollector, listening
 from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, started, torchrun
@@ -53,27 +55,28 @@ def check_parts(window: WindowBreakdown) -> None:
 
 def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
     # Steps of 3 ms alone would end before the first report, and more windows would wait for it than may.
-    job = ("small_ddp.py", "--pause-s", "0.02")
+    job = ("small_ddp.py", "--steps", "15", "--pause-s", "0.02")
     plain = run(torchrun(2, *job))
     with listening() as collector:
         watched = watch(collector, torchrun(2, *AGENT, *job))
     assert (plain.exit_code, watched.exit_code) == (0, 0)
     assert find_losses(watched) == find_losses(plain)
-    assert len(find_losses(watched)) == 4 * 10
+    assert len(find_losses(watched)) == 4 * 15
     first, second = collector.lives
     sequence_less_step = set()
     for life in (first, second):
         assert (life.ending, life.losses.errors) == (("finished", "", None), {})
-        check_steps(life.steps, 40)
+        check_steps(life.steps, 60)
         check_collectives(life.collectives, life.covered_steps)
         sequence_less_step |= {(record.sequence or 0) - record.step for record in life.collectives}
         for window in life.breakdowns:
             check_parts(window)
     # One all-reduce a step: were a number missing or a rank out of step, the difference would not stay the same.
     assert len(sequence_less_step) == 1
-    # Full windows are two steps long and begin with step 4 and, 32 later, with step 36.
-    assert [window.first_step for window in first.breakdowns] == [4, 5, 36, 37]
-    assert [window.first_step for window in second.breakdowns] == [4, 5, 36, 37]
+    # Full windows are two steps long; they begin with step 4 and with the step that is chosen of the next 32.
+    chosen = 4 + find_chosen(1, FULL_FIRST_INTERVAL_STEPS)
+    assert [window.first_step for window in first.breakdowns] == [4, 5, chosen, chosen + 1]
+    assert [window.first_step for window in second.breakdowns] == [4, 5, chosen, chosen + 1]
 
 
 def test_without_touching_the_launch_line_accumulation_and_evaluation_are_told_apart() -> None:

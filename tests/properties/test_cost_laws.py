@@ -130,6 +130,7 @@ class Rank:
             self._end(self._running, step - self._began)
         if begins_full:
             self._running, self._began, self._full_ends = FULL_WINDOWS, step, step + self.plan.full_window_steps
+            self.plan.on_full()
             self.full_steps.append(step)
         elif begins_light or (full_ends and self.plan.is_light(step)):
             self._running, self._began = LIGHT_WINDOWS, step

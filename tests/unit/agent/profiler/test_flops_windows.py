@@ -15,7 +15,7 @@ from rankscope.measure.units import NS_PER_MS
 from tests.flop_models import MODELS, B
 from tests.unit.agent.profiler.older_torch import find_older_profiler
 from tests.unit.agent.profiler.recorded_window import record_and_reduce
-from tests.unit.agent.profiler.window_training import FULL, FULL_STEPS, WARMUP_STEPS, Training
+from tests.unit.agent.profiler.window_training import FULL, FULL_STEPS, SECOND_FULL, WARMUP_STEPS, Training
 
 INTERVAL_NS = 300
 
@@ -112,7 +112,8 @@ def test_first_window_whose_cost_is_known_has_shapes() -> None:
     training = make_training()
     training.run(WARMUP_STEPS + FULL_STEPS)
     training.plan.learn_full(COST_NS)
-    training.run(2 * FULL)
+    training.plan.allow(MAY_SPEND)
+    training.run(SECOND_FULL + FULL)
     assert training.profiler.log == ["full", "stop", "shapes", "stop", "full", "stop"]
     assert [one.has_shapes for one in training.windows_taken] == [False, True, False]
 
@@ -140,15 +141,16 @@ def test_discarded_window_is_recorded_again() -> None:
     training.run(WARMUP_STEPS + 1)
     training.windows.on_user_profiler(begins=True)
     training.windows.on_user_profiler(begins=False)
-    training.run(2 * FULL)
-    assert training.profiler.log == ["shapes", "stop", "shapes", "stop", "full"]
+    training.plan.allow(MAY_SPEND)
+    training.run(SECOND_FULL + FULL)
+    assert training.profiler.log == ["shapes", "stop", "shapes", "stop", "full", "stop"]
 
 
 def test_window_that_was_not_passed_on_for_want_of_room_is_not_recorded_again_at_once() -> None:
     training = make_training()
     training.plan.learn_full(COST_NS)
     training.room = 0
-    training.run(WARMUP_STEPS + FULL + 1)
+    training.run(SECOND_FULL + 1)
     assert training.profiler.log == ["shapes", "stop", "full"]
 
 

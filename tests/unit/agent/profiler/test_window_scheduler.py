@@ -13,7 +13,14 @@ import torch
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.profiler.window_scheduler import PART, Profiler
 from tests.unit.agent.profiler.older_torch import find_older_profiler
-from tests.unit.agent.profiler.window_training import FULL_STEPS, LIGHT, WARMUP_STEPS, FakeProfiler, Training
+from tests.unit.agent.profiler.window_training import (
+    FULL_STEPS,
+    LIGHT,
+    SECOND_FULL,
+    WARMUP_STEPS,
+    FakeProfiler,
+    Training,
+)
 
 DEADLINE_S = 60.0
 
@@ -151,8 +158,8 @@ def test_light_windows_fill_the_time_between_full_ones() -> None:
 
 
 def test_the_next_full_window_cuts_a_light_one_short() -> None:
-    training = Training().run(WARMUP_STEPS + 32 + FULL_STEPS)
-    assert training.spans()[-2:] == [("light", 26, 33), ("full", 34, 36)]
+    training = Training().run(SECOND_FULL + FULL_STEPS)
+    assert training.spans()[-2:] == [("light", 42, SECOND_FULL - 1), ("full", SECOND_FULL, SECOND_FULL + 2)]
 
 
 def test_light_windows_alone_follow_each_other_without_a_gap() -> None:
@@ -161,9 +168,9 @@ def test_light_windows_alone_follow_each_other_without_a_gap() -> None:
 
 
 def test_full_windows_alone_leave_the_profiler_off_in_between() -> None:
-    training = Training(light=False).run(WARMUP_STEPS + 40)
+    training = Training(light=False).run(SECOND_FULL + 8)
     assert training.profiler.log == ["full", "stop", "full", "stop"]
-    assert training.spans() == [("full", 2, 4), ("full", 34, 36)]
+    assert training.spans() == [("full", 2, 4), ("full", SECOND_FULL, SECOND_FULL + 2)]
 
 
 def test_window_has_the_resident_bytes_at_its_begin() -> None:

@@ -13,6 +13,7 @@ from rankscope.agent.profiler.window_effect import WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.profiler.window_scheduler import RawWindow, WindowScheduler
 from rankscope.agent.steps.first_graph import FirstGraph
+from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import StepRecord
 from rankscope.measure.units import NS_PER_S
 
@@ -21,6 +22,8 @@ LIGHT = 8
 FULL = 32
 """Steps of 1 s between two windows of a kind."""
 FULL_STEPS = 3
+SECOND_FULL = WARMUP_STEPS + find_chosen(1, FULL)
+"""The step with which the second full window begins; the first one does after the warm-up."""
 
 
 def ratios_of(effect: WindowEffect) -> dict[str, float]:
