@@ -212,7 +212,10 @@ class WindowPlan:
             return self._warmup_steps
         light = self.light_interval_steps
         begun = since - since % light
-        found = [find_next_chosen(since, self._full_interval_at(since)), _next_multiple(since, light)]
+        found = [
+            find_next_chosen(since, _full_interval_at(since, self.full_interval_steps)),
+            _next_multiple(since, light),
+        ]
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
         if light == UNKNOWN_STEPS:
@@ -231,7 +234,7 @@ class WindowPlan:
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
         since = step - self._warmup_steps
-        if since < 0 or not self._is_full_step(since):
+        if since < 0 or not is_chosen(since, _full_interval_at(since, self.full_interval_steps)):
             return False
         return self.affords_full() and (since == 0 or self._are_all_affordable(since))
 
@@ -257,13 +260,6 @@ class WindowPlan:
     def _light_is_allowed(self) -> bool:
         return LIGHT_WINDOWS not in self.allowance.dropped and self._expected_light_ns <= self.allowance.budget_left_ns
 
-    def _is_full_step(self, since: int) -> bool:
-        return is_chosen(since, self._full_interval_at(since))
-
-    def _full_interval_at(self, since: int) -> int:
-        """Return the interval of which one step is chosen here: early in a run as many steps as there were before."""
-        return min(self.full_interval_steps, max(FULL_FIRST_INTERVAL_STEPS, 1 << since.bit_length() >> 1))
-
     def _is_light_step(self, since: int) -> bool:
         if self.light_interval_steps == UNKNOWN_STEPS:
             is_power = since >= LIGHT_FIRST_INTERVAL_STEPS and since & (since - 1) == 0
@@ -277,6 +273,15 @@ class WindowPlan:
         count = 1 + early + since // interval
         share = _share_beside(LIGHT_WINDOWS, self.allowance)
         return count * self._costs.full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
+
+
+def _full_interval_at(since: int, intended: int) -> int:
+    """Return the interval of which one step is chosen at this step: early in a run as many steps as there were before.
+
+    >>> [_full_interval_at(since, 512) for since in (0, 31, 64, 127, 128, 511, 512, 9_999)]
+    [32, 32, 64, 64, 128, 256, 512, 512]
+    """
+    return min(intended, max(FULL_FIRST_INTERVAL_STEPS, 1 << since.bit_length() >> 1))
 
 
 def _share_beside(other_kind: str, allowance: Allowance) -> float:
