@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from rankscope.agent.reporting.builder import Interval, ReportBuilder
+from rankscope.agent.steps.step_intervals import is_chosen
 from rankscope.measure.codec import encode
 from rankscope.measure.enqueues import Enqueue, Enqueues, choose, pack_enqueues
 from rankscope.measure.identity import RankIdentity
@@ -43,6 +46,8 @@ LAUNCHING_SHARE = 0.5
 BLOCKING_CALL = "cudaStreamSynchronize"
 USUAL_LINE, FAULTY_LINE = "train.py:40 (main)", "loss.py:12 (weigh)"
 """Where every rank reads its loss at the end of a step, and where a rank with the fault waits in the midst of one."""
+FULL_INTERVAL_STEPS, FULL_STEPS = 8, 2
+"""Of so many steps one begins a full window, of so many steps."""
 
 
 class Windows(NamedTuple):
@@ -61,10 +66,18 @@ class Windows(NamedTuple):
         return self.end is not None and step >= self.end
 
 
+class _Seen(NamedTuple):
+    """A step as this rank reports it; `faults` are its own, with their cost in ns."""
+
+    number: int
+    step: Step
+    faults: Sequence[tuple[Fault, float]]
+
+
 class DeviceTimes(NamedTuple):
-    """What is measured on the devices between windows: phases and tail of every n-th step (None: of none), and with
-    `has_recorder` the collectives of all steps outside of windows. With `has_enqueues` torch does not time them, and
-    the recorder has only when the hosts enqueued them.
+    """What is measured on the devices between windows: phases and tail of one in `every` steps, a power of two (None:
+    of none), and with `has_recorder` the collectives of all steps outside of windows. With `has_enqueues` torch does
+    not time them, and the recorder has only when the hosts enqueued them.
     """
 
     every: int | None
@@ -102,6 +115,7 @@ class SimulatedRank:
         self._label = {group.description: group.label for group in groups}
         self._builder = ReportBuilder()
         self._process_cpu_ns = self._core_wait_ns = 0
+        self._before: list[_Seen] = []  # the last steps before the next report
         self._gc_pause_ns = self._retries = self._cpu_pressure_ns = self._symbol_errors = 0
         self._beside = frozenset(topology.ranks_on_node(rank // topology.ranks_per_node))
         self.identity = RankIdentity(
@@ -147,17 +161,14 @@ class SimulatedRank:
         """Return the frame about these steps; `faults` are those of each step, with their cost for this rank in ns."""
         numbered = list(enumerate(steps, first_step))
         mine = [[(fault, ns) for fault, ns in present if self._rank in fault.ranks] for present in faults]
-        last_step = first_step + len(steps) - 1
         seen = {number for number, _ in numbered if self._windows.see(number)}
         begins = sorted(number for number in seen if number - 1 not in seen)
         ends = sorted(number for number in seen if number + 1 not in seen)
         now_ns = steps[-1].lists.end_ns[self._rank] + self._offset_ns
-        breakdown = self._break_down(last_step, steps[-1], mine[-1])
+        windows = self._find_full_windows([_Seen(*one, there) for one, there in zip(numbered, mine, strict=True)])
         is_recorded = self._device_times is not None and self._device_times.has_recorder
         timed = {number for number, _ in numbered if is_recorded and number not in seen}
-        have_ended = self._windows.have_ended(last_step)
         records = [self._record(number, step, there) for (number, step), there in zip(numbered, mine, strict=True)]
-        has_full_windows = self._has_gpu and not have_ended
         interval = Interval(
             steps=records,
             collectives=[
@@ -168,8 +179,8 @@ class SimulatedRank:
             ],
             covered_steps=list(zip(begins, ends, strict=True)),
             timed_steps=[(number, number) for number in sorted(timed)],
-            breakdowns=[] if have_ended else [breakdown],
-            synchronisations=[self._synchronise(breakdown, mine[-1])] if has_full_windows else [],
+            breakdowns=[self._break_down(one) for window in windows for one in window],
+            synchronisations=[self._synchronise(window) for window in windows] if self._has_gpu else [],
             host=self._host_sample(now_ns, records, mine),
             devices=(self._device_sample(now_ns, steps[-1], mine[-1]),) if self._has_gpu else (),
             allocator=self._allocator_sample(now_ns, mine) if self._has_gpu else None,
@@ -179,6 +190,24 @@ class SimulatedRank:
             enqueues=self._find_enqueues(numbered, mine, seen),
         )
         return encode(self._builder.build(interval, now_ns))
+
+    def _find_full_windows(self, steps: Sequence[_Seen]) -> list[list[_Seen]]:
+        """Return the steps of each full window that ends in these. As of the agent's, none begins while one runs
+        or ends.
+        """
+        known = [*self._before, *steps]
+        self._before = known[1 - FULL_STEPS :]
+        found = []
+        for place in range(len(known) - FULL_STEPS + 1):
+            window, begin = known[place : place + FULL_STEPS], known[place].number
+            before = range(max(0, begin - FULL_STEPS), begin)
+            is_begin = is_chosen(begin, FULL_INTERVAL_STEPS) and not any(
+                is_chosen(step, FULL_INTERVAL_STEPS) for step in before
+            )
+            is_whole = window[-1].number == begin + FULL_STEPS - 1
+            if is_begin and is_whole and not self._windows.have_ended(begin):
+                found.append(window)
+        return found
 
     def _find_enqueues(
         self, steps: Sequence[tuple[int, Step]], faults: Sequence[Sequence[tuple[Fault, float]]], seen: set[int]
@@ -207,7 +236,7 @@ class SimulatedRank:
         waits_ns = duration_ns - lists.worked_ns[rank]
         phases_ns = {name: values[rank] for name, values in lists.phases_ns.items()}
         every = None if self._device_times is None else self._device_times.every
-        is_timed = every is not None and number % every == 0
+        is_timed = every is not None and is_chosen(number, every)
         return StepRecord(
             step=number,
             start_host_ns=lists.start_ns[rank] + self._offset_ns,
@@ -251,9 +280,9 @@ class SimulatedRank:
             return call.size_bytes
         return self._sizes.size_bytes(call.size_bytes, call.dimension, self._rank, number)
 
-    def _break_down(self, number: int, step: Step, faults: Sequence[tuple[Fault, float]]) -> WindowBreakdown:
+    def _break_down(self, seen: _Seen) -> WindowBreakdown:
         """Return the step as the device saw it: what is neither kernels nor waiting for others is idle."""
-        rank = self._rank
+        (number, step, faults), rank = seen, self._rank
         window_ns = int(step.duration_ns[rank])
         compute_ns = int(step.worked_ns[KERNEL][rank])
         idle_ns = min(
@@ -281,8 +310,24 @@ class SimulatedRank:
             operator_count=round(OPERATORS * more),
         )
 
-    def _synchronise(self, breakdown: WindowBreakdown, faults: Sequence[tuple[Fault, float]]) -> WindowSynchronisations:
-        """Return how the host waited for its device in the step of a window.
+    def _synchronise(self, window: Sequence[_Seen]) -> WindowSynchronisations:
+        """Return how the host waited for its device in the steps of a window."""
+        waits = [wait for one in window for wait in self._wait(self._break_down(one), one.faults)]
+        kinds = [
+            _sum_waits(same)
+            for line in (USUAL_LINE, FAULTY_LINE)
+            if (same := [one for one in waits if one.line == line])
+        ]
+        return WindowSynchronisations(
+            first_step=window[0].number,
+            step_count=len(window),
+            call_ns={BLOCKING_CALL: sum(kind.waits_ns for kind in kinds)},
+            idle_ns=sum(kind.idle_ns for kind in kinds),
+            kinds=tuple(kinds),
+        )
+
+    def _wait(self, breakdown: WindowBreakdown, faults: Sequence[tuple[Fault, float]]) -> list[Synchronisation]:
+        """Return how the host waited for its device in one step.
 
         The host launches the kernels ahead of the device and waits for the rest of them where it reads its loss; what
         it does then leaves the device idle. A fault that waits moves it behind the device: so it waits longer by the
@@ -293,14 +338,7 @@ class SimulatedRank:
         behind_ns = min(round(sum(ns for fault, ns in faults if fault.effect.waits_for_device)), launching_ns)
         usual_ns = breakdown.compute_ns - launching_ns
         usual = _wait("aten::item", USUAL_LINE, usual_ns, min(usual_ns, breakdown.idle_ns - behind_ns))
-        kinds = (usual, _wait("aten::nonzero", FAULTY_LINE, behind_ns, behind_ns)) if behind_ns else (usual,)
-        return WindowSynchronisations(
-            first_step=breakdown.first_step,
-            step_count=1,
-            call_ns={BLOCKING_CALL: usual_ns + behind_ns},
-            idle_ns=sum(kind.idle_ns for kind in kinds),
-            kinds=kinds,
-        )
+        return [usual, _wait("aten::nonzero", FAULTY_LINE, behind_ns, behind_ns)] if behind_ns else [usual]
 
     def _host_sample(
         self, now_ns: int, records: Sequence[StepRecord], faults: Sequence[Sequence[tuple[Fault, float]]]
@@ -366,4 +404,15 @@ def _wait(operator: str, line: str, waits_ns: int, idle_ns: int) -> Synchronisat
         waits_ns=waits_ns,
         longest_ns=waits_ns,
         idle_ns=idle_ns,
+    )
+
+
+def _sum_waits(waits: Sequence[Synchronisation]) -> Synchronisation:
+    """Return waits of one kind, at least one, as one."""
+    return replace(
+        waits[0],
+        count=len(waits),
+        waits_ns=sum(one.waits_ns for one in waits),
+        longest_ns=max(one.longest_ns for one in waits),
+        idle_ns=sum(one.idle_ns for one in waits),
     )

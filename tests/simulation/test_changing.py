@@ -96,6 +96,7 @@ def test_rank_that_stalls_now_and_then_is_named_among_few(ranks: int, every: int
     scenario = build_layout("dp", ranks).scenario(fault, steps=300, seed=every)
     outcome = run(scenario)
     assert (named(outcome), outcome.violations) == ([("straggler", (1,), 60, "intermittent")], ())
+    assert outcome.opened[0].finding.cause == "unseen_wait"  # by the few windows that meet a stall
     without_ns = World(replace(scenario, faults=()), CollectorConfig()).run_unreported()
     share = without_ns[60:].mean() / outcome.step_ns[60:, 0].mean()  # of the time, without the stalls
     assert stated_step_share(outcome.opened[0].finding) == pytest.approx(share, abs=TOLERANCE)

@@ -119,37 +119,40 @@ def test_phases_sum_to_the_step_and_nobody_works_longer_than_it(kind: str, seed:
 
 
 def waits_of(rank: int, host_ns: int, fault: Fault, fault_ns: int) -> WindowSynchronisations:
-    """Return what a rank reports of its waits in a step of 92 ns on the device and 2 of reading."""
+    """Return what a rank reports of its waits in two equal steps of 92 ns on the device and 2 of reading each."""
     parts = [("read", 2), ("host", host_ns), ("kernel", 92)]
     step = step_of([Work(kind, "forward", BOTH, np.array([ns, ns])) for kind, ns in parts])
     simulated = SimulatedRank(rank, PAIR, PAIR.describe_groups()[rank])
-    report = decode(simulated.report(0, [step], [[(fault, float(fault_ns))]]))
+    report = decode(simulated.report(0, 2 * [step], 2 * [[(fault, float(fault_ns))]]))
     assert isinstance(report, Report)
     (window,) = report.synchronisations
+    assert (window.first_step, window.step_count) == (0, 2)
     return window
 
 
 def test_host_of_a_healthy_rank_waits_once_for_the_kernels_it_is_ahead_of() -> None:
     fault = Fault(cause="host_device_sync", ranks=(1,), ratio=1.3, begin=0)
     window = waits_of(0, 6, fault, 30)
-    assert window.call_ns == {"cudaStreamSynchronize": 92 // 2}
-    assert [(kind.operator, kind.waits_ns, kind.idle_ns) for kind in window.kinds] == [("aten::item", 46, 2 + 6)]
+    assert window.call_ns == {"cudaStreamSynchronize": 2 * 92 // 2}
+    (kind,) = window.kinds
+    assert (kind.operator, kind.count, kind.longest_ns) == ("aten::item", 2, 46)
+    assert (kind.waits_ns, kind.idle_ns) == (2 * 46, 2 * (2 + 6))
 
 
 def test_host_that_waits_amid_a_step_waits_longer_by_the_idle_time() -> None:
     fault = Fault(cause="host_device_sync", ranks=(1,), ratio=1.3, begin=0)
     window = waits_of(1, 6 + 30, fault, 30)
-    assert (window.call_ns, window.idle_ns) == ({"cudaStreamSynchronize": 46 + 30}, 8 + 30)
+    assert (window.call_ns, window.idle_ns) == ({"cudaStreamSynchronize": 2 * (46 + 30)}, 2 * (8 + 30))
     assert [(kind.operator, kind.waits_ns, kind.idle_ns) for kind in window.kinds] == [
-        ("aten::item", 46, 8), ("aten::nonzero", 30, 30),
+        ("aten::item", 2 * 46, 2 * 8), ("aten::nonzero", 2 * 30, 2 * 30),
     ]  # fmt: skip
 
 
 def test_host_waits_no_longer_than_its_device_works() -> None:
     fault = Fault(cause="host_device_sync", ranks=(1,), ratio=2, begin=0)
     window = waits_of(1, 6 + 100, fault, 100)
-    assert window.waits_ns == 92
-    assert [kind.idle_ns for kind in window.kinds] == [46, 46]  # of 108, as much as each waited
+    assert window.waits_ns == 2 * 92
+    assert [kind.idle_ns for kind in window.kinds] == [2 * 46, 2 * 46]  # of 2 * 108, as much as each waited
 
 
 def test_sender_of_a_message_computes_until_its_receiver_comes() -> None:
