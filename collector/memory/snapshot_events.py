@@ -11,18 +11,21 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.memory.snapshot_categories import Origin, find_origin
 from rankscope.measure.errors import TraceError
 from rankscope.measure.memory_timeline import Ints
 from rankscope.measure.units import NS_PER_US
 
 FRAMES_MAX: Final = 40
 """Frames of a stack that are kept, the innermost ones: torch's own dispatch takes about ten."""
+ORIGIN_FRAMES_MAX: Final = 400
+"""Frames of a stack that are searched for what allocates; of a longer one that is not known."""
 TEXT_CHARACTERS_MAX: Final = 300
 ADDRESS_MAX: Final = 2**63 - 1
 TIME_US_MAX: Final = 2**53
 """Times of today are below 2**51; so many ns are a number of 64 bits."""
 NO_STACK: Final = 0
-"""Place of the empty stack."""
+"""Place of the stack of an event that has none recorded."""
 ALLOCATED, INACTIVE = "active_allocated", "inactive"
 
 
@@ -83,12 +86,13 @@ class History(NamedTuple):
 
 class Snapshot(NamedTuple):
     """A checked snapshot. `history` has an item for each device, an empty one where nothing was recorded; a block's
-    stack is a place in `stacks`, of which the first is empty.
+    stack is a place in `stacks`, of which the first is empty. `origins` has what each of these stacks shows.
     """
 
     segments: list[Segment]
     history: list[History]
     stacks: list[tuple[Frame, ...]]
+    origins: list[Origin]
 
 
 def check_snapshot(loaded: Any) -> Snapshot:
@@ -100,7 +104,7 @@ def check_snapshot(loaded: Any) -> Snapshot:
     traces = loaded.get("device_traces", [])
     if type(traces) is not list:
         raise TraceError("device_traces is no list")
-    return Snapshot(segments, [reader.read_history(one) for one in traces], reader.stacks)
+    return Snapshot(segments, [reader.read_history(one) for one in traces], reader.stacks, reader.origins)
 
 
 class _Reader:
@@ -108,7 +112,9 @@ class _Reader:
 
     def __init__(self) -> None:
         self.stacks: list[tuple[Frame, ...]] = [()]
-        self._places: dict[tuple[Frame, ...], int] = {(): NO_STACK}
+        self.origins: list[Origin] = [Origin.UNKNOWN]
+        self._places: dict[tuple[tuple[Frame, ...], Origin], int] = {}
+        self._places_by_whole: dict[tuple[Frame, ...], int] = {}
         self._places_by_id: dict[int, int] = {}
         self._frames_by_id: dict[int, Frame] = {}
         self._texts_by_id: dict[int, str] = {}
@@ -166,16 +172,27 @@ class _Reader:
         return History(address, change, reserved, stacks, time_ns, failed, len(rows))
 
     def _read_stack(self, found: dict[Any, Any]) -> int:
-        frames = found.get("frames", [])
+        frames = found.get("frames")
+        if frames is None:
+            return NO_STACK
         if type(frames) is not list:
             raise TraceError("frames is no list")
         place = self._places_by_id.get(id(frames))  # the snapshot holds it: no other object gets its id
         if place is None:
-            stack = tuple(map(self._read_frame, frames[:FRAMES_MAX]))
-            place = self._places.setdefault(stack, len(self.stacks))
-            if place == len(self.stacks):
-                self.stacks.append(stack)
+            whole = tuple(map(self._read_frame, frames[: ORIGIN_FRAMES_MAX + 1]))
+            place = self._places_by_whole.get(whole)
+            if place is None:
+                place = self._places_by_whole[whole] = self._add_stack(whole)
             self._places_by_id[id(frames)] = place
+        return place
+
+    def _add_stack(self, whole: tuple[Frame, ...]) -> int:
+        origin = find_origin(whole) if len(whole) <= ORIGIN_FRAMES_MAX else Origin.UNKNOWN
+        stack = whole[:FRAMES_MAX]
+        place = self._places.setdefault((stack, origin), len(self.stacks))
+        if place == len(self.stacks):
+            self.stacks.append(stack)
+            self.origins.append(origin)
         return place
 
     def _read_frame(self, found: Any) -> Frame:

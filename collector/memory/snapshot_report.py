@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.collector.memory.snapshot_categories import Origin, categorise_by_origin
 from rankscope.collector.memory.snapshot_events import (
     ALLOCATED,
     INACTIVE,
@@ -23,13 +24,17 @@ from rankscope.collector.memory.snapshot_events import (
 )
 from rankscope.measure.memory_flow import FlowLabels, MemoryFlow, build_flow
 from rankscope.measure.memory_timeline import (
+    CATEGORIES,
+    Categorised,
     Category,
     HeldBytes,
+    Ints,
     Lifetimes,
     PairedEvents,
     find_peak,
     hold_by_events,
     pair_events,
+    split_held,
     sum_by_key,
 )
 
@@ -111,7 +116,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the recorded events of a device say. Bytes are as requested, without the allocator's rounding.
     `peak_older_bytes` were allocated before the first event: nothing else is known of them. `lost_free_count` counts
     allocations at addresses whose free is not in the history. `span_ns` and `peak_ns` are None where events have no
-    times.
+    times. `peak_by_category` sums to `peak_bytes`; None where no stacks were recorded, by which alone categories are
+    known.
     """
 
     event_count: int
@@ -121,6 +127,7 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_event: int
     peak_older_bytes: int
     peak_reserved_bytes: int
+    peak_by_category: dict[str, int] | None
     lost_free_count: int
     at_peak: list[StackRow]
     out_of_memory: list[OutOfMemoryRow]
@@ -175,7 +182,7 @@ def build_report(snapshot: Snapshot, file: str, *, with_flow: bool) -> SnapshotR
     devices, flows = [], []
     for device in sorted(recorded | by_device.keys())[:DEVICES_MAX]:
         segments = by_device[device]
-        followed = _follow(snapshot.history[device], segments) if device in recorded else None
+        followed = _follow(snapshot.history[device], segments, snapshot.origins) if device in recorded else None
         history = followed.report(snapshot.stacks) if followed is not None else None
         devices.append(_summarise(device, segments, snapshot.stacks, history))
         flow = followed.draw(snapshot.stacks, device) if followed is not None and with_flow else None
@@ -263,8 +270,11 @@ def _to_row(segment: Segment) -> SegmentRow:
 class _Followed:
     """The history of one device with its events paired."""
 
-    def __init__(self, history: History, paired: PairedEvents, held: HeldBytes, reserved_at_end: int) -> None:
+    def __init__(
+        self, history: History, paired: PairedEvents, held: HeldBytes, kinds: Ints | None, reserved_at_end: int
+    ) -> None:
         self._history = history
+        self._kinds = kinds
         self._paired = paired
         self._held = held
         self._reserved = reserved_at_end - int(history.reserved.sum()) + np.cumsum(history.reserved)
@@ -284,6 +294,7 @@ class _Followed:
             peak_event=peak,
             peak_older_bytes=int(self._held.older[peak]),
             peak_reserved_bytes=int(self._reserved.max()),
+            peak_by_category=self._split(peak),
             lost_free_count=self._paired.replaced_count,
             at_peak=[_to_stack_row(item, stacks) for item in at_peak[:ROWS_MAX]],
             out_of_memory=[
@@ -308,16 +319,22 @@ class _Followed:
         lives = self._paired.lifetimes
         shared: dict[str, str] = {}
         names = [shared.setdefault(name, name) for name in (find_place(stack) or "" for stack in stacks)]
-        kinds = np.full(len(lives.bytes), Category.UNKNOWN, dtype=np.int64)
+        kinds = np.full(len(lives.bytes), Category.UNKNOWN, dtype=np.int64) if self._kinds is None else self._kinds
         name_of = self._history.stack[lives.allocated]
         return build_flow(self._paired, self._held, time_ns, FlowLabels(kinds, names, name_of), device=device)
+
+    def _split(self, event: int) -> dict[str, int] | None:
+        if self._kinds is None:
+            return None
+        split = split_held(self._paired, self._held, Categorised(self._kinds, {}))
+        return dict(zip(CATEGORIES, split[:, event].tolist(), strict=True))
 
     def _since_first(self, event: int) -> int | None:
         time_ns = self._history.time_ns
         return None if time_ns is None else int(time_ns[event] - time_ns[0])
 
 
-def _follow(history: History, segments: Sequence[Segment]) -> _Followed:
+def _follow(history: History, segments: Sequence[Segment], origins: Sequence[Origin]) -> _Followed:
     """Return the history with its events paired. A block that is allocated and has no allocation in the history is
     older than its first event.
     """
@@ -326,7 +343,10 @@ def _follow(history: History, segments: Sequence[Segment]) -> _Followed:
     known = set(lives.address[lives.freed == paired.event_count].tolist())
     blocks: Iterable[Block] = (block for one in segments for block in one.blocks if block.state == ALLOCATED)
     older = sum(block.requested for block in blocks if block.address not in known)
-    return _Followed(history, paired, hold_by_events(paired, older), sum(one.size for one in segments))
+    has_stacks = any(origins[place] > Origin.BACKWARD for place in np.unique(history.stack).tolist())
+    kinds = categorise_by_origin(paired, history.size, history.stack, origins) if has_stacks else None
+    held, reserved_at_end = hold_by_events(paired, older), sum(one.size for one in segments)
+    return _Followed(history, paired, held, kinds, reserved_at_end)
 
 
 def _pair(history: History) -> PairedEvents:

@@ -22,6 +22,10 @@ from rankscope.collector.reports.trace_cells import (
 from rankscope.collector.reports.trace_text import WIDTH, render_section
 
 NO_STACKS = "(no stack recorded)"
+NO_CATEGORIES = (
+    "A snapshot records none, and this one has no Python stacks from which they would follow: call "
+    "torch.cuda.memory._record_memory_history(stacks='python', max_entries=100_000)"
+)
 _KINDS = Section(
     "kinds", "Segments by kind and pool",
     "Reserved from the driver; allocated of it; rounding is allocated beyond what was asked for; pending free waits "
@@ -122,6 +126,11 @@ def _describe_history(history: HistoryReport) -> list[str]:
     lines = [
         f"  {history.event_count:,} recorded events{span}; peak {peak} MiB{at}, {older} MiB of it from before them"
     ]
+    if history.peak_by_category is None:
+        lines.append(f"  the peak by category: not known. {NO_CATEGORIES}")
+    else:
+        shares = (f"{name.replace('_', ' ')} {mib(size).text}" for name, size in history.peak_by_category.items())
+        lines.append(f"  the peak by category, MiB: {', '.join(shares)}")
     if history.lost_free_count:
         lines.append(f"  {history.lost_free_count:,} frees are missing in the history: more may be shown than was held")
     return lines
