@@ -168,7 +168,8 @@ def _measure_all(rank: RankSnapshot, now_ns: int, *, is_last: bool) -> RankSnaps
         devices=tuple(_add_to_device(device, number, now_ns) for device in rank.devices),
         allocator=AllocatorSample(
             host_ns=now_ns, allocated_bytes=40 * GIB, reserved_bytes=60 * GIB, active_bytes=41 * GIB,
-            inactive_split_bytes=3 * GIB, retries=0, ooms=0, device_allocs=310, device_frees=0,
+            inactive_split_bytes=3 * GIB, allocated_peak_bytes=55 * GIB,
+            retries=0, ooms=0, device_allocs=310, device_frees=0,
         ),
         node=_add_to_machine(rank.node, now_ns),
         nccl=NcclBandwidths((NcclBandwidth("dp", "AllReduce", 40, 2e11),), ""),

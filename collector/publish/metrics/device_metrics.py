@@ -182,6 +182,12 @@ DEVICES: Final[tuple[Measure, ...]] = (
         of_allocator(lambda sample: sample.allocated_bytes),
     ),
     Measure(
+        "rankscope_torch_memory_allocated_peak_bytes", "gauge", "bytes", RANK,
+        "Most GPU memory allocated to tensors at any time since the start, or since the script reset torch's peak.",
+        "allocated_bytes.all.peak", _ALLOCATOR, NOT_NEGATIVE,
+        of_allocator(lambda sample: sample.allocated_peak_bytes),
+    ),
+    Measure(
         "rankscope_torch_memory_reserved_bytes", "gauge", "bytes", RANK,
         "GPU memory that torch has reserved from the driver.", "reserved_bytes.all.current", _ALLOCATOR, NOT_NEGATIVE,
         of_allocator(lambda sample: sample.reserved_bytes),

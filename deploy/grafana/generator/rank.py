@@ -345,6 +345,7 @@ def _memory() -> list[Placed]:
             Query(series("torch_memory_reserved_bytes", OF_RANK), "reserved"),
             Query(series("torch_memory_active_bytes", OF_RANK), "active"),
             Query(series("torch_memory_allocated_bytes", OF_RANK), "allocated"),
+            Query(series("torch_memory_allocated_peak_bytes", OF_RANK), "allocated, peak so far"),
             Query(series("torch_memory_inactive_split_bytes", OF_RANK), "fragments"),
             Query(series("gpu_memory_total_bytes", OF_RANK), "of the GPU"),
             Query(series("gpu_memory_headroom_bytes", OF_RANK), "left for tensors"),
