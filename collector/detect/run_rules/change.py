@@ -14,6 +14,8 @@ class Change(NamedTuple):
     """A rise of level: first step, level before and after in ns, and size in standard errors; the number of steps that
     show it, and the first step of the present level. `is_gradual`: it is a ramp, and `after_ns` its level by now.
     `since_range`: the earliest and the latest step that may be the first; None where it is that of the open finding.
+    `more_tokens`: how many times as many tokens as the steps before have those since then, for which `before_ns` counts
+    (`work_growth.py`); 1 where it is the level of steps with as many.
     """
 
     since_step: int
@@ -24,6 +26,7 @@ class Change(NamedTuple):
     level_from_step: int
     is_gradual: bool = False
     since_range: SinceRange | None = None
+    more_tokens: float = 1.0
 
     @property
     def added_ns(self) -> float:
@@ -55,12 +58,17 @@ def write_sentence(
     begin = describe_begin(change.since_step, since_range, is_gradual=pattern == DRIFTING)
     where = f" (node {subject.nodes[0]})" if subject.nodes else ""
     grows = ", growing slower gradually" if pattern == DRIFTING else ""
+    for_each, counted = "", ""
+    if change.more_tokens > 1.0:
+        more = f"{change.more_tokens:.2f} times as"
+        for_each = " for each token"
+        counted = f", if {more} many tokens {'took' if is_over else 'take'} {more} long"
     blame, because = subject.blame, cause.because
     if is_over:
         blame, because = put_in_past(blame), put_in_past(because)
     return (
-        f"{subject.who.format(do=do, are=are, cost=costs)} {change.after_ns / change.before_ns:.2f} times as slow as "
-        f"before {begin}{where}{grows}{f',{WHEN}' if is_over else ''}: {format_duration(change.after_ns)} a step "
-        f"against {format_duration(change.before_ns)}, {blame}; "
+        f"{subject.who.format(do=do, are=are, cost=costs)} {change.after_ns / change.before_ns:.2f} times as slow"
+        f"{for_each} as before {begin}{where}{grows}{f',{WHEN}' if is_over else ''}: "
+        f"{format_duration(change.after_ns)} a step against {format_duration(change.before_ns)}{counted}, {blame}; "
         f"cause {cause.name}: {because}.{describe_cost(cost, is_over=is_over)}"
     )

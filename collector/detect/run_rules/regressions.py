@@ -45,6 +45,14 @@ from rankscope.collector.detect.run_rules.explained import (
     name_explaining,
 )
 from rankscope.collector.detect.run_rules.slow_growth import find_slow_growth
+from rankscope.collector.detect.run_rules.work_growth import (
+    MORE_TOKENS,
+    TOKENS,
+    find_compared,
+    find_growth_since,
+    find_present_tokens,
+    keep_alike,
+)
 from rankscope.collector.detect.statistics.begin_range import find_begin_range, to_since_range
 from rankscope.collector.detect.statistics.change_points import SIGMA_FLOOR, find_last_change, fit_ramp
 from rankscope.collector.detect.statistics.noise import measure_noise, rank_sum_deviations
@@ -57,7 +65,7 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
-from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, find_cause_of_change
+from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, Compared, find_cause_of_change
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -124,10 +132,12 @@ class StageSlowdowns:
             return None  # of a stage whose ranks are found one by one nothing remains
         mine_ns = _median_self_ns(view, remaining)
         others_ns = _median_self_ns(view, tuple(rank for rank in view.series.ranks if rank not in chosen))
-        change = _find_rise(view, mine_ns, mine_ns / others_ns, self._thresholds) or _hold(
-            view, mine_ns, known, self._thresholds
-        )
-        if change is None or _is_more_work(view, ranks, change, self._thresholds):
+        change = _find_rise(view, mine_ns, mine_ns / others_ns, self._thresholds)
+        if change is not None:
+            change = _count_work(view, ranks, change, mine_ns, self._thresholds)
+        else:
+            change = _hold(view, mine_ns, known, self._thresholds)
+        if change is None:
             return None
         suspects = chosen.intersection(_find_suspects(view, change, slow))
         if suspects and not _is_patience_used_up(view, change, self._thresholds.steps_min):
@@ -147,7 +157,7 @@ class StageSlowdowns:
         """Return whether the ranks are back at their level before, those that are found to be slow excepted."""
         slow = find_slow_ranks(explained)
         ranks = tuple(rank for rank in finding.ranks if view.series.has(rank) and rank not in slow)
-        return not ranks or _is_back(_median_self_ns(view, ranks), finding, self._thresholds)
+        return not ranks or _is_back(view, _median_self_ns(view, ranks), finding, self._thresholds)
 
 
 class RunSlowdown:
@@ -163,13 +173,7 @@ class RunSlowdown:
         others = [finding for finding in explained if finding.kind not in NO_CHANGE]
         steps_ns = _find_remaining_ns(view, others)
         known = next((finding for finding in explained if finding.kind == RUN), None)
-        change = _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN) or _hold(
-            view, steps_ns, known, self._thresholds
-        )
-        if change is not None and _is_more_work(view, view.series.ranks, change, self._thresholds):
-            return []
-        if change is None and known is None:
-            change = _find_slow_growth(view, steps_ns, self._thresholds)
+        change = self._find_change(view, steps_ns, known)
         if change is None:
             return []
         unsure_ns = find_unsure_ns(view, others, change.since_step) if known is None else 0.0
@@ -197,10 +201,25 @@ class RunSlowdown:
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
 
+    def _find_change(self, view: RunView, steps_ns: Floats, known: Finding | None) -> Change | None:
+        """Return how what remains of the steps has become longer, beyond what more tokens explain. Where batches have
+        as many tokens for long enough, these steps are judged by themselves first.
+        """
+        alike_ns = keep_alike(view, steps_ns)
+        change = None
+        if alike_ns is not steps_ns:
+            change = _find_rise(view, alike_ns, alike_ns, self._thresholds)
+        change = change or _find_rise(view, steps_ns, steps_ns, self._thresholds, past_steps_min=PAST_STEPS_MIN)
+        if change is not None:
+            return _count_work(view, view.series.ranks, change, steps_ns, self._thresholds)
+        if known is not None:
+            return _hold(view, steps_ns, known, self._thresholds)
+        return _find_slow_growth(view, steps_ns, self._thresholds)
+
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the steps, without what other findings explain now, are as short as before."""
         others = [one for one in explained if one.kind not in NO_CHANGE]
-        return _is_back(_find_remaining_ns(view, others), finding, self._thresholds)
+        return _is_back(view, _find_remaining_ns(view, others), finding, self._thresholds)
 
 
 def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
@@ -252,19 +271,21 @@ def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[
     return NO_RANK if tuple(judged) == tuple(usual) else NO_OTHER_RANK
 
 
-def _is_more_work(view: RunView, ranks: Sequence[int], change: Change, thresholds: Thresholds) -> bool:
-    """Return whether these ranks' batches have as many more tokens as their steps are longer: the time per token has
-    not risen by `slowdown_ratio_min`. False where tokens are not known.
+def _count_work(
+    view: RunView, ranks: Sequence[int], change: Change, times_ns: Floats, thresholds: Thresholds
+) -> Change | None:
+    """Return a change with the level before of as much work as its steps have (`work_growth.py`); None where it is no
+    slowdown by `slowdown_ratio_min` then: these ranks' batches have as many more tokens as their steps are longer.
     """
-    if view.series.tokens is None:
-        return False
-    tokens = view.series.tokens[:, view.series.columns_of(ranks)]
-    since = view.series.steps >= change.since_step
-    before, after = (tokens[rows][~np.isnan(tokens[rows]).any(axis=1)].sum(axis=1) for rows in (~since, since))
-    if not len(before) or not len(after) or not np.median(before) or not np.median(after):
-        return False
-    more = float(np.median(after[-thresholds.steps_min :] if change.is_gradual else after) / np.median(before))
-    return change.after_ns / change.before_ns < thresholds.slowdown_ratio_min * more and more > 1
+    compared = find_compared(view, ranks, change.since_step, change.level_from_step)
+    if compared == Compared(change.since_step):
+        return change
+    steps, before_ns = view.series.steps, change.before_ns * compared.more_work
+    if compared.from_step:
+        known = ~np.isnan(times_ns) & (steps >= compared.from_step) & (steps < change.since_step)
+        before_ns = float(np.median(times_ns[known])) if known.any() else before_ns
+    counted = change._replace(before_ns=before_ns, more_tokens=compared.more_work)
+    return counted if counted.after_ns >= thresholds.slowdown_ratio_min * before_ns else None
 
 
 def _median_self_ns(view: RunView, ranks: Sequence[int]) -> Floats:
@@ -319,7 +340,7 @@ def _hold(view: RunView, times_ns: Floats, known: Finding | None, thresholds: Th
     rows = np.flatnonzero(~np.isnan(times_ns))
     if known is None or known.since_step is None or len(rows) < thresholds.steps_min:
         return None
-    before_ns = known.evidence[BEFORE]
+    before_ns = known.evidence[BEFORE] * find_growth_since(view, known)
     rows = rows[find_last_change(np.log(times_ns[rows]), thresholds.steps_min) :]
     after_ns = float(np.median(times_ns[rows]))
     if after_ns < thresholds.slowdown_close_ratio * before_ns:
@@ -348,6 +369,7 @@ def _find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -
         level_from_step=growth.level_from_step,
         is_gradual=True,
         since_range=(growth.earliest_step, growth.latest_step),
+        more_tokens=growth.more_tokens,
     )
 
 
@@ -426,9 +448,9 @@ def _have_grown_apart(view: RunView, change: Change) -> bool:
     return bool(most_ns >= EXPLAINED_SHARE * change.added_ns and 2 * typical_ns < most_ns)
 
 
-def _is_back(times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
+def _is_back(view: RunView, times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool:
     """Return whether the level is that of before again, for as many known steps as had shown the rise."""
-    logs = np.log(np.maximum(times_ns, 1.0) / finding.evidence[BEFORE])
+    logs = np.log(np.maximum(times_ns, 1.0) / (finding.evidence[BEFORE] * find_growth_since(view, finding)))
     steps = min(steps_to_close(finding), int(np.count_nonzero(~np.isnan(logs))))
     return has_recovered(logs, thresholds, steps)
 
@@ -442,21 +464,46 @@ def _replace_unattributed(cause: Cause, known: Finding | None, step_before_ns: f
     return cause if step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 
-def _keep_begin(change: Change, known: Finding | None) -> Change:
+def _keep_begin(view: RunView, change: Change, known: Finding | None) -> Change:
     """Return a change with the begin and the level before of the open finding, which may have left the step table."""
     if known is None or known.since_step is None:
         return change
-    return change._replace(since_step=known.since_step, before_ns=known.evidence[BEFORE], since_range=known.since_range)
+    grown = find_growth_since(view, known)
+    return change._replace(
+        since_step=known.since_step,
+        before_ns=known.evidence[BEFORE] * grown,
+        since_range=known.since_range,
+        more_tokens=known.evidence.get(MORE_TOKENS, 1.0) * grown,
+    )
+
+
+def _find_step_before(view: RunView, change: Change, known: Finding | None, from_step: int) -> float | None:
+    """Return the step before a change in ns, with as many tokens as those since then; None where it is not known."""
+    before_ns = find_step_before(view, change.since_step, known, from_step)
+    counted = 1.0 if known is None else known.evidence.get(MORE_TOKENS, 1.0)
+    return None if before_ns is None else before_ns * change.more_tokens / counted
+
+
+def _count_tokens(view: RunView, ranks: Sequence[int], change: Change, known: Finding | None) -> dict[str, float]:
+    """Return the evidence about tokens: those that the level before counts for, and how many times as many they are."""
+    if known is None:
+        tokens = find_present_tokens(view, ranks)
+    else:
+        tokens = known.evidence.get(TOKENS, 0.0) * change.more_tokens / known.evidence.get(MORE_TOKENS, 1.0)
+    if not tokens:
+        return {}
+    return {TOKENS: tokens, **({MORE_TOKENS: change.more_tokens} if change.more_tokens > 1.0 else {})}
 
 
 def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Floats, subject: Subject) -> Candidate:
     """Build the finding about a stage or the run, whose times are `times_ns`, shape (n,)."""
-    change = _keep_begin(change, known)
+    change = _keep_begin(view, change, known)
     since, before_ns = change.since_step, change.before_ns
     pattern = DRIFTING if change.is_gradual or (known is not None and known.pattern == DRIFTING) else "steady"
-    step_before_ns = find_step_before(view, since, known)
     ranks = subject.ranks or view.series.ranks
-    cause = find_cause_of_change(view, ranks, since, _find_added_ns(view, change, times_ns))
+    compared = find_compared(view, ranks, since, since)
+    step_before_ns = _find_step_before(view, change, known, compared.from_step)
+    cause = find_cause_of_change(view, ranks, compared, _find_added_ns(view, change, times_ns, compared))
     if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():
         cause = _replace_unattributed(cause, known, step_before_ns)
     if cause.name == UNSEEN_WAIT and subject.blame in (NO_RANK, NO_OTHER_RANK):
@@ -487,15 +534,17 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
             "after_ns": change.after_ns,
             "robust_z": change.robust_z,
             STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
+            **_count_tokens(view, ranks, change, known),
         },
     )
     return Candidate(finding, lost_ns)
 
 
-def _find_added_ns(view: RunView, change: Change, times_ns: Floats) -> float:
+def _find_added_ns(view: RunView, change: Change, times_ns: Floats, compared: Compared) -> float:
     """Return by how much the steps since the begin are longer than before, to compare with the parts of a step: of a
     ramp those of its middle, as the parts are compared by their medians.
     """
     if not change.is_gradual:
         return change.added_ns
-    return float(np.nanmedian(times_ns[view.series.steps >= change.since_step])) - change.before_ns
+    before_ns = change.before_ns * compared.more_work / change.more_tokens
+    return float(np.nanmedian(times_ns[view.series.steps >= change.since_step])) - before_ns

@@ -35,7 +35,8 @@ NEAR_DEVIATIONS: Final = 3.0
 
 class SlowGrowth(NamedTuple):
     """A growth of the steps of a run: its most likely first step, the earliest and the latest, the level before it and
-    by now in ns, its size in deviations, and the first step of those that it was measured in.
+    by now in ns, its size in deviations, and the first step of those that it was measured in. `more_tokens`: how many
+    times as many tokens the batches have by now, for which `before_ns` counts, in proportion to them.
     """
 
     since_step: int
@@ -45,6 +46,7 @@ class SlowGrowth(NamedTuple):
     after_ns: float
     robust_z: float
     level_from_step: int
+    more_tokens: float
 
 
 def find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) -> SlowGrowth | None:
@@ -65,7 +67,8 @@ def find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) ->
     is_certain = rise >= (thresholds.robust_z_min + CHANCE_DEVIATIONS) * deviation
     if not is_certain or (logs[-LASTING:] <= before + rise / 2).any():
         return None
-    if rise - _more_tokens(view, lowest, rows) < math.log(thresholds.slowdown_ratio_min):
+    more_tokens = _more_tokens(view, lowest, rows)
+    if rise - more_tokens < math.log(thresholds.slowdown_ratio_min):
         return None
     near = np.flatnonzero(logs <= before + NEAR_DEVIATIONS * deviation)
     ramp = fit_ramp(logs[near[0] :])
@@ -74,10 +77,11 @@ def find_slow_growth(view: RunView, times_ns: Floats, thresholds: Thresholds) ->
         since_step=int(levels.first_steps[since]),
         earliest_step=int(levels.first_steps[near[0]]),
         latest_step=int(levels.first_steps[near[-1] + 1]),
-        before_ns=math.exp(before),
+        before_ns=math.exp(before + more_tokens),
         after_ns=math.exp(after),
         robust_z=rise / deviation,
         level_from_step=int(view.series.steps[rows[0]]),
+        more_tokens=math.exp(more_tokens),
     )
 
 

@@ -128,11 +128,13 @@ def spared_by(lost_ns: Floats, view: RunView, others: Sequence[int], usual_rest_
     return np.clip(lost_ns, 0.0, np.maximum(view.longest_ns - longest_ns, 0.0))
 
 
-def find_step_before(view: RunView, since_step: int, known: Finding | None) -> float | None:
-    """Return the median step before a change in ns, of an open finding as it was found; None where it is not known."""
+def find_step_before(view: RunView, since_step: int, known: Finding | None, from_step: int = 0) -> float | None:
+    """Return the median step before a change in ns, since `from_step`; of an open finding as it was found. None where
+    it is not known.
+    """
     if known is not None:
         return known.evidence.get(STEP_BEFORE)
-    before_ns = view.longest_ns[view.series.steps < since_step]
+    before_ns = view.longest_ns[(view.series.steps < since_step) & (view.series.steps >= from_step)]
     before_ns = before_ns[~np.isnan(before_ns)]
     return float(np.median(before_ns)) if len(before_ns) else None
 

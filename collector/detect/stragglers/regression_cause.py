@@ -6,7 +6,7 @@ reasons have no history: there the ranks are compared with the other ranks, if a
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,25 +35,48 @@ IDLE: Final = "idle_added_ns"
 CORE_WAIT_ADDED: Final = "core_wait_added_ns"
 """Evidence key: how much longer the training threads wait for a CPU core in a step."""
 THEY_WAIT: Final = "they wait for something that is not measured"
+THAN_BEFORE: Final = "than before"
 RANKS_READ_MAX: Final = 64
 """Ranks, evenly spread, whose processes are read."""
 
 
-def find_cause_of_change(view: RunView, ranks: Sequence[int], since_step: int, added_ns: float) -> Cause:
-    """Return why these ranks take `added_ns` a step longer since that step; `unattributed` when no test passes."""
+class Compared(NamedTuple):
+    """Steps that are compared: those from `since_step` on with those before it, from `from_step` on. The former have
+    `more_work` times as much work: so each part of the latter counts as so many times as long.
+    """
+
+    since_step: int
+    from_step: int = 0
+    more_work: float = 1.0
+
+    @property
+    def than_before(self) -> str:
+        """Return what a part of a step is longer than, as text.
+
+        >>> Compared(60).than_before, Compared(60, more_work=1.5).than_before
+        ('than before', 'than in proportion to their tokens')
+        """
+        return THAN_BEFORE if self.more_work == 1.0 else "than in proportion to their tokens"
+
+
+def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float) -> Cause:
+    """Return why these ranks take `added_ns` a step longer than before; `unattributed` when no test passes."""
     evidence: dict[str, float] = {}
     for test in (_data, _cores, _transfer, _garbage, _throttle, _windows, _threads):
-        found = test(view, ranks, since_step, max(1.0, added_ns), evidence)
+        found = test(view, ranks, compared, max(1.0, added_ns), evidence)
         if found is not None:
-            return Cause(*found, evidence)
+            name, because = found
+            return Cause(name, because.replace(THAN_BEFORE, compared.than_before), evidence)
     return Cause(UNATTRIBUTED, "no known cause explains it", evidence)
 
 
-def _data(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _data(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     data_ns = view.series.phases_ns.get("data")
     if data_ns is None:
         return None
-    longer_ns = _median_growth(data_ns, view, ranks, since)
+    longer_ns = _median_growth(data_ns, view, ranks, compared)
     if longer_ns is None:
         return None
     evidence["data_added_ns"] = longer_ns
@@ -70,13 +93,15 @@ def _medians(values: Floats) -> Floats:
     return medians
 
 
-def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _transfer(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     wanted = set(ranks)
     grown = [
         growth
         for group, transfer_ns in view.transfers_ns.items()
         if not wanted.isdisjoint(view.groups.get(group, ()))
-        and (growth := _growth(np.where(transfer_ns > 0, transfer_ns, np.nan), view, since)) is not None
+        and (growth := _growth(np.where(transfer_ns > 0, transfer_ns, np.nan), view, compared)) is not None
     ]
     if not grown:
         return None
@@ -86,16 +111,21 @@ def _transfer(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
     return "slow_link", f"moving their data takes {format_duration(longest)} a step longer than before"
 
 
-def _growth(values_ns: Floats, view: RunView, since: int) -> float | None:
-    """Return by how much the median of the known values has grown since that step; None where a side has none."""
+def _growth(values_ns: Floats, view: RunView, compared: Compared) -> float | None:
+    """Return by how much the median of the known values has grown beyond more work; None where a side has none."""
     known = ~np.isnan(values_ns)
-    after = values_ns[known & (view.series.steps >= since)]
-    before = values_ns[known & (view.series.steps < since)]
-    return float(np.median(after) - np.median(before)) if len(after) and len(before) else None
+    steps = view.series.steps
+    after = values_ns[known & (steps >= compared.since_step)]
+    before = values_ns[known & (steps < compared.since_step) & (steps >= compared.from_step)]
+    if not len(after) or not len(before):
+        return None
+    return float(np.median(after) - compared.more_work * np.median(before))
 
 
-def _garbage(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
-    longer_ns = _growth_per_step(view.samples.gc_pauses, ranks, since)
+def _garbage(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
+    longer_ns = _growth_per_step(view.samples.gc_pauses, ranks, compared)
     if longer_ns is None:
         return None
     evidence["gc_added_ns"] = longer_ns
@@ -104,23 +134,28 @@ def _garbage(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
     return "garbage_collection", f"Python's garbage collector stops them {format_duration(longer_ns)} a step longer"
 
 
-def _growth_per_step(counts: Mapping[int, Sequence[TimeCount]], ranks: Sequence[int], since: int) -> float | None:
+def _growth_per_step(
+    counts: Mapping[int, Sequence[TimeCount]], ranks: Sequence[int], compared: Compared
+) -> float | None:
     """Return by how much a time in each step has grown since that step on these ranks, of many on RANKS_READ_MAX: the
     median, in ns; None where it is not known of any on both sides.
     """
     grown = []
     for rank in spread(ranks, RANKS_READ_MAX):
         samples = tuple(counts.get(rank, ()))
-        after = time_per_step(samples, since)
-        before = time_per_step([sample for sample in samples if sample.steps < since], 0)
+        after = time_per_step(samples, compared.since_step)
+        earlier = [sample for sample in samples if sample.steps < compared.since_step]
+        before = time_per_step(earlier, compared.from_step)
         if after is not None and before is not None:
-            grown.append(after - before)
+            grown.append(after - compared.more_work * before)
     return float(np.median(grown)) if grown else None
 
 
-def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _throttle(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     """Find a throttle reason or a slow clock that most of their GPUs have, and most of the others have not."""
-    del since, added_ns
+    del compared, added_ns
     mine = [device for rank in ranks for device in view.samples.devices.get(rank, ())]
     chosen = set(ranks)
     others = [device for rank, devices in view.samples.devices.items() if rank not in chosen for device in devices]
@@ -141,7 +176,9 @@ def _throttle(view: RunView, ranks: Sequence[int], since: int, added_ns: float, 
     return name_throttle(own)
 
 
-def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _windows(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     """Find more work or slower kernels, and put the idle time of devices into the evidence."""
 
     def grown(read: Callable[[WindowBreakdown], float | None]) -> tuple[float, float] | None:
@@ -149,8 +186,8 @@ def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
         for rank in ranks:
             for window in view.samples.breakdowns.get(rank, ()):
                 value = read(window)
-                if value is not None and window.step_count > 0:
-                    values[window.first_step >= since].append(value / window.step_count)
+                if value is not None and window.step_count > 0 and window.first_step >= compared.from_step:
+                    values[window.first_step >= compared.since_step].append(value / window.step_count)
         return (float(np.median(values[False])), float(np.median(values[True]))) if all(values.values()) else None
 
     compute, idle = grown(lambda window: window.compute_ns), grown(lambda window: window.idle_ns)
@@ -158,9 +195,9 @@ def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
         return None
     has_device = any(view.samples.devices.get(rank) for rank in ranks)
     operators = grown(lambda window: window.operator_count)
-    evidence["compute_added_ns"] = compute[1] - compute[0]
+    evidence["compute_added_ns"] = compute[1] - compared.more_work * compute[0]
     if has_device:
-        evidence[IDLE] = idle[1] - idle[0]
+        evidence[IDLE] = idle[1] - compared.more_work * idle[0]
     if evidence["compute_added_ns"] >= EXPLAINS * added_ns:
         if operators is not None and operators[1] >= MORE_WORK_RATIO * operators[0]:
             return "more_work", f"they run {operators[1]:.0f} operators a step, {operators[0]:.0f} before"
@@ -170,13 +207,15 @@ def _windows(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
     return None
 
 
-def _cores(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _cores(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     """Find training threads without devices that wait longer for a CPU core. Threads that move data without a device
     wait as well then: so this comes before slow links.
     """
     if any(view.samples.devices.get(rank) for rank in ranks):
         return None
-    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, since)
+    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, compared)
     if for_cores_ns is None:
         return None
     evidence[CORE_WAIT_ADDED] = for_cores_ns
@@ -185,7 +224,9 @@ def _cores(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evi
     return CPU_PRESSURE, _longer("training threads wait", for_cores_ns, " for a CPU core")
 
 
-def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, evidence: dict[str, float]) -> Verdict:
+def _threads(
+    view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float, evidence: dict[str, float]
+) -> Verdict:
     """Find what the processes do longer: compute, wait for a CPU core, or wait for what is not seen. Of ranks with GPUs
     that says something only where these are idle as much longer.
     """
@@ -194,9 +235,9 @@ def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
     if has_device and evidence.get(IDLE, 0.0) < least_ns:
         return None
     idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer" if has_device else ""
-    of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, since)
-    of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, since)
-    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, since)
+    of_threads_ns = _median_growth(view.series.cpu_ns, view, ranks, compared)
+    of_processes_ns = _growth_per_step(view.samples.process_cpu, ranks, compared)
+    for_cores_ns = _growth_per_step(view.samples.core_waits, ranks, compared)
     values = (
         ("cpu_added_ns", of_threads_ns),
         ("process_cpu_added_ns", of_processes_ns),
@@ -208,7 +249,7 @@ def _threads(view: RunView, ranks: Sequence[int], since: int, added_ns: float, e
             return HOST_CPU, f"{idle}, waiting for their hosts" if idle else _longer(does, value, "")
     if for_cores_ns is not None and for_cores_ns >= least_ns:  # without devices `_cores` has found it
         return CPU_PRESSURE, f"{idle} and {_longer('training threads wait', for_cores_ns, ' for a CPU core')}"
-    return (_idle_devices if has_device else _blocked)(view, ranks, since, least_ns, evidence)
+    return (_idle_devices if has_device else _blocked)(view, ranks, compared, least_ns, evidence)
 
 
 def _longer(does: str, longer_ns: float, what_for: str) -> str:
@@ -216,14 +257,14 @@ def _longer(does: str, longer_ns: float, what_for: str) -> str:
 
 
 def _idle_devices(
-    view: RunView, ranks: Sequence[int], since: int, least_ns: float, evidence: dict[str, float]
+    view: RunView, ranks: Sequence[int], compared: Compared, least_ns: float, evidence: dict[str, float]
 ) -> Verdict:
     """Return why devices are idle longer whose processes do not compute longer: a training thread that is hardly off
     the CPU is at work, or spins.
     """
     columns, series = view.series.columns_of(ranks), view.series
     idle = f"their GPUs are idle {format_duration(evidence[IDLE])} a step longer"
-    off_ns = _medians(series.step_ns[:, columns] - series.cpu_ns[:, columns])[series.steps >= since]
+    off_ns = _medians(series.step_ns[:, columns] - series.cpu_ns[:, columns])[series.steps >= compared.since_step]
     if np.isnan(off_ns).all():
         return UNATTRIBUTED, f"{idle}, and the CPU time of their training threads is not known"
     evidence["off_cpu_ns"] = off_cpu_ns = float(np.nanmedian(off_ns))
@@ -232,7 +273,9 @@ def _idle_devices(
     return UNSEEN_WAIT, f"{idle} while their training threads are off the CPU: {THEY_WAIT}"
 
 
-def _blocked(view: RunView, ranks: Sequence[int], since: int, least_ns: float, evidence: dict[str, float]) -> Verdict:
+def _blocked(
+    view: RunView, ranks: Sequence[int], compared: Compared, least_ns: float, evidence: dict[str, float]
+) -> Verdict:
     """Find training threads without devices that are off the CPU longer than before, neither in data nor in known waits
     for other ranks.
     """
@@ -242,7 +285,7 @@ def _blocked(view: RunView, ranks: Sequence[int], since: int, least_ns: float, e
     unseen_ns = series.self_ns[:, columns] - series.cpu_ns[:, columns]
     if "data" in series.phases_ns:
         unseen_ns -= series.phases_ns["data"][:, columns]
-    longer_ns = _growth(_medians(unseen_ns), view, since)
+    longer_ns = _growth(_medians(unseen_ns), view, compared)
     if longer_ns is None:
         return None
     evidence["off_cpu_added_ns"] = longer_ns
@@ -252,6 +295,6 @@ def _blocked(view: RunView, ranks: Sequence[int], since: int, least_ns: float, e
     return UNSEEN_WAIT, f"their training threads are off the CPU {longer} a step longer than before: {THEY_WAIT}"
 
 
-def _median_growth(values_ns: Cells, view: RunView, ranks: Sequence[int], since: int) -> float | None:
+def _median_growth(values_ns: Cells, view: RunView, ranks: Sequence[int], compared: Compared) -> float | None:
     """Return by how much the median over these ranks has grown since that step, in ns; None where it is not known."""
-    return _growth(_medians(values_ns[:, view.series.columns_of(ranks)]), view, since)
+    return _growth(_medians(values_ns[:, view.series.columns_of(ranks)]), view, compared)

@@ -401,6 +401,99 @@ def test_more_tokens_in_each_step_are_no_slower_run(tokens_ratio: float | None, 
     assert bool(find(RUN, view_of(series))) is is_told
 
 
+def with_tokens(self_ms: Floats, tokens: Floats, signatures: dict[int, int] | None = None) -> RunView:
+    """A run whose ranks have these tokens in each step, shape (n,)."""
+    look = view(self_ms, signatures=signatures or {})
+    every_rank = np.repeat(tokens[:, np.newaxis], self_ms.shape[1], axis=1)
+    return dataclasses.replace(look, series=dataclasses.replace(look.series, tokens=every_rank))
+
+
+def jumps(steps: int, *begins: int, ratio: float = 1.5) -> Floats:
+    """Return how many times as much as at first something is: `ratio` times as much again since each of these steps."""
+    return np.asarray(np.prod([np.where(np.arange(steps) < begin, 1.0, ratio) for begin in begins], axis=0))
+
+
+def test_slowness_that_begins_with_larger_batches_is_stated_for_each_token() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.3 * 1.5
+    (finding,) = find(RUN, with_tokens(self_ms, 1000.0 * jumps(120, 60)))
+    assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
+    assert finding.run_slowdown_ratio == pytest.approx(1.3, rel=0.02)
+    assert " times as slow for each token as before step 60: " in finding.sentence
+    assert "ms, if 1.50 times as many tokens take 1.50 times as long, and no single rank" in finding.sentence
+    assert "ms, if 1.50 times as many tokens took 1.50 times as long, and no single rank" in finding.past
+    assert {name: finding.evidence[name] for name in ("tokens_before", "more_tokens_ratio")} == {
+        "tokens_before": 1500.0, "more_tokens_ratio": 1.5,
+    }  # fmt: skip
+
+
+def test_slowness_after_larger_batches_is_held_against_steps_with_as_many_tokens() -> None:
+    # A third of a step does not grow with its tokens: 1.33 times as long with 1.5 times as many, and then 1.3 times.
+    self_ms = times()
+    self_ms[40:] *= 4 / 3
+    self_ms[80:] *= 1.3
+    for begin in (40, 64):  # steps with as many tokens are judged by themselves, or are the level before
+        tokens = 1000.0 * jumps(120, begin)
+        (finding,) = find(RUN, with_tokens(np.delete(self_ms, np.s_[40:begin], axis=0), tokens[begin - 40 :]))
+        assert finding.since_step == 80 - (begin - 40)
+        assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
+        assert " as slow as before step" in finding.sentence
+        assert "more_tokens_ratio" not in finding.evidence
+
+
+def test_stage_that_is_slower_for_larger_batches_is_stated_for_each_token() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.5
+    tokens = 1000.0 * jumps(120, 60)
+    assert find(STAGE, with_tokens(self_ms, tokens, STAGES)) == []
+    self_ms[60:, 4:8] *= 1.3
+    (finding,) = find(STAGE, with_tokens(self_ms, tokens, STAGES))
+    assert finding.slowdown_ratio == pytest.approx(1.3, rel=0.02)
+    assert "are 1.3" in finding.sentence
+    assert "for each token" in finding.sentence
+
+
+def test_open_slower_run_is_held_against_the_level_of_as_many_tokens() -> None:
+    self_ms, tokens = times(steps=300), 1000.0 * jumps(300, 120)
+    self_ms *= tokens[:, np.newaxis] / 1000.0
+    self_ms[60:] *= 1.3
+    (found,) = find(RUN, with_tokens(self_ms[:100], tokens[:100]))
+    assert "more_tokens_ratio" not in found.evidence
+    look = with_tokens(self_ms[:200], tokens[:200])
+    (meanwhile,) = find(RUN, look, [found])
+    assert meanwhile.slowdown_ratio == pytest.approx(1.3, rel=0.02)
+    assert not RUN.has_passed(look, found, ())
+    late = with_tokens(self_ms[140:], tokens[140:])
+    (later,) = find(RUN, late, [found])
+    assert later.slowdown_ratio == pytest.approx(1.3, rel=0.02)
+    assert (later.evidence["tokens_before"], later.evidence["more_tokens_ratio"]) == (1500.0, 1.5)
+    (again,) = find(RUN, late, [later])
+    assert again.evidence == later.evidence
+    healthy = with_tokens(self_ms[140:] / 1.3, tokens[140:])
+    assert find(RUN, healthy, [later]) == []
+    assert RUN.has_passed(healthy, found, ())
+
+
+def test_cause_of_a_slower_run_with_larger_batches_is_no_part_of_what_they_explain() -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.3 * 1.5
+    look = with_tokens(self_ms, 1000.0 * jumps(120, 60))
+    data_ms = np.where(np.arange(120) < 60, 40.0, 60.0)[:, np.newaxis].repeat(12, axis=1)
+
+    def find_cause(data_ms: Floats) -> Finding:
+        phases = dataclasses.replace(look.series, phases_ns={"data": data_ms * MS})
+        (finding,) = find(RUN, dataclasses.replace(look, series=phases))
+        return finding
+
+    assert find_cause(data_ms).cause == "unattributed"
+    data_ms[60:] += 45.0
+    finding = find_cause(data_ms)
+    assert finding.cause == "data_loading"
+    assert (
+        "they wait 45.0 ms a step longer for their data loaders than in proportion to their tokens." in finding.sentence
+    )
+
+
 def test_stage_is_judged_without_its_ranks_that_are_found() -> None:
     self_ms = times()
     self_ms[60:, 4] *= 1.5

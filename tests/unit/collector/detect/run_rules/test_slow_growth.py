@@ -111,6 +111,18 @@ def test_more_tokens_in_each_step_are_no_growth() -> None:
     assert first_found(step_ms, np.zeros(steps)) is not None
 
 
+def test_growth_beyond_more_tokens_is_stated_for_each_token() -> None:
+    steps = BEGIN + 1_000
+    tokens = np.round(1_000.0 * doubling(1_000, steps))
+    view = view_at(tokens / 100_000.0 * doubling(1_000, steps) * noise(steps, 0.02), steps, tokens)
+    (candidate,) = RUN.find(view, ())  # type: ignore[misc]
+    finding = candidate.finding
+    # Twice the tokens, and each takes twice as long; the last steps are a little before.
+    assert finding.slowdown_ratio == pytest.approx(2.0, rel=0.05)
+    assert finding.evidence["more_tokens_ratio"] == pytest.approx(2.0, rel=0.05)
+    assert "for each token" in finding.sentence
+
+
 @pytest.mark.parametrize("over", [400, 1_000])
 def test_tokens_that_grow_within_the_kept_steps_are_no_growth(over: int) -> None:
     steps = BEGIN + over

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankscope.collector.detect.past import put_in_past
-from rankscope.collector.detect.stragglers.regression_cause import find_cause_of_change
+from rankscope.collector.detect.stragglers.regression_cause import Compared, find_cause_of_change
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
@@ -31,6 +31,7 @@ def cause(
     ranks: Sequence[int] = MINE,
     cpu_ms: Rows | None = None,
     self_is_measured: bool = True,
+    compared: Compared = Compared(SINCE),  # noqa: B008 - immutable
 ) -> Cause:
     view = view_of(
         series_of(steps_of(100.0, 130.0), phases_ms=phases_ms, cpu_ms=cpu_ms, self_is_measured=self_is_measured),
@@ -38,7 +39,7 @@ def cause(
         groups={"dp": (0, 2), "other": (2, 3)},
         transfers=transfers_of(transfer_ms),
     )
-    return find_cause_of_change(view, ranks, SINCE, added_ms * MS)
+    return find_cause_of_change(view, ranks, compared, added_ms * MS)
 
 
 def transfers_of(transfer_ms: Sequence[float] | None) -> GroupTransfers:

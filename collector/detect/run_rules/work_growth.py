@@ -1,0 +1,102 @@
+"""Compare the steps of a run, or of a stage, with earlier ones of as much work, where batches have grown on purpose.
+
+A batch with more tokens takes longer. By how much is known where steps before the change had as many tokens: then these
+alone are the past. Where there are none, as the batch has grown with the change or shortly before it, a step counts as
+if it took in proportion to its tokens, and the sentence says so: a part that does not grow with them (gradients take as
+long to move) makes the true slowness larger. Batches that became smaller count as they are: time in proportion to
+fewer tokens would call every such part a slowness.
+
+Tokens are those of TOKENS_READ_MAX ranks at most, evenly spread. Where they are not known, work counts as equal.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rankscope.collector.detect.finding import Finding
+from rankscope.collector.detect.machine_growth import spread
+from rankscope.collector.detect.stragglers.regression_cause import Compared
+from rankscope.collector.detect.view import RunView
+from rankscope.collector.steps.step_series import Flags, Floats
+
+TOKENS: Final = "tokens_before"
+"""Evidence key: the tokens in a rank's batch that the level before a change counts for."""
+MORE_TOKENS: Final = "more_tokens_ratio"
+"""Evidence key: how many times as many these are as in the steps before the change, where none had as many."""
+ALIKE_RATIO: Final = 0.02
+"""Batches whose tokens differ by less count as equal: less than half of the least slowness."""
+OTHERS_MIN: Final = 3
+"""Steps in a row with other tokens that end a level of them: the short last batch of an epoch does not."""
+TOKENS_READ_MAX: Final = 64
+
+
+def find_compared(view: RunView, ranks: Sequence[int], since_step: int, level_from_step: int) -> Compared:
+    """Return the steps before `since_step` that those of the present level, from `level_from_step` on, compare with,
+    and by how much more work the latter have: from the first step on that has as many tokens, if `steps_min` have, else
+    from the first that is kept.
+    """
+    tokens, steps = _read_tokens(view, ranks), view.series.steps
+    before = steps < since_step
+    now, past = (tokens[rows & ~np.isnan(tokens)] for rows in (steps >= level_from_step, before))
+    if not len(now) or not len(past) or not np.median(past):
+        return Compared(since_step)
+    present = float(np.median(now))
+    more = present / float(np.median(past))
+    if more <= 1 + ALIKE_RATIO:
+        return Compared(since_step)
+    alike = _find_alike(tokens, before, present)
+    if np.count_nonzero(alike) >= view.steps_min:
+        return Compared(since_step, from_step=int(steps[np.argmax(alike)]))
+    return Compared(since_step, more_work=more)
+
+
+def keep_alike(view: RunView, times_ns: Floats) -> Floats:
+    """Return times of the steps, shape (n,) in ns, with NaN in those before the batches had as many tokens as in the
+    last `steps_min` steps; all of them where fewer than twice `steps_min` steps have as many.
+    """
+    tokens = _read_tokens(view, view.series.ranks)
+    known = tokens[~np.isnan(tokens)]
+    if len(known) < 2 * view.steps_min or not (present := float(np.median(known[-view.steps_min :]))):
+        return times_ns
+    alike = _find_alike(tokens, np.full(len(tokens), fill_value=True), present)
+    return np.where(alike, times_ns, np.nan) if np.count_nonzero(alike) >= 2 * view.steps_min else times_ns
+
+
+def find_growth_since(view: RunView, finding: Finding) -> float:
+    """Return how many times as many tokens as the level before of an open finding counts for the last `steps_min` steps
+    have; 1 where there are fewer or as many, or it is not known.
+    """
+    counted = finding.evidence.get(TOKENS, 0.0)
+    present = find_present_tokens(view, finding.ranks)
+    grown = present / counted if counted and present is not None else 1.0
+    return grown if grown > 1 + ALIKE_RATIO else 1.0
+
+
+def find_present_tokens(view: RunView, ranks: Sequence[int]) -> float | None:
+    """Return the tokens in the batch of one of these ranks (none: of all) in the last `steps_min` steps: the median;
+    None where they are not known.
+    """
+    tokens = _read_tokens(view, [rank for rank in ranks if view.series.has(rank)] or view.series.ranks)
+    known = tokens[~np.isnan(tokens)][-view.steps_min :]
+    return float(np.median(known)) if len(known) else None
+
+
+def _read_tokens(view: RunView, ranks: Sequence[int]) -> Floats:
+    """Return the mean of the tokens in the ranks' batches in each step, shape (n,); NaN where one is not known."""
+    if view.series.tokens is None or not len(ranks):
+        return np.full(len(view.series.steps), np.nan)
+    columns = view.series.columns_of(spread(ranks, TOKENS_READ_MAX))
+    return np.asarray(view.series.tokens[:, columns].mean(axis=1))
+
+
+def _find_alike(tokens: Floats, among: Flags, present: float) -> Flags:
+    """Return the steps `among` some, the last ones in a row, whose batches have as many tokens as at present; shape
+    (n,). Fewer than OTHERS_MIN others in a row are left out, and do not end the row.
+    """
+    alike = among & (np.abs(tokens / present - 1) <= ALIKE_RATIO)
+    others = np.flatnonzero(among & ~alike)
+    ends = others[OTHERS_MIN - 1 :][others[OTHERS_MIN - 1 :] - others[: -OTHERS_MIN + 1] == OTHERS_MIN - 1]
+    if len(ends):
+        alike[: ends[-1]] = False
+    return alike
