@@ -503,8 +503,8 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
     ranks = subject.ranks or view.series.ranks
     compared = find_compared(view, ranks, since, since)
     step_before_ns = _find_step_before(view, change, known, compared.from_step)
-    cause = find_cause_of_change(view, ranks, compared, _find_added_ns(view, change, times_ns, compared))
-    if cause.name == UNATTRIBUTED and not (view.series.steps < since).any():
+    cause = find_cause_of_change(view, ranks, compared, _find_added_ns(view, change, times_ns, compared, pattern))
+    if cause.name == UNATTRIBUTED and np.count_nonzero(view.series.steps < since) < view.steps_min:
         cause = _replace_unattributed(cause, known, step_before_ns)
     if cause.name == UNSEEN_WAIT and subject.blame in (NO_RANK, NO_OTHER_RANK):
         subject = subject._replace(blame=OF_UNSEEN)  # it may be a rank that is late where no report shows it
@@ -540,11 +540,11 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
     return Candidate(finding, lost_ns)
 
 
-def _find_added_ns(view: RunView, change: Change, times_ns: Floats, compared: Compared) -> float:
+def _find_added_ns(view: RunView, change: Change, times_ns: Floats, compared: Compared, pattern: str) -> float:
     """Return by how much the steps since the begin are longer than before, to compare with the parts of a step: of a
-    ramp those of its middle, as the parts are compared by their medians.
+    ramp, also one that is held at its present level, those of its middle, as the parts are compared by their medians.
     """
-    if not change.is_gradual:
+    if pattern != DRIFTING:
         return change.added_ns
     before_ns = change.before_ns * compared.more_work / change.more_tokens
     return float(np.nanmedian(times_ns[view.series.steps >= change.since_step])) - before_ns

@@ -339,6 +339,28 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     assert "growing slower gradually, from step" not in finding.past
 
 
+@pytest.mark.parametrize(("first", "because"), [(40, "they wait "), (80, "it was found when the steps before")])
+def test_slow_growth_that_is_held_keeps_its_cause(first: int, because: str) -> None:
+    # Data loaders take longer and longer, by 0 to 50 ms, at first slowly: 12.5 ms in the middle.
+    self_ms, added_ms = times(steps=200), np.zeros((200, 12))
+    added_ms[60:] = 50.0 * np.linspace(0.0, 1.0, 140)[:, np.newaxis] ** 2
+
+    def find_from(first: int, last: int, known: Sequence[Finding]) -> Finding:
+        rows = slice(first, last)
+        # What showed the cause has left before the last steps before the begin have.
+        phases_ms = {"data": added_ms[rows].tolist()} if first < 80 else {}
+        series = series_of((self_ms + added_ms)[rows].tolist(), phases_ms=phases_ms)
+        shifted = dataclasses.replace(series, steps=np.arange(first, last))
+        (finding,) = find(RUN, view_of(shifted), known)
+        return finding
+
+    found = find_from(0, 180, ())
+    assert (found.cause, found.pattern) == ("data_loading", "drifting")
+    held = find_from(first, 200, [found])
+    assert (held.cause, held.pattern) == ("data_loading", "drifting")
+    assert f"cause data_loading: {because}" in held.sentence
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_range_of_the_begin_of_a_slower_stage_and_run_holds_it(seed: int) -> None:
     # Noise of 6 % of each rank, and a rise of 20 %: each begins with step 60.
