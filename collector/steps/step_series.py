@@ -27,13 +27,15 @@ class Cells(Protocol):
 
 class Lag(NamedTuple):
     """A rank that is `behind` collectives of a group behind most of its members (ahead where it is negative), in every
-    step since `since_step`.
+    step since `since_step`. `is_matched`: only by their numbers; its calls are matched all the same
+    (`skipped_collectives.py`).
     """
 
     group: str
     rank: int
     behind: int
     since_step: int
+    is_matched: bool = False
 
     @property
     def distance(self) -> str:

@@ -22,7 +22,7 @@ from rankscope.collector.steps.collectives import CollectiveBlock, NameLists
 from rankscope.collector.steps.device_self_times import DeviceSelfTimes
 from rankscope.collector.steps.group_transfers import GroupTransfers, TransferRing
 from rankscope.collector.steps.measured_steps import WindowDistance
-from rankscope.collector.steps.skipped_collectives import Lags, find_lags
+from rankscope.collector.steps.skipped_collectives import Lags
 from rankscope.collector.steps.sparse_rows import SparseRows
 from rankscope.collector.steps.step_series import Cells, Floats, Ints, StepSeries, sum_computing
 from rankscope.collector.steps.wait_attribution import attribute_waits
@@ -271,14 +271,16 @@ class StepTable:
     def _match_step(self, step: int) -> KindColumns:
         slot = step % self._kept
         collectives = self._pending.pop(step, ())
-        waits = split_waits(collectives, self._group_sizes, self._host_groups)
         is_complete = bool(self._covered_count[slot] == self._world_size)
+        waits = split_waits(collectives, self._group_sizes, self._host_groups)
+        corrected = self._lags.correct(step, collectives, waits) if is_complete else None
+        if corrected is not None:
+            waits = split_waits(corrected, self._group_sizes, self._host_groups)
         self._transfers.put(slot, waits.kinds, self._group_sizes, has_exposure=is_complete)
         if not is_complete:
             self._device.add_waits(slot, waits.ranks, waits.kinds)
             return waits.kinds
         self._wait_ns.put(slot, _spread(waits.exposed_ns, waits.ranks, self._world_size))
-        self._lags.add(step, find_lags(collectives) if np.isnan(waits.exposed_ns).any() else {})
         if waits.handover_ns is not None:
             self._handover_ns = self._handover_ns or SparseRows(self._world_size, self._cell)  # only of a pipeline
             self._handover_ns.put(slot, _spread(waits.handover_ns, waits.ranks, self._world_size))

@@ -47,7 +47,6 @@ SMALL: Final = {
     "collector/commands/relay.py": ONE_COMMAND,
     "collector/relay/relay_auth.py": "the keys of a relay, apart from its loop",
     "collector/run_summaries.py": "which rank is sent a summary, and when, apart from the service's loop",
-    "collector/steps/skipped_collectives.py": "which rank left out a collective, apart from the table that keeps it",
     "collector/traces/cycles.py": ONE_TABLE,
     "collector/reports/cycle_table.py": ONE_TABLE,
     "collector/reports/notebook_view.py": "what a notebook shows, apart from what a terminal or a page does",

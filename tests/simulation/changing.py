@@ -193,8 +193,8 @@ def _skips() -> Iterator[Scenario]:
 
 
 def _after_skips() -> Iterator[Scenario]:
-    """Yield a rank that becomes slow after one of its only group has left out a collective. No waits are known then: it
-    counts as missed, and nobody else may be blamed.
+    """Yield a rank that becomes slow after one of its only group has left out a collective. Its calls still meet those
+    of the same step, though their numbers differ.
     """
     for rank in (5, 3):
         yield _run(LAYOUTS["dp 8"], _fault(rank, 1.3, 120), skip=Skip(rank=3, step=60))

@@ -125,7 +125,7 @@ def named_ranks(finding: Finding, topology: Topology) -> frozenset[int]:
 
 def is_about(opened: Opened, fault: Fault, topology: Topology) -> bool:
     finding = opened.finding
-    if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK, BUSY):
+    if opened.opened_step <= fault.begin or finding.kind in (IMBALANCE, OWN_WORK, BUSY, UNMATCHED):
         return False
     named = named_ranks(finding, topology)
     if len(fault.ranks) == topology.world_size:

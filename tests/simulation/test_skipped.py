@@ -1,20 +1,38 @@
-"""A rank that leaves out one collective: its group cannot be judged since then, and the verdict says so."""
+"""A rank that leaves out one collective: its group cannot be judged until it is known which calls meet, and the verdict
+says so.
+"""
 
 from dataclasses import replace
 
+import pytest
+
 from rankscope.collector.detect.finding import STRAGGLER
 from tests.simulation.faults import Fault
+from tests.simulation.ranks import Windows
 from tests.simulation.scenarios import LAYOUTS
 from tests.simulation.world import Skip, run
 
 
 def test_no_verdict_since_a_rank_left_out_a_collective_names_it() -> None:
     scenario = LAYOUTS["dp 8"].scenario(seed=2, steps=96)
-    outcome = run(replace(scenario, skip=Skip(rank=3, step=60)))
+    rare = Windows(length=4, distance=32)  # four steps do not show which calls meet
+    outcome = run(replace(scenario, skip=Skip(rank=3, step=60), windows=rare))
     ((kind, ranks, group),) = [(one.finding.kind, one.finding.ranks, one.finding.group) for one in outcome.opened]
     assert (kind, ranks, group) == ("unmatched_collectives", (3,), "mesh_dp")
     assert outcome.abstained is not None
     assert outcome.abstained.startswith("rank 3 is 1 collective behind in group mesh_dp since step 6")
+
+
+@pytest.mark.parametrize("rank", [3, 5])
+def test_rank_that_becomes_slow_after_a_skipped_collective_is_found(rank: int) -> None:
+    scenario = LAYOUTS["dp 8"].scenario(Fault(cause="gpu_compute", ranks=(rank,), ratio=1.3, begin=100), steps=128)
+    outcome = run(replace(scenario, skip=Skip(rank=3, step=60)))
+    found = {one.finding.kind: one.finding for one in outcome.opened}
+    slow = found.pop(STRAGGLER)
+    assert (slow.ranks, slow.since_step, slow.cause) == ((rank,), 100, "gpu_compute")
+    assert list(found) == ["unmatched_collectives"]
+    assert "belong together all the same" in found["unmatched_collectives"].sentence
+    assert outcome.abstained is None
 
 
 def test_other_groups_are_judged_all_the_same() -> None:

@@ -59,7 +59,11 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """A rank that leaves out the last data parallel collective of a step, so that its count is one lower since then."""
+    """A rank that leaves out the last data parallel collective of a step, so that its count is one lower since then.
+
+    Its calls go on meeting those of the same step, as where it was left out of the count only. With a backend that
+    pairs calls by their count they would meet those of the step before: that is not simulated.
+    """
 
     rank: int
     step: int

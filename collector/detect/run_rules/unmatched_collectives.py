@@ -70,8 +70,16 @@ def _write_sentence(lags: Sequence[Lag], since_step: int, *, is_over: bool = Fal
         ranks = name_ranks(one.rank for one in lags)
         who = f"{ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
         called = f"they {'had' if is_over else 'have'} called fewer or more of them"
-    waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
+    if all(one.is_matched for one in lags):
+        belong, are = ("belonged", "were") if is_over else ("belong", "are")
+        then = (
+            f"The ends of the calls, which all members leave together, show that those of a step {belong} together all "
+            f"the same: so its waits {are} known."
+        )
+    else:
+        waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
+        then = f"What the group {waits} for {could} be matched, so that its members {are} not compared by it."
     return (
         f"In group {first.group} {who}{WHEN if is_over else f' since step {since_step}'}: {called}, or one of them in "
-        f"another step. What the group {waits} for {could} be matched, so that its members {are} not compared by it."
+        f"another step. {then}"
     )

@@ -55,6 +55,17 @@ def test_several_ranks_of_a_group_are_one_finding_since_the_first() -> None:
     assert "ranks 1, 3 were behind or ahead of most members by some collectives{when}: they had" in finding.past
 
 
+def test_where_only_the_numbers_differ_the_waits_are_known() -> None:
+    (finding,) = find(Lag("dp/0-3", 3, 1, 20, is_matched=True))
+    assert finding.sentence.endswith(
+        "or one of them in another step. The ends of the calls, which all members leave together, show that those of a "
+        "step belong together all the same: so its waits are known."
+    )
+    assert "show that those of a step belonged together all the same: so its waits were known." in finding.past
+    (finding,) = find(Lag("dp/0-3", 2, 1, 20), Lag("dp/0-3", 3, 1, 20, is_matched=True))
+    assert "What the group waits for cannot be matched" in finding.sentence
+
+
 def test_it_is_said_after_as_many_steps_as_a_verdict_takes() -> None:
     assert find(Lag("dp/0-3", 3, 1, 33)) == []
     assert len(find(Lag("dp/0-3", 3, 1, 32))) == 1
