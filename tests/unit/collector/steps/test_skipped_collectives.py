@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.collector.steps.collectives import CollectiveBlock
+from rankscope.collector.steps.collectives import CollectiveBlock, Step
 from rankscope.collector.steps.skipped_collectives import STEPS_MIN, Lags, correct_numbers, find_ends, find_lags
 from rankscope.collector.steps.step_series import Lag
 from rankscope.collector.steps.wait_times import split_waits
@@ -128,17 +128,17 @@ def test_numbers_are_corrected_once_enough_steps_show_that_calls_of_one_place_me
 
 
 def test_waits_are_known_again_with_the_numbers_corrected() -> None:
-    lags, sizes = Lags(), {"tp": 3}
+    lags, sizes, corrected = Lags(), {"tp": 3}, list[Step | None]()
     for number in range(STEPS_MIN):
         usual, mine = ended([10, 30 + 9 * number], 7), ended([110, 130 + 9 * number], 6)
         step = step_of({0: usual, 1: mine, 2: usual})
         waits = split_waits(step, sizes)
         assert np.isnan(waits.exposed_ns).all()
-        corrected = lags.correct(number, step, waits)
-        assert (corrected is not None) is (number == STEPS_MIN - 1)
-    assert corrected is not None
-    assert split_waits(corrected, sizes).exposed_ns.tolist() == [0.0, 0.0, 0.0]
-    healthy = step_of(dict.fromkeys(range(3), usual))
+        corrected.append(lags.correct(number, step, waits))
+    *before, last = corrected
+    assert before == [None] * (STEPS_MIN - 1)
+    assert split_waits(last or (), sizes).exposed_ns.tolist() == [0.0, 0.0, 0.0]
+    healthy = step_of(dict.fromkeys(range(3), ended([10, 25], 7)))
     assert lags.correct(STEPS_MIN, healthy, split_waits(healthy, sizes)) is None
     assert lags.read() == ()
 
