@@ -82,6 +82,9 @@ UNSEEN: Final = (
     "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for"
 )
 OF_UNSEEN: Final = "and which rank is to blame is not known, as what they wait for is not measured"
+KNOWN_SHARE_MIN: Final = 0.5
+"""Share of the steps since a change whose waits are known, below which the sentence says how many those are: a rank
+that is slow in some of the others would not show."""
 FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
 NOT_KEPT: Final = "the steps before were no longer kept when it was found"
 RANKED_MIN: Final = 4.0
@@ -197,6 +200,8 @@ class RunSlowdown:
         blame = _blame(suspects if are_compared else view.series.ranks, explaining, ())
         if (find_unseen_share(view, change.since_step) or 0.0) >= MOSTLY:
             blame = UNSEEN
+        since_step = change.since_step if known is None or known.since_step is None else known.since_step
+        blame = _say_known(view, since_step, blame)
         candidate = _describe(view, change, known, steps_ns, Subject(RUN, who, blame))
         is_of_link = candidate.finding.cause == SLOW_LINK and any(one.kind == SLOW_LINK for one in explaining)
         return [] if known is None and is_of_link else [candidate]  # what else the link costs is no second finding
@@ -269,6 +274,15 @@ def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[
     if suspects:
         return NOT_KNOWN_YET
     return NO_RANK if tuple(judged) == tuple(usual) else NO_OTHER_RANK
+
+
+def _say_known(view: RunView, since_step: int, blame: str) -> str:
+    """Return that no rank is to blame, with the steps that it is said by where they are few; anything else as it is."""
+    known = view.is_known[view.series.steps >= since_step]
+    if blame not in (NO_RANK, NO_OTHER_RANK) or len(view.series.ranks) == 1 or np.mean(known) >= KNOWN_SHARE_MIN:
+        return blame
+    by = f"by the {np.count_nonzero(known)} of {len(known)} steps kept since then whose waiting is known,"
+    return blame.replace("and ", f"and {by} ", 1)
 
 
 def _count_work(

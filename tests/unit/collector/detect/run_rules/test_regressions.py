@@ -592,6 +592,21 @@ def test_slower_run_waits_for_comparison_but_not_forever() -> None:
     assert "and whether one rank is to blame is not known yet; cause" in finding.sentence
 
 
+@pytest.mark.parametrize(("every", "is_qualified"), [(2, False), (3, True)])
+def test_rank_that_is_not_to_blame_by_few_known_steps_is_said_to_be_so_by_these(every: int, is_qualified: bool) -> None:
+    self_ms = times()
+    self_ms[60:] *= 1.3
+    known_ms = self_ms.copy()
+    known_ms[60:][np.arange(60) % every > 0] = UNKNOWN
+    look = view_of(series_of(known_ms.tolist(), step_ms=self_ms.tolist()))
+    (finding,) = find(RUN, look)
+    by = "by the 20 of 60 steps kept since then whose waiting is known, " if is_qualified else ""
+    assert f", and {by}no single rank is to blame; cause" in finding.sentence
+    assert ("steps kept since then whose waiting was known, no single rank was to" in finding.past) is is_qualified
+    (later,) = find(RUN, look, [finding])
+    assert later.sentence == finding.sentence
+
+
 def test_what_is_long_past_is_no_past_of_a_run() -> None:
     """Steps that have grown gradually look like a change in comparison with it."""
     self_ms = times(steps=160)
