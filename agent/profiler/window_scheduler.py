@@ -475,10 +475,9 @@ class WindowScheduler:
                 self._count_skip(skipped)
             self._after_end = _discard if after is None else after
         are_over = self._profiler.settle(wait_s)
-        then = self._after_end
-        if then is None or not (are_over or must_end):
-            return False  # without, it was given up for the user's profiler meanwhile
-        self._after_end = None
+        if self._running is None or not (are_over or must_end):
+            return False  # it may have been given up for the user's profiler meanwhile
+        then, self._after_end = self._after_end, None
         result = self._stop()
         cost_ns = thread_time_ns() - begin_ns
         self._full_in_run_ns += cost_ns if full else 0
