@@ -244,10 +244,10 @@ class AgentConfig(Settings):
     cuda_graphs: str = setting(
         AUTO,
         Setting(
-            "Whether training captures CUDA graphs. A profiler session before the first one may leave the process "
-            "without records for good, so that none begins until it is captured, or 64 steps and 60 s have passed. "
-            "auto: wait where torch.compile was called with CUDA graphs, or Megatron's arguments ask for them; yes: "
-            "wait in any case; no: do not wait (docs/cost.md).",
+            "Whether profiler sessions wait until the first CUDA graph is captured, or 64 steps and 60 s have passed: "
+            "one before it may leave the process without kernel records for good. auto: wait where torch.compile was "
+            "called with CUDA graphs, or Megatron's arguments ask for them; yes: always wait; no: never wait "
+            "(docs/cost.md).",
             choices=(AUTO, YES, NO),
         ),
     )

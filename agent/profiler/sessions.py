@@ -5,6 +5,7 @@ One session at a time. A capture goes before a window: for the windows it is a p
 """
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from rankscope.agent.captures.trace_captures import TraceCaptures
 from rankscope.agent.config import MEASURED, AgentConfig
@@ -18,6 +19,12 @@ from rankscope.agent.profiler.windows import ProfilerWindows, make_comparison
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.measure.identity import RankIdentity
 from rankscope.measure.records import StepRecord
+
+NOT_WATCHED: Final = (
+    "no profiler windows with the collectives of gloo, so no waiting in them and no ratio of communication: whether "
+    "they are over cannot be known here (torch does not name gloo's threads, or /proc does not show their system "
+    "calls), and a window that ended before would corrupt memory (docs/torch.md)"
+)
 
 
 class ProfilerSessions:
@@ -49,7 +56,7 @@ class ProfilerSessions:
         is_measured = config.nccl_timing == MEASURED and TIMING_VARIABLE not in environment
         self.timing = self._make_timing(config) if is_measured else None
         """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
-        self._has_logged_timing = self._has_logged_graph = False
+        self._has_logged_timing = self._has_logged_graph = self._has_logged_gloo = False
 
     def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
         windows, environment, graphs = self.windows, self._environment, self._graphs
@@ -111,8 +118,13 @@ class ProfilerSessions:
         self.windows.on_user_profiler(begins)
 
     def log(self) -> None:
-        """Log once on each node what windows and timing have done to the steps. For the agent thread."""
+        """Log once on each node what windows and timing have done to the steps, and what windows cannot have. For the
+        agent thread.
+        """
         self.windows.log_effect()
+        if self.windows.ranges.collectives.were_left_out and not self._has_logged_gloo:
+            self._has_logged_gloo = True
+            log_once_per_node(NOT_WATCHED, self._environment, topic="gloo")
         text = None if self._has_logged_graph else self._graphs.first_graph.describe()
         if text is not None:
             self._has_logged_graph = True

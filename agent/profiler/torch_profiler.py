@@ -289,7 +289,7 @@ class TorchProfiler:
         ranges = {scope.USER_SCOPE} if self._ranges.collectives.may_be_recorded else set()
         if not full:
             if not ranges:  # for torch no scope means all
-                raise RuntimeError("a session of ranges alone, whose end could corrupt memory")
+                raise RuntimeError("no light window: gloo cannot be watched, and its end could corrupt memory")
             return ranges
         if every_operator:
             return {*ranges, scope.FUNCTION, scope.BACKWARD_FUNCTION}

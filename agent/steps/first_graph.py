@@ -116,8 +116,8 @@ class FirstGraph:
     def obstacle(self) -> str:
         """Why a capture is refused meanwhile, to follow "refused: "."""
         return (
-            f"{self._sign}, and a profiler session before the first graph may leave the process without records for "
-            "good. Capture steps after it, or set RANKSCOPE_CUDA_GRAPHS=no (docs/cost.md)"
+            f"{self._sign}, and a profiler session before the first graph may leave the process without kernel records "
+            "for good. Order it after the first graph, or set RANKSCOPE_CUDA_GRAPHS=no (docs/cost.md)"
         )
 
     def describe(self) -> str | None:
@@ -129,6 +129,6 @@ class FirstGraph:
             return None
         return (
             f"no CUDA graph was captured in {steps} steps and {ns_to_s(waited_ns):.0f} s although {self._sign}: "
-            "profiler sessions begin now. One before the first graph may leave them without records for good; "
-            "RANKSCOPE_DEVICE_WINDOWS=off begins none, RANKSCOPE_CUDA_GRAPHS=no does not wait (docs/cost.md)"
+            "profiler sessions begin now. If a graph is captured later, the process may have no kernel records for "
+            "good; RANKSCOPE_DEVICE_WINDOWS=off begins no window, RANKSCOPE_CUDA_GRAPHS=no does not wait (docs/cost.md)"
         )

@@ -64,6 +64,8 @@ class OpenCollectives:
         self._monotonic = monotonic
         self.has_gloo: Callable[[], bool] = lambda: False
         """Returns whether a process group may communicate on the CPU."""
+        self.were_left_out = False
+        """Whether a session had no collectives of the CPU, since they cannot be watched."""
         self._find_group_class = find_group_class or find_class
         self._enable_recording = enable_recording or enable
         self._paused_thread: int | None = None
@@ -77,7 +79,9 @@ class OpenCollectives:
     @property
     def may_be_recorded(self) -> bool:
         """Whether a session may have collectives of the CPU: not where it could not be known when they are over."""
-        return not self.has_gloo() or self.can_be_watched
+        may_be_recorded = not self.has_gloo() or self.can_be_watched
+        self.were_left_out |= not may_be_recorded
+        return may_be_recorded
 
     @property
     def can_be_watched(self) -> bool:

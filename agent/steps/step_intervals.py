@@ -1,7 +1,7 @@
 """Choose intervals of steps that are powers of two, and a step of each, so that those of ranks that compute them alone
 agree or nest.
 
-Of each block of as many steps as an interval has, one step is chosen, as if by chance: were it the first one, what
+Of each block of as many steps as an interval has, one step is chosen, pseudo-randomly: were it the first one, what
 happens every 10th step could fall for good between the steps that are measured. The choice of a block is that of one of
 its two halves, so the steps chosen at a longer interval are among those chosen at a shorter one.
 """

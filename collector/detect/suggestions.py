@@ -272,8 +272,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "unmatched_collectives": Advice(FINDINGS_PAGE, {
         "unmatched_collectives": (
             "Look for a collective that not all ranks call: under a condition, after an error that was caught, in a "
-            "last batch that some ranks do not have. Unless it says that those of a step belong together all the same, "
-            "the next one of that rank meets another one of the others, and what they compute may be wrong."
+            "last batch that some ranks do not have. Unless the finding says that the calls of a step still "
+            "match, the rank's next one meets a different one of the others, and what they compute may be wrong."
         ),
     }),
     "slow_gpu_model": Advice(FINDINGS_PAGE, {

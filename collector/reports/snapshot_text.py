@@ -23,7 +23,7 @@ from rankscope.collector.reports.trace_text import WIDTH, render_section
 
 NO_STACKS = "(no stack recorded)"
 NO_CATEGORIES = (
-    "A snapshot records none, and this one has no Python stacks from which they would follow: call "
+    "Categories are derived from Python stacks, and this snapshot has none: record them with "
     "torch.cuda.memory._record_memory_history(stacks='python', max_entries=100_000)"
 )
 _KINDS = Section(

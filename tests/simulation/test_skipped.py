@@ -31,7 +31,7 @@ def test_rank_that_becomes_slow_after_a_skipped_collective_is_found(rank: int) -
     slow = found.pop(STRAGGLER)
     assert (slow.ranks, slow.since_step, slow.cause) == ((rank,), 100, "gpu_compute")
     assert list(found) == ["unmatched_collectives"]
-    assert "belong together all the same" in found["unmatched_collectives"].sentence
+    assert "those of a step still match" in found["unmatched_collectives"].sentence
     assert outcome.abstained is None
 
 

@@ -60,9 +60,8 @@ def write_sentence(
     grows = ", growing slower gradually" if pattern == DRIFTING else ""
     for_each, counted = "", ""
     if change.more_tokens > 1.0:
-        more = f"{change.more_tokens:.2f} times as"
         for_each = " for each token"
-        counted = f", if {more} many tokens {'took' if is_over else 'take'} {more} long"
+        counted = f", scaled up for {change.more_tokens:.2f} times as many tokens"
     blame, because = subject.blame, cause.because
     if is_over:
         blame, because = put_in_past(blame), put_in_past(because)

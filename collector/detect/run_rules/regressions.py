@@ -281,7 +281,7 @@ def _say_known(view: RunView, since_step: int, blame: str) -> str:
     known = view.is_known[view.series.steps >= since_step]
     if blame not in (NO_RANK, NO_OTHER_RANK) or len(view.series.ranks) == 1 or np.mean(known) >= KNOWN_SHARE_MIN:
         return blame
-    by = f"by the {np.count_nonzero(known)} of {len(known)} steps kept since then whose waiting is known,"
+    by = f"as far as waiting is known ({np.count_nonzero(known)} of {len(known)} steps kept since then),"
     return blame.replace("and ", f"and {by} ", 1)
 
 

@@ -70,16 +70,20 @@ def _write_sentence(lags: Sequence[Lag], since_step: int, *, is_over: bool = Fal
         ranks = name_ranks(one.rank for one in lags)
         who = f"{ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
         called = f"they {'had' if is_over else 'have'} called fewer or more of them"
+    where = f"In group {first.group} {who}{WHEN if is_over else f' since step {since_step}'}"
     if all(one.is_matched for one in lags):
-        belong, are = ("belonged", "were") if is_over else ("belong", "are")
-        then = (
-            f"The ends of the calls, which all members leave together, show that those of a step {belong} together all "
-            f"the same: so its waits {are} known."
+        differ, left, showed, match, are = (
+            ("differed", "left", "showed", "matched", "were")
+            if is_over
+            else ("differ", "leave", "show", "match", "are")
         )
-    else:
-        waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
-        then = f"What the group {waits} for {could} be matched, so that its members {are} not compared by it."
+        return (
+            f"{where}: only {'its' if len(lags) == 1 else 'their'} sequence numbers {differ}. All members {left} a "
+            f"collective together, and the ends of the calls {showed} that those of a step still {match}: the group's "
+            f"waits {are} known."
+        )
+    waits, could, are = ("waited", "could not", "were") if is_over else ("waits", "cannot", "are")
     return (
-        f"In group {first.group} {who}{WHEN if is_over else f' since step {since_step}'}: {called}, or one of them in "
-        f"another step. {then}"
+        f"{where}: {called}, or one of them in another step. What the group {waits} for {could} be matched, so that "
+        f"its members {are} not compared by it."
     )

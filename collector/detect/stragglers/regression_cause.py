@@ -54,9 +54,9 @@ class Compared(NamedTuple):
         """Return what a part of a step is longer than, as text.
 
         >>> Compared(60).than_before, Compared(60, more_work=1.5).than_before
-        ('than before', 'than in proportion to their tokens')
+        ('than before', 'than the added tokens explain')
         """
-        return THAN_BEFORE if self.more_work == 1.0 else "than in proportion to their tokens"
+        return THAN_BEFORE if self.more_work == 1.0 else "than the added tokens explain"
 
 
 def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared, added_ns: float) -> Cause:

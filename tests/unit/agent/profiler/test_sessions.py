@@ -132,3 +132,17 @@ def test_a_profiler_of_the_script_restarts_the_reference() -> None:
     rank.sessions.on_profiler(begins=False)
     assert state_of(rank.run(1)) is TimingState.REFERENCE
     assert state_of(rank.run(STRETCH_STEPS_MIN)) is TimingState.COMPARED
+
+
+def test_where_gloo_cannot_be_watched_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    sessions = Rank(setting="off").sessions
+    collectives = sessions.windows.ranges.collectives
+    assert collectives.may_be_recorded
+    sessions.log()
+    assert "gloo" not in capsys.readouterr().err
+    collectives.has_gloo = lambda: True
+    collectives._futex = None  # as on a machine whose system calls are not known
+    assert not collectives.may_be_recorded
+    sessions.log()
+    sessions.log()
+    assert capsys.readouterr().err.count("no profiler windows with the collectives of gloo") == 1

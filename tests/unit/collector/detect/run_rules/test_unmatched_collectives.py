@@ -58,10 +58,10 @@ def test_several_ranks_of_a_group_are_one_finding_since_the_first() -> None:
 def test_where_only_the_numbers_differ_the_waits_are_known() -> None:
     (finding,) = find(Lag("dp/0-3", 3, 1, 20, is_matched=True))
     assert finding.sentence.endswith(
-        "or one of them in another step. The ends of the calls, which all members leave together, show that those of a "
-        "step belong together all the same: so its waits are known."
+        "since step 20: only its sequence numbers differ. All members leave a collective together, and the ends of the "
+        "calls show that those of a step still match: the group's waits are known."
     )
-    assert "show that those of a step belonged together all the same: so its waits were known." in finding.past
+    assert "showed that those of a step still matched: the group's waits were known." in finding.past
     (finding,) = find(Lag("dp/0-3", 2, 1, 20), Lag("dp/0-3", 3, 1, 20, is_matched=True))
     assert "What the group waits for cannot be matched" in finding.sentence
 
