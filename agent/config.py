@@ -290,8 +290,9 @@ class AgentConfig(Settings):
     flops_interval_s: float = setting(
         300.0,
         Setting(
-            "Shortest time between two counts of the FLOPs of a step: they are counted again when the batch has had "
-            "another size for 16 steps, and after twelve times this time.",
+            "When the FLOPs of a step are counted again: once in this time if the batch has had another size for 16 "
+            "steps, and in any case once in twelve times this time; early in a run each time its steps have doubled. "
+            "Both times are rounded up to a power of two of steps, and all ranks do so at the same step of each.",
             unit="seconds",
             smallest=1,
             largest=_DAY_S,

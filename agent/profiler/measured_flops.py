@@ -30,7 +30,9 @@ NOT_YET: Final = (
     f"allows; {_CURE} at once"
 )
 BATCH_CHANGED: Final = "the batch size differs from that of step {step}, in which FLOPs were measured"
-MEASURED_AGAIN: Final = "they are measured again flops_interval_s after that, if overhead_ratio_max allows"
+MEASURED_AGAIN: Final = (
+    "they are measured again at the next step at which all ranks may (flops_interval_s), if overhead_ratio_max allows"
+)
 
 
 class MeasuredFlops:

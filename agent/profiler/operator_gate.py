@@ -1,6 +1,6 @@
 """Decide when the operators of the host are recorded for FLOPs, because the windows of its device are off or over.
 
-That is a session without CUPTI (`host_operators.py`) of a few steps: once a run, and again as `flops_windows.py` says.
+That is a session without CUPTI (`host_operators.py`) of a few steps, at the steps that `flops_windows.py` names.
 The steps after the first one are compared with those before it, as those between windows of a device are: if they have
 become longer there is no second session.
 """
@@ -19,8 +19,6 @@ from rankscope.measure.units import NS_PER_MS
 COST_ASSUMED_NS: Final = 150 * NS_PER_MS
 """Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each, twice what was measured
 (`tests/benchmarks/results/host-operators.md`)."""
-QUESTION_STEPS: Final = 64
-"""Steps between two questions whether a session is due and paid for."""
 
 
 class OperatorGate:
@@ -60,10 +58,10 @@ class OperatorGate:
         """Whether steps have become longer since the first session, so that there is no second one."""
         return self._effect is not None and self._effect.state is EffectState.ENDED
 
-    def begins(self) -> bool:
-        """Return whether a session begins with the next step: never before the warm-up and the reference after it."""
+    def begins(self, step: int) -> bool:
+        """Return whether a session begins with this step: never before the warm-up and the reference after it."""
         is_ready = self._effect is not None and self._effect.state in {EffectState.READY, EffectState.KEPT}
-        if not is_ready or self._flops is None or not self._flops.is_due() or not self._is_paid_for:
+        if not is_ready or self._flops is None or not self._flops.is_due(step) or not self._is_paid_for:
             return False
         return self.replaces_windows and not self.has_graphs()
 
@@ -72,13 +70,13 @@ class OperatorGate:
         allowance = self._plan.allowance
         return FULL_WINDOWS not in allowance.dropped and self._expected_ns <= allowance.budget_left_ns
 
-    def steps_until_due(self, unknown: int) -> int:
-        """Return after how many steps at least a session may begin or be decided on; `unknown` if not yet."""
-        if self._effect is None or self.has_slowed or not self.replaces_windows:
+    def find_next(self, step: int, unknown: int) -> int:
+        """Return the first step after this one at which a session may begin or be decided on; `unknown` if not yet."""
+        if self._effect is None or self._flops is None or self.has_slowed or not self.replaces_windows:
             return unknown
-        if self.begins():
-            return 1
-        return min(QUESTION_STEPS, self._effect.steps_left) if self._effect.is_open else QUESTION_STEPS
+        due = self._flops.find_next(step)
+        is_compared = self._effect.is_open and self._effect.state is not EffectState.READY
+        return min(due, step + self._effect.steps_left) if is_compared else due
 
     def on_step(self, record: StepRecord, *, in_window: bool) -> None:
         """Add a finished step, which a session or another profiler has recorded or not."""

@@ -118,12 +118,13 @@ class WindowPlan:
         full_window_steps: int,
         overhead_ratio_max: float,
     ) -> None:
-        self._warmup_steps = warmup_steps
+        self.warmup_steps = warmup_steps
         self._collective_window_ns = collective_window_ns
         self._full_window_interval_ns = full_window_interval_ns
         self.allowance = Allowance(overhead_ratio_max, int(overhead_ratio_max * HEAD_START_NS), 0)
         """What windows may spend at present."""
-        self._step_ns: int | None = None
+        self.step_ns: int | None = None
+        """The present step time; None: not known yet."""
         self._costs = WindowCosts()
         self._light_steps_timed = UNKNOWN_STEPS
         self._full_is_too_rare = False
@@ -151,8 +152,10 @@ class WindowPlan:
         self._owes_full = True
 
     def learn_step(self, step_ns: int) -> None:
-        """Set the present step time. Until it is known windows begin at powers of two of steps."""
-        self._step_ns = max(1, step_ns)
+        """Set the present step time. Until it is known light windows begin at powers of two of steps, full ones at the
+        step chosen from each to the next.
+        """
+        self.step_ns = max(1, step_ns)
         self._set_intervals()
 
     def learn_full(self, cost_ns: int) -> None:
@@ -173,9 +176,9 @@ class WindowPlan:
             self._collective_window_ns //= 2
 
     def _set_intervals(self) -> None:
-        if self._step_ns is not None:
-            self._set_light(self._step_ns)
-            self._set_full(self._step_ns)
+        if self.step_ns is not None:
+            self._set_light(self.step_ns)
+            self._set_full(self.step_ns)
 
     def _set_light(self, step_ns: int) -> None:
         wanted = self._collective_window_ns / step_ns
@@ -207,20 +210,20 @@ class WindowPlan:
 
     def find_next(self, step: int) -> int:
         """Return a step after this one before which no planned window begins or ends."""
-        since = step - self._warmup_steps
+        since = step - self.warmup_steps
         if since < 0:
-            return self._warmup_steps
+            return self.warmup_steps
         light = self.light_interval_steps
         begun = since - since % light
         found = [
-            find_next_chosen(since, _full_interval_at(since, self.full_interval_steps)),
+            find_next_chosen(since, full_interval_at(since, self.full_interval_steps)),
             _next_multiple(since, light),
         ]
         if since < begun + self.light_window_steps:
             found.append(begun + self.light_window_steps)
         if light == UNKNOWN_STEPS:
             found += [1 << since.bit_length(), _next_multiple(since, LIGHT_LENGTH_STEPS_MAX)]  # the next power of two
-        return self._warmup_steps + min(found)
+        return self.warmup_steps + min(found)
 
     def affords_full(self, times: int = 1) -> bool:
         """Return whether a full window may begin now, as far as its cost is concerned: one that costs so many times
@@ -233,19 +236,19 @@ class WindowPlan:
 
     def begins_full(self, step: int) -> bool:
         """Return whether a full window begins with this step."""
-        since = step - self._warmup_steps
-        if since < 0 or not is_chosen(since, _full_interval_at(since, self.full_interval_steps)):
+        since = step - self.warmup_steps
+        if since < 0 or not is_chosen(since, full_interval_at(since, self.full_interval_steps)):
             return False
         return self.affords_full() and (since == 0 or self._are_all_affordable(since))
 
     def begins_light(self, step: int) -> bool:
         """Return whether a light window begins with this step, and the one before ends."""
-        since = step - self._warmup_steps
+        since = step - self.warmup_steps
         return since >= 0 and self._is_light_step(since) and self._light_is_allowed
 
     def is_light(self, step: int) -> bool:
         """Return whether a light window may continue over this step."""
-        since = step - self._warmup_steps
+        since = step - self.warmup_steps
         if LIGHT_WINDOWS in self.allowance.dropped or (self._is_light_step(since) and not self._light_is_allowed):
             return False
         return since & (self.light_interval_steps - 1) < self.light_window_steps
@@ -275,10 +278,10 @@ class WindowPlan:
         return count * self._costs.full_ns <= share * (self.allowance.elapsed_ns + HEAD_START_NS)
 
 
-def _full_interval_at(since: int, intended: int) -> int:
+def full_interval_at(since: int, intended: int) -> int:
     """Return the interval of which one step is chosen at this step: early in a run as many steps as there were before.
 
-    >>> [_full_interval_at(since, 512) for since in (0, 31, 64, 127, 128, 511, 512, 9_999)]
+    >>> [full_interval_at(since, 512) for since in (0, 31, 64, 127, 128, 511, 512, 9_999)]
     [32, 32, 64, 64, 128, 256, 512, 512]
     """
     return min(intended, max(FULL_FIRST_INTERVAL_STEPS, 1 << since.bit_length() >> 1))

@@ -129,7 +129,7 @@ class WindowScheduler:
 
     During a device's windows but the first the `sampler` notes where the training thread is.
 
-    A full window has shapes when FLOPs are due, `flops_interval_ns` apart (None: never), and the budget pays for it.
+    A full window has shapes when FLOPs are due, by `flops_interval_ns` (None: never), and the budget pays for it.
     Where windows of the device are off or over, a window of the host alone has them, as `operators_effect` allows
     (None: there are none), and not while the process `has_graphs`.
     """
@@ -156,7 +156,7 @@ class WindowScheduler:
         operators_effect: WindowEffect | None = None,
         has_graphs: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns)
+        self.flops = None if flops_interval_ns is None or not full else FlopsWindows(flops_interval_ns, plan)
         """None if no windows are to have shapes."""
         self.operators = OperatorGate(
             profiler, plan, self.flops, device_effect=effect, own_effect=operators_effect, has_graphs=has_graphs
@@ -241,8 +241,8 @@ class WindowScheduler:
         if not self._full_wanted or self._guard.is_off(PART):
             return planned
         try:
-            of_operators = self.operators.steps_until_due(UNKNOWN_STEPS)
-            return min(planned, step + min(of_operators, self._gate.steps_until_due(UNKNOWN_STEPS)))
+            of_operators = self.operators.find_next(step, UNKNOWN_STEPS)
+            return min(planned, of_operators, step + self._gate.steps_until_due(UNKNOWN_STEPS))
         except Exception as error:  # noqa: BLE001 - steps are measured without windows, too
             self._guard.record(PART, error)
             return planned
@@ -320,7 +320,7 @@ class WindowScheduler:
             or bool(self._user_profilers)
             or self._has_run_its_length(step)
             or (self._full_wanted and self._gate.steps_until_due(UNKNOWN_STEPS) == 1)
-            or self.operators.begins()
+            or self.operators.begins(step)
         )
 
     def _advance(self, step: int) -> None:
@@ -343,14 +343,14 @@ class WindowScheduler:
         if may_begin and self._gate.decide_to_detach():
             self._detach()
         begins_full = may_begin and self._gate.begins_full(step)
-        host_only = may_begin and not begins_full and self.operators.begins()
+        host_only = may_begin and not begins_full and self.operators.begins(step)
         rolls = self._running is False and self._plan.begins_light(step)
         if self._running is not None and (ends or begins_full or host_only or rolls):
             self._finish()
         begins_light = self._plan.begins_light(step) or (full_ends and self._plan.is_light(step))
         if self._running is None and (begins_full or host_only or (self._light_wanted and begins_light)):
             is_planned = begins_light or self._plan.begins_full(step)
-            self._begin(full=begins_full or host_only, is_planned=is_planned, host_only=host_only)
+            self._begin(step, full=begins_full or host_only, is_planned=is_planned, host_only=host_only)
 
     def _has_run_its_length(self, step: int) -> bool:
         """Return whether the running window, if any, has all its steps. The first one of a device has one step, others
@@ -374,7 +374,7 @@ class WindowScheduler:
                 self._gate.on_detached()
         self._full_in_run_ns += thread_time_ns() - begin_ns
 
-    def _begin(self, *, full: bool, is_planned: bool, host_only: bool) -> None:
+    def _begin(self, step: int, *, full: bool, is_planned: bool, host_only: bool) -> None:
         if not full and not (self._light_wanted and self._light_is_useful() and self._gate.allows_light):
             return
         if full and not host_only and self._profiler.misses_device:
@@ -391,7 +391,7 @@ class WindowScheduler:
             on_device = full and not host_only and self._profiler.sees_device
             is_first = full and not host_only and self._profiler.is_first_of_device
             has_shapes = host_only or (
-                full and not is_first and _affords_shapes(self.flops, self._plan, on_device=on_device)
+                full and not is_first and _affords_shapes(self.flops, self._plan, step, on_device=on_device)
             )
             self._profiler.start(full=full, shapes=has_shapes, host_only=host_only)
             self._has_shapes, self._is_host_only = has_shapes, host_only
@@ -527,7 +527,7 @@ def _discard(_result: Any, _cost_ns: int) -> None:
     """Do nothing with a window."""
 
 
-def _affords_shapes(flops: FlopsWindows | None, plan: WindowPlan, *, on_device: bool) -> bool:
-    """Return whether FLOPs are due, and the budget pays for a window with shapes."""
+def _affords_shapes(flops: FlopsWindows | None, plan: WindowPlan, step: int, *, on_device: bool) -> bool:
+    """Return whether FLOPs are due at this step, and the budget pays for a window with shapes."""
     times = COST_TIMES_ON_DEVICE if on_device else COST_TIMES
-    return flops is not None and flops.is_due() and plan.affords_full(times)
+    return flops is not None and flops.is_due(step) and plan.affords_full(times)

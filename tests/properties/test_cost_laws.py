@@ -23,6 +23,7 @@ from rankscope.agent.governor import (
     STEP_HOOKS,
     Governor,
 )
+from rankscope.agent.profiler.flops_windows import COST_TIMES, FlopsWindows
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 
@@ -32,6 +33,8 @@ FULL_STEPS = 2
 STEPS = 2500
 ROUNDING_NS = STEPS
 """Costs are kept as whole nanoseconds and compared as ratios: up to one is lost or won at each step."""
+SHAPES_COST_TIMES = 2
+FLOPS_INTERVAL_NS = 20 * NS_PER_S
 few_examples = settings(max_examples=40)
 """Each is thousands of steps."""
 
@@ -79,6 +82,8 @@ class Rank:
     chance: Random = field(default_factory=lambda: Random(0))
     full_steps: list[int] = field(default_factory=list)
     light_steps: list[int] = field(default_factory=list)
+    shaped_steps: list[int] = field(default_factory=list)
+    """Those of `full_steps` whose windows have shapes."""
     overdrawn_ns: float = -float("inf")
     """The largest excess of the cost over the budget of the time so far."""
     dearest_ns: dict[str, int] = field(default_factory=lambda: {FULL_WINDOWS: 0, LIGHT_WINDOWS: 0})
@@ -95,11 +100,13 @@ class Rank:
             full_window_steps=FULL_STEPS,
             overhead_ratio_max=BUDGET,
         )
+        self.flops = FlopsWindows(FLOPS_INTERVAL_NS, self.plan)
         self.governor = Governor(BUDGET)
         self.now_ns = 0
         self.spent_ns = {STEP_HOOKS: 0, AGENT_THREAD: 0, FULL_WINDOWS: 0, LIGHT_WINDOWS: 0}
         self._next_report_ns = NS_PER_S
         self._ended: list[tuple[str, int, int]] = []
+        self._has_shapes = False
         self._running: str | None = None
         self._began = self._full_ends = 0
         self._lights_begun = [0, 0]
@@ -130,8 +137,11 @@ class Rank:
             self._end(self._running, step - self._began)
         if begins_full:
             self._running, self._began, self._full_ends = FULL_WINDOWS, step, step + self.plan.full_window_steps
+            self._has_shapes = self.flops.is_due(step) and self.plan.affords_full(COST_TIMES)
             self.plan.on_full()
             self.full_steps.append(step)
+            if self._has_shapes:
+                self.shaped_steps.append(step)
         elif begins_light or (full_ends and self.plan.is_light(step)):
             self._running, self._began = LIGHT_WINDOWS, step
             self._lights_begun[-1] += 1
@@ -142,10 +152,13 @@ class Rank:
     def _end(self, kind: str, steps: int) -> None:
         light_ns = self.costs.light_ns + steps * self.costs.light_step_ns
         mean_ns = self.costs.full_ns if kind == FULL_WINDOWS else light_ns
+        has_shapes = kind == FULL_WINDOWS and self._has_shapes
+        mean_ns *= SHAPES_COST_TIMES if has_shapes else 1
         cost_ns = round(mean_ns * self.chance.uniform(1 - self.costs.swing, 1 + self.costs.swing))
         self.spent_ns[kind] += cost_ns
         self.dearest_ns[kind] = max(self.dearest_ns[kind], cost_ns)
-        self._ended.append((kind, cost_ns, steps))
+        if not has_shapes:
+            self._ended.append((kind, cost_ns, steps))
         self._running = None
 
     def _report(self, step: int) -> None:
@@ -185,6 +198,7 @@ def test_no_window_if_the_base_cost_exceeds_the_budget(costs: Costs, times: floa
 def test_ranks_with_the_same_costs_have_the_same_windows(costs: Costs) -> None:
     one, other = Rank(costs).train(), Rank(costs).train()
     assert (one.full_steps, one.light_steps) == (other.full_steps, other.light_steps)
+    assert one.shaped_steps == other.shaped_steps
 
 
 def draw_costs(chance: Random, swing: float) -> Costs:
@@ -198,15 +212,16 @@ def draw_costs(chance: Random, swing: float) -> Costs:
     )
 
 
+@pytest.mark.parametrize("kinds", [("full_steps", "light_steps"), ("shaped_steps",)], ids=["all", "with shapes"])
 @pytest.mark.parametrize("swing", [0.0, 0.2])
-def test_ranks_with_different_costs_share_most_rarer_windows(swing: float) -> None:
+def test_ranks_with_different_costs_share_most_rarer_windows(swing: float, kinds: tuple[str, ...]) -> None:
     # No law of each pair: a window that the one begins the other's account may not be able to pay. So of many.
     chance = Random(20)
     wanted = found = 0
     for seed in range(30):
         costs = draw_costs(chance, swing)
         ranks = [Rank(costs.times(chance.uniform(0.5, 1.5)), Random(seed + place)).train(1500) for place in (0, 1)]
-        for kind in ("full_steps", "light_steps"):
+        for kind in kinds:
             rarer, denser = sorted((set(getattr(rank, kind)) for rank in ranks), key=len)
             wanted += len(rarer)
             found += len(rarer & denser)

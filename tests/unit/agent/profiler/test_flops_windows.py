@@ -1,5 +1,6 @@
 """Which full windows are recorded with shapes, and the FLOPs that torch's own windows of a CPU then give."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -7,29 +8,39 @@ import torch
 from torch import nn
 
 from rankscope.agent.governor import Allowance
-from rankscope.agent.profiler.flops_windows import CHANGED_STEPS, COST_TIMES, REFRESH_TIMES, FlopsWindows
+from rankscope.agent.profiler.flops_windows import CHANGED_STEPS, COST_TIMES, FlopsWindows
 from rankscope.agent.profiler.reduce_window import WindowAnswer
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
+from rankscope.agent.profiler.window_plan import WindowPlan
+from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import StepRecord
-from rankscope.measure.units import NS_PER_MS
+from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.flop_models import MODELS, B
 from tests.unit.agent.profiler.older_torch import find_older_profiler
 from tests.unit.agent.profiler.recorded_window import record_and_reduce
-from tests.unit.agent.profiler.window_training import FULL, FULL_STEPS, SECOND_FULL, WARMUP_STEPS, Training
+from tests.unit.agent.profiler.window_training import FULL, FULL_STEPS, WARMUP_STEPS, Training
 
-INTERVAL_NS = 300
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
+INTERVAL, REFRESH = 512, 4096
+"""Powers of two of steps of 1 s: the first ones that are at least 300 and at least 12 x 300."""
+EARLY = [48, 96, 193, 387, 774, 1549, 3098]
+"""The steps chosen of 32 to 63 steps after the warm-up, of 64 to 127 ... and of 2048 to 4095."""
+IF_CHANGED = WARMUP_STEPS + find_chosen(2, INTERVAL)
+"""A step chosen of an interval alone: neither of those that double, nor of REFRESH."""
 
 
-def make_flops() -> tuple[FlopsWindows, Clock]:
-    clock = Clock()
-    return FlopsWindows(INTERVAL_NS, lambda: clock.now_ns), clock
+def make_flops(step_s: float | None = 1.0) -> FlopsWindows:
+    plan = WindowPlan(
+        warmup_steps=WARMUP_STEPS, collective_window_ns=1, full_window_interval_ns=1, full_window_steps=2,
+        overhead_ratio_max=1.0,
+    )  # fmt: skip
+    if step_s is not None:
+        plan.learn_step(int(step_s * NS_PER_S))
+    return FlopsWindows(300 * NS_PER_S, plan)
+
+
+def due_steps(flops: FlopsWindows, last: int) -> list[int]:
+    """Return the steps after the warm-up up to `last` at which a window with shapes is due."""
+    return [since for since in range(last + 1) if flops.is_due(WARMUP_STEPS + since)]
 
 
 def step(number: int, samples: int | None, tokens: int | None = None) -> StepRecord:
@@ -46,32 +57,42 @@ def add(flops: FlopsWindows, count: int, samples: int | None, tokens: int | None
 # -- when -------------------------------------------------------------------------------------------------------------
 
 
-def test_first_window_is_due_and_then_none_while_the_batch_stays() -> None:
-    flops, clock = make_flops()
-    assert flops.is_due()
-    flops.on_recorded([step(0, 8)])
-    add(flops, 1_000, 8)
-    clock.now_ns = REFRESH_TIMES * INTERVAL_NS - 1
-    assert not flops.is_due()
-    clock.now_ns += 1
-    assert flops.is_due(), "what is not known of the batch may have changed"
+def test_windows_are_due_at_one_step_of_each_doubling_and_then_of_each_interval() -> None:
+    late = [find_chosen(block, REFRESH) for block in (1, 2, 3)]
+    assert due_steps(make_flops(), 4 * REFRESH - 1) == [0, *EARLY, *late]
+
+
+def test_until_the_step_time_is_known_windows_are_due_at_one_step_of_each_doubling() -> None:
+    assert due_steps(make_flops(None), 16_383) == [0, *EARLY, find_chosen(1, 4096), find_chosen(1, 8192)]
+
+
+def test_none_is_due_in_the_warm_up() -> None:
+    assert not any(make_flops().is_due(step) for step in range(WARMUP_STEPS))
+
+
+@pytest.mark.parametrize("recorded_at", [None, 0, EARLY[0], EARLY[-1]])
+def test_recorded_window_makes_no_difference_to_the_steps_of_the_next(recorded_at: int | None) -> None:
+    flops = make_flops()
+    add(flops, CHANGED_STEPS, 8)
+    if recorded_at is not None:
+        flops.on_recorded([step(recorded_at, 8)])
+    assert due_steps(flops, 2 * REFRESH) == due_steps(make_flops(), 2 * REFRESH)
 
 
 @pytest.mark.parametrize(("samples", "tokens"), [(4, 512), (8, 256), (None, 512)])
 def test_other_batch_is_counted_again_after_some_steps(samples: int | None, tokens: int) -> None:
-    flops, clock = make_flops()
+    flops, at = make_flops(), IF_CHANGED
     flops.on_recorded([step(0, 8, 512)])
-    clock.now_ns = INTERVAL_NS
     add(flops, CHANGED_STEPS - 1, samples, tokens)
-    assert (flops.has_changed, flops.is_due()) == (False, False)
+    assert (flops.has_changed, flops.is_due(at)) == (False, False)
     add(flops, 1, samples, tokens)
-    assert (flops.has_changed, flops.is_due()) == (True, True)
+    assert (flops.has_changed, flops.is_due(at)) == (True, True)
     flops.on_recorded([step(9, samples, tokens)])
-    assert (flops.has_changed, flops.is_due()) == (False, False)
+    assert (flops.has_changed, flops.is_due(at)) == (False, False)
 
 
 def test_last_batch_of_an_epoch_does_not_end_a_change() -> None:
-    flops, _ = make_flops()
+    flops = make_flops()
     flops.on_recorded([step(0, 8)])
     add(flops, CHANGED_STEPS, 16)
     add(flops, 1, 3)
@@ -81,20 +102,50 @@ def test_last_batch_of_an_epoch_does_not_end_a_change() -> None:
 
 
 def test_batches_that_vary_are_no_change() -> None:
-    flops, clock = make_flops()
+    flops = make_flops()
     flops.on_recorded([step(0, 8, 512)])
-    clock.now_ns = INTERVAL_NS
     for tokens in range(500, 500 + 2 * CHANGED_STEPS):
         add(flops, 1, 8, tokens)
-    assert not flops.is_due()
+    assert not flops.is_due(IF_CHANGED)
 
 
-def test_changed_batch_waits_for_the_interval() -> None:
-    flops, clock = make_flops()
+def test_changed_batch_is_counted_at_one_step_of_each_interval() -> None:
+    flops = make_flops()
     flops.on_recorded([step(0, 8)])
     add(flops, CHANGED_STEPS, 4)
-    clock.now_ns = INTERVAL_NS - 1
-    assert (flops.has_changed, flops.is_due()) == (True, False)
+    beyond = [since for since in due_steps(flops, 2 * REFRESH - 1) if since >= REFRESH]
+    assert beyond == [find_chosen(block, INTERVAL) for block in range(8, 16)]
+
+
+def test_window_of_no_step_has_the_size_of_the_last_steps() -> None:
+    flops = make_flops()
+    add(flops, CHANGED_STEPS, 8)
+    flops.on_recorded([])
+    assert not flops.has_changed
+
+
+@pytest.mark.parametrize("step_s", [None, 0.01, 1.0, 40.0, 1000.0])
+def test_no_window_is_due_before_the_next_that_is_named(step_s: float | None) -> None:
+    flops = make_flops(step_s)
+    flops.on_recorded([step(0, 8)])
+    add(flops, CHANGED_STEPS, 4)
+    for since in (-WARMUP_STEPS, -1, 0, EARLY[0] - 1, EARLY[0], 63, 64, 700, REFRESH, find_chosen(1, REFRESH)):
+        at = WARMUP_STEPS + since
+        found = flops.find_next(at)
+        assert found > at
+        assert not any(flops.is_due(between) for between in range(at + 1, min(found, at + 5000)))
+
+
+def test_slower_rank_has_windows_at_some_of_the_steps_of_a_faster_one() -> None:
+    found = []
+    for step_s in (0.1, 0.13, 0.21, 0.5, 1.0, 3.0):
+        flops = make_flops(step_s)
+        flops.on_recorded([step(0, 8)])
+        add(flops, CHANGED_STEPS, 4)
+        found.append(set(due_steps(flops, 3 * 65_536)))
+    for faster, slower in itertools.combinations(found, 2):
+        assert len(faster) > 20, "the first ones, and those of intervals"
+        assert slower >= faster, "a longer step makes intervals of fewer steps"
 
 
 COST_NS = 100 * NS_PER_MS
@@ -103,19 +154,37 @@ MAY_SPEND = Allowance(windows_ratio=1.0, budget_left_ns=COST_TIMES * COST_NS, el
 
 def make_training() -> Training:
     training = Training(light=False)
-    training.windows.flops = FlopsWindows(INTERVAL_NS, lambda: 0)
+    training.windows.flops = FlopsWindows(300 * NS_PER_S, training.plan)
     training.plan.allow(MAY_SPEND)
     return training
+
+
+def run_paid(training: Training, steps: int) -> None:
+    """Run steps, with an allowance at each, as the agent's thread gives one each second."""
+    for _ in range(steps):
+        training.plan.allow(MAY_SPEND)
+        training.run(1)
+
+
+def taken(training: Training) -> list[tuple[int, bool]]:
+    """Return after how many steps since the warm-up each window has begun, and whether it has shapes."""
+    return [(window.steps[0].step - WARMUP_STEPS, window.has_shapes) for window in training.windows_taken]
 
 
 def test_first_window_whose_cost_is_known_has_shapes() -> None:
     training = make_training()
     training.run(WARMUP_STEPS + FULL_STEPS)
     training.plan.learn_full(COST_NS)
-    training.plan.allow(MAY_SPEND)
-    training.run(SECOND_FULL + FULL)
-    assert training.profiler.log == ["full", "stop", "shapes", "stop", "full", "stop"]
-    assert [one.has_shapes for one in training.windows_taken] == [False, True, False]
+    run_paid(training, 4 * FULL + 7)
+    assert training.profiler.log == ["full", "stop", "shapes", "stop", "full", "stop", "shapes", "stop", "full", "stop"]
+    assert taken(training) == [(0, False), (48, True), (67, False), (96, True), (134, False)], "due: 48 and 96"
+
+
+def test_window_has_no_shapes_while_the_one_before_it_is_not_paid() -> None:
+    training = make_training()
+    training.plan.learn_full(COST_NS)
+    training.run(WARMUP_STEPS + EARLY[0] + FULL_STEPS)
+    assert taken(training) == [(0, True), (EARLY[0], False)]
 
 
 @pytest.mark.parametrize("left_ns", [COST_TIMES * COST_NS - 1, COST_NS])
@@ -135,23 +204,15 @@ def test_on_a_device_more_of_the_budget_must_be_left() -> None:
     assert training.profiler.log == ["full", "wait", "stop"]
 
 
-def test_discarded_window_is_recorded_again() -> None:
+def test_window_after_a_discarded_one_is_recorded_at_the_next_due_step() -> None:
     training = make_training()
     training.plan.learn_full(COST_NS)
     training.run(WARMUP_STEPS + 1)
     training.windows.on_user_profiler(begins=True)
     training.windows.on_user_profiler(begins=False)
-    training.plan.allow(MAY_SPEND)
-    training.run(SECOND_FULL + FULL)
-    assert training.profiler.log == ["shapes", "stop", "shapes", "stop", "full", "stop"]
-
-
-def test_window_that_was_not_passed_on_for_want_of_room_is_not_recorded_again_at_once() -> None:
-    training = make_training()
-    training.plan.learn_full(COST_NS)
-    training.room = 0
-    training.run(SECOND_FULL + 1)
-    assert training.profiler.log == ["shapes", "stop", "full"]
+    run_paid(training, 2 * FULL)
+    assert training.profiler.log == ["shapes", "stop", "shapes", "stop"]
+    assert taken(training) == [(EARLY[0], True)]
 
 
 # -- what they give ---------------------------------------------------------------------------------------------------

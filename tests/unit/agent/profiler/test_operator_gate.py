@@ -9,19 +9,24 @@ import pytest
 from rankscope.agent.governor import FULL_WINDOWS, Allowance
 from rankscope.agent.profiler.operator_gate import COST_ASSUMED_NS
 from rankscope.agent.profiler.window_effect import STRETCH_STEPS_MIN, EffectState, WindowEffect
+from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.units import NS_PER_MS, NS_PER_S
 from tests.unit.agent.profiler.window_training import FULL_STEPS, WARMUP_STEPS, Training
 
 STEP_NS = 100 * NS_PER_MS
 MAY_SPEND = Allowance(windows_ratio=1.0, budget_left_ns=COST_ASSUMED_NS, elapsed_ns=10**15)
-BEGIN = WARMUP_STEPS + STRETCH_STEPS_MIN
-"""The first step after the reference, whose steps take more than a second together."""
+INTERVAL, REFRESH = 256, 4096
+"""Intervals of sessions, in steps of 1 s, which the plan knows: one interval, and twelve, rounded up."""
+BEGIN = WARMUP_STEPS + 48
+"""The first step that is chosen after the reference of 32 steps, which take more than a second together. The next ones
+of intervals that double are 96, 193 and 387 steps after the warm-up.
+"""
 
 
 def make_training(state: EffectState = EffectState.ENDED, *, budget_ns: int = COST_ASSUMED_NS) -> Training:
     """Return a training on a device whose windows are in this state, with steps of 0.1 s."""
     effect = WindowEffect(warmup_steps=WARMUP_STEPS, state=state)
-    training = Training(light=False, effect=effect, flops_interval_ns=NS_PER_S)
+    training = Training(light=False, effect=effect, flops_interval_ns=INTERVAL * NS_PER_S)
     training.plan.allow(MAY_SPEND._replace(budget_left_ns=budget_ns))
     training.profiler.sees_device = training.profiler.records_operators = True
     training.step_ns = STEP_NS
@@ -35,7 +40,9 @@ def on_another_thread(action: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("state", [EffectState.ENDED, EffectState.ON_DEMAND])
-def test_once_windows_are_off_a_session_of_the_host_follows_the_reference(state: EffectState) -> None:
+def test_once_windows_are_off_a_session_of_the_host_begins_at_the_first_chosen_step_after_the_reference(
+    state: EffectState,
+) -> None:
     training = make_training(state).run(BEGIN + FULL_STEPS)
     assert training.profiler.log == ["host", "stop"]
     (window,) = training.windows_taken
@@ -43,17 +50,17 @@ def test_once_windows_are_off_a_session_of_the_host_follows_the_reference(state:
     assert [one.step for one in window.steps] == list(range(BEGIN, BEGIN + FULL_STEPS))
 
 
-def test_there_is_one_session_while_the_batch_stays() -> None:
+def begins(training: Training) -> list[int]:
+    """Return after how many steps since the warm-up each session has begun."""
+    return [window.steps[0].step - WARMUP_STEPS for window in training.windows_taken]
+
+
+def test_after_the_comparison_sessions_begin_at_the_steps_of_all_ranks() -> None:
     training = make_training().run(20 * STRETCH_STEPS_MIN)
-    assert training.profiler.log == ["host", "stop"]
     assert training.operators_effect.state is EffectState.KEPT
-
-
-def test_after_the_interval_and_the_comparison_there_is_another() -> None:
-    training = make_training().run(20 * STRETCH_STEPS_MIN)
-    assert training.windows.flops is not None
-    training.windows.flops._recorded_ns = -(10**15)
-    assert training.run(FULL_STEPS + 1).profiler.log == ["host", "stop"] * 2
+    assert begins(training) == [48, 193, 387], "at 96 the steps after the first one are still being compared"
+    training.run(3 * REFRESH)
+    assert begins(training)[3:] == [774, 1549, 3098, *(find_chosen(block, REFRESH) for block in (1, 2, 3))]
 
 
 def test_steps_that_become_longer_after_it_end_the_sessions() -> None:
@@ -61,17 +68,15 @@ def test_steps_that_become_longer_after_it_end_the_sessions() -> None:
     training.step_ns = 2 * STEP_NS
     training.run(20 * STRETCH_STEPS_MIN)
     assert training.windows.operators.has_slowed
-    assert training.windows.flops is not None
-    training.windows.flops._recorded_ns = -(10**15)
-    assert training.run(100).profiler.log == ["host", "stop"]
-    assert training.windows.operators.steps_until_due(10**9) == 10**9
+    assert training.run(2 * REFRESH).profiler.log == ["host", "stop"]
+    assert training.windows.operators.find_next(training.step, 10**9) == 10**9
 
 
 def test_no_session_while_the_budget_does_not_pay_for_it() -> None:
     training = make_training(budget_ns=COST_ASSUMED_NS - 1).run(3 * BEGIN)
     assert training.profiler.log == []
     training.plan.allow(MAY_SPEND)
-    assert training.run(1).profiler.log == ["host"]
+    assert begins(training.run(WARMUP_STEPS + 193 - 3 * BEGIN + FULL_STEPS)) == [193]
 
 
 def test_what_the_last_session_cost_is_what_the_next_one_is_expected_to() -> None:
@@ -79,7 +84,7 @@ def test_what_the_last_session_cost_is_what_the_next_one_is_expected_to() -> Non
     training.windows.operators.learn(COST_ASSUMED_NS + 1)
     assert training.run(2 * BEGIN).profiler.log == []
     training.windows.operators.learn(COST_ASSUMED_NS)
-    assert training.run(1).profiler.log == ["host"]
+    assert begins(training.run(2 * BEGIN)) == [193]
 
 
 def test_no_session_if_the_governor_has_dropped_full_windows() -> None:
@@ -93,9 +98,9 @@ def test_no_session_in_a_process_with_a_cuda_graph_nor_during_a_capture() -> Non
     training.has_graphs = True
     assert training.run(2 * BEGIN).profiler.log == []
     training.has_graphs, training.is_capturing = False, True
-    assert training.run(3).profiler.log == []
+    assert training.run(2 * BEGIN).profiler.log == []
     training.is_capturing = False
-    assert training.run(1).profiler.log == ["host"]
+    assert begins(training.run(4 * BEGIN)) == [387]
 
 
 def test_no_session_where_torch_cannot_have_one() -> None:
@@ -108,7 +113,7 @@ def test_no_session_without_a_device_nor_where_flops_are_not_measured() -> None:
     training = make_training()
     training.profiler.sees_device = False
     assert not training.windows.operators.replaces_windows
-    assert Training(light=False).windows.operators.steps_until_due(7) == 7
+    assert Training(light=False).windows.operators.find_next(0, 7) == 7
 
 
 def test_session_waits_until_the_users_profiler_is_off() -> None:
@@ -118,7 +123,8 @@ def test_session_waits_until_the_users_profiler_is_off() -> None:
     training.run(FULL_STEPS)
     training.windows.on_user_profiler(begins=False)
     training.operators_effect.state = EffectState.KEPT
-    assert training.run(1).profiler.log == ["host", "stop", "host"]
+    assert training.run(BEGIN).profiler.log == ["host", "stop", "host", "stop"]
+    assert begins(training) == [96]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -133,17 +139,22 @@ def test_session_ends_at_the_next_boundary_after_a_profiler_of_another_thread(*,
     assert training.guard.errors == {}
 
 
-def test_every_boundary_is_looked_at_while_a_session_is_due_and_few_otherwise() -> None:
+def test_boundaries_at_which_a_session_may_begin_are_looked_at_and_the_end_of_the_reference() -> None:
     training = make_training(budget_ns=0)
-    training.plan.learn_step(NS_PER_S)
     gate = training.windows.operators
-    assert gate.steps_until_due(10**9) == STRETCH_STEPS_MIN
+    assert gate.find_next(0, 10**9) == WARMUP_STEPS
+    assert gate.find_next(WARMUP_STEPS, 10**9) == WARMUP_STEPS + STRETCH_STEPS_MIN
+    training.run(BEGIN - 1)
+    assert training.operators_effect.state is EffectState.READY
+    assert gate.find_next(training.step, 10**9) == BEGIN
+    training.run(1)
+    assert gate.find_next(training.step, 10**9) == WARMUP_STEPS + find_chosen(2, 32)
     training.run(BEGIN)
-    assert gate.steps_until_due(10**9) == 1
+    training.operators_effect.state = EffectState.ATTACHED
+    chosen = WARMUP_STEPS + find_chosen(2, 64)
+    assert gate.find_next(training.step, 10**9) < chosen, "the steps after a session are compared"
     training.operators_effect.state = EffectState.KEPT
-    assert gate.steps_until_due(10**9) == 64
-    training.plan.allow(MAY_SPEND)
-    assert gate.steps_until_due(10**9) == 1
+    assert gate.find_next(training.step, 10**9) == chosen
 
 
 def test_windows_that_cannot_end_give_way_to_it_too() -> None:
