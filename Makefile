@@ -119,6 +119,7 @@ bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tes
 	$(BIN)/python -m tests.benchmarks.start
 	$(BIN)/python -m tests.benchmarks.wire
 	$(BIN)/python -m tests.benchmarks.windows
+	$(BIN)/python -m tests.benchmarks.shared_windows
 	$(BIN)/python -m tests.benchmarks.captures
 	$(BIN)/python -m tests.benchmarks.fan_in
 	$(BIN)/python -m tests.benchmarks.tick

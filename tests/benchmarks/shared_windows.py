@@ -6,7 +6,8 @@ each rank has one, at different steps. A window is that of the agent: two steps 
 third, and another thread then reads it, as the agent's does. Measured is the wall time of a cycle on rank 0, which all
 ranks share since each step has an all-reduce. What windows cost is the cycle's time less that of the cycle without in
 the same round: the median of the rounds with the 95 % interval of that median by ranks (binomial). Ratios are of
-medians, over that of one rank. Where ranks share cores, windows at the same step share them too.
+medians, over that of one rank. Where ranks share cores, windows at the same step share them too. The benchmark begins
+the windows itself, at these steps of a cycle: the rule by which the agent chooses its steps is no part of it.
 """
 
 import argparse
