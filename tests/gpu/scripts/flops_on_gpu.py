@@ -49,7 +49,7 @@ class Block(nn.Module):
 def main() -> None:
     """Train, and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--wait-s", type=float, default=30.0)
+    parser.add_argument("--wait-s", type=float, default=75.0)
     parser.add_argument("--timed-s", type=float, default=4.0)
     options = parser.parse_args()
     assert rankscope.start()
