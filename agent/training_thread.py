@@ -234,4 +234,4 @@ class TrainingThread:
     def _end_measurements(self) -> None:
         if self.device_timers is not None:
             self.device_timers.close()
-        self.sessions.close()
+        self.sessions.close(must_end=True)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from rankscope.agent.capture_settings import ACTIVE_MAX, CaptureSchedule, CaptureSteps
 from rankscope.agent.guard import Guard
-from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_MAX
+from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_LAST, SETTLE_S_MAX
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.units import NS_PER_S
 
@@ -181,20 +181,17 @@ class TraceRecording:
         if not begins or self._running is None:
             return
         if get_ident() == self._thread:
-            self._settle(SETTLE_S_MAX)  # it could not begin beside ours
-            self._run(self._end, SCRIPT_PROFILER)
+            must_end = True  # the script's could not begin beside ours
+            self._run(self._end_settled, SCRIPT_PROFILER, SETTLE_S_MAX, must_end)
         else:
             self._is_idle.wait(self._script_profiler_wait_s)
 
-    def close(self) -> None:
+    def close(self, *, must_end: bool = False) -> None:
         """End the running capture, if this is its thread: no session may span an evaluation, a fork (the child would
-        record on) or the end of the process. Never raises.
+        record on) or the end of the process, at which it `must_end`. Never raises.
         """
-        if self._running is None or get_ident() != self._thread or self._is_capturing_graph():
-            return
-        self._over = PAUSED if self._over is None else self._over
-        if self._settle(SETTLE_S_MAX):
-            self._run(self._end, self._over)
+        if self._running is not None and get_ident() == self._thread and not self._is_capturing_graph():
+            self._run(self._end_settled, PAUSED, SETTLE_S_LAST if must_end else SETTLE_S_MAX, must_end)
 
     def is_captured(self, step: int) -> bool:
         """Return whether a capture has made this step longer: it was recorded, or the capture ended in it. For any
@@ -207,7 +204,7 @@ class TraceRecording:
 
     # -- a boundary ---------------------------------------------------------------------------------------------------
 
-    def _run(self, action: Callable[..., None], *arguments: int | str) -> None:
+    def _run(self, action: Callable[..., None], *arguments: float | str) -> None:
         begin_ns, begin_cpu_ns = self._monotonic_ns(), time.thread_time_ns()
         self._is_ours = True
         try:
@@ -234,8 +231,15 @@ class TraceRecording:
                 profile.step()
                 self._pause_ns += self._monotonic_ns() - now_ns
                 return
-            self._over = cut if step <= steps.last_step else ""
-        if not self._is_capturing_graph() and self._settle(SETTLE_S):
+            self._end_settled(now_ns, cut if step <= steps.last_step else "", SETTLE_S, bool(self._script_profilers))
+        elif not self._is_capturing_graph():
+            self._end_settled(now_ns, self._over, SETTLE_S, bool(self._script_profilers))
+
+    def _end_settled(self, now_ns: int, cut: str, limit_s: float, must_end: bool) -> None:  # noqa: FBT001 - for `_run`
+        """End the capture once its collectives are over, which is waited for the first time alone, or if it must."""
+        limit_s = limit_s if self._over is None or must_end else 0.0
+        self._over = cut if self._over is None else self._over
+        if self._settle(limit_s) or must_end:
             self._end(now_ns, self._over)
 
     def _find_cut(self, now_ns: int) -> str:

@@ -14,6 +14,7 @@ from rankscope.agent.once_per_node import log_once_per_node
 from rankscope.agent.profiler import measured_timing
 from rankscope.agent.profiler.measured_timing import MeasuredTiming
 from rankscope.agent.profiler.nccl_timing import TIMING_VARIABLE, find_obstacle
+from rankscope.agent.profiler.torch_profiler import ScriptInterruptError, pause
 from rankscope.agent.profiler.window_scheduler import WindowScheduler
 from rankscope.agent.profiler.windows import ProfilerWindows, make_comparison
 from rankscope.agent.steps.graph_captures import GraphCaptures
@@ -47,9 +48,8 @@ class ProfilerSessions:
             config, identity, environment, guard, graphs, find_resident_bytes=find_resident_bytes
         )
         has_captures = bool(config.capture_folder) or config.capture_orders
-        settle = self.windows.ranges.collectives.settle
         self.traces = (
-            TraceCaptures(config, identity, environment, guard, graphs, settle=settle) if has_captures else None
+            TraceCaptures(config, identity, environment, guard, graphs, settle=self._settle) if has_captures else None
         )
         """The captures; None without a folder for them, where the collector may not order any."""
         self._guard, self._environment, self._graphs = guard, environment, graphs
@@ -57,6 +57,13 @@ class ProfilerSessions:
         self.timing = self._make_timing(config) if is_measured else None
         """None unless `nccl_timing` is `measured` and the job has not decided by the variable."""
         self._has_logged_timing = self._has_logged_graph = self._has_logged_gloo = False
+
+    def _settle(self, limit_s: float) -> bool:
+        try:
+            return self.windows.ranges.collectives.settle(limit_s, pause)
+        except ScriptInterruptError as stop:
+            self.windows.interrupt = stop.error  # the capture goes on, and ends at the next boundary
+            return False
 
     def _make_timing(self, config: AgentConfig) -> MeasuredTiming:
         windows, environment, graphs = self.windows, self._environment, self._graphs
@@ -142,8 +149,10 @@ class ProfilerSessions:
             if self.timing is not None:
                 self.timing.give_up(f"of an error in the agent ({describe(error)})")
 
-    def close(self) -> None:
-        """End what records, if this is its thread."""
+    def close(self, *, must_end: bool = False) -> None:
+        """End what records, if this is its thread; where collectives are not over at once, only if it `must_end`."""
         if self.traces is not None:
-            self.traces.recording.close()
-        self.windows.close()
+            self.traces.recording.close(must_end=must_end)
+        self.windows.close(must_end=must_end)
+        if must_end:
+            self.windows.ranges.collectives.end()

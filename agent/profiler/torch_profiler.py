@@ -187,7 +187,7 @@ class TorchProfiler:
         while not (are_done := self._run_between(lambda: all(event.query() for event in events))):
             if are_done is None or gives_up() or time.monotonic_ns() >= end_ns:
                 return False
-            _pause(pause_s)
+            pause(pause_s)
             pause_s = min(2 * pause_s, POLL_S_MAX)
         # It returns at once; the windows that were seen whole on hardware had ended after such a call.
         return self._run_between(lambda: all(event.synchronize() is None for event in events)) is not None
@@ -227,7 +227,7 @@ class TorchProfiler:
     def _call_device(self) -> None:
         for _ in range(DETACH_CALLS):
             self.wait_for_device(0)
-            _pause(DETACH_PAUSE_S)
+            pause(DETACH_PAUSE_S)
 
     def start(self, *, full: bool, shapes: bool = False, host_only: bool = False) -> None:
         """Begin to record the user's ranges with shapes; for a full window all that a breakdown needs, without shapes.
@@ -257,7 +257,7 @@ class TorchProfiler:
         """Wait until all collectives that the session may have recorded are over, at most `limit_s`; return whether
         they are. Only then may it be ended; until then it records nothing more. Raises ScriptInterruptError.
         """
-        return self._is_host_only or self._ranges.collectives.settle(limit_s, _pause)
+        return self._is_host_only or self._ranges.collectives.settle(limit_s, pause)
 
     def stop(self) -> Any:
         """End the session and return its result, whose `trace_activities()` may be read on another thread. A torch that
@@ -356,7 +356,7 @@ def find_used_devices(module: Any) -> Sequence[int]:
     return [index for index in range(module.device_count()) if has_context(index)]
 
 
-def _pause(seconds: float) -> None:
+def pause(seconds: float) -> None:
     """Sleep; Python runs signal handlers of the script meanwhile. Raises ScriptInterruptError with what one raises."""
     try:
         time.sleep(seconds)

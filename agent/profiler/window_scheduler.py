@@ -21,7 +21,7 @@ from rankscope.agent.profiler.torch_profiler import ScriptInterruptError
 from rankscope.agent.profiler.window_effect import EffectState, WindowEffect
 from rankscope.agent.profiler.window_plan import WindowPlan
 from rankscope.agent.steps.first_graph import FirstGraph
-from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_MAX
+from rankscope.agent.steps.open_collectives import SETTLE_S, SETTLE_S_LAST, SETTLE_S_MAX
 from rankscope.agent.steps.step_intervals import UNKNOWN_STEPS
 from rankscope.measure.clock import read_wall_minus_host_ns
 from rankscope.measure.records import StepRecord
@@ -283,14 +283,15 @@ class WindowScheduler:
         self.is_held = True
         return True
 
-    def close(self) -> None:
+    def close(self, *, must_end: bool = False) -> None:
         """End the running window, if this is its thread, and pass it on. Never raises.
 
         For what no window may span: an evaluation, a fork (the child would continue to record, into memory that is
-        never freed) and the end of the process (which would crash).
+        never freed). There it may also record nothing more, and end later. At the end of the process, which would
+        crash, it `must_end`.
         """
         if self._running is not None and get_ident() == self._thread:
-            self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S_MAX)
+            self._run(self._finish, DEVICE_WAIT_NS_MIN, SETTLE_S_LAST if must_end else SETTLE_S_MAX, must_end)
 
     def _run(self, action: Callable[..., object], *arguments: float | str) -> None:
         begin_ns = thread_time_ns()
@@ -327,10 +328,10 @@ class WindowScheduler:
         if self._is_capturing():
             self._count_skip("graph_capture")
             return
-        if self._after_end is not None and not self._end():
+        if self._after_end is not None and not self._end(must_end=bool(self._user_profilers)):
             return
         if self._running is not None and self._user_profilers:
-            self._end(skipped="user_profiler")
+            self._end(skipped="user_profiler", wait_s=SETTLE_S_MAX, must_end=True)
         if self.is_held:
             if self._running is not None:
                 self._finish()
@@ -417,17 +418,23 @@ class WindowScheduler:
             self._lines = lines
             self.full_spent_ns += lines.cpu_ns
 
-    def _finish(self, wait_ns_max: int = DEVICE_WAIT_NS_MAX, wait_s: float = SETTLE_S) -> None:
+    def _finish(
+        self,
+        wait_ns_max: int = DEVICE_WAIT_NS_MAX,
+        wait_s: float = SETTLE_S,
+        must_end: bool = False,  # noqa: FBT001, FBT002 - as `_run` passes it
+    ) -> None:
         """End the window, and pass it on; the first one of a device is discarded."""
         if self._after_end is not None or self._is_first_of_device:
-            self._end(skipped=FIRST_OF_DEVICE, wait_s=wait_s)
+            self._end(skipped=FIRST_OF_DEVICE, wait_s=wait_s, must_end=must_end)
             return
         self._end_lines()  # the last step is over; what follows waits for the device, on a line of no step
         is_finished = not self._on_device or self._is_device_finished(wait_ns_max)
         if self._running is None:
             return  # it was given up for the user's profiler meanwhile
         if not is_finished:
-            self._end(skipped="user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED, wait_s=wait_s)
+            skipped = "user_profiler" if self._user_profilers else DEVICE_NOT_FINISHED
+            self._end(skipped=skipped, wait_s=wait_s, must_end=must_end)
             return
         begin_ns, lines = thread_time_ns(), self._lines if self._on_device else None
         window = RawWindow(
@@ -454,7 +461,7 @@ class WindowScheduler:
                 self._count_skip("backlog")
 
         self._full_in_run_ns += read_ns if window.full else 0
-        self._end(pass_on, wait_s=wait_s)
+        self._end(pass_on, wait_s=wait_s, must_end=must_end)
 
     def _end(
         self,
@@ -466,17 +473,24 @@ class WindowScheduler:
     ) -> bool:
         """End the session of a window that is over, and call `after` with its result and the CPU time that took, in ns;
         without it the window is discarded, which is counted as `skipped`. Return False, and let the session record
-        nothing more, while collectives in it are not over, unless it `must_end`. Then the next call ends it, and what
-        is done afterwards stays.
+        nothing more, while collectives in it are not over, unless it `must_end`. Then a later call ends it, which does
+        not wait, and what is done afterwards stays.
         """
-        begin_ns, full = thread_time_ns(), bool(self._running)
+        if self._running is None:
+            self._after_end = None
+            return False
+        begin_ns, full = thread_time_ns(), self._running
+        is_first = self._after_end is None
         if self._after_end is None:
             if after is None:
                 self._count_skip(skipped)
             self._after_end = _discard if after is None else after
-        are_over = self._profiler.settle(wait_s)
-        if self._running is None or not (are_over or must_end):
-            return False  # it may have been given up for the user's profiler meanwhile
+        are_over = self._profiler.settle(wait_s if is_first or must_end else 0.0)
+        if _is_off(self._running):  # it was given up for the user's profiler
+            self._after_end = None
+            return False
+        if not (are_over or must_end):
+            return False
         then, self._after_end = self._after_end, None
         result = self._stop()
         cost_ns = thread_time_ns() - begin_ns
@@ -521,6 +535,10 @@ class WindowScheduler:
 
     def _count_skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+
+def _is_off(running: bool | None) -> bool:  # noqa: FBT001 - the state of a window
+    return running is None
 
 
 def _discard(_result: Any, _cost_ns: int) -> None:

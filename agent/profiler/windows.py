@@ -112,6 +112,8 @@ class ProfilerWindows:
             full_window_steps=config.full_window_steps,
             overhead_ratio_max=config.overhead_ratio_max,
         )
+        self.interrupt: Exception | None = None
+        """As `WindowScheduler.interrupt`, of captures."""
         self.graphs_seen: bool | None = None
         """Whether a window had the launch of a CUDA graph; None before the first that had a device's work."""
         self.effect = make_effect(config)
@@ -237,10 +239,10 @@ class ProfilerWindows:
         return {} if self.scheduler is None else self.scheduler.skipped
 
     def pop_interrupt(self) -> Exception | None:
-        """Return what a signal handler of the script has raised while a window waited for the device, once."""
-        if self.scheduler is None or self.scheduler.interrupt is None:
-            return None
-        error, self.scheduler.interrupt = self.scheduler.interrupt, None
+        """Return what a signal handler of the script has raised while a window or a capture waited, once."""
+        error, self.interrupt = self.interrupt, None
+        if error is None and self.scheduler is not None:
+            error, self.scheduler.interrupt = self.scheduler.interrupt, None
         return error
 
     def on_step(self, record: StepRecord) -> None:
@@ -263,7 +265,7 @@ class ProfilerWindows:
         if self.scheduler is not None:
             self.scheduler.on_user_profiler(begins)
 
-    def close(self) -> None:
+    def close(self, *, must_end: bool = False) -> None:
         """End the running window, if this is its thread, and pass it on."""
         if self.scheduler is not None:
-            self.scheduler.close()
+            self.scheduler.close(must_end=must_end)

@@ -49,7 +49,7 @@ def find_sign() -> str | None:
         return COMPILED
     arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
     asked = [getattr(arguments, name, None) for name in ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")]
-    return MEGATRON if any(value not in {None, False, "none"} for value in asked) else None
+    return MEGATRON if any(value not in (None, False, "none") for value in asked) else None
 
 
 def _captures_graphs(backend: Any) -> bool:

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from rankscope.agent.steps.patches import Patch
 TASKS: Final = "/proc/self/task"
 THREAD_NAME: Final = "pt_gloo_runloop"
 """The name that torch 2.13 gives gloo's threads, which older ones do not."""
-NAMED_WITHIN_S: Final = 10.0
+NAMED_WITHIN_S: Final = 3.0
 """Time for which a thread may be without its name: it gives itself one when it runs for the first time."""
 FUTEX_CALLS: Final = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call futex(2) by machine."""
@@ -43,7 +43,9 @@ SETTLE_S: Final = 2e-3
 """Time for which a step boundary waits until collectives are over. The threads that end them mostly need 0.1 ms; later
 than that the session records nothing more, and ends at a later boundary."""
 SETTLE_S_MAX: Final = 0.1
-"""The same before an evaluation, a fork, the end of the process and the user's profiler."""
+"""The same before an evaluation, a fork and the user's profiler."""
+SETTLE_S_LAST: Final = 1.0
+"""The same where the session must end, since the agent stops: left on it would crash the process at its exit."""
 WORKS_MAX: Final = 1024
 """Noted point-to-point operations beyond which those that are over are forgotten."""
 
@@ -75,6 +77,7 @@ class OpenCollectives:
         self._wait = WAIT_BITSET if parse_glibc(glibc or find_glibc()) >= BITSET_SINCE else WAIT
         self._threads: dict[str, bool | float] = {}  # whether a thread is gloo's; or when it was seen first
         self._works: list[Callable[[], Any]] = []
+        self._works_max = WORKS_MAX
 
     @property
     def may_be_recorded(self) -> bool:
@@ -89,21 +92,23 @@ class OpenCollectives:
         on another machine than FUTEX_CALLS has, and where the kernel does not say it.
         """
         gloo = self._find_gloo()
-        return (
-            bool(gloo) and self._futex is not None and all(_read(f"{self._tasks}/{thread}/syscall") for thread in gloo)
-        )
+        if not gloo or self._futex is None:
+            return False
+        return all(_read(f"{self._tasks}/{thread}/syscall") for thread in gloo)
 
     def are_over(self) -> bool:
-        """Return whether nothing of the collectives of this process is still to be recorded."""
-        self._forget_works()
-        return not self._works and all(self._is_idle(thread) for thread in self._find_gloo())
+        """Return whether nothing of the collectives of this process is still to be recorded. True where that cannot be
+        known: a session that began before the first group of gloo must end some time.
+        """
+        return self._are_works_over() and self._are_idle(self._find_gloo() if self.has_gloo() else [])
 
     def settle(self, limit_s: float, pause: Callable[[float], None] = time.sleep) -> bool:
         """Wait until they are over, at most `limit_s`, and return whether they are: then the session may end. If not,
         this thread records nothing more of it. Raises what `pause` does.
         """
         end_s = time.monotonic() + limit_s
-        while not (are_over := self.are_over()) and time.monotonic() < end_s:
+        threads = self._find_gloo() if self.has_gloo() else []  # only this thread makes others, and it waits
+        while not (are_over := self._are_works_over() and self._are_idle(threads)) and time.monotonic() < end_s:
             pause(POLL_S)
         if not are_over and self._paused_thread is None:
             self._enable_recording(False)
@@ -125,40 +130,54 @@ class OpenCollectives:
             self._paused_thread = None
             self._enable_recording(True)
 
-    def _forget_works(self) -> None:
-        self._works = [find for find in self._works if (work := find()) is not None and not work.is_completed()]
+    def _add_work(self, work: Any) -> None:
+        self._works.append(weakref.ref(work))
+        if len(self._works) > self._works_max:
+            self._are_works_over()
+            self._works_max = max(WORKS_MAX, 2 * len(self._works))
+
+    def _are_works_over(self) -> bool:
+        self._works = [find for find in self._works if is_open(find())]
+        return not self._works
+
+    def _are_idle(self, threads: Sequence[str] | None) -> bool:
+        return threads is not None and (self._futex is None or all(self._is_idle(thread) for thread in threads))
 
     def _note(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*arguments: Any, **named: Any) -> Any:
             work = original(*arguments, **named)
-            if len(self._works) >= WORKS_MAX:
-                self._forget_works()
-            with contextlib.suppress(TypeError):  # one that cannot be referred to weakly; none of torch's is
-                self._works.append(weakref.ref(work))
+            with contextlib.suppress(Exception):  # nothing of ours may reach the script; a group may be another's
+                if self._paused_thread is None and arguments[1][0].device.type == "cpu":
+                    self._add_work(work)
             return work
 
         return call
 
-    def _find_gloo(self) -> list[str]:
-        """Return the threads of gloo. A thread that is new may have no name yet, so it is read for a while."""
+    def _find_gloo(self) -> list[str] | None:
+        """Return the threads of gloo, None if they cannot be read now. A thread that is new may have no name yet, so it
+        is read for a while.
+        """
         try:
             threads = os.listdir(self._tasks)
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError:
+            return None
         now_s, known, self._threads = self._monotonic(), self._threads, {}
         for thread in threads:
             state = known.get(thread, now_s)
             if not isinstance(state, bool):
-                has_name = _read(f"{self._tasks}/{thread}/comm").strip() == THREAD_NAME
-                state = has_name or (state if now_s - state < NAMED_WITHIN_S else False)
+                name = _read(f"{self._tasks}/{thread}/comm").strip()
+                is_settled = bool(name) and now_s - state >= NAMED_WITHIN_S
+                state = name == THREAD_NAME or (False if is_settled else state)
             self._threads[thread] = state
         return [thread for thread, state in self._threads.items() if state is True]
 
     def _is_idle(self, thread: str) -> bool:
-        """Return whether this thread waits for its next collective, or has ended."""
-        path = f"{self._tasks}/{thread}"
-        call = _read(f"{path}/syscall")
+        """Return whether this thread waits for its next collective, has ended, or cannot be watched."""
+        path = f"{self._tasks}/{thread}/syscall"
+        call = _read(path)
         if not call.strip():
             return not os.path.exists(path)
         return waits_without_limit(call, self._futex, self._wait)
@@ -179,6 +198,14 @@ def waits_without_limit(call: str, futex: str | None, command: int) -> bool:
         return False
     operation, limit = int(arguments[1], 16), int(arguments[3], 16)
     return operation & FUTEX_COMMANDS == command and limit == 0
+
+
+def is_open(work: Any) -> bool:
+    """Return whether this work, if it is still there, is not over."""
+    try:
+        return work is not None and not work.is_completed()
+    except Exception:  # noqa: BLE001 - an error of its backend's: it has ended
+        return False
 
 
 def find_class() -> Any:

@@ -71,7 +71,7 @@ class Rank:
             find_obstacle=lambda steps: obstacle and obstacle.format(steps.step_count),
             on_running=lambda steps: self.running.append("" if steps is None else str(steps)),
             is_capturing_graph=lambda: self.graph_is_captured,
-            settle=lambda limit_s: self.is_settled and limit_s > 0,
+            settle=lambda limit_s: self.is_settled and limit_s >= 0,
             monotonic_ns=lambda: self.now_ns,
             script_profiler_wait_s=wait_s,
         )
@@ -125,6 +125,14 @@ def test_capture_closed_amid_a_collective_ends_later(ends_by_boundary: bool) -> 
         rank.run(6, 6)
     else:
         rank.recording.close()
+    assert rank.steps == [(3, 4, PAUSED)]
+
+
+def test_capture_must_end_before_the_process_does() -> None:
+    rank = Rank("wait=3, warmup=0, active=8")
+    rank.run(0, 5)
+    rank.is_settled = False
+    rank.recording.close(must_end=True)
     assert rank.steps == [(3, 4, PAUSED)]
 
 

@@ -302,6 +302,40 @@ def test_session_given_up_for_the_users_profiler_is_not_ended_later() -> None:
     assert training.guard.errors == {}
 
 
+def test_only_the_first_boundary_waits_for_collectives() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    training.profiler.collectives_are_over = False
+    training.run(LIGHT + 1)
+    training.windows.close()
+    first, *later = training.profiler.waits_s
+    assert first > 0
+    assert len(later) > 1
+    assert not any(later)
+
+
+def test_session_must_end_before_the_process_does() -> None:
+    training = Training(full=False).run(WARMUP_STEPS + 3)
+    training.profiler.collectives_are_over = False
+    training.windows.close()
+    assert training.profiler.is_on
+    training.windows.close(must_end=True)
+    assert not training.profiler.is_on
+    assert training.spans() == [("light", 2, 4)]
+    assert training.profiler.waits_s[-1] >= 1.0
+
+
+def test_users_profiler_on_another_thread_ends_a_window_that_waits_for_collectives() -> None:
+    training = Training(full=False, wait_s=DEADLINE_S).run(WARMUP_STEPS + 1)
+    training.profiler.collectives_are_over = False
+    training.run(LIGHT)
+    thread = threading.Thread(target=lambda: training.windows.on_user_profiler(begins=True))
+    thread.start()
+    while thread.is_alive():
+        training.run(1)
+    assert not training.profiler.is_on
+    assert training.spans()[0] == ("light", 2, 9)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

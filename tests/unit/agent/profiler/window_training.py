@@ -44,6 +44,7 @@ class FakeProfiler:
         self.records_operators = False
         self.is_device_done = True
         self.collectives_are_over = True
+        self.waits_s: list[float] = []
         self._has_seen_device = False
         self.waits_ns: list[int] = []
         self.while_waiting: Callable[[], object] = lambda: None
@@ -92,7 +93,7 @@ class FakeProfiler:
         return SimpleNamespace(trace_activities=lambda: activities)
 
     def settle(self, limit_s: float) -> bool:
-        assert limit_s > 0
+        self.waits_s.append(limit_s)
         if not self.collectives_are_over:
             self.log.append("pause")
         return self.collectives_are_over

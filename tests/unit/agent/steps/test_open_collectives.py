@@ -1,9 +1,11 @@
 """A profiler session ends only when the collectives in it are over, as torch itself has it."""
 
 import contextlib
+import errno
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,15 +65,15 @@ class Group:
 
 @pytest.fixture
 def points(tmp_path: Path) -> OpenCollectives:
-    return OpenCollectives(str(tmp_path), find_group_class=lambda: Group)
+    return OpenCollectives(str(tmp_path), find_group_class=lambda: Group, enable_recording=lambda _is_on: None)
 
 
 def test_receive_of_a_session_is_open_until_it_is_waited_for(points: OpenCollectives) -> None:
     plain = Group.recv
     points.begin()
     assert Group.recv is not plain
-    work = Group().recv([])
-    assert Group().send([]) == 7
+    work = Group().recv([torch.ones(1)])
+    assert Group().send([torch.ones(1)]) == 7
     points.end()
     assert Group.recv is plain
     assert not points.are_over()
@@ -81,7 +83,7 @@ def test_receive_of_a_session_is_open_until_it_is_waited_for(points: OpenCollect
 
 def test_receive_that_is_dropped_is_over(points: OpenCollectives) -> None:
     points.begin()
-    Group().recv([])
+    Group().recv([torch.ones(1)])
     points.end()
     assert points.are_over()
 
@@ -89,17 +91,49 @@ def test_receive_that_is_dropped_is_over(points: OpenCollectives) -> None:
 def test_receive_outside_of_sessions_does_not_count(points: OpenCollectives) -> None:
     points.begin()
     points.end()
-    work = Group().recv([])
+    work = Group().recv([torch.ones(1)])
     assert points.are_over()
     assert not work.is_completed()
 
 
+def test_receive_on_a_device_and_one_of_another_kind_of_group_do_not_count(points: OpenCollectives) -> None:
+    points.begin()
+    kept = Group().recv([torch.ones(1, device="meta")]), Group().recv([]), Group().recv(7)
+    points.end()
+    assert points.are_over()
+    assert not any(work.is_completed() for work in kept)
+
+
+def test_receive_after_the_pause_does_not_count(points: OpenCollectives) -> None:
+    points.begin()
+    first = Group().recv([torch.ones(1)])
+    assert not points.settle(0.0)
+    later = Group().recv([torch.ones(1)])
+    first.is_done = True
+    assert points.settle(0.0)
+    points.end()
+    assert not later.is_completed()
+
+
+def test_receive_that_has_failed_is_over(points: OpenCollectives) -> None:
+    class Failed(Work):
+        def is_completed(self) -> bool:
+            raise RuntimeError("the peer has gone")
+
+    points.begin()
+    points._add_work(work := Failed())
+    assert points.are_over()
+    points.end()
+    with pytest.raises(RuntimeError):
+        work.is_completed()
+
+
 def test_what_is_over_is_forgotten_within_a_long_session(points: OpenCollectives) -> None:
     points.begin()
-    kept = [Group().recv([]) for _ in range(WORKS_MAX)]
+    kept = [Group().recv([torch.ones(1)]) for _ in range(WORKS_MAX)]
     for work in kept:
         work.is_done = True
-    latest = Group().recv([])
+    latest = Group().recv([torch.ones(1)])
     points.end()
     assert len(points._works) == 1
     assert not points.are_over()
@@ -121,8 +155,10 @@ class Threads:
         (self.folder / str(thread) / "comm").write_text(name + "\n")
         (self.folder / str(thread) / "syscall").write_text(call + "\n")
 
-    def watch(self, *, machine: str = "x86_64", glibc: str = GLIBC) -> OpenCollectives:
-        return OpenCollectives(str(self.folder), machine, glibc)
+    def watch(self, *, machine: str = "x86_64", glibc: str = GLIBC, **more: Any) -> OpenCollectives:
+        collectives = OpenCollectives(str(self.folder), machine, glibc, **more)
+        collectives.has_gloo = lambda: True
+        return collectives
 
 
 @pytest.fixture
@@ -154,11 +190,11 @@ def test_other_machine_has_another_number(threads: Threads) -> None:
     assert threads.watch(machine="aarch64").are_over()
 
 
-@pytest.mark.parametrize(("named_after_s", "is_seen"), [(0.0, True), (9.0, True), (11.0, False)])
+@pytest.mark.parametrize(("named_after_s", "is_seen"), [(0.0, True), (2.0, True), (4.0, False)])
 def test_thread_that_gets_its_name_later_is_seen(threads: Threads, named_after_s: float, *, is_seen: bool) -> None:
     now_s = [100.0]
     threads.show(2, "python", "running")
-    collectives = OpenCollectives(str(threads.folder), "x86_64", GLIBC, monotonic=lambda: now_s[0])
+    collectives = threads.watch(monotonic=lambda: now_s[0])
     assert collectives.are_over()
     now_s[0] += named_after_s
     assert collectives.are_over()
@@ -198,9 +234,50 @@ def test_threads_can_be_watched_where_they_have_a_name_and_show_their_call(
 
 
 def test_without_proc_nothing_can_be_watched(tmp_path: Path) -> None:
-    collectives = OpenCollectives(str(tmp_path / "none"))
+    collectives = Threads(tmp_path / "none").watch()
     assert not collectives.can_be_watched
+    assert not collectives.may_be_recorded
+    assert collectives.were_left_out
     assert collectives.are_over()
+
+
+def test_session_that_began_before_threads_that_cannot_be_watched_ends(threads: Threads) -> None:
+    threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
+    assert threads.watch(machine="riscv64").settle(LONG_S)
+    (threads.folder / "2" / "syscall").unlink()
+    assert threads.watch().settle(LONG_S)
+
+
+def test_threads_that_cannot_be_listed_now_are_not_over(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_folder: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    threads.show(2, "pt_gloo_runloop", IDLE)
+    collectives = threads.watch()
+    assert collectives.are_over()
+    monkeypatch.setattr("os.listdir", refuse)
+    assert not collectives.are_over()
+    assert not collectives.can_be_watched
+
+
+def test_name_that_cannot_be_read_is_read_again(threads: Threads) -> None:
+    now_s = [100.0]
+    threads.show(2, "", "running")
+    collectives = threads.watch(monotonic=lambda: now_s[0])
+    for _ in range(3):
+        assert collectives.are_over()
+        now_s[0] += 10.0
+    threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
+    assert not collectives.are_over()
+
+
+def test_process_without_gloo_reads_no_thread(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    collectives = threads.watch()
+    collectives.has_gloo = lambda: False
+    monkeypatch.setattr("os.listdir", lambda _folder: pytest.fail("read"))
+    assert collectives.are_over()
+    assert collectives.settle(LONG_S)
+    assert collectives.may_be_recorded
 
 
 # -- a pause ----------------------------------------------------------------------------------------------------------
@@ -209,9 +286,7 @@ def test_without_proc_nothing_can_be_watched(tmp_path: Path) -> None:
 def test_session_that_may_not_end_records_nothing_more_until_it_has(threads: Threads) -> None:
     switched: list[bool] = []
     threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
-    collectives = OpenCollectives(
-        str(threads.folder), "x86_64", GLIBC, find_group_class=lambda: None, enable_recording=switched.append
-    )
+    collectives = threads.watch(find_group_class=lambda: None, enable_recording=switched.append)
     collectives.begin()
     slept: list[float] = []
     assert not collectives.settle(1e-6, slept.append)
