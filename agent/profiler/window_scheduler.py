@@ -437,13 +437,18 @@ class WindowScheduler:
             self._end(skipped=skipped, wait_s=wait_s, must_end=must_end)
             return
         begin_ns, lines = thread_time_ns(), self._lines if self._on_device else None
+        try:
+            enqueued = self._read_enqueued()
+        except Exception:
+            self._end(_discard, wait_s=wait_s, must_end=must_end)  # the session must end all the same
+            raise
         window = RawWindow(
             full=bool(self._running),
             steps=self._steps,
             result=None,
             wall_minus_host_ns=read_wall_minus_host_ns(),
             enqueued_before=self._enqueued_before,
-            enqueued_after=self._read_enqueued(),
+            enqueued_after=enqueued,
             training_cost_ns=self._begin_cost_ns + (0 if lines is None else lines.cpu_ns),
             on_device=self._on_device,
             resident_before_bytes=self._resident_before_bytes,
@@ -485,7 +490,13 @@ class WindowScheduler:
             if after is None:
                 self._count_skip(skipped)
             self._after_end = _discard if after is None else after
-        are_over = self._profiler.settle(wait_s if is_first or must_end else 0.0)
+        try:
+            are_over = self._profiler.settle(wait_s if is_first or must_end else 0.0)
+        except ScriptInterruptError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the session must end all the same
+            self._guard.record(PART, error)
+            are_over = True
         if _is_off(self._running):  # it was given up for the user's profiler
             self._after_end = None
             return False

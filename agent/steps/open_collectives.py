@@ -100,14 +100,14 @@ class OpenCollectives:
         """Return whether nothing of the collectives of this process is still to be recorded. True where that cannot be
         known: a session that began before the first group of gloo must end some time.
         """
-        return self._are_works_over() and self._are_idle(self._find_gloo() if self.has_gloo() else [])
+        return self._are_works_over() and self._are_idle(self._find_gloo() if self._may_have_gloo() else [])
 
     def settle(self, limit_s: float, pause: Callable[[float], None] = time.sleep) -> bool:
         """Wait until they are over, at most `limit_s`, and return whether they are: then the session may end. If not,
         this thread records nothing more of it. Raises what `pause` does.
         """
         end_s = time.monotonic() + limit_s
-        threads = self._find_gloo() if self.has_gloo() else []  # only this thread makes others, and it waits
+        threads = self._find_gloo() if self._may_have_gloo() else []  # only this thread makes others, and it waits
         while not (are_over := self._are_works_over() and self._are_idle(threads)) and time.monotonic() < end_s:
             pause(POLL_S)
         if not are_over and self._paused_thread is None:
@@ -129,6 +129,12 @@ class OpenCollectives:
         if self._paused_thread == get_ident():
             self._paused_thread = None
             self._enable_recording(True)
+
+    def _may_have_gloo(self) -> bool:
+        try:
+            return self.has_gloo()
+        except Exception:  # noqa: BLE001 - a change in torch's internals: then the threads decide
+            return True
 
     def _add_work(self, work: Any) -> None:
         self._works.append(weakref.ref(work))

@@ -9,6 +9,7 @@ fewer tokens would call every such part a slowness.
 Tokens are those of TOKENS_READ_MAX ranks at most, evenly spread. Where they are not known, work counts as equal.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,10 @@ MORE_TOKENS: Final = "more_tokens_ratio"
 """Evidence key: how many times as many these are as in the steps before the change, where none had as many."""
 ALIKE_RATIO: Final = 0.02
 """Batches whose tokens differ by less count as equal: less than half of the least slowness."""
+DIFFERENCE_OF_NOISE: Final = 0.954
+"""The median of the difference between two values of normal noise, in its standard deviations: 0.6745 times sqrt(2)."""
+MEDIAN_ERRORS: Final = 2 * 1.2533
+"""Two standard errors of a median, in standard deviations over sqrt(n): sqrt(pi/2) is that of normal noise."""
 OTHERS_MIN: Final = 3
 """Steps in a row with other tokens that end a level of them: the short last batch of an epoch does not."""
 TOKENS_READ_MAX: Final = 64
@@ -43,7 +48,7 @@ def find_compared(view: RunView, ranks: Sequence[int], since_step: int, level_fr
         return Compared(since_step)
     present = float(np.median(now))
     more = present / float(np.median(past))
-    if more <= 1 + ALIKE_RATIO:
+    if not _is_growth(more, tokens, len(now), len(past)):
         return Compared(since_step)
     alike = _find_alike(tokens, before, present)
     if np.count_nonzero(alike) >= view.steps_min:
@@ -69,17 +74,36 @@ def find_growth_since(view: RunView, finding: Finding) -> float:
     """
     counted = finding.evidence.get(TOKENS, 0.0)
     present = find_present_tokens(view, finding.ranks)
-    grown = present / counted if counted and present is not None else 1.0
-    return grown if grown > 1 + ALIKE_RATIO else 1.0
+    if not counted or present is None:
+        return 1.0
+    grown = present / counted
+    tokens = _read_tokens(view, _find_present(view, finding.ranks))
+    return grown if _is_growth(grown, tokens, view.steps_min, view.steps_min) else 1.0
 
 
 def find_present_tokens(view: RunView, ranks: Sequence[int]) -> float | None:
     """Return the tokens in the batch of one of these ranks (none: of all) in the last `steps_min` steps: the median;
     None where they are not known.
     """
-    tokens = _read_tokens(view, [rank for rank in ranks if view.series.has(rank)] or view.series.ranks)
+    tokens = _read_tokens(view, _find_present(view, ranks))
     known = tokens[~np.isnan(tokens)][-view.steps_min :]
     return float(np.median(known)) if len(known) else None
+
+
+def _find_present(view: RunView, ranks: Sequence[int]) -> Sequence[int]:
+    return [rank for rank in ranks if view.series.has(rank)] or view.series.ranks
+
+
+def _is_growth(ratio: float, tokens: Floats, *steps: int) -> bool:
+    """Return whether two medians of so many steps each differ by this ratio as batches of varying lengths do not by
+    chance. How much they vary is that from step to step, which a jump or a slow growth does not change.
+    """
+    known = tokens[~np.isnan(tokens)]
+    level = float(np.median(known))
+    differ = np.abs(np.diff(known))
+    varies = float(np.median(differ)) / DIFFERENCE_OF_NOISE / level if len(differ) and level else 0.0
+    errors = MEDIAN_ERRORS * varies * math.sqrt(sum(1 / count for count in steps))
+    return ratio > 1 + ALIKE_RATIO + errors
 
 
 def _read_tokens(view: RunView, ranks: Sequence[int]) -> Floats:

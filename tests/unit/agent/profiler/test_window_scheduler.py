@@ -5,7 +5,7 @@ The profiler is a strict stand-in. It and the real one pass the same few tests, 
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -300,6 +300,21 @@ def test_session_given_up_for_the_users_profiler_is_not_ended_later() -> None:
     training.run(LIGHT)
     assert "stop" not in training.profiler.log
     assert training.guard.errors == {}
+
+
+@pytest.mark.parametrize("broken", ["settle", "enqueued"])
+def test_session_ends_whatever_fails_before(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("not today")
+
+    training = Training(full=False).run(WARMUP_STEPS + 1)
+    if broken == "settle":
+        monkeypatch.setattr(training.profiler, "settle", refuse)
+    else:
+        monkeypatch.setattr(training.windows, "_read_enqueued", refuse)
+    training.windows.close()
+    assert not training.profiler.is_on
+    assert training.guard.errors == {PART: 1}
 
 
 def test_only_the_first_boundary_waits_for_collectives() -> None:

@@ -271,6 +271,16 @@ def test_name_that_cannot_be_read_is_read_again(threads: Threads) -> None:
     assert not collectives.are_over()
 
 
+def test_where_groups_cannot_be_read_the_threads_decide(threads: Threads) -> None:
+    def refuse() -> bool:
+        raise RuntimeError("no pg_map here")
+
+    threads.show(2, "pt_gloo_runloop", IN_COLLECTIVE)
+    collectives = threads.watch()
+    collectives.has_gloo = refuse
+    assert not collectives.settle(0.0)
+
+
 def test_process_without_gloo_reads_no_thread(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = threads.watch()
     collectives.has_gloo = lambda: False

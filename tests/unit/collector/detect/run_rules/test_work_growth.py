@@ -64,6 +64,28 @@ def test_as_many_or_fewer_or_unknown_tokens_are_equal_work(tokens: list[float]) 
     assert compared(tokens) == Compared(SINCE)
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.2, 0.4])
+def test_batches_of_varying_lengths_do_not_grow_by_chance(spread: float) -> None:
+    # The bound is two standard errors of the difference: one in 44 exceeds it by chance, and then by little.
+    by_chance = []
+    for seed in range(400):
+        tokens = 1000.0 * np.maximum(0.1, 1.0 + spread * np.random.default_rng(seed).standard_normal(60))
+        by_chance.append(compared(tokens.tolist()) != Compared(SINCE))
+    assert np.mean(by_chance) < 0.05
+
+
+def test_varying_batches_that_grow_by_much_are_more_work() -> None:
+    tokens = 1000.0 * (1.0 + 0.1 * np.random.default_rng(7).standard_normal(60))
+    tokens[SINCE:] *= 1.5
+    assert compared(tokens.tolist()).more_work == pytest.approx(1.5, rel=0.1)
+
+
+def test_tokens_of_one_step_or_mostly_of_none_do_not_vary() -> None:
+    finding = Finding(kind="run_slowdown", cause="unattributed", sentence="", evidence={TOKENS: 750.0})
+    assert find_growth_since(look_at([0.0] * 40 + [1500.0] * 20), finding) == 3.0  # the mean of both is 1.5 times that
+    assert find_growth_since(look_at([1000.0]), finding) == 2.0
+
+
 def test_short_last_batch_of_an_epoch_does_not_end_a_level_of_tokens() -> None:
     tokens = list(LARGE)
     tokens[30] = tokens[31] = tokens[50] = 300.0
