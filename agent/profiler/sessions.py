@@ -23,8 +23,8 @@ from rankscope.measure.records import StepRecord
 
 NOT_WATCHED: Final = (
     "no profiler windows with the collectives of gloo, so no waiting in them and no ratio of communication: whether "
-    "they are over cannot be known here (torch does not name gloo's threads, or /proc does not show their system "
-    "calls), and a window that ended before would corrupt memory (docs/torch.md)"
+    "they are over cannot be known here (torch before 2.11 does not name gloo's threads, or /proc does not show "
+    "their system calls), and a window that ended before would corrupt memory (docs/torch.md)"
 )
 
 

@@ -27,7 +27,7 @@ from rankscope.agent.steps.patches import Patch
 
 TASKS: Final = "/proc/self/task"
 THREAD_NAME: Final = "pt_gloo_runloop"
-"""The name that torch 2.13 gives gloo's threads, which older ones do not."""
+"""The name that torch gives gloo's threads, from 2.11 on."""
 NAMED_WITHIN_S: Final = 3.0
 """Time for which a thread may be without its name: it gives itself one when it runs for the first time."""
 FUTEX_CALLS: Final = {"x86_64": "202", "aarch64": "98"}
@@ -88,8 +88,8 @@ class OpenCollectives:
 
     @property
     def can_be_watched(self) -> bool:
-        """Whether the threads of gloo show whether they wait for a collective. Not so where torch gives them no name,
-        on another machine than FUTEX_CALLS has, and where the kernel does not say it.
+        """Whether the threads of gloo show whether they wait for a collective. Not so before torch 2.11, which gives
+        them no name, on another machine than FUTEX_CALLS has, and where the kernel does not say it.
         """
         gloo = self._find_gloo()
         if not gloo or self._futex is None:

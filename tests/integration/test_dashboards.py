@@ -202,7 +202,8 @@ def test_the_parts_of_the_device_s_time_add_up_to_all_of_it(
 ) -> None:
     parts = [stored.ask(asked, CHOSEN) for asked in QUERIES if (asked.dashboard, asked.title) == (dashboard, title)]
     assert len(parts) == 5
-    assert sum(series.values[-1] for (series,) in parts) == pytest.approx(1, rel=1e-9)
+    # Prometheus extrapolates each counter to where it would have been 0, and the range has the begin of the run.
+    assert sum(series.values[-1] for (series,) in parts) == pytest.approx(1, rel=0.01)
 
 
 def test_the_phases_of_a_step_add_up_to_the_step(stored: StoredPrometheus) -> None:

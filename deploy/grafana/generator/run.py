@@ -169,7 +169,8 @@ def _steps() -> list[Placed]:
         areas(
             "Where the device's time goes",
             "Share of the profiler windows of all ranks, over ten minutes. Overlap is communication hidden behind "
-            "compute, exposed is communication during which nothing is computed. The shares sum to 1.",
+            "compute, exposed is communication during which nothing is computed. The shares sum to 1, within 1 % while "
+            "these ten minutes hold the begin of the run.",
             RATIO,
             *shares_of_run(),
             parts_of_whole=True,
