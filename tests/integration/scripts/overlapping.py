@@ -24,14 +24,26 @@ class Sessions:
 
     def __init__(self) -> None:
         self.works: list[dist.Work] = []
+        self.recorded: list[dist.Work] = []
+        self.is_recording = True
         self.ended = self.ended_amid_work = 0
         self._end = _autograd._disable_profiler
+        self._switch = _autograd._enable_record_function
         _autograd._disable_profiler = self.end
+        _autograd._enable_record_function = self.switch
 
     def end(self) -> Any:
         self.ended += 1
-        self.ended_amid_work += any(not work.is_completed() for work in self.works)
+        self.ended_amid_work += any(not work.is_completed() for work in self.recorded)
         return self._end()
+
+    def switch(self, enable: bool) -> None:
+        self.is_recording = enable
+        self._switch(enable)
+
+    def begin(self, works: list[dist.Work]) -> None:
+        """Note work that has begun. What begins while nothing is recorded is not written to any session."""
+        self.works, self.recorded = works, works if self.is_recording else []
 
 
 def begin_work(step: int) -> list[dist.Work]:
@@ -60,7 +72,7 @@ def main() -> None:
         time.sleep(STEP_S)
         for work in sessions.works:
             work.wait()
-        sessions.works = begin_work(step)
+        sessions.begin(begin_work(step))
         optimizer.step()
     for work in sessions.works:
         work.wait()
