@@ -156,7 +156,8 @@ class Threads:
         (self.folder / str(thread) / "syscall").write_text(call + "\n")
 
     def watch(self, *, machine: str = "x86_64", glibc: str = GLIBC, **more: Any) -> OpenCollectives:
-        collectives = OpenCollectives(str(self.folder), machine, glibc, **more)
+        given = {"enable_recording": lambda _is_on: None, **more}  # else nothing in this process would be recorded
+        collectives = OpenCollectives(str(self.folder), machine, glibc, **given)
         collectives.has_gloo = lambda: True
         return collectives
 
