@@ -67,7 +67,8 @@ class OpenCollectives:
         self.has_gloo: Callable[[], bool] = lambda: False
         """Returns whether a process group may communicate on the CPU."""
         self.were_left_out = False
-        """Whether a session had no collectives of the CPU, since they cannot be watched."""
+        """Whether sessions had no collectives of the CPU for NAMED_WITHIN_S, since they cannot be watched."""
+        self._unwatched_since_s: float | None = None
         self._find_group_class = find_group_class or find_class
         self._enable_recording = enable_recording or enable
         self._paused_thread: int | None = None
@@ -82,9 +83,13 @@ class OpenCollectives:
     @property
     def may_be_recorded(self) -> bool:
         """Whether a session may have collectives of the CPU: not where it could not be known when they are over."""
-        may_be_recorded = not self.has_gloo() or self.can_be_watched
-        self.were_left_out |= not may_be_recorded
-        return may_be_recorded
+        if not self.has_gloo() or self.can_be_watched:
+            self._unwatched_since_s = None
+            return True
+        now_s = self._monotonic()
+        since_s = self._unwatched_since_s = now_s if self._unwatched_since_s is None else self._unwatched_since_s
+        self.were_left_out |= now_s - since_s >= NAMED_WITHIN_S  # not while threads only have no name yet
+        return False
 
     @property
     def can_be_watched(self) -> bool:
@@ -94,7 +99,8 @@ class OpenCollectives:
         gloo = self._find_gloo()
         if not gloo or self._futex is None:
             return False
-        return all(_read(f"{self._tasks}/{thread}/syscall") for thread in gloo)
+        calls = (f"{self._tasks}/{thread}" for thread in gloo)
+        return all(_read(f"{folder}/syscall") or not os.path.exists(folder) for folder in calls)
 
     def are_over(self) -> bool:
         """Return whether nothing of the collectives of this process is still to be recorded. True where that cannot be

@@ -31,6 +31,8 @@ def pair() -> Iterator[list[Any]]:
         thread.start()
     for thread in threads:
         thread.join()
+    while not OpenCollectives().can_be_watched:  # a thread names itself when it runs for the first time
+        time.sleep(0.001)
     yield members
     drain_gloo_threads()
     members.clear()

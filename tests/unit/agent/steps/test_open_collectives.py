@@ -235,8 +235,12 @@ def test_threads_can_be_watched_where_they_have_a_name_and_show_their_call(
 
 
 def test_without_proc_nothing_can_be_watched(tmp_path: Path) -> None:
-    collectives = Threads(tmp_path / "none").watch()
+    now_s = [100.0]
+    collectives = Threads(tmp_path / "none").watch(monotonic=lambda: now_s[0])
     assert not collectives.can_be_watched
+    assert not collectives.may_be_recorded
+    assert not collectives.were_left_out  # threads of a new group may only have no name yet
+    now_s[0] += 5.0
     assert not collectives.may_be_recorded
     assert collectives.were_left_out
     assert collectives.are_over()
