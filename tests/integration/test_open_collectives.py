@@ -63,7 +63,7 @@ def test_session_waits_for_a_collective_that_a_peer_has_not_joined(pair: list[An
     assert profiler.settle(LONG_S)
     (recorded,) = profiler.stop().trace_activities()
     assert recorded.name() == "gloo:all_reduce"
-    assert 20e6 < recorded.duration() < lasted_ns + 100e6
+    assert 5e6 < recorded.duration() < lasted_ns + 100e6  # two waits of 10 ms, by a clock that torch approximates
     profiler.start(full=False)
     with torch.profiler.record_function("recorded again"):
         pass
