@@ -106,15 +106,15 @@ class OpenCollectives:
         """Return whether nothing of the collectives of this process is still to be recorded. True where that cannot be
         known: a session that began before the first group of gloo must end some time.
         """
-        return self._are_works_over() and self._are_idle(self._find_gloo() if self._may_have_gloo() else [])
+        return self._are_over(self._find_watched())
 
     def settle(self, limit_s: float, pause: Callable[[float], None] = time.sleep) -> bool:
         """Wait until they are over, at most `limit_s`, and return whether they are: then the session may end. If not,
         this thread records nothing more of it. Raises what `pause` does.
         """
         end_s = time.monotonic() + limit_s
-        threads = self._find_gloo() if self._may_have_gloo() else []  # only this thread makes others, and it waits
-        while not (are_over := self._are_works_over() and self._are_idle(threads)) and time.monotonic() < end_s:
+        threads = self._find_watched()  # once: only this thread makes others, and it waits
+        while not (are_over := self._are_over(threads)) and time.monotonic() < end_s:
             pause(POLL_S)
         if not are_over and self._paused_thread is None:
             self._enable_recording(False)
@@ -136,11 +136,13 @@ class OpenCollectives:
             self._paused_thread = None
             self._enable_recording(True)
 
-    def _may_have_gloo(self) -> bool:
+    def _find_watched(self) -> list[str] | None:
+        """Return the threads whose collectives are to be over, None if they cannot be read now."""
         try:
-            return self.has_gloo()
+            has_gloo = self.has_gloo()
         except Exception:  # noqa: BLE001 - a change in torch's internals: then the threads decide
-            return True
+            has_gloo = True
+        return self._find_gloo() if has_gloo else []
 
     def _add_work(self, work: Any) -> None:
         self._works.append(weakref.ref(work))
@@ -152,8 +154,10 @@ class OpenCollectives:
         self._works = [find for find in self._works if is_open(find())]
         return not self._works
 
-    def _are_idle(self, threads: Sequence[str] | None) -> bool:
-        return threads is not None and (self._futex is None or all(self._is_idle(thread) for thread in threads))
+    def _are_over(self, threads: Sequence[str] | None) -> bool:
+        if not self._are_works_over() or threads is None:
+            return False
+        return self._futex is None or all(self._is_idle(thread) for thread in threads)
 
     def _note(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

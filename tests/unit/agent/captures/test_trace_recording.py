@@ -128,20 +128,20 @@ def test_capture_closed_amid_a_collective_ends_later(ends_by_boundary: bool) -> 
     assert rank.steps == [(3, 4, PAUSED)]
 
 
-def test_capture_must_end_before_the_process_does() -> None:
+@pytest.mark.parametrize(
+    ("end", "cut"),
+    [
+        (lambda recording: recording.close(must_end=True), PAUSED),
+        (lambda recording: recording.on_script_profiler(begins=True), SCRIPT_PROFILER),
+    ],
+    ids=["end of the process", "profiler of the script"],
+)
+def test_capture_that_must_end_does_whatever_collectives_do(end: Callable[[TraceRecording], None], cut: str) -> None:
     rank = Rank("wait=3, warmup=0, active=8")
     rank.run(0, 5)
     rank.is_settled = False
-    rank.recording.close(must_end=True)
-    assert rank.steps == [(3, 4, PAUSED)]
-
-
-def test_capture_ends_for_the_scripts_profiler_whatever_collectives_do() -> None:
-    rank = Rank("wait=3, warmup=0, active=8")
-    rank.run(0, 5)
-    rank.is_settled = False
-    rank.recording.on_script_profiler(begins=True)
-    assert rank.steps == [(3, 4, SCRIPT_PROFILER)]
+    end(rank.recording)
+    assert rank.steps == [(3, 4, cut)]
 
 
 @pytest.mark.parametrize(
