@@ -147,8 +147,10 @@ class Lags:
     """The lags that hold now: those of the last unmatched step that were in every one since they began."""
 
     def __init__(self) -> None:
-        #: How far each rank is behind, and since which step.
-        self._since: dict[Key, tuple[int, int]] = {}
+        #: How far each rank is behind, since which step, and at the earliest.
+        self._since: dict[Key, tuple[int, int, int]] = {}
+        #: The step after the last one whose calls all met by their numbers.
+        self._after_agreed = 0
         #: The ends of its calls in the last steps in a row that have such; of STEPS_MIN at most.
         self._ends: dict[Key, deque[Ends]] = {}
         #: Those of the last step that are of numbers only.
@@ -158,20 +160,23 @@ class Lags:
         """Return a step, later than those before and complete, with the numbers of calls corrected that differ by these
         only; None where there are none. `waits` are those by the numbers as they are.
         """
-        lags = find_lags(step) if np.isnan(waits.exposed_ns).any() else {}
+        is_unmatched = bool(np.isnan(waits.exposed_ns).any())
+        lags = find_lags(step) if is_unmatched else {}
         by_number = self.add(number, lags, find_ends(step, lags))
+        if not is_unmatched:
+            self._after_agreed = number + 1
         return correct_numbers(step, by_number) if by_number else None
 
     def add(self, step: int, found: Mapping[Key, int], ends: Mapping[Key, Ends] | None = None) -> dict[Key, int]:
         """Add what was found in a step, later than those before, with the ends of the calls in it (`find_ends`). Return
         those by which the numbers of the step are to be corrected.
         """
-        kept: dict[Key, tuple[int, int]] = {}
+        kept: dict[Key, tuple[int, int, int]] = {}
         ends_kept: dict[Key, deque[Ends]] = {}
         for key, behind in found.items():
             before = self._since.get(key)
             is_same = before is not None and before[0] == behind
-            kept[key] = before if before is not None and is_same else (behind, step)
+            kept[key] = before if before is not None and is_same else (behind, step, self._after_agreed)
             if ends is not None and key in ends:
                 ends_kept[key] = self._ends.get(key, deque(maxlen=STEPS_MIN)) if is_same else deque(maxlen=STEPS_MIN)
                 ends_kept[key].append(ends[key])

@@ -27,7 +27,8 @@ class Cells(Protocol):
 
 class Lag(NamedTuple):
     """A rank that is `behind` collectives of a group behind most of its members (ahead where it is negative), in every
-    step since `since_step`. `is_matched`: only by their numbers; its calls are matched all the same
+    known step since `since_step`. It began after the step before `since_step_min`, the last one that is known not to
+    show it: steps between may not be known. `is_matched`: only by their numbers; its calls are matched all the same
     (`skipped_collectives.py`).
     """
 
@@ -35,13 +36,14 @@ class Lag(NamedTuple):
     rank: int
     behind: int
     since_step: int
+    since_step_min: int
     is_matched: bool = False
 
     @property
     def distance(self) -> str:
         """Return how far it is from most members, as text.
 
-        >>> Lag("dp", 3, 1, 60).distance, Lag("dp", 3, -2, 60).distance
+        >>> Lag("dp", 3, 1, 60, 60).distance, Lag("dp", 3, -2, 60, 60).distance
         ('1 collective behind', '2 collectives ahead')
         """
         count = abs(self.behind)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.collector.detect.finding import UNMATCHED, Finding, name_ranks
+from rankscope.collector.detect.finding import UNMATCHED, Finding, describe_begin, name_ranks
 from rankscope.collector.detect.past import WHEN
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -44,15 +44,18 @@ class UnmatchedCollectives:
 
 
 def _describe(lags: Sequence[Lag]) -> Candidate:
-    since_step = min(one.since_step for one in lags)
+    earliest = min(lags, key=lambda one: one.since_step)
+    begin = describe_begin(earliest.since_step, (earliest.since_step_min, earliest.since_step), is_gradual=False)
     finding = Finding(
         kind=UNMATCHED,
         ranks=tuple(sorted(one.rank for one in lags)),
         group=lags[0].group,
-        since_step=since_step,
+        since_step=earliest.since_step,
+        since_step_min=earliest.since_step_min,
+        since_step_max=earliest.since_step,
         cause=UNMATCHED,
-        sentence=_write_sentence(lags, since_step),
-        past=_write_sentence(lags, since_step, is_over=True),
+        sentence=_write_sentence(lags, begin),
+        past=_write_sentence(lags, begin, is_over=True),
         suggestion=suggest(UNMATCHED, UNMATCHED),
         severity="info",
         evidence={f"collectives_behind/{one.rank}": float(one.behind) for one in lags},
@@ -60,7 +63,7 @@ def _describe(lags: Sequence[Lag]) -> Candidate:
     return Candidate(finding)
 
 
-def _write_sentence(lags: Sequence[Lag], since_step: int, *, is_over: bool = False) -> str:
+def _write_sentence(lags: Sequence[Lag], begin: str, *, is_over: bool = False) -> str:
     first = lags[0]
     if len(lags) == 1:
         of = "" if first.behind > 0 else " of"
@@ -70,7 +73,7 @@ def _write_sentence(lags: Sequence[Lag], since_step: int, *, is_over: bool = Fal
         ranks = name_ranks(one.rank for one in lags)
         who = f"{ranks} {'were' if is_over else 'are'} behind or ahead of most members by some collectives"
         called = f"they {'had' if is_over else 'have'} called fewer or more of them"
-    where = f"In group {first.group} {who}{WHEN if is_over else f' since step {since_step}'}"
+    where = f"In group {first.group} {who}{WHEN if is_over else f' since {begin}'}"
     if all(one.is_matched for one in lags):
         differ, left, showed, match, are = (
             ("differed", "left", "showed", "matched", "were")

@@ -15,6 +15,7 @@ from rankscope.collector.detect.finding import (
     TRANSFER_EXCESS,
     Abstain,
     Finding,
+    describe_begin,
 )
 from rankscope.collector.detect.statistics.change_points import SIDE_MIN, SIGMA_FLOOR
 from rankscope.collector.detect.statistics.noise import measure_noise
@@ -134,8 +135,9 @@ def describe_lags(view: RunView, steps_min: int) -> str:
         return ""
     others = len({one.rank for one in series.lags} - {lag.rank})
     more = f"; so {'have' if others > 1 else 'has'} {others} more rank{'s' if others > 1 else ''}" if others else ""
+    begin = describe_begin(lag.since_step, (lag.since_step_min, lag.since_step), is_gradual=False)
     return (
-        f"rank {lag.rank} is {lag.distance} in group {lag.group} since step {lag.since_step}: it has called "
+        f"rank {lag.rank} is {lag.distance} in group {lag.group} since {begin}: it has called "
         f"{'fewer' if lag.behind > 0 else 'more'} of them than the other members, so that their waits cannot be matched"
         f"{more}"
     )

@@ -166,11 +166,12 @@ def reason_with(*lags: Lag, unknown_from: int = 60) -> str | None:
 
 
 def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
-    assert reason_with(Lag("tp", 3, 1, 60)) == (
+    assert reason_with(Lag("tp", 3, 1, 60, 60)) == (
         "rank 3 is 1 collective behind in group tp since step 60: it has called fewer of them than the other members, "
         "so that their waits cannot be matched"
     )
-    assert reason_with(Lag("dp", 4, -2, 80), Lag("tp", 3, -2, 60)) == (
+    assert "in group tp since about step 60 (between 41 and 60): it" in str(reason_with(Lag("tp", 3, 1, 60, 41)))
+    assert reason_with(Lag("dp", 4, -2, 80, 80), Lag("tp", 3, -2, 60, 60)) == (
         "rank 3 is 2 collectives ahead in group tp since step 60: it has called more of them than the other "
         "members, so that their waits cannot be matched; so has 1 more rank"
     )
@@ -178,8 +179,8 @@ def test_rank_that_left_out_a_collective_is_the_reason_of_no_verdict() -> None:
 
 def test_without_a_lag_or_with_known_ranks_there_is_a_verdict() -> None:
     assert reason_with() is None
-    assert reason_with(Lag("tp", 3, 1, 60), unknown_from=61) is None  # another group's ranks are known since
-    assert reason_with(Lag("tp", 3, 1, 110), unknown_from=110) is None  # for ten steps only
+    assert reason_with(Lag("tp", 3, 1, 60, 60), unknown_from=61) is None  # another group's ranks are known since
+    assert reason_with(Lag("tp", 3, 1, 110, 110), unknown_from=110) is None  # for ten steps only
 
 
 def test_open_finding_stays_steady_and_says_its_present_size() -> None:
