@@ -247,6 +247,7 @@ class AgentThread:
             log_line(stepless)
         self._training.sessions.log()
         steps = self._write_traces(self._training.steps.drain())
+        self._samples.add_steps(steps)
         windows = self._window_results.collect(steps, last=last)
         cost = self._cost.govern(now_ns)
         self._learn_step_time(steps)

@@ -230,6 +230,10 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     The peaks are since the start, or since the script has reset them. The other fields count up, likewise: `retries`
     are the times the driver refused memory and the cache was emptied, which stops the GPU; `device_allocs` and
     `device_frees` are calls of the driver, none of which occur in a steady training.
+
+    `allocated_peak_bytes` was first reached after the end of `allocated_peak_after_step`, and before the end of
+    `allocated_peak_by_step`. The first is None where the peak was there at the first sample, or no step had ended
+    before an earlier one; the second while no step has ended since the sample in which the peak was first seen.
     """
 
     host_ns: int
@@ -245,6 +249,8 @@ class AllocatorSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True
     device_allocs: int | None = None
     device_frees: int | None = None
     absent: Reasons = {}
+    allocated_peak_after_step: int | None = None
+    allocated_peak_by_step: int | None = None
 
 
 class PortSample(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

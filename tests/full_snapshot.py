@@ -76,7 +76,8 @@ def full_rank(rank: int) -> RankSnapshot:
         devices=(device_of(rank),),
         allocator=AllocatorSample(
             host_ns=1, allocated_bytes=40 * 2**30, reserved_bytes=60 * 2**30, active_bytes=41 * 2**30,
-            inactive_split_bytes=3 * 2**30, allocated_peak_bytes=55 * 2**30,
+            inactive_split_bytes=3 * 2**30, allocated_peak_bytes=55 * 2**30, allocated_peak_after_step=4,
+            allocated_peak_by_step=9,
             retries=rank, ooms=0, device_allocs=310, device_frees=12 * rank,
         ),
         node=machine_of() if rank == 0 else None,

@@ -1,6 +1,6 @@
 """The samplers of one rank: of its process, its GPU and torch's allocator, and in one rank of a node of the machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankscope.agent.config import AgentConfig
@@ -16,7 +16,7 @@ from rankscope.agent.sample.torch_memory import TorchMemorySampler
 from rankscope.agent.steps.device_timers import find_cuda
 from rankscope.agent.steps.model_flops import ModelFlops
 from rankscope.measure.clock import Clock
-from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample
+from rankscope.measure.records import AllocatorSample, DeviceSample, HostSample, NodeSample, StepRecord
 from rankscope.measure.units import s_to_ns
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ class RankSamples:
             samplers["gpu"] = self._devices.sample
         cuda = find_cuda()
         self.out_of_memory = OutOfMemoryWatch(clock, guard, cuda)
-        if cuda is not None:
-            samplers["torch_memory"] = TorchMemorySampler(clock, device.seen, cuda).sample
+        self._torch_memory = None if cuda is None else TorchMemorySampler(clock, device.seen, cuda)
+        if self._torch_memory is not None:
+            samplers["torch_memory"] = self._torch_memory.sample
         if config.node_samples and reads_machine:
             samplers["node"] = NodeSampler(clock).sample
         self.flops = ModelFlops()
@@ -66,8 +67,14 @@ class RankSamples:
 
     @property
     def allocator(self) -> AllocatorSample | None:
-        """The last sample of torch's allocator."""
-        return self.loop.latest.get("torch_memory")
+        """The last sample of torch's allocator, with the steps by which its peak was reached as known by now."""
+        last: AllocatorSample | None = self.loop.latest.get("torch_memory")
+        return last if last is None or self._torch_memory is None else self._torch_memory.with_peak_steps(last)
+
+    def add_steps(self, steps: Sequence[StepRecord]) -> None:
+        """Add the records of steps that have ended."""
+        if self._torch_memory is not None:
+            self._torch_memory.add_steps(steps)
 
     def pop_node(self) -> NodeSample | None:
         """Return the last sample of the machine once; None until there is a newer one, and in all other ranks."""

@@ -6,14 +6,21 @@ Nothing is reset, since the user may use peaks and counts.
 
 Only the allocator named `native` counts all this. Others leave meaningless zeros or call CUDA, so their fields are all
 absent, with the reason.
+
+Between which steps the peak was reached is known without a reset: where a sample has another peak than the one before,
+the peak was reached after that one was read. Steps go on while the allocator is read, and their records come late, so
+steps are assigned by the host's clock: a step that had ended before a reading began is before it, one that ended after
+a reading had ended is after it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from rankscope.agent.sample.torch_device import TorchDevice
 from rankscope.measure.clock import Clock
-from rankscope.measure.records import AllocatorSample
+from rankscope.measure.records import AllocatorSample, StepRecord
 
 NATIVE = "native"
 NOT_TOLD = "not_told_by_this_torch"
@@ -34,8 +41,67 @@ PATHS: Final[Mapping[str, tuple[str, ...]]] = {
 """Path of each field of AllocatorSample in torch's statistics."""
 
 
+class PeakSteps:
+    """The steps between whose ends the present peak of allocated memory was reached.
+
+    `after_step` is the last step that had ended before the peak was reached: None where it is not known, since no step
+    had ended before an earlier reading. `by_step` is the first step that ended after it: None while none has. Where
+    records of steps are lost, the steps lie further apart.
+
+    >>> found = PeakSteps()
+    >>> found.add_reading(10, 11, peak_bytes=5)
+    >>> found.add_ends([(0, 9), (1, 19)])
+    >>> found.after_step, found.by_step
+    (None, 1)
+    >>> found.add_reading(20, 21, peak_bytes=7)
+    >>> found.add_ends([(2, 29)])
+    >>> found.after_step, found.by_step
+    (0, 2)
+    """
+
+    def __init__(self) -> None:
+        self.after_step: int | None = None
+        self.by_step: int | None = None
+        self._peak_bytes: int | None = None
+        self._reached_after_ns: int | None = None
+        self._reached_by_ns = 0
+        self._read_begin_ns: int | None = None
+        self._last_step: int | None = None
+        self._ended_before_reading: int | None = None
+
+    def add_reading(self, begin_ns: int, end_ns: int, peak_bytes: int | None) -> None:
+        """Add a peak that was read between two host times; None: it is not known, nor then when the next is reached.
+        A peak below the one before was reset by the script in between, and anew reached after that.
+        """
+        if peak_bytes is None:
+            self._read_begin_ns = self._ended_before_reading = None
+        if peak_bytes != self._peak_bytes:
+            self._peak_bytes = peak_bytes
+            self._reached_after_ns, self._reached_by_ns = self._read_begin_ns, end_ns
+            self.after_step, self.by_step = self._ended_before_reading, None
+        if peak_bytes is not None:
+            self._read_begin_ns, self._ended_before_reading = begin_ns, self._last_step
+
+    def add_ends(self, ends: Iterable[tuple[int, int]]) -> None:
+        """Add steps that have ended since the last call, not while the allocator is read, with their ends in host ns.
+        Some may have ended before the last reading already, or the one before.
+        """
+        for step, end_ns in ends:
+            self._last_step = _find_last(self._last_step, step)
+            if self._read_begin_ns is not None and end_ns <= self._read_begin_ns:
+                self._ended_before_reading = _find_last(self._ended_before_reading, step)
+            if self._reached_after_ns is not None and end_ns <= self._reached_after_ns:
+                self.after_step = _find_last(self.after_step, step)
+            if end_ns >= self._reached_by_ns and self._peak_bytes is not None:
+                self.by_step = step if self.by_step is None else min(self.by_step, step)
+
+
+def _find_last(last: int | None, step: int) -> int:
+    return step if last is None else max(last, step)
+
+
 class TorchMemorySampler:
-    """The sampler of the allocator of the GPU that `read_device` returns, on any thread.
+    """The sampler of the allocator of the GPU that `read_device` returns, on any thread but always the same one.
 
     `cuda` is torch.cuda or a replacement. Errors of torch are passed on.
     """
@@ -44,6 +110,7 @@ class TorchMemorySampler:
         self._clock = clock
         self._read_device = read_device
         self._cuda = cuda
+        self._peak_steps = PeakSteps()
 
     def sample(self) -> AllocatorSample | None:
         """Return a sample of the allocator; None while the training has no GPU."""
@@ -54,7 +121,20 @@ class TorchMemorySampler:
         backend = self._cuda.get_allocator_backend()
         if backend != NATIVE:
             return AllocatorSample(host_ns=now_ns, absent=dict.fromkeys(PATHS, f"allocator_{backend}"))
-        return parse_stats(self._cuda.memory_stats_as_nested_dict(device.index), now_ns)
+        found = parse_stats(self._cuda.memory_stats_as_nested_dict(device.index), now_ns)
+        self._peak_steps.add_reading(now_ns, self._clock.monotonic_ns(), found.allocated_peak_bytes)
+        return found
+
+    def add_steps(self, steps: Iterable[StepRecord]) -> None:
+        """Add the records of steps that have ended, on the thread that samples."""
+        self._peak_steps.add_ends((one.step, one.end_host_ns) for one in steps)
+
+    def with_peak_steps(self, last: AllocatorSample) -> AllocatorSample:
+        """Return the last sample with what is known by now of when its peak was reached."""
+        found = self._peak_steps
+        return msgspec.structs.replace(
+            last, allocated_peak_after_step=found.after_step, allocated_peak_by_step=found.by_step
+        )
 
 
 def parse_stats(stats: Mapping[str, Any], host_ns: int) -> AllocatorSample:

@@ -180,11 +180,12 @@ EARLIER_COST = AgentCost(
 LATER_COST = msgspec.structs.replace(EARLIER_COST, attached_ratio=0.34, detached_ratio=-0.01)
 COST_WITHOUT_TIMING = msgspec.structs.replace(LATER_COST, window_effect="ended")
 COST = msgspec.structs.replace(COST_WITHOUT_TIMING, timing_ratio=0.02, timing_effect="kept")
-ALLOCATOR = AllocatorSample(
+ALLOCATOR_WITHOUT_STEPS = AllocatorSample(
     host_ns=1_602, allocated_bytes=1, reserved_bytes=2, active_bytes=3, inactive_split_bytes=0, allocated_peak_bytes=4,
     reserved_peak_bytes=5, active_peak_bytes=6, retries=0, ooms=7, device_allocs=8, device_frees=9,
     absent={"ooms": "not told"},
 )  # fmt: skip
+ALLOCATOR = msgspec.structs.replace(ALLOCATOR_WITHOUT_STEPS, allocated_peak_after_step=40, allocated_peak_by_step=300)
 
 PROGRESS = GroupStatus(group="default_pg", enqueued=12, started=11, completed=10)
 PENDING = PendingCollective(
@@ -327,7 +328,8 @@ STATED: dict[str, Message] = {
     ),
 }  # fmt: skip
 
-WITHOUT_ENQUEUES = msgspec.structs.replace(STATED["report"], enqueues=None)
+WITHOUT_PEAK_STEPS = msgspec.structs.replace(STATED["report"], allocator=ALLOCATOR_WITHOUT_STEPS)
+WITHOUT_ENQUEUES = msgspec.structs.replace(WITHOUT_PEAK_STEPS, enqueues=None)
 WITHOUT_TIMING = msgspec.structs.replace(WITHOUT_ENQUEUES, cost=COST_WITHOUT_TIMING)
 WITHOUT_MODEL_BYTES = msgspec.structs.replace(
     WITHOUT_TIMING, out_of_memory=(NOTICE_WITHOUT_MODEL,), flops=FLOPS_WITHOUT_TYPES
@@ -587,6 +589,11 @@ def test_earlier_report_without_errors_of_the_allocator_decodes() -> None:
 def test_earlier_report_without_flops_decodes() -> None:
     frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_flops.hex").read_text())
     assert decode(frame) == WITHOUT_FLOPS
+
+
+def test_earlier_report_without_steps_of_the_peak_decodes() -> None:
+    frame = bytes.fromhex((GOLDEN / "earlier" / "report_without_peak_steps.hex").read_text())
+    assert decode(frame) == WITHOUT_PEAK_STEPS
 
 
 def test_earlier_report_without_enqueues_decodes() -> None:

@@ -3,6 +3,7 @@
 import json
 
 from rankscope.collector.detect.finding import Finding
+from rankscope.collector.runs.memory_words import describe_memory
 from rankscope.collector.runs.snapshot import RunSnapshot
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.serving import have_ended, read_url, serving
@@ -21,7 +22,7 @@ def train(*options: str) -> tuple[RunSnapshot, list[Finding], Ended, int]:
     """Return the run, its findings about memory, how the job ended, and the step that failed; check the incident."""
     command = forked_ranks(RANKS, "fake_gpu_memory.py", find_library(), "--step", str(FROM_STEP), *options)
     with serving() as served:
-        with started(command, settings(served.endpoint, run=RUN)) as job:
+        with started(command, settings(served.endpoint, run=RUN, sample_interval_s="0.5")) as job:
             ended = job.wait()
         run = served.wait_for_run(RUN, lambda seen: have_ended(seen) and seen.end is not None and bool(seen.findings))
         incidents = json.loads(read_url(f"{served.url}/api/v1/incidents?run={RUN}"))["incidents"]
@@ -42,9 +43,23 @@ def check_finding(findings: list[Finding], step: int) -> None:
     assert kinds == [MODEL_BYTES, 0, ADAM_BYTES]
 
 
+def check_peaks(run: RunSnapshot, ended: Ended) -> None:
+    """Check that each rank's peak, which rose in the step that the script says, was reached around that step."""
+    (step,) = {int(line.rpartition(" ")[2]) for line in ended.stdout.splitlines() if "has its peak" in line}
+    for one in run.ranks:
+        assert one.allocator is not None
+        after, by = one.allocator.allocated_peak_after_step, one.allocator.allocated_peak_by_step
+        assert after is not None
+        assert by is not None
+        assert after < step <= by
+        peak = f"GPU: 60.0 GiB allocated, peak 62.0 GiB (reached between the ends of steps {after} and {by})"
+        assert describe_memory(one, run.ranks).startswith(peak)
+
+
 def test_caught_error_is_an_incident_of_a_run_that_finishes() -> None:
     run, findings, ended, step = train()
     assert (ended.exit_code, ended.left) == (0, ()), ended.stderr
+    check_peaks(run, ended)
     check_finding(findings, step)
     assert findings[0].details == {"held": "40.0 GiB in 1 blocks, model.py:24 (forward)"}
     assert run.end is not None

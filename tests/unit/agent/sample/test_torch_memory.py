@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rankscope.agent.sample.torch_device import TorchDevice
-from rankscope.agent.sample.torch_memory import PATHS, TorchMemorySampler, parse_stats
-from rankscope.measure.records import AllocatorSample
+from rankscope.agent.sample.torch_memory import PATHS, PeakSteps, TorchMemorySampler, parse_stats
+from rankscope.measure.records import PHASES, AllocatorSample, StepRecord
 from rankscope.measure.units import HostNs, WallNs
 from tests.cuda_stand_in.allocator import StandInAllocator
 
@@ -23,6 +23,15 @@ class StillClock:
 
     def wall_ns(self) -> WallNs:
         return WallNs(0)
+
+
+class TickingClock(StillClock):
+    """The clock of a test that sets the time."""
+
+    now_ns = 0
+
+    def monotonic_ns(self) -> HostNs:
+        return HostNs(self.now_ns)
 
 
 def sample(allocator: StandInAllocator, device: TorchDevice | None = DEVICE) -> AllocatorSample | None:
@@ -79,7 +88,8 @@ def test_unused_device_has_absent_statistics() -> None:
 
 def test_every_field_has_a_path_in_the_statistics() -> None:
     fields = {field.name for field in msgspec.structs.fields(AllocatorSample)}
-    assert fields - {"host_ns", "absent"} == set(PATHS)
+    by_steps = {"allocated_peak_after_step", "allocated_peak_by_step"}
+    assert fields - {"host_ns", "absent"} - by_steps == set(PATHS)
 
 
 def test_the_statistics_read_are_those_that_torch_describes() -> None:
@@ -87,3 +97,71 @@ def test_the_statistics_read_are_those_that_torch_describes() -> None:
     names = set(re.findall(r"``\"([a-z_]+)", described))
     assert {path[0] for path in PATHS.values()} <= names
     assert inspect.signature(torch.cuda.memory.memory_stats_as_nested_dict).parameters.keys() == {"device"}
+
+
+# -- when the peak was reached ----------------------------------------------------------------------------------------
+
+
+def found_after(*readings: tuple[int, int | None], ends: tuple[int, ...]) -> tuple[int | None, int | None]:
+    """Return the steps of the last peak. Readings are of an instant; all steps are reported afterwards."""
+    steps = PeakSteps()
+    for at_ns, peak in readings:
+        steps.add_reading(at_ns, at_ns, peak)
+    steps.add_ends(enumerate(ends))
+    return steps.after_step, steps.by_step
+
+
+@pytest.mark.parametrize(
+    ("readings", "known"),
+    [
+        ([(25, 5)], (None, 2)),  # there at the first sample, before step 2 has ended
+        ([(5, 5), (25, 7)], (None, 2)),  # no step had ended by 5
+        ([(15, 5), (25, 7)], (0, 2)),
+        ([(15, 5), (25, 7), (35, 7)], (0, 2)),  # reached no later than it was first seen
+        ([(15, 5), (25, 7), (35, 6)], (1, 3)),  # lower: the script has reset it since 25
+        ([(15, 5), (45, 7)], (0, None)),  # no step has ended since
+        ([(20, 5), (30, 7)], (1, 2)),  # a step that ended at the very reading
+        ([(15, 5), (25, None)], (None, None)),
+        ([(15, 5), (25, None), (35, 7)], (None, 3)),  # what came before it was not known is not compared with
+    ],
+)  # fmt: skip
+def test_peak_was_reached_between_two_readings(
+    readings: list[tuple[int, int | None]], known: tuple[int | None, int | None]
+) -> None:
+    assert found_after(*readings, ends=(10, 20, 30, 40)) == known
+
+
+def test_step_that_ends_while_the_allocator_is_read_is_in_doubt() -> None:
+    steps = PeakSteps()
+    steps.add_reading(15, 25, 5)
+    steps.add_reading(35, 45, 7)
+    steps.add_ends(enumerate((10, 20, 30, 40, 50)))  # step 1 ended within the first reading, step 3 within the second
+    assert (steps.after_step, steps.by_step) == (0, 4)
+
+
+def test_steps_that_are_reported_in_time_are_as_those_reported_late() -> None:
+    steps = PeakSteps()
+    steps.add_ends([(0, 10)])
+    steps.add_reading(15, 15, 5)
+    steps.add_ends([(1, 20)])
+    steps.add_reading(25, 25, 7)
+    assert (steps.after_step, steps.by_step) == (0, None)
+    steps.add_ends([(3, 40), (2, 30)])  # those that wait for their device times may be overtaken
+    assert (steps.after_step, steps.by_step) == (0, 2)
+
+
+def test_sample_has_the_steps_of_its_peak_once_they_have_ended() -> None:
+    allocator, clock = StandInAllocator(device_index=2), TickingClock()
+    sampler = TorchMemorySampler(clock, lambda: DEVICE, allocator)
+    clock.now_ns = 15
+    assert sampler.sample() is not None
+    clock.now_ns = 25
+    allocator.stats["allocated_bytes"]["all"]["peak"] = 61 * GIB
+    last = sampler.sample()
+    assert last is not None
+    assert (last.allocated_peak_after_step, last.allocated_peak_by_step) == (None, None)
+    phases_ns = dict.fromkeys(PHASES, 2)
+    sampler.add_steps([StepRecord(step=n, start_host_ns=10 * n, duration_ns=10, phases_ns=phases_ns) for n in range(4)])
+    known = sampler.with_peak_steps(last)
+    assert (known.allocated_peak_after_step, known.allocated_peak_by_step) == (0, 2)
+    assert known.allocated_peak_bytes == 61 * GIB

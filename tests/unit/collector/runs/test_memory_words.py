@@ -35,11 +35,34 @@ def test_memory_of_a_rank_is_that_of_its_gpu_process_and_machine() -> None:
         (rank_of(1, host=HOST), "host: 5.0 GiB resident"),
         (rank_of(1, node=NODE), "host: 200.0 GiB available on its machine"),
         (rank_of(1, devices=(DEVICE,)), "GPU: 10.0 GiB left for tensors of 80.0 GiB"),
-        (rank_of(1, devices=(DeviceSample(host_ns=0, uuid="GPU"),), allocator=ALLOCATOR), ""),
+        (rank_of(1, devices=(DeviceSample(host_ns=0, uuid="GPU"),), allocator=ALLOCATOR), "GPU: 61.0 GiB allocated"),
+        (rank_of(1, allocator=AllocatorSample(host_ns=0)), ""),
+        (
+            rank_of(1, allocator=AllocatorSample(host_ns=0, allocated_bytes=0, allocated_peak_bytes=0)),
+            "GPU: 0 bytes allocated",
+        ),
     ],
 )
 def test_what_is_not_known_is_left_out(rank: RankSnapshot, said: str) -> None:
     assert describe_memory(rank, (rank,)) == said
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((4799, 4820), "peak 70.0 GiB (reached between the ends of steps 4799 and 4820)"),
+        ((4799, None), "peak 70.0 GiB (reached after the end of step 4799)"),
+        ((None, 12), "peak 70.0 GiB (reached before the end of step 12)"),
+        ((None, None), "peak 70.0 GiB"),
+    ],
+)
+def test_peak_is_said_with_the_steps_in_which_it_was_reached(steps: tuple[int | None, int | None], said: str) -> None:
+    after, by = steps
+    allocator = AllocatorSample(
+        host_ns=0, allocated_peak_bytes=70 * GIB, allocated_peak_after_step=after, allocated_peak_by_step=by
+    )
+    rank = rank_of(1, devices=(DEVICE,), allocator=allocator)
+    assert describe_memory(rank, (rank,)) == f"GPU: {said}, 10.0 GiB left for tensors of 80.0 GiB"
 
 
 def test_status_and_page_of_a_rank_say_it() -> None:
