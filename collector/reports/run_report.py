@@ -51,7 +51,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     `reports_lost` counts sequence numbers that never arrived, `steps_late` steps that arrived too late to be compared.
     `curve` is the step time over the run; `worst_ranks` are sorted by cost, then by slowdown. `end` is None while the
     run goes on, and for runs stored by an earlier version. `mfu_ratio` and `hfu_ratio` are means over the ranks, of the
-    last minute of their steps; None unless they are known of all. `injected_faults` as in RunSnapshot.
+    last minute of their steps; None unless they are known of all. `hfu_is_upper_bound`: HFU was at most what it says.
+    `injected_faults` as in RunSnapshot.
     `origin` says whose run it was. `checkpoints` are those that its ranks have marked.
     """
 
@@ -79,6 +80,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd | None = None
     mfu_ratio: float | None = None
     hfu_ratio: float | None = None
+    hfu_is_upper_bound: bool = False
     injected_faults: str = ""
     origin: RunOrigin = UNKNOWN_ORIGIN
     checkpoints: Checkpoints = NO_CHECKPOINTS
@@ -132,6 +134,7 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         checkpoints=saved.checkpoints,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
+        hfu_is_upper_bound=any(process.flops.executed_is_upper_bound for process in processes),
         origin=find_origin(process.hello.identity for process in processes),
         injected_faults=describe_faults(
             {one.hello.identity.rank: one.hello.fault for one in processes if one.hello.fault}

@@ -86,9 +86,12 @@ def _facts(report: RunReport) -> Section:
 
 def _describe_flops(report: RunReport) -> dict[str, str]:
     """Return MFU and HFU where they are known."""
-    ratios = {"MFU": report.mfu_ratio, "HFU": report.hfu_ratio}
+    bound = "at most " if report.hfu_is_upper_bound else ""
+    ratios = {"MFU": ("", report.mfu_ratio), "HFU": (bound, report.hfu_ratio)}
     return {
-        name: f"{100 * ratio:.1f} % in the last minute of steps" for name, ratio in ratios.items() if ratio is not None
+        name: f"{bound}{100 * ratio:.1f} % in the last minute of steps"
+        for name, (bound, ratio) in ratios.items()
+        if ratio is not None
     }
 
 

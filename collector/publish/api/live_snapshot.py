@@ -26,9 +26,9 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     `without_peers_said` says which ranks are judged by their own past only; None: none. `captures` are the newest ones
     of the run that the collector has ordered, at most LIVE_CAPTURES_MAX of the `captures_kept`. `mfu_ratio` and
     `hfu_ratio` are means over the live ranks, in the last minute of their steps; `flops_said` is the same as text, or
-    why there is no MFU, empty where no rank has FLOPs. `injected_faults` says what ranks do to themselves on purpose;
-    empty: nothing. `checkpoints` are those that they have marked. The other fields are as in RunSnapshot and
-    RunSummary; None: not known.
+    why there is no MFU, empty where no rank has FLOPs. `hfu_is_upper_bound`: HFU is at most what it says.
+    `injected_faults` says what ranks do to themselves on purpose; empty: nothing. `checkpoints` are those that they
+    have marked. The other fields are as in RunSnapshot and RunSummary; None: not known.
     """
 
     run: str
@@ -61,6 +61,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     flops_said: str = ""
     injected_faults: str = ""
     checkpoints: Checkpoints = NO_CHECKPOINTS
+    hfu_is_upper_bound: bool = False
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +146,7 @@ def _build_run(
         captures_kept=captures_kept,
         mfu_ratio=flops.mfu,
         hfu_ratio=flops.hfu,
+        hfu_is_upper_bound=flops.hfu_is_upper_bound,
         flops_said=describe_run_flops(flops),
         injected_faults=run.injected_faults,
         checkpoints=run.checkpoints,

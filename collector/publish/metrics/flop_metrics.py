@@ -10,6 +10,7 @@ from rankscope.collector.runs.run_flops import RunFlops, find_run_flops
 _TOTALS: Final = "agent: FLOPs declared by the script, else measured (Totals)"
 _RECENT: Final = "agent: FLOPs of the last minute of steps, peak of the device (StepFlops)"
 _RANKS: Final = "collector: the live ranks of the run"
+_UPPER_BOUND: Final = "An upper bound where steps were measured without a GPU: a recomputation may stop early."
 
 
 def _per_run(name: str) -> OfOverview:
@@ -33,7 +34,7 @@ RANK_FLOPS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_executed_flops_total", "counter", "", RANK,
         "FLOPs that were executed in the steps of this rank where they were measured, recomputation included; absent "
-        "while they are not.",
+        f"while they are not. {_UPPER_BOUND}",
         "sum of the FLOPs of steps, as run", _TOTALS, NOT_NEGATIVE,
         of_totals(lambda totals: totals.executed_flops),
     ),
@@ -47,7 +48,7 @@ RANK_FLOPS: Final[tuple[Measure, ...]] = (
     Measure(
         "rankscope_hfu_ratio", "gauge", "ratio", RANK,
         "Hardware FLOPs utilization of the rank's device in the last minute of its steps: as rankscope_mfu_ratio, with "
-        "recomputation.",
+        f"recomputation. {_UPPER_BOUND}",
         "executed FLOPs / (time of the steps * dense peak)", _RECENT, NOT_NEGATIVE,
         per_rank(lambda rank: rank.flops.hfu),
     ),
@@ -62,7 +63,7 @@ RUN_FLOPS: Final[tuple[Measure, ...]] = (
     ),
     Measure(
         "rankscope_run_hfu_ratio", "gauge", "ratio", RUN,
-        "Hardware FLOPs utilization of the run; absent unless it is known of all live ranks.",
+        f"Hardware FLOPs utilization of the run; absent unless it is known of all live ranks. {_UPPER_BOUND}",
         "mean of rankscope_hfu_ratio", _RANKS, NOT_NEGATIVE,
         _per_run("hfu"),
     ),

@@ -156,6 +156,20 @@ def test_facts_have_mfu_of_the_last_minute_where_all_ranks_have_it(path: Path) -
     assert "MFU              30.0 % in the last minute of steps" in render_text(report_of(path), 20)
 
 
+@pytest.mark.parametrize(("bounded", "said"), [((), "40.0 %"), ((1,), "at most 40.0 %")])
+def test_hfu_of_executed_flops_at_most_is_at_most(path: Path, bounded: tuple[int, ...], said: str) -> None:
+    batch = WriteBatch()
+    for rank in (0, 1):
+        flops = StepFlops(
+            executed=FlopSum(4e15, 10, 10 * S), peak_flops_per_s=1e15, executed_is_upper_bound=rank in bounded
+        )
+        batch.ranks["bert", rank] = 0, msgspec.structs.replace(life_of("bert", rank), flops=flops)
+    with closing(IncidentStore(path)) as incidents, closing(HistoryStore(incidents.database)) as store:
+        store.write(batch)
+    assert report_of(path).hfu_is_upper_bound == bool(bounded)
+    assert f"HFU              {said} in the last minute of steps" in render_text(report_of(path), 20)
+
+
 def test_checkpoints_are_a_fact_and_in_the_json_where_they_are_marked(path: Path) -> None:
     assert "checkpoints" not in render_text(report_of(path), 20)
     last = Checkpoint(attempt=0, step=60, wall_s=WALL_S, duration_ns=2 * S, rank=0)
