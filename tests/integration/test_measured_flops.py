@@ -1,10 +1,14 @@
-"""FLOPs of a step that a run measures by itself, against those counted by hand."""
+"""FLOPs of a step that a run measures by itself, and its live MFU, against those counted by hand."""
 
 import json
+from collections.abc import Sequence
+
+import pytest
 
 from rankscope.agent.agent_overhead import NOT_GOVERNED
 from rankscope.agent.governor import FULL_WINDOWS, HEAD_START_NS
-from rankscope.measure.model_flops import MEASURED
+from rankscope.measure.model_flops import MEASURED, StepFlops
+from rankscope.measure.units import NS_PER_S
 from tests.integration.listening_collector import listening
 from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, run_forked
 
@@ -15,9 +19,12 @@ FORWARD, BACKWARD = FIRST + SECOND, FIRST + 2 * SECOND
 BATCH, MICRO_BATCHES = 4, 2
 BUDGET = 0.05
 """Of the time; a second of it is there at the start, for windows of some ten ms."""
+PEAK_TFLOPS = 0.001
+STEPS_MIN = 100
+"""Steps that the live MFU is compared over: the script times twice as many, and a report comes every 0.1 s."""
 SOON = {
     "RANKSCOPE_FULL_WINDOW_INTERVAL_S": "1", "RANKSCOPE_FLOPS_INTERVAL_S": "1", "RANKSCOPE_GPU": "false",
-    "RANKSCOPE_OVERHEAD_RATIO_MAX": str(BUDGET),
+    "RANKSCOPE_OVERHEAD_RATIO_MAX": str(BUDGET), "RANKSCOPE_PEAK_TFLOPS": str(PEAK_TFLOPS),
 }  # fmt: skip
 
 
@@ -27,7 +34,7 @@ def test_run_measures_its_flops_within_its_budget_and_again_when_the_batch_has_c
         ended = run_forked("changing_batch.py", environment=environment)
     assert ended.exit_code == 0, ended.stderr
     found = json.loads(ended.stdout)
-    for one, batch in zip(found, (BATCH, 2 * BATCH), strict=True):
+    for one, batch in zip(found["measured"], (BATCH, 2 * BATCH), strict=True):
         samples = MICRO_BATCHES * batch
         assert one["model"] == 3 * samples * FORWARD
         assert one["executed"] == samples * (FORWARD + BACKWARD)
@@ -42,3 +49,20 @@ def test_run_measures_its_flops_within_its_budget_and_again_when_the_batch_has_c
     assert last.totals.executed_flops is not None
     of_batch = MICRO_BATCHES * BATCH * (FORWARD + BACKWARD)
     assert last.totals.executed_flops % of_batch == 0, "whole steps of the two batches"
+    check_mfu([report.flops for report in life.reports], found["ends_ns"])
+
+
+def check_mfu(reported: Sequence[StepFlops], ends_ns: Sequence[int]) -> None:
+    """Compare the live MFU of the last report with steps of the first batch alone with the hand count over the time
+    that the script has measured of as many steps. HFU is of all products that ran.
+    """
+    of_step = MICRO_BATCHES * BATCH * 3 * FORWARD
+    sums = [(flops, flops.model) for flops in reported if flops.model is not None]
+    flops, counted = [
+        (flops, model) for flops, model in sums if model.steps < len(ends_ns) and model.flops == model.steps * of_step
+    ][-1]
+    assert counted.steps >= STEPS_MIN
+    seconds = (ends_ns[counted.steps] - ends_ns[0]) / NS_PER_S
+    mfu = counted.steps * of_step / seconds / (PEAK_TFLOPS * 1e12)
+    assert flops.mfu == pytest.approx(mfu, rel=0.01)
+    assert flops.hfu == pytest.approx(mfu * (FORWARD + BACKWARD) / (3 * FORWARD), rel=0.01)

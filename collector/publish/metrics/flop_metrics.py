@@ -10,7 +10,7 @@ from rankscope.collector.runs.run_flops import RunFlops, find_run_flops
 _TOTALS: Final = "agent: FLOPs declared by the script, else measured (Totals)"
 _RECENT: Final = "agent: FLOPs of the last minute of steps, peak of the device (StepFlops)"
 _RANKS: Final = "collector: the live ranks of the run"
-_UPPER_BOUND: Final = "An upper bound where steps were measured without a GPU: a recomputation may stop early."
+_UPPER_BOUND: Final = "May be an upper bound where steps were measured without kernels: a recomputation may stop early."
 
 
 def _per_run(name: str) -> OfOverview:
