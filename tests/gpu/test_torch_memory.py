@@ -1,14 +1,16 @@
 """Torch's allocator on a real GPU: the sample has what was allocated."""
 
 import threading
+import time
 
 import pytest
 import torch
 
 from rankscope.agent.sample.torch_device import TrainingDevice
 from rankscope.agent.sample.torch_memory import PATHS, TorchMemorySampler
+from rankscope.agent.steps.step_recorder import FORWARD
 from rankscope.measure.clock import SystemClock
-from rankscope.measure.records import AllocatorSample
+from rankscope.measure.records import PHASES, AllocatorSample, StepRecord
 
 pytestmark = pytest.mark.gpu
 
@@ -46,6 +48,27 @@ def test_every_field_has_a_value(sampler: TorchMemorySampler) -> None:
     sample = read(sampler)
     assert sample.absent == {}
     assert [field for field in PATHS if getattr(sample, field) is None] == []
+
+
+def test_peak_is_that_of_the_step_that_reached_it(sampler: TorchMemorySampler) -> None:
+    torch.cuda.reset_peak_memory_stats()  # an earlier test may have needed more
+    last, begin_ns = read(sampler), time.monotonic_ns()
+    for step, size in enumerate((1, 1, 256, 1)):
+        torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+        end_ns = time.monotonic_ns()
+        phases_ns = dict.fromkeys(PHASES, 0) | {FORWARD: end_ns - begin_ns}
+        sampler.add_steps(
+            [StepRecord(step=step, start_host_ns=begin_ns, duration_ns=end_ns - begin_ns, phases_ns=phases_ns)]
+        )
+        begin_ns, last = end_ns, read(sampler)
+    assert find_peak_steps(sampler, last) == (1, 3)
+    torch.cuda.reset_peak_memory_stats()
+    assert find_peak_steps(sampler, read(sampler)) == (3, None)
+
+
+def find_peak_steps(sampler: TorchMemorySampler, last: AllocatorSample) -> tuple[int | None, int | None]:
+    known = sampler.with_peak_steps(last)
+    return known.allocated_peak_after_step, known.allocated_peak_by_step
 
 
 def test_freed_memory_counts_as_requested_and_freed(sampler: TorchMemorySampler) -> None:
