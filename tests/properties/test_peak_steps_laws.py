@@ -9,20 +9,25 @@ from rankscope.agent.sample.torch_memory import PeakSteps
 
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("allocate"), st.integers(1, 6)),
+        st.tuples(st.sampled_from(("need shortly", "allocate")), st.integers(1, 50)),
         st.tuples(st.just("report"), st.integers(1, 3)),
-        st.tuples(st.sampled_from(("reset", "end step", "begin reading", "read", "end reading")), st.just(0)),
+        st.tuples(st.sampled_from(("end step", "begin reading", "read", "end reading", "reset")), st.just(0)),
     ),
     max_size=80,
 )
+READING = [("begin reading", 0), ("read", 0), ("end reading", 0)]
+STEP_WITH_PEAK = [("need shortly", 5), ("end step", 0)]
 
 
 @dataclass
 class Rank:
-    """A rank whose every action takes 1 ns. `levels` are the allocated bytes by time, `ends` those of its steps."""
+    """A rank whose every action takes 1 ns. `levels` are the allocated bytes by time, `allocated` those that stay,
+    `ends` the times at which its steps ended.
+    """
 
     found: PeakSteps = field(default_factory=PeakSteps)
     levels: list[int] = field(default_factory=lambda: [0])
+    allocated: int = 0
     ends: list[int] = field(default_factory=list)
     reported: int = 0
     peak: int = 0
@@ -32,7 +37,9 @@ class Rank:
 
     def act(self, action: str, amount: int) -> None:
         now_ns = len(self.levels)
-        self.levels.append(amount if action == "allocate" else self.levels[-1])
+        if action == "allocate":
+            self.allocated = amount
+        self.levels.append(max(self.allocated, amount) if action == "need shortly" else self.allocated)
         self.peak = max(0 if action == "reset" else self.peak, self.levels[-1])
         if action == "end step":
             self.ends.append(now_ns)
@@ -49,12 +56,12 @@ class Rank:
             self.reported = steps.stop
 
 
-READING = [("begin reading", 0), ("read", 0), ("end reading", 0)]
-GROWS_WHILE_READ = [*READING[:2], ("allocate", 5), ("end step", 0), READING[2], ("report", 1)]
-
-
 @given(actions=ACTIONS)
-@example(actions=[*GROWS_WHILE_READ, *READING])
+@example(actions=[*READING[:2], *STEP_WITH_PEAK, READING[2], ("report", 1), *READING])  # after the first is read
+@example(actions=[READING[0], ("end step", 0), STEP_WITH_PEAK[0], *READING[1:], ("report", 1)])  # before it is read
+@example(
+    actions=[*STEP_WITH_PEAK, *READING, ("end step", 0), ("report", 2), ("reset", 0), ("need shortly", 3), *READING]
+)
 def test_peak_was_there_between_the_ends_of_the_steps_named(actions: list[tuple[str, int]]) -> None:
     rank = Rank()
     for action in actions:
