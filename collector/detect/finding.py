@@ -32,6 +32,15 @@ PATTERNS: Final = ("steady", "intermittent", DRIFTING)
 SEVERITIES: Final = ("info", "warning", "critical")
 """For information; act within the working day; act now."""
 
+BLAME: Final = "blame"
+"""Key in `details` of a slower run or stage: whether a single rank is to blame, NOBODY, NOBODY_ELSE or NOT_KNOWN."""
+NOBODY: Final = "nobody"
+"""No single rank is to blame."""
+NOBODY_ELSE: Final = "nobody else"
+"""For what remains without that of other open findings, no single rank is to blame."""
+NOT_KNOWN: Final = "not known"
+"""It is not known whether one is."""
+
 GROUP_SEPARATOR: Final = "; "
 """Separator of group names in `details["groups"]`: group names contain commas."""
 TRANSFER_EXCESS: Final = "transfer_excess_ns"

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from rankscope.collector.detect.finding import RUN_SLOWDOWN, SLOW_LINK, STRAGGLER, Finding
-from rankscope.collector.detect.run_rules.regressions import NO_OTHER_RANK, NO_RANK
+from rankscope.collector.detect.finding import BLAME, NOBODY, NOT_KNOWN, RUN_SLOWDOWN, SLOW_LINK, STRAGGLER, Finding
+from rankscope.collector.detect.run_rules.regressions import STAGE
 from rankscope.collector.detect.stragglers.persistent import CLOSE_STEPS_MAX, steps_to_close
 from rankscope.collector.runs.findings import NOT_NOW
 from tests.simulation.faults import TRANSFER, Fault
@@ -39,8 +39,8 @@ class FindingWatch:
             self._check_since(finding)
             if finding.kind == STRAGGLER:
                 self._check_present(finding, step)
-            if NO_RANK in finding.sentence or NO_OTHER_RANK in finding.sentence:
-                self._check_denial(finding, findings, step)
+            if finding.kind in (RUN_SLOWDOWN, STAGE):
+                self._check_shared(finding, findings, step)
 
     def observe_passed(self, finding: Finding, step: int) -> None:
         """Check a finding that has passed after `step` steps."""
@@ -84,14 +84,24 @@ class FindingWatch:
         if not lasting and ends and step - max(ends) > limit:
             self._add(UNTRUE, f"{subject} says that it is slow, and it was until step {max(ends)}")
 
-    def _check_denial(self, denial: Finding, findings: Sequence[Finding], step: int) -> None:
-        ranks = set(denial.ranks or range(self._topology.world_size))
-        accused = {rank for one in findings if one.kind == STRAGGLER for rank in one.ranks}
-        if NO_RANK in denial.sentence and ranks & accused:
-            self._add(CONTRADICTION, f"{denial.kind} denies that rank {min(ranks & accused)} is to blame")
-        shared = [one for one in self._faults if ranks <= set(one.ranks) or one.effect.kind == TRANSFER]
-        if not any(fault.begin < step for fault in shared):
-            self._add(UNTRUE, f"{denial.kind} blames no rank where one is to blame")
+    def _check_shared(self, shared: Finding, findings: Sequence[Finding], step: int) -> None:
+        """Check a finding about a stage or the run by its fields, however it is worded: whether it denies that a rank
+        is to blame that is, or that another finding accuses; and of the run, whether it stands beside one about a rank
+        that is slow, without anything else that makes the run slower.
+        """
+        ranks = set(shared.ranks or range(self._topology.world_size))
+        stragglers = [one for one in findings if one.kind == STRAGGLER]
+        accused = ranks.intersection(rank for one in stragglers for rank in one.ranks)
+        if shared.details[BLAME] == NOBODY and accused:
+            self._add(CONTRADICTION, f"{shared.kind} denies that rank {min(accused)} is to blame")
+        causes = [one for one in self._faults if ranks <= set(one.ranks) or one.effect.kind == TRANSFER]
+        if any(fault.begin < step for fault in causes):
+            return
+        if shared.details[BLAME] != NOT_KNOWN:
+            self._add(UNTRUE, f"{shared.kind} blames no rank where one is to blame")
+        explaining = [one for one in stragglers if self._about(one)]
+        if shared.kind == RUN_SLOWDOWN and explaining:
+            self._add(CONTRADICTION, f"the run is said to be slower, beside {explaining[0].subject}, which explains it")
 
     def _about(self, finding: Finding) -> list[Fault]:
         """Return the faults that a straggler is about."""

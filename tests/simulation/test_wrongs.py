@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.collector.detect.finding import Finding
-from rankscope.collector.detect.run_rules.regressions import NO_OTHER_RANK, NO_RANK
+from rankscope.collector.detect.finding import BLAME, NOBODY, NOBODY_ELSE, NOT_KNOWN, Finding
 from rankscope.collector.detect.stragglers.detector import LEVEL_FROM
 from rankscope.collector.detect.stragglers.persistent import STEPS_TO_CLOSE
 from rankscope.collector.runs.findings import NOT_NOW
@@ -35,6 +34,11 @@ def finding(since_step: int | None, kind: str = "straggler", sentence: str = "",
     return Finding(kind=kind, number=1, ranks=ranks, since_step=since_step, cause="host_cpu", sentence=sentence)
 
 
+def slower(kind: str = "run_slowdown", blame: str = NOT_KNOWN, *ranks: int) -> Finding:
+    """Return a finding about a slower run or stage, with a sentence that says nothing."""
+    return msgspec.structs.replace(finding(60, kind, "", *ranks), number=2, details={BLAME: blame})
+
+
 def slow(*ranks: int, sentence: str = "", evidence: Mapping[str, float] = {}) -> Finding:
     return msgspec.structs.replace(finding(60, "straggler", sentence, *ranks), evidence=evidence)
 
@@ -57,19 +61,32 @@ def test_begin_may_move_back_and_not_forward() -> None:
     assert watch.violations == (Wrong(MOVED, "the begin of finding 1 (the run) moved forward"),)
 
 
-def test_denial_contradicts_an_open_rank() -> None:
-    denial = finding(60, "run_slowdown", NO_RANK)
-    found = seen_by_watch(70, denial, slow(2), faults=(EVERYBODY,))
-    assert found == (Wrong(CONTRADICTION, "run_slowdown denies that rank 2 is to blame"),)
-    other = finding(60, "run_slowdown", NO_OTHER_RANK)
-    assert seen_by_watch(70, other, slow(2), faults=(EVERYBODY,)) == ()
+@pytest.mark.parametrize(("kind", "ranks"), [("run_slowdown", ()), ("stage_slowdown", (2, 3))])
+def test_denial_contradicts_an_open_rank(kind: str, ranks: tuple[int, ...]) -> None:
+    found = seen_by_watch(70, slower(kind, NOBODY, *ranks), slow(2), faults=(EVERYBODY,))
+    assert found == (Wrong(CONTRADICTION, f"{kind} denies that rank 2 is to blame"),)
+    for blame in (NOBODY_ELSE, NOT_KNOWN):
+        assert seen_by_watch(70, slower(kind, blame, *ranks), slow(2), faults=(EVERYBODY,)) == ()
 
 
-@pytest.mark.parametrize("words", [NO_RANK, NO_OTHER_RANK])
-def test_denial_is_untrue_where_only_a_rank_is_slow(words: str) -> None:
-    denial = finding(60, "run_slowdown", words)
+@pytest.mark.parametrize("blame", [NOBODY, NOBODY_ELSE])
+def test_denial_is_untrue_where_only_a_rank_is_slow(blame: str) -> None:
+    denial = slower("run_slowdown", blame)
     assert seen_by_watch(70, denial) == (Wrong(UNTRUE, "run_slowdown blames no rank where one is to blame"),)
     assert seen_by_watch(70, denial, faults=(EVERYBODY,)) == ()
+    assert seen_by_watch(70, slower()) == ()
+
+
+def test_slower_run_beside_the_only_slow_rank_is_a_contradiction() -> None:
+    text = "the run is said to be slower, beside rank 1, which explains it"
+    assert seen_by_watch(70, slower(), slow(1)) == (Wrong(CONTRADICTION, text),)
+    assert seen_by_watch(70, slower(), slow(1), faults=(FAULT, EVERYBODY)) == ()
+    assert seen_by_watch(70, slower(), slow(2)) == ()  # a rank named wrongly is counted elsewhere
+
+
+def test_finding_of_a_slower_run_says_whether_a_rank_is_to_blame() -> None:
+    with pytest.raises(KeyError, match=BLAME):
+        seen_by_watch(70, finding(60, "run_slowdown"))
 
 
 def test_rank_has_one_finding_that_calls_it_slow() -> None:
@@ -79,11 +96,11 @@ def test_rank_has_one_finding_that_calls_it_slow() -> None:
 
 def test_slow_link_is_no_second_cause_of_a_slower_run() -> None:
     link = msgspec.structs.replace(finding(60, "slow_link"), cause="slow_link", number=2)
-    run = msgspec.structs.replace(finding(60, "run_slowdown"), cause="slow_link")
+    run = msgspec.structs.replace(slower(), cause="slow_link")
     text = "the run is said to be slower, beside the link that slows it, by a link"
     assert seen_by_watch(70, link, run) == (Wrong(CONTRADICTION, text),)
     assert not seen_by_watch(70, run)
-    assert not seen_by_watch(70, link, finding(60, "run_slowdown"))
+    assert not seen_by_watch(70, link, slower())
 
 
 @pytest.mark.parametrize(("step", "count"), [(60, 0), (61, 1), (120, 1), (121, 0)])

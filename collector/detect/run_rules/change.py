@@ -34,6 +34,13 @@ class Change(NamedTuple):
         return self.after_ns - self.before_ns
 
 
+class Blame(NamedTuple):
+    """What is known about who is to blame: `verdict`, the same for programs (`finding.py`), and the clause."""
+
+    verdict: str
+    clause: str
+
+
 class Subject(NamedTuple):
     """What has become slower: the kind of its finding, the begin of the sentence, who is to blame, and which ranks and
     nodes it is about, none for the run.
@@ -41,7 +48,7 @@ class Subject(NamedTuple):
 
     kind: str
     who: str
-    blame: str
+    blame: Blame
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
 
@@ -62,7 +69,7 @@ def write_sentence(
     if change.more_tokens > 1.0:
         for_each = " for each token"
         counted = f", scaled up for {change.more_tokens:.2f} times as many tokens"
-    blame, because = subject.blame, cause.because
+    blame, because = subject.blame.clause, cause.because
     if is_over:
         blame, because = put_in_past(blame), put_in_past(because)
     return (

@@ -27,8 +27,8 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
     """Return what these findings explain of each step, shape (n,) in ns, 0 before they began.
 
     What a slow rank explains is by how much its excess is larger than that of any healthy peer, which the step would
-    last for; in steps where it is not known, its usual excess. Anything else explains the share of the step that it
-    costs.
+    last for, and what a stall leaves over to the next step; in steps where its excess is not known, the usual one.
+    Anything else explains the share of the step that it costs.
     """
     healthiest = _Healthiest(view, find_slow_ranks(findings))
     found = np.zeros(len(view.series.steps))
@@ -128,7 +128,7 @@ class _Healthiest:
 
 def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest) -> Floats:
     """Return the largest excess of the finding's ranks in each step since it began, less the largest of their peers
-    that are not slow; shape (n,) in ns.
+    that are not slow, and of ranks that are slow in some steps what those before leave over; shape (n,) in ns.
     """
     ranks = [rank for rank in finding.ranks if view.series.has(rank)]
     if not ranks or finding.since_step is None:
@@ -138,7 +138,25 @@ def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest
     excess_ns = view.excess_ns[:, view.series.columns_of(ranks)]
     largest_ns = np.max(np.where(np.isnan(excess_ns), usual_ns, excess_ns), axis=1)
     beyond_ns = np.maximum(largest_ns - healthiest.of(ranks[0]), 0.0)
+    if finding.pattern == "intermittent":
+        most_ns = finding.evidence.get("self_ns", 0.0) - finding.evidence.get("peers_self_ns", 0.0)
+        beyond_ns += _left_over_ns(view, ranks, np.where(view.is_known, beyond_ns, most_ns))
     return np.where(view.series.steps >= finding.since_step, beyond_ns, 0.0)
+
+
+def _left_over_ns(view: RunView, ranks: Sequence[int], beyond_ns: Floats) -> Floats:
+    """Return by how much each step is longer because these ranks began it late, by no more than the step before was
+    longer by them (`beyond_ns`); shape (n,) in ns. That before the first step kept is the most that any was.
+
+    A stall behind the last collective of a step is in the step of the rank that stalls, and in the next one of all that
+    wait for it: which the rank ends with them, and has begun later than they by as much as it is shorter.
+    """
+    if not len(beyond_ns):
+        return beyond_ns
+    before_ns = np.concatenate([[beyond_ns.max()], beyond_ns[:-1]])
+    shortest_ns = np.fmin.reduce(view.series.step_ns[:, view.series.columns_of(ranks)], axis=1)
+    shorter_ns = np.nan_to_num(view.longest_ns - shortest_ns, nan=0.0)
+    return np.asarray(np.minimum(shorter_ns, before_ns))
 
 
 def _cost_ns(view: RunView, finding: Finding) -> Floats:

@@ -23,7 +23,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rankscope.collector.detect.finding import (
+    BLAME,
     DRIFTING,
+    NOBODY,
+    NOBODY_ELSE,
+    NOT_KNOWN,
     RUN_SLOWDOWN,
     SLOW_LINK,
     SLOW_MODEL,
@@ -32,7 +36,7 @@ from rankscope.collector.detect.finding import (
     Finding,
     format_ranks,
 )
-from rankscope.collector.detect.run_rules.change import Change, Subject, write_sentence
+from rankscope.collector.detect.run_rules.change import Blame, Change, Subject, write_sentence
 from rankscope.collector.detect.run_rules.explained import (
     EXPLAINED_SHARE,
     MOSTLY,
@@ -75,13 +79,14 @@ from rankscope.collector.steps.step_series import Floats, sum_computing
 STAGE, RUN = "stage_slowdown", RUN_SLOWDOWN
 NO_CHANGE: Final = frozenset({RUN, SLOW_MODEL})
 """Kinds of finding that explain no change: a slow model of GPU has been one from the begin."""
-NO_RANK: Final = "and no single rank is to blame"
-NO_OTHER_RANK: Final = "and for this no other rank is to blame"
-NOT_KNOWN_YET: Final = "and whether one rank is to blame is not known yet"
-UNSEEN: Final = (
-    "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for"
+NO_RANK: Final = Blame(NOBODY, "and no single rank is to blame")
+NO_OTHER_RANK: Final = Blame(NOBODY_ELSE, "and for this no other rank is to blame")
+NOT_KNOWN_YET: Final = Blame(NOT_KNOWN, "and whether one rank is to blame is not known yet")
+UNSEEN: Final = Blame(
+    NOT_KNOWN,
+    "and which rank is to blame is not known, as on half of the ranks half of a step or more is not accounted for",
 )
-OF_UNSEEN: Final = "and which rank is to blame is not known, as what they wait for is not measured"
+OF_UNSEEN: Final = Blame(NOT_KNOWN, "and which rank is to blame is not known, as what they wait for is not measured")
 KNOWN_SHARE_MIN: Final = 0.5
 """Share of the steps since a change whose waits are known, below which the sentence says how many those are: a rank
 that is slow in some of the others would not show."""
@@ -222,9 +227,18 @@ class RunSlowdown:
         return _find_slow_growth(view, steps_ns, self._thresholds)
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
-        """Return whether the steps, without what other findings explain now, are as short as before."""
+        """Return whether the steps, without what other findings explain now, are as short as before: for long enough,
+        or, where these findings are what makes the difference, in most steps since it began.
+        """
         others = [one for one in explained if one.kind not in NO_CHANGE]
-        return _is_back(view, _find_remaining_ns(view, others), finding, self._thresholds)
+        remaining_ns = _find_remaining_ns(view, others)
+        if _is_back(view, remaining_ns, finding, self._thresholds):
+            return True
+        since = view.series.steps >= (finding.since_step or 0)
+        whole, remaining = (
+            _exceed_before(view, ns[since], finding, self._thresholds) for ns in (view.longest_ns, remaining_ns)
+        )
+        return whole is True and remaining is False
 
 
 def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:
@@ -269,20 +283,20 @@ def _find_explaining(view: RunView, others: Sequence[Finding], change: Change) -
     ]
 
 
-def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[object]) -> str:
+def _blame(suspects: Collection[int], judged: Sequence[object], usual: Sequence[object]) -> Blame:
     """Return what is known about who is to blame; other ranks are found where what is `judged` is not the usual."""
     if suspects:
         return NOT_KNOWN_YET
     return NO_RANK if tuple(judged) == tuple(usual) else NO_OTHER_RANK
 
 
-def _say_known(view: RunView, since_step: int, blame: str) -> str:
+def _say_known(view: RunView, since_step: int, blame: Blame) -> Blame:
     """Return that no rank is to blame, with the steps that it is said by where they are few; anything else as it is."""
     known = view.is_known[view.series.steps >= since_step]
-    if blame not in (NO_RANK, NO_OTHER_RANK) or len(view.series.ranks) == 1 or np.mean(known) >= KNOWN_SHARE_MIN:
+    if blame.verdict == NOT_KNOWN or len(view.series.ranks) == 1 or np.mean(known) >= KNOWN_SHARE_MIN:
         return blame
     by = f"as far as waiting is known ({np.count_nonzero(known)} of {len(known)} steps kept since then),"
-    return blame.replace("and ", f"and {by} ", 1)
+    return blame._replace(clause=blame.clause.replace("and ", f"and {by} ", 1))
 
 
 def _count_work(
@@ -469,6 +483,17 @@ def _is_back(view: RunView, times_ns: Floats, finding: Finding, thresholds: Thre
     return has_recovered(logs, thresholds, steps)
 
 
+def _exceed_before(view: RunView, times_ns: Floats, finding: Finding, thresholds: Thresholds) -> bool | None:
+    """Return whether the median of these times, shape (n,) in ns, is above the level before a finding by
+    `slowdown_close_ratio`; None where fewer than `steps_min` are known.
+    """
+    known_ns = times_ns[~np.isnan(times_ns)]
+    if len(known_ns) < thresholds.steps_min:
+        return None
+    before_ns = finding.evidence[BEFORE] * find_growth_since(view, finding)
+    return bool(np.median(known_ns) >= thresholds.slowdown_close_ratio * before_ns)
+
+
 def _replace_unattributed(cause: Cause, known: Finding | None, step_before_ns: float | None) -> Cause:
     """Return what can be said of the cause when the steps before the begin are kept no more; `step_before_ns` is None
     where they were not when it was found.
@@ -520,7 +545,7 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
     cause = find_cause_of_change(view, ranks, compared, _find_added_ns(view, change, times_ns, compared, pattern))
     if cause.name == UNATTRIBUTED and np.count_nonzero(view.series.steps < since) < view.steps_min:
         cause = _replace_unattributed(cause, known, step_before_ns)
-    if cause.name == UNSEEN_WAIT and subject.blame in (NO_RANK, NO_OTHER_RANK):
+    if cause.name == UNSEEN_WAIT and subject.blame.verdict != NOT_KNOWN:
         subject = subject._replace(blame=OF_UNSEEN)  # it may be a rank that is late where no report shows it
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)
     if step_before_ns is not None:  # a stage that is slow hides bubbles of the pipeline
@@ -550,6 +575,7 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
             STEPS_TO_CLOSE: keep_steps_to_close(known, change.steps),
             **_count_tokens(view, ranks, change, known),
         },
+        details={BLAME: subject.blame.verdict},
     )
     return Candidate(finding, lost_ns)
 

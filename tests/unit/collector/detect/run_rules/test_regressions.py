@@ -308,6 +308,22 @@ def test_steps_in_which_a_rank_may_have_stalled_are_no_slower_run() -> None:
     assert RUN.has_passed(look, finding, [rank])
 
 
+@pytest.mark.parametrize(("ratio_of_all", "is_over"), [(1.0, True), (1.2, False)])
+def test_open_slower_run_passes_at_once_when_a_rank_explains_it(ratio_of_all: float, is_over: bool) -> None:
+    self_ms = times(steps=120, ranks=4)
+    self_ms[60:] *= ratio_of_all
+    self_ms[60:, 1] *= 1.5
+    look = everybody(self_ms)
+    open_since = Finding(
+        kind="run_slowdown", since_step=60, cause="unattributed", sentence="",
+        evidence={"before_ns": 104e6, "robust_z": 9.0, "steps_to_close": 96.0},
+    )  # fmt: skip
+    assert RUN.has_passed(look, open_since, [straggler(1.5)]) is is_over
+    assert not RUN.has_passed(look, open_since, ())  # nothing explains it
+    lately = msgspec.structs.replace(open_since, since_step=116)  # 4 steps are too few
+    assert not RUN.has_passed(look, lately, [straggler(1.5, since_step=116)])
+
+
 def test_open_finding_about_the_run_says_its_present_size() -> None:
     self_ms = times(steps=240)
     self_ms[60:] *= 1.2
@@ -598,6 +614,7 @@ def test_rank_that_is_not_to_blame_by_few_known_steps_is_said_to_be_so_by_these(
     known_ms[60:][np.arange(60) % every > 0] = UNKNOWN
     look = view_of(series_of(known_ms.tolist(), step_ms=self_ms.tolist()))
     (finding,) = find(RUN, look)
+    assert finding.details == {"blame": "nobody"}  # however it is worded
     by = "as far as waiting is known (20 of 60 steps kept since then), " if is_qualified else ""
     assert f", and {by}no single rank is to blame; cause" in finding.sentence
     assert (

@@ -62,8 +62,9 @@ def test_no_rank_is_acquitted_while_most_of_the_step_is_unseen(cpu_ms: float, is
     (candidate,) = found
     assert isinstance(candidate, Candidate)
     assert ("and no single rank is to blame" in candidate.finding.sentence) is is_known
-    assert (UNSEEN in candidate.finding.sentence) is not is_known
-    assert (put_in_past(UNSEEN) in candidate.finding.past) is not is_known
+    assert (UNSEEN.clause in candidate.finding.sentence) is not is_known
+    assert (put_in_past(UNSEEN.clause) in candidate.finding.past) is not is_known
+    assert candidate.finding.details == {"blame": "nobody" if is_known else "not known"}
 
 
 def test_no_rank_is_acquitted_of_a_slowdown_that_is_waiting_unseen() -> None:
@@ -72,13 +73,13 @@ def test_no_rank_is_acquitted_of_a_slowdown_that_is_waiting_unseen() -> None:
     view = view_of(series_of(self_ms, cpu_ms=[[110.0] * 3] * 120))
     (candidate,) = RunSlowdown(Thresholds()).find(view, ())  # type: ignore[misc]
     found = candidate.finding
-    assert found.cause == "unseen_wait"
-    assert OF_UNSEEN in found.sentence
+    assert (found.cause, found.details["blame"]) == ("unseen_wait", "not known")
+    assert OF_UNSEEN.clause in found.sentence
     assert "and which rank was to blame was not known, as what they waited for was not measured" in found.past
 
 
 def test_the_unseen_is_put_in_the_past() -> None:
-    assert put_in_past(UNSEEN) == (
+    assert put_in_past(UNSEEN.clause) == (
         "and which rank was to blame was not known, as on half of the ranks half of a step or more was not accounted "
         "for"
     )
