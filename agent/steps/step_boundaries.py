@@ -7,7 +7,7 @@ and the CPU clock of the thread is read, at the begin and at the end of the step
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from rankscope.agent.steps.step_intervals import nearest_power
+from rankscope.agent.steps.step_intervals import find_next_chosen, is_chosen, nearest_power
 from rankscope.measure.units import NS_PER_MS
 
 CPU_TIME_INTERVAL_NS: Final = 800 * NS_PER_MS
@@ -15,6 +15,9 @@ CPU_TIME_INTERVAL_NS: Final = 800 * NS_PER_MS
 of half this length and more are all measured."""
 CPU_TIME_INTERVAL_STEPS_MAX: Final = 64
 """Even of the shortest steps one in 64 has its CPU time, which shows why a rank is slow."""
+
+ALL_MEASURED_STEPS: Final = 2
+"""Interval in steps up to which all are measured: one of two is read at both ends, and so at every boundary."""
 
 
 class NextBoundary(NamedTuple):
@@ -62,19 +65,16 @@ class FaultPart(InlinePart, Protocol):
 class StepBoundaries:
     """The boundaries of all inline parts and of the CPU clock together. Pure.
 
-    The CPU time of one step in 2^n is measured. Ranks with the same step time have the same n; otherwise the measured
-    steps of the larger n are among those of the smaller. The measured steps shift by one every
-    CPU_TIME_INTERVAL_STEPS_MAX steps, so that a rank that is slow in every fourth step is not always measured in the
-    other three.
+    Of each block of 2^n steps one has its CPU time measured, chosen pseudo-randomly (`step_intervals.py`): what happens
+    every 9th step, say, never falls between the measured ones for good. Ranks with the same step time have the same n;
+    otherwise the measured steps of the larger n are among those of the smaller.
 
     >>> boundaries = StepBoundaries()
     >>> boundaries.next_boundary(7)
     NextBoundary(step=8, runs_inline=False)
     >>> boundaries.learn_step(60_000_000)
-    >>> boundaries.cpu_time_interval_steps, [boundaries.next_boundary(step).step for step in (15, 16, 17, 48)]
-    (16, [16, 17, 32, 49])
-    >>> boundaries.next_boundary(49).step
-    79
+    >>> boundaries.cpu_time_interval_steps, [boundaries.next_boundary(step).step for step in (15, 24, 25, 33)]
+    (16, [24, 25, 33, 34])
     """
 
     def __init__(self, parts: Sequence[InlinePart] = ()) -> None:
@@ -95,16 +95,9 @@ class StepBoundaries:
 
     def measures_cpu_time(self, step: int) -> bool:
         """Return whether the clock is read at the begin and at the end of this step."""
-        return (step + step // CPU_TIME_INTERVAL_STEPS_MAX) % self.cpu_time_interval_steps == 0
+        interval_steps = self.cpu_time_interval_steps
+        return interval_steps <= ALL_MEASURED_STEPS or is_chosen(step, interval_steps)
 
     def _find_clock_step(self, step: int) -> int:
         """Return the first step after this one at whose begin the clock is read."""
-        if self.measures_cpu_time(step):
-            return step + 1
-        found = self._find_measured(step + 1)
-        block_end = ((step + 1) // CPU_TIME_INTERVAL_STEPS_MAX + 1) * CPU_TIME_INTERVAL_STEPS_MAX
-        return found if found < block_end else self._find_measured(block_end)
-
-    def _find_measured(self, step: int) -> int:
-        """Return the first measured step from this one on, as if its block of steps did not end."""
-        return step + -(step + step // CPU_TIME_INTERVAL_STEPS_MAX) % self.cpu_time_interval_steps
+        return step + 1 if self.measures_cpu_time(step) else find_next_chosen(step, self.cpu_time_interval_steps)
