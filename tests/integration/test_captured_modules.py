@@ -19,7 +19,7 @@ from tests.fake_gpu import Work, read_work
 from tests.fake_gpu.module_windows import OPERATORS, length_ns
 from tests.integration.fake_gpu_jobs import find_library, settings
 from tests.integration.ordering_collectors import running, wait_for_end, wait_for_order
-from tests.integration.torchrun import ALONE, python, started
+from tests.integration.torchrun import ALONE, Forked, started
 
 RUN = "job"
 STEPS = 3
@@ -55,7 +55,7 @@ class Captured(NamedTuple):
 
 
 def capture(folder: Path, way: str) -> Captured:
-    command = python("captured_modules.py", find_library(), str(folder), "--way", way)
+    command = Forked(("captured_modules.py", find_library(), str(folder), "--way", way))
     with running(folder) as service:
         environment = settings(service.endpoint, run=RUN, full_windows="false", collective_windows="false")
         with started(command, {**ALONE, **environment}) as job:

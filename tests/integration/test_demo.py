@@ -1,4 +1,4 @@
-"""`rankscope demo`: a real training of four ranks with one fault, and its verdict."""
+"""`rankscope demo`: a real training of four ranks with one fault, and its verdict. With SOAK each of its faults."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.faults import IS_SOAK
 from tests.integration.torchrun import Ended, python, run
 
 STEPS, SLOW_FROM = 84, 40
@@ -15,6 +16,8 @@ SINCE_OFF_MAX = 10
 """Largest error of the first slow step."""
 
 SLOW_RANKS = {"none": 2, "compute": 1, "data": 0, "host": 3}
+FAULTS = tuple(SLOW_RANKS) if IS_SOAK else ("none", "compute")
+"""Of the others test_quickstart.py (data) and test_ordered_captures_of_jobs.py (host) have a job."""
 CAUSES = {"compute": {"host_cpu", "more_work", "gpu_compute"}, "data": {"data_loading"}, "host": {"unseen_wait"}}
 RATIOS = (
     "compute_ratio", "communication_ratio", "overlap_ratio", "exposed_communication_ratio", "idle_ratio",
@@ -30,9 +33,9 @@ class Shown:
     result: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=SLOW_RANKS)
+@pytest.fixture(scope="module", params=FAULTS)
 def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shown:
-    """The demo with each fault."""
+    """The demo with each of FAULTS."""
     fault: str = request.param
     path = tmp_path_factory.mktemp("demo") / "result.json"
     options = {

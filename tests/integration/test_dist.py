@@ -21,7 +21,7 @@ from packaging.version import Version
 from deploy.dist import even_out
 from rankscope.measure import __version__
 from tests.integration.docker_builds import read_instructions
-from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run
+from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run, run_pip
 from tests.integration.torchrun import ALONE
 from tests.lowest_versions import read_lowest, render
 from tests.programs import find_program
@@ -89,11 +89,12 @@ def test_checksums_are_of_all_other_files(released: dict[str, Path]) -> None:
     assert kinds <= set(released)
 
 
-def test_same_commit_gives_the_same_bytes_elsewhere_and_by_somebody_else(
+def test_same_commit_gives_the_same_bytes_elsewhere_by_somebody_else_and_without_what_is_not_committed(
     released: dict[str, Path], tmp_path: Path
 ) -> None:
     done = run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tmp_path / "clone")
     assert done.returncode == 0, done.stderr
+    (tmp_path / "clone" / "measure" / "left_lying.py").write_text("")
     again = release(tmp_path / "clone", tmp_path / "out", umask=0o077)
     assert {name: path.read_bytes() for name, path in again.items()} == {
         name: path.read_bytes() for name, path in released.items()
@@ -209,13 +210,6 @@ def test_link_is_not_packed_without_what_it_points_to(kind: bytes) -> None:
         even_out(archive, 1_700_000_000)
 
 
-def test_what_is_not_committed_is_not_built(built: list[Path], tmp_path: Path) -> None:
-    assert run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tmp_path / "clone").returncode == 0
-    (tmp_path / "clone" / "measure" / "left_lying.py").write_text("")
-    again = build(tmp_path / "clone", tmp_path / "out")
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
-
-
 @pytest.mark.parametrize("module", ["deploy.dist", "deploy.release"])
 def test_unknown_commit_is_said_and_builds_nothing(module: str, tmp_path: Path) -> None:
     done = run(sys.executable, "-m", module, "--out", tmp_path, "--commit", "no-such-commit", cwd=ROOT)
@@ -275,7 +269,7 @@ def test_a_job_is_watched_by_the_oldest_versions_that_are_asked_for(built: list[
     lowest.write_text(render())
     programs = make_environment(built[0], tmp_path / "environment", "--constraint", lowest, "--only-binary", ":all:")
     asked = {name: Version(version) for name, version in read_lowest().items()}
-    frozen = run(programs / "python", "-m", "pip", "freeze").stdout.lower().replace("_", "-").splitlines()
+    frozen = run_pip(programs, "freeze").stdout.lower().replace("_", "-").splitlines()
     installed = {name: Version(version) for name, _, version in (line.partition("==") for line in frozen) if version}
     assert set(installed) <= set(asked)  # nothing else comes along
     assert all(installed[name] == asked[name] for name in set(installed) & set(asked))

@@ -133,8 +133,9 @@ def describe(problem: str, outcome: str) -> str:
     return f"rankscope: {start}{problem}{outcome}"
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("line", [AGENT, ()])
+@pytest.mark.parametrize(
+    ("mistake", "line"), [*((mistake, AGENT) for mistake in MISTAKES), ("value", ()), ("keys", ())]
+)
 def test_mistake_in_the_settings_is_said_once_and_training_goes_on(mistake: str, line: tuple[str, ...]) -> None:
     variables, problem, outcome = MISTAKES[mistake]
     given = {**ALONE, **NOBODY, **variables, "RANKSCOPE": "" if line else "1"}

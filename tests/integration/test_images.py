@@ -28,18 +28,27 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sent
 
 
-def build(name: str, context: Path, folder: Path) -> Build:
-    """Build an image; its Python is one that has nothing installed."""
-    venv.create(folder / "base", with_pip=True)
-    made = Build(context, folder / "root", f"{folder / 'base' / 'bin'}:{os.environ['PATH']}")
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a Python that has nothing installed. The collector's image has an environment of its own, so
+    that only the training's installs into this one.
+    """
+    folder = tmp_path_factory.mktemp("base")
+    venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
+def build(name: str, context: Path, base: Path, folder: Path) -> Build:
+    """Build an image."""
+    made = Build(context, folder / "root", f"{base}:{os.environ['PATH']}")
     made.root.mkdir()
     made.run(DOCKER / name)
     return made
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the image's own pins ask for Python 3.11 or later")
-def test_collector_image_holds_a_collector_that_answers(context: Path, tmp_path: Path) -> None:
-    made = build("Dockerfile.collector", context, tmp_path)
+def test_collector_image_holds_a_collector_that_answers(context: Path, base: Path, tmp_path: Path) -> None:
+    made = build("Dockerfile.collector", context, base, tmp_path)
     program, *arguments = made.command
     (tmp_path / "root" / "var" / "lib" / "rankscope").mkdir(parents=True)
     command = [str(tmp_path / "root" / "opt" / "rankscope" / "bin" / program), *arguments]
@@ -58,10 +67,9 @@ def test_collector_image_holds_a_collector_that_answers(context: Path, tmp_path:
     assert (tmp_path / "root" / "var" / "lib" / "rankscope" / "incidents.db").exists()
 
 
-def test_training_image_watches_a_training(context: Path, tmp_path: Path) -> None:
-    build("Dockerfile.training", context, tmp_path)
-    programs = tmp_path / "base" / "bin"
-    lend_torch(programs)
+def test_training_image_watches_a_training(context: Path, base: Path, tmp_path: Path) -> None:
+    build("Dockerfile.training", context, base, tmp_path)
+    lend_torch(base)
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
@@ -72,7 +80,7 @@ def test_training_image_watches_a_training(context: Path, tmp_path: Path) -> Non
         "    optimizer.step()\n"
     )
     environment = clean_environment(**ALONE, RANKSCOPE="1", RANKSCOPE_RUN="in-the-image")
-    done = run(programs / "python", script, env=environment, cwd=tmp_path)
+    done = run(base / "python", script, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "30 steps" in done.stderr
 

@@ -12,7 +12,7 @@ from rankscope.agent.profiler.window_plan import FULL_FIRST_INTERVAL_STEPS
 from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.listening_collector import ListeningCollector, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, python, run, started, torchrun
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, forked_ranks, python, run, started, torchrun
 
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
 
@@ -56,7 +56,7 @@ def check_parts(window: WindowBreakdown) -> None:
 def test_losses_are_the_same_to_the_last_bit_while_everything_is_seen() -> None:
     # Steps of 3 ms alone would end before the first report, and more windows would wait for it than may.
     job = ("small_ddp.py", "--steps", "15", "--pause-s", "0.02")
-    plain = run(torchrun(2, *job))
+    plain = run(forked_ranks(2, *job))
     with listening() as collector:
         watched = watch(collector, torchrun(2, *AGENT, *job))
     assert (plain.exit_code, watched.exit_code) == (0, 0)

@@ -92,7 +92,7 @@ def test_incident_of_the_demo_has_an_analysed_capture_of_its_rank(tmp_path: Path
     with running(tmp_path, captures_on_incident=True) as service, started(job, environment_of(service.endpoint)):
         done = wait_for_end(service)
         (incident,) = [one for one in service._journal.incidents if str(one.id) == done.incident]
-    assert incident.ranks == (SLOW_RANK,)
+    assert (incident.ranks, incident.cause) == ((SLOW_RANK,), "unseen_wait")
     assert (done.state, done.problem, done.asked_by) == ("complete", "", f"incident {incident.id}")
     # The rank, its healthiest peer and a neighbour.
     assert len(done.ranks) == 3
