@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, python, run
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, Forked, python, run
 
 
 def test_each_part_that_fails_prints_its_traceback_once() -> None:
     with listening() as collector:
         given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DEBUG": "1"}
-        ended = run(python(*AGENT, "sabotage.py"), given)
+        ended = run(Forked((*AGENT, "sabotage.py")), given)
     assert (ended.exit_code, ended.stdout) == (0, "trained to the end\n")
     for part in ("device", "groups", "windows"):
         assert ended.stderr.count(f"rankscope: traceback of {part} (RANKSCOPE_DEBUG is set):") == 1, ended.stderr

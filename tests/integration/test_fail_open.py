@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.measure.key_files import format_key_file
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, forked_ranks, python, run, started
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SOURCE, Forked, forked_ranks, python, run, started
 
 NEVER_ENDING_EPOCHS = ("--epochs", "40", "--steps", "100")
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
@@ -18,7 +18,7 @@ CLOSED_STDERR = ("sh", "-c", 'exec "$@" 2>&-', "sh")
 def test_torch_that_breaks_under_the_agent_is_counted_and_costs_no_step() -> None:
     with listening() as collector:
         given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_ERROR_BUDGET": "3"}
-        ended = run(python(*AGENT, "sabotage.py"), given)
+        ended = run(Forked((*AGENT, "sabotage.py")), given)
     (life,) = collector.lives
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
     assert [record.step for record in life.steps] == list(range(200))
@@ -61,7 +61,7 @@ def test_nobody_who_listens_is_nothing_to_wait_for() -> None:
 def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:
     with listening() as collector:
         given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_DRAIN_S": "0.5"}
-        with started(python(*AGENT, "small_ddp.py", *NEVER_ENDING_EPOCHS), given) as job:
+        with started(Forked((*AGENT, "small_ddp.py", *NEVER_ENDING_EPOCHS)), given) as job:
             collector.wait_until(lambda lives: any(life.steps for life in lives), 60.0)
             collector.kill()
             assert job.launcher.poll() is None
@@ -73,7 +73,7 @@ def test_collector_that_dies_in_the_middle_is_not_noticed_by_training() -> None:
 
 def test_full_disk_behind_stderr_does_not_hurt() -> None:
     given = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1", "RANKSCOPE_ERROR_BUDGET": "1"}
-    ended = run(python(*AGENT, "sabotage.py"), given, stderr_path="/dev/full")
+    ended = run(Forked((*AGENT, "sabotage.py")), given, stderr_path="/dev/full")
     assert (ended.exit_code, ended.stdout, ended.left) == (0, "trained to the end\n", ())
 
 
@@ -139,7 +139,8 @@ def describe(problem: str, outcome: str) -> str:
 def test_mistake_in_the_settings_is_said_once_and_training_goes_on(mistake: str, line: tuple[str, ...]) -> None:
     variables, problem, outcome = MISTAKES[mistake]
     given = {**ALONE, **NOBODY, **variables, "RANKSCOPE": "" if line else "1"}
-    ended = run(python(*line, "ends.py", "return"), given)
+    command = Forked((*line, "ends.py", "return")) if line else python("ends.py", "return")
+    ended = run(command, given)
     assert (ended.exit_code, ended.stdout.partition(" ")[0]) == (0, "torch")
     assert ended.stderr.splitlines().count(describe(problem, outcome)) == 1
     assert ended.stderr.count(problem) == 1
@@ -161,7 +162,7 @@ def test_key_that_others_may_read_costs_the_monitor_only(tmp_path: Path) -> None
     key.chmod(0o644)
     public.write_text(format_key_file("a" * 40))
     keys = {"RANKSCOPE_KEY_FILE": str(key), "RANKSCOPE_COLLECTOR_KEY_FILE": str(public)}
-    ended = run(python(*AGENT, "ends.py", "return"), {**ALONE, **NOBODY, **keys})
+    ended = run(Forked((*AGENT, "ends.py", "return")), {**ALONE, **NOBODY, **keys})
     assert (ended.exit_code, ended.stdout.partition(" ")[0]) == (0, "torch")
     assert f"has the mode 0644: others could read it. chmod 600 {key} Training continues without it." in ended.stderr
 

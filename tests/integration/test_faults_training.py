@@ -12,7 +12,7 @@ from rankscope.agent.reporting.spill_format import REPORT, decode_records
 from tests.integration.fault_figures import Fault
 from tests.integration.faults import check_identity, read_accounts, wait_for_accounts
 from tests.integration.serving import find_rank, have_ended, is_end_known, serving, wait_for
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run, started
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, Forked, forked_ranks, python, run, started
 
 RUN = "accounted"
 
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_made_is_said_once_and_counted_and_the_training_
             **OFTEN, **ALONE, "RANKSCOPE_RUN": "no-folder", "RANKSCOPE_COLLECTOR": served.endpoint,
             "RANKSCOPE_SPILL_DIR": "/proc/no-folder",
         }  # fmt: skip
-        ended = run(python(*AGENT, "paced.py", "--steps", "60"), settings)
+        ended = run(Forked((*AGENT, "paced.py", "--steps", "60")), settings)
         seen = find_rank(served.wait_for_run("no-folder", have_ended), 0)
         account = check_identity(served, "no-folder")[0]
     assert ended.exit_code == 0, ended.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.collector.commands.main import main
 from tests.integration.serving import START_S_MAX, Served, serving, wait_for
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, forked_ranks, python, run, started
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, Forked, forked_ranks, run, started
 
 EVERYWHERE = "tcp://0.0.0.0:0"
 REFUSAL = re.compile("^rankscope: .*refuses.*$", re.MULTILINE)
@@ -45,7 +45,7 @@ def settings_of(served: Served, keys: Path | None, name: str) -> dict[str, str]:
 
 
 def test_a_job_with_keys_reports_and_its_sidecar_tells_how_it_ended(served: Served, keys: Path) -> None:
-    command = python(*AGENT, "paced.py", "--steps", "20", "--end", "exit", "--end-rank", "0")
+    command = Forked((*AGENT, "paced.py", "--steps", "20", "--end", "exit", "--end-rank", "0"))
     ended = run(command, settings_of(served, keys, "keyed"))
     assert ended.exit_code == 7
     end = served.wait_for_rank("keyed", 0, lambda rank: rank.ended == "failed").end
@@ -72,7 +72,7 @@ def test_a_job_without_keys_trains_and_says_once_on_a_node_what_it_lacks(served:
 
 def test_a_key_file_that_cannot_be_used_is_said_and_training_goes_on(served: Served, tmp_path: Path) -> None:
     settings = settings_of(served, tmp_path, "unreadable")  # no keys are in that folder
-    ended = run(python(*AGENT, "paced.py", "--steps", "1"), settings)
+    ended = run(Forked((*AGENT, "paced.py", "--steps", "1")), settings)
     assert (ended.exit_code, ended.stdout) == (0, "rank 0 has trained 1 steps\n")
     problem = f"collector_key_file is '{tmp_path}/collector.pub', which cannot be read"
     assert ended.stderr.startswith(f"rankscope: not started: {problem}")

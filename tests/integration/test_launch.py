@@ -12,7 +12,19 @@ from rankscope.agent.profiler.window_plan import FULL_FIRST_INTERVAL_STEPS
 from rankscope.agent.steps.step_intervals import find_chosen
 from rankscope.measure.records import CollectiveRecord, StepRecord, WindowBreakdown
 from tests.integration.listening_collector import ListeningCollector, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Ended, forked_ranks, python, run, started, torchrun
+from tests.integration.torchrun import (
+    AGENT,
+    ALONE,
+    OFTEN,
+    SCRIPTS,
+    Ended,
+    Forked,
+    forked_ranks,
+    python,
+    run,
+    started,
+    torchrun,
+)
 
 NOBODY = {"RANKSCOPE_COLLECTOR": "tcp://127.0.0.1:1"}
 
@@ -20,7 +32,7 @@ WEIGHTS_BYTES = 2 * (64 * 64 + 64) * 4
 """Two layers of 64 x 64 weights and 64 biases, in float32: what small_ddp.py reduces each step."""
 
 
-def watch(collector: ListeningCollector, command: Sequence[str], **environment: str) -> Ended:
+def watch(collector: ListeningCollector, command: Sequence[str] | Forked, **environment: str) -> Ended:
     ended = run(command, {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, **environment})
     assert ended.left == ()
     return ended
@@ -148,7 +160,7 @@ def test_all_calls_work_without_a_launcher_and_a_forked_child_stands_down() -> N
 def test_rank_0_prints_the_throughput_at_its_end_when_asked_to(rank: str, blocks: int) -> None:
     asked = {**ALONE, "RANK": rank, "RANKSCOPE_THROUGHPUT_SUMMARY": "1", "RANKSCOPE_WARMUP_STEPS": "1"}
     with listening() as collector:
-        ended = watch(collector, python("own_calls.py"), **asked)
+        ended = watch(collector, Forked(("own_calls.py",)), **asked)
     assert ended.exit_code == 0
     assert ended.stderr.count(f"rankscope: throughput of rank {rank} of 1: 4 steps in ") == blocks
     assert len(re.findall(r"^  samples/s( +[\d,.]+){4}$", ended.stderr, re.MULTILINE)) == blocks
@@ -174,7 +186,7 @@ def test_switch_without_a_rank_does_nothing() -> None:
 )
 def test_end_of_a_script_that_never_trains_is_its_own_and_is_told(how: str, exit_code: int, ending: object) -> None:
     with listening() as collector:
-        ended = watch(collector, python(*AGENT, "ends.py", how), **ALONE)
+        ended = watch(collector, Forked((*AGENT, "ends.py", how)), **ALONE)
     assert (ended.exit_code, ended.stdout.partition(" ")[0]) == (exit_code, "torch")
     # Also whoever is gone in an instant says how it ends, but for those that end without the interpreter.
     assert [life.ending for life in collector.lives if life.goodbye is not None] == ([] if ending is None else [ending])

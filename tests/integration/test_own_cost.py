@@ -17,7 +17,7 @@ from rankscope.agent.profiler.window_plan import FULL_COST_ASSUMED_NS
 from rankscope.measure.messages import Report
 from rankscope.measure.units import ns_to_s
 from tests.integration.listening_collector import Life, listening
-from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, forked_ranks, python, run
+from tests.integration.torchrun import AGENT, ALONE, OFTEN, SCRIPTS, Forked, forked_ranks, python, run
 
 SCARCE = 0.002
 """40 ms of head start: less than a full window is taken for before one was paid, enough for light ones."""
@@ -59,7 +59,7 @@ def test_a_young_job_with_little_to_spend_has_no_full_window_that_it_cannot_pay(
 def test_an_agent_that_is_above_its_budget_reports_less_often_and_of_every_step() -> None:
     with listening() as collector:
         settings = {**OFTEN, "RANKSCOPE_COLLECTOR": collector.endpoint, "RANKSCOPE_OVERHEAD_RATIO_MAX": "0.0001"}
-        ended = run(python(*AGENT, "overspending.py"), settings)
+        ended = run(Forked((*AGENT, "overspending.py")), settings)
         assert (ended.exit_code, ended.left) == (0, ())
         (life,) = collector.lives
     rare = [report.host_ns for report in life.reports if report.cost.dropped[FREQUENT_REPORTS]]

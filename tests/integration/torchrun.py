@@ -78,8 +78,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Forked:
-    """A script with its arguments that runs in a fork of a process that has imported torch, and what it adds to the
-    environment. `command` is the same as a process of its own.
+    """A script, or -m and a module, with its arguments that runs in a fork of a process that has imported torch, and
+    what it adds to the environment. `command` is the same as a process of its own.
     """
 
     words: tuple[str, ...]

@@ -25,7 +25,7 @@ ZOMBIE_S = 1.0
 
 
 def run_script(request: dict[str, Any]) -> None:
-    """Run the script as `__main__`; what it raises goes on to the interpreter, as without us."""
+    """Run the script or module as `__main__`; what it raises goes on to the interpreter, as without us."""
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, request["stdout"], os.O_WRONLY),
@@ -36,8 +36,15 @@ def run_script(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv = request["words"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    words = request["words"]
+    if words[0] == "-m":
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # it is over: the agent starts at once, as in forked_ranks.py
+        sys.path[0] = str(Path.cwd())
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def write_status(process: int, path: Path) -> None:
