@@ -97,8 +97,7 @@ def test_nobody_is_accused_in_a_healthy_schedule(name: str) -> None:
     assert {(one.kind, one.ranks) for one in found} <= heavy
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("dp", [2, 4])
+@pytest.mark.parametrize(("kind", "dp"), [*((kind, 2) for kind in SCHEDULES), ("1f1b", 4)])
 def test_slow_rank_of_a_schedule_is_named_with_its_cost(kind: str, dp: int) -> None:
     fault = slow_rank("gpu_compute", 1.3)
     scenario = Scenario(topology=Topology.mesh(pp=4, dp=dp), kind=kind, faults=(fault,), steps=150, seed=2)
