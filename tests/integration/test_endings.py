@@ -22,7 +22,7 @@ from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 from rankscope.measure.stalls import describe_frame, find_script_frame
 from tests.connections import list_connections
 from tests.integration.serving import Served, can_listen, find_rank, is_end_known, read_url, serving
-from tests.integration.torchrun import Ended, Job, line_of, python, started, torchrun
+from tests.integration.torchrun import Ended, Job, forked_torchrun, line_of, python, started
 from tests.integration.torchrun import run as run_command
 
 
@@ -94,7 +94,7 @@ def watched(
         "TMPDIR": str(folder),
         **(settings or {}),
     }
-    with started(torchrun(2, "-m", "rankscope.agent", "paced.py", *arguments), environment) as job:
+    with started(forked_torchrun(2, "-m", "rankscope.agent", "paced.py", *arguments), environment) as job:
         yield Watched(served, job, run, folder)
 
 

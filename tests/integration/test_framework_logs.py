@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.measure.messages import OpenFinding, RunSummary
 from tests.integration.listening_collector import listening
-from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, Ended, python, run
+from tests.integration.torchrun import ALONE, CHECKOUT, OFTEN, Ended, Forked, run
 from tests.integration.wandb_files import read_history
 
 SENTENCE = "Rank 2 is 1.5 times as slow as its peer ranks"
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 def train(script: str, folder: Path) -> Ended:
     with listening(SUMMARY) as collector:
         environment = {**OFTEN, **ALONE, "RANKSCOPE_COLLECTOR": collector.endpoint, "PYTHONPATH": CHECKOUT}
-        ended = run(python(script, str(folder)), environment)
+        ended = run(Forked((script, str(folder))), environment)
     assert (ended.exit_code, ended.heard_of_agent, ended.left) == (0, [], ()), ended.stderr
     return ended
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -215,8 +216,23 @@ def name_job() -> str:
 
 def torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> list[str]:
     """`torchrun` on this machine, on a port that is free; two jobs do not meet."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
-    return [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, *arguments]
+    return python("-m", "torch.distributed.run", *_words_of_torchrun(ranks, arguments, options))
+
+
+def forked_torchrun(ranks: int, *arguments: str, options: Sequence[str] = ()) -> Forked:
+    """The same launcher in a fork. Its ranks are processes of their own that import torch themselves. Run as a script:
+    a module would hand on to them that torch's autoload is over.
+    """
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    script = Path(torch.origin).parent / "distributed" / "run.py"
+    return Forked((str(script), *_words_of_torchrun(ranks, arguments, options)))
+
+
+def _words_of_torchrun(ranks: int, arguments: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    here = ("--nnodes", "1", "--nproc-per-node", str(ranks))
+    return (*here, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *options, *arguments)
 
 
 def forked_ranks(count: int, *arguments: str) -> Forked:
