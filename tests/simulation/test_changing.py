@@ -74,14 +74,23 @@ def test_slow_growth_of_a_run_is_one_finding_since_its_begin() -> None:
     assert "a step longer for their data loaders" in finding.sentence
 
 
-def test_slow_growth_keeps_its_cause_when_the_steps_before_it_are_no_longer_kept() -> None:
+@pytest.mark.parametrize(
+    ("cause", "ratio", "grow_steps", "steps"),
+    [
+        pytest.param("data_loading", 2.0, 400, 400, id="no steps"),  # the table has 256
+        pytest.param("gpu_compute", 1.3, 200, 280, id="no windows"),
+    ],
+)
+def test_slow_growth_keeps_its_cause_when_what_was_before_it_is_no_longer_kept(
+    cause: str, ratio: float, grow_steps: int, steps: int
+) -> None:
     layout = build_layout("dp", 8)
     ranks = tuple(range(layout.topology.world_size))
-    fault = Fault(cause="data_loading", ranks=ranks, ratio=2.0, begin=60, drift_steps=400)
-    outcome = run(layout.scenario(fault, steps=400, seed=2))  # the table has 256 steps
+    fault = Fault(cause=cause, ranks=ranks, ratio=ratio, begin=60, drift_steps=grow_steps)
+    outcome = run(layout.scenario(fault, steps=steps, seed=2))
     (finding,) = (one.finding for one in outcome.opened if one.finding.kind == "run_slowdown")
-    assert (finding.cause, finding.pattern, outcome.violations) == ("data_loading", "drifting", ())
-    assert "it was found when the steps before the change were still kept" in finding.sentence
+    assert (finding.cause, finding.pattern, outcome.violations) == (cause, "drifting", ())
+    assert "it was found when the measurements from before the change were still kept" in finding.sentence
 
 
 def test_begin_is_dated_while_reports_are_lost() -> None:

@@ -151,9 +151,7 @@ def _left_over_ns(view: RunView, ranks: Sequence[int], beyond_ns: Floats) -> Flo
     A stall behind the last collective of a step is in the step of the rank that stalls, and in the next one of all that
     wait for it: which the rank ends with them, and has begun later than they by as much as it is shorter.
     """
-    if not len(beyond_ns):
-        return beyond_ns
-    before_ns = np.concatenate([[beyond_ns.max()], beyond_ns[:-1]])
+    before_ns = np.concatenate([[beyond_ns.max(initial=0.0)], beyond_ns])[:-1]
     shortest_ns = np.fmin.reduce(view.series.step_ns[:, view.series.columns_of(ranks)], axis=1)
     shorter_ns = np.nan_to_num(view.longest_ns - shortest_ns, nan=0.0)
     return np.asarray(np.minimum(shorter_ns, before_ns))

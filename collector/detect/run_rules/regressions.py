@@ -69,7 +69,12 @@ from rankscope.collector.detect.stragglers.persistent import (
     keep_steps_to_close,
     steps_to_close,
 )
-from rankscope.collector.detect.stragglers.regression_cause import UNATTRIBUTED, Compared, find_cause_of_change
+from rankscope.collector.detect.stragglers.regression_cause import (
+    UNATTRIBUTED,
+    Compared,
+    find_cause_of_change,
+    is_undecided,
+)
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.suggestions import suggest
 from rankscope.collector.detect.view import Candidate, RunView
@@ -90,7 +95,7 @@ OF_UNSEEN: Final = Blame(NOT_KNOWN, "and which rank is to blame is not known, as
 KNOWN_SHARE_MIN: Final = 0.5
 """Share of the steps since a change whose waits are known, below which the sentence says how many those are: a rank
 that is slow in some of the others would not show."""
-FOUND_EARLIER: Final = "it was found when the steps before the change were still kept"
+FOUND_EARLIER: Final = "it was found when the measurements from before the change were still kept"
 NOT_KEPT: Final = "the steps before were no longer kept when it was found"
 RANKED_MIN: Final = 4.0
 """Standard deviations by which the steps after a change must rank above those before. Where all ranks stall now and
@@ -494,13 +499,19 @@ def _exceed_before(view: RunView, times_ns: Floats, finding: Finding, thresholds
     return bool(np.median(known_ns) >= thresholds.slowdown_close_ratio * before_ns)
 
 
-def _replace_unattributed(cause: Cause, known: Finding | None, step_before_ns: float | None) -> Cause:
-    """Return what can be said of the cause when the steps before the begin are kept no more; `step_before_ns` is None
-    where they were not when it was found.
+def _replace_unattributed(
+    cause: Cause, known: Finding | None, step_before_ns: float | None, *, has_steps_before: bool
+) -> Cause:
+    """Return what can be said of the cause when no test passes now. One that was found stays once the steps before the
+    begin, or the windows in them, are kept no more: nothing contradicts it. `step_before_ns` is None where the steps
+    were kept no more when the change was found.
     """
     if known is not None and known.cause != UNATTRIBUTED:
-        return Cause(known.cause, FOUND_EARLIER, {})
-    return cause if step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
+        if is_undecided(known, cause.evidence):
+            return Cause(known.cause, FOUND_EARLIER, {**known.evidence, **cause.evidence})
+        if not has_steps_before:
+            return Cause(known.cause, FOUND_EARLIER, cause.evidence)
+    return cause if has_steps_before or step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 
 def _keep_begin(view: RunView, change: Change, known: Finding | None) -> Change:
@@ -543,8 +554,9 @@ def _describe(view: RunView, change: Change, known: Finding | None, times_ns: Fl
     compared = find_compared(view, ranks, since, since)
     step_before_ns = _find_step_before(view, change, known, compared.from_step)
     cause = find_cause_of_change(view, ranks, compared, _find_added_ns(view, change, times_ns, compared, pattern))
-    if cause.name == UNATTRIBUTED and np.count_nonzero(view.series.steps < since) < view.steps_min:
-        cause = _replace_unattributed(cause, known, step_before_ns)
+    if cause.name == UNATTRIBUTED:
+        has_steps_before = int(np.count_nonzero(view.series.steps < since)) >= view.steps_min
+        cause = _replace_unattributed(cause, known, step_before_ns, has_steps_before=has_steps_before)
     if cause.name == UNSEEN_WAIT and subject.blame.verdict != NOT_KNOWN:
         subject = subject._replace(blame=OF_UNSEEN)  # it may be a rank that is late where no report shows it
     lost_ns = np.where(view.series.steps >= since, np.maximum(times_ns - before_ns, 0.0), 0.0)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.machine_growth import spread
 from rankscope.collector.detect.stragglers.host_times import time_per_step
 from rankscope.collector.detect.stragglers.root_cause import (
@@ -30,12 +31,25 @@ from rankscope.measure.units import format_duration
 Verdict = tuple[str, str] | None
 
 UNATTRIBUTED: Final = "unattributed"
+COMPUTE_ADDED: Final = "compute_added_ns"
+"""Evidence key: how much longer the devices compute in a step."""
 IDLE: Final = "idle_added_ns"
 """Evidence key: how much longer the devices are idle in a step."""
 CORE_WAIT_ADDED: Final = "core_wait_added_ns"
 """Evidence key: how much longer the training threads wait for a CPU core in a step."""
 THEY_WAIT: Final = "they wait for something that is not measured"
 THAN_BEFORE: Final = "than before"
+DECIDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "data_loading": ("data_added_ns",),
+    "slow_link": ("transfer_added_ns",),
+    "garbage_collection": ("gc_added_ns",),
+    "gpu_compute": (COMPUTE_ADDED,),
+    "more_work": (COMPUTE_ADDED,),
+    CPU_PRESSURE: (CORE_WAIT_ADDED,),
+    HOST_CPU: (IDLE, "cpu_added_ns"),
+    UNSEEN_WAIT: (IDLE, "off_cpu_added_ns"),
+}
+"""Evidence keys that a cause is found by: the first of them that the evidence has."""
 RANKS_READ_MAX: Final = 64
 """Ranks, evenly spread, whose processes are read."""
 
@@ -68,6 +82,12 @@ def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared
             name, because = found
             return Cause(name, because.replace(THAN_BEFORE, compared.than_before), evidence)
     return Cause(UNATTRIBUTED, "no known cause explains it", evidence)
+
+
+def is_undecided(finding: Finding, evidence: Mapping[str, float]) -> bool:
+    """Return whether evidence lacks what the cause of a finding was found by, so that it does not contradict it."""
+    found_by = next((key for key in DECIDED_BY.get(finding.cause, ()) if key in finding.evidence), None)
+    return found_by is not None and found_by not in evidence
 
 
 def _data(
@@ -195,14 +215,14 @@ def _windows(
         return None
     has_device = any(view.samples.devices.get(rank) for rank in ranks)
     operators = grown(lambda window: window.operator_count)
-    evidence["compute_added_ns"] = compute[1] - compared.more_work * compute[0]
+    evidence[COMPUTE_ADDED] = compute[1] - compared.more_work * compute[0]
     if has_device:
         evidence[IDLE] = idle[1] - compared.more_work * idle[0]
-    if evidence["compute_added_ns"] >= EXPLAINS * added_ns:
+    if evidence[COMPUTE_ADDED] >= EXPLAINS * added_ns:
         if operators is not None and operators[1] >= MORE_WORK_RATIO * operators[0]:
             return "more_work", f"they run {operators[1]:.0f} operators a step, {operators[0]:.0f} before"
         if has_device:
-            longer = format_duration(evidence["compute_added_ns"])
+            longer = format_duration(evidence[COMPUTE_ADDED])
             return "gpu_compute", f"their GPUs compute {longer} a step longer on the same work"
     return None
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.past import put_in_past
-from rankscope.collector.detect.stragglers.regression_cause import Compared, find_cause_of_change
+from rankscope.collector.detect.stragglers.regression_cause import Compared, find_cause_of_change, is_undecided
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
@@ -255,3 +256,21 @@ def test_threads_say_nothing_of_gpus_that_are_not_idle_longer() -> None:
     busy = windows(window(3, 40.0, 20.0), window(12, 50.0, 30.0))
     assert cause(cpu_ms=steps_of(90.0, 110.0), samples=busy).name == "unattributed"
     assert cause(cpu_ms=steps_of(90.0, 110.0), samples=devices(device())).name == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("cause", "found_by", "now", "undecided"),
+    [
+        ("gpu_compute", {"compute_added_ns": 9.0}, {"data_added_ns": 0.0}, True),
+        ("gpu_compute", {"compute_added_ns": 9.0}, {"compute_added_ns": 0.0}, False),
+        ("data_loading", {"data_added_ns": 9.0, "compute_added_ns": 0.0}, {"data_added_ns": 0.0}, False),
+        ("host_cpu", {"idle_added_ns": 9.0, "cpu_added_ns": 9.0}, {"cpu_added_ns": 0.0}, True),
+        ("host_cpu", {"cpu_added_ns": 9.0}, {"cpu_added_ns": 0.0}, False),
+        ("gpu_slow_clock", {"sm_clock_ratio": 0.8}, {}, False),
+    ],
+)
+def test_cause_is_undecided_only_where_what_it_was_found_by_is_missing(
+    cause: str, found_by: Mapping[str, float], now: Mapping[str, float], undecided: bool
+) -> None:
+    found = Finding(kind="run_slowdown", ranks=(), cause=cause, sentence="", evidence=found_by)
+    assert is_undecided(found, now) is undecided
