@@ -73,7 +73,7 @@ from rankscope.collector.detect.stragglers.regression_cause import (
     UNATTRIBUTED,
     Compared,
     find_cause_of_change,
-    is_undecided,
+    find_undecided,
 )
 from rankscope.collector.detect.stragglers.root_cause import UNSEEN_WAIT, Cause
 from rankscope.collector.detect.suggestions import suggest
@@ -507,10 +507,9 @@ def _replace_unattributed(
     were kept no more when the change was found.
     """
     if known is not None and known.cause != UNATTRIBUTED:
-        if is_undecided(known, cause.evidence):
-            return Cause(known.cause, FOUND_EARLIER, {**known.evidence, **cause.evidence})
-        if not has_steps_before:
-            return Cause(known.cause, FOUND_EARLIER, cause.evidence)
+        undecided = find_undecided(known, cause.evidence)
+        if undecided or not has_steps_before:
+            return Cause(known.cause, FOUND_EARLIER, {**cause.evidence, **undecided})
     return cause if has_steps_before or step_before_ns is not None else Cause(UNATTRIBUTED, NOT_KEPT, {})
 
 

@@ -84,10 +84,12 @@ def find_cause_of_change(view: RunView, ranks: Sequence[int], compared: Compared
     return Cause(UNATTRIBUTED, "no known cause explains it", evidence)
 
 
-def is_undecided(finding: Finding, evidence: Mapping[str, float]) -> bool:
-    """Return whether evidence lacks what the cause of a finding was found by, so that it does not contradict it."""
+def find_undecided(finding: Finding, evidence: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the evidence that the cause of a finding was found by, where `evidence` has no such, and so does not
+    contradict the cause; empty otherwise.
+    """
     found_by = next((key for key in DECIDED_BY.get(finding.cause, ()) if key in finding.evidence), None)
-    return found_by is not None and found_by not in evidence
+    return {} if found_by is None or found_by in evidence else {found_by: finding.evidence[found_by]}
 
 
 def _data(

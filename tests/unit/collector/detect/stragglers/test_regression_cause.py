@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.collector.detect.finding import Finding
 from rankscope.collector.detect.past import put_in_past
-from rankscope.collector.detect.stragglers.regression_cause import Compared, find_cause_of_change, is_undecided
+from rankscope.collector.detect.stragglers.regression_cause import Compared, find_cause_of_change, find_undecided
 from rankscope.collector.detect.stragglers.root_cause import Cause
 from rankscope.collector.detect.view import Samples, TimeCount
 from rankscope.collector.steps.group_transfers import GroupTransfers
@@ -273,4 +273,5 @@ def test_cause_is_undecided_only_where_what_it_was_found_by_is_missing(
     cause: str, found_by: Mapping[str, float], now: Mapping[str, float], undecided: bool
 ) -> None:
     found = Finding(kind="run_slowdown", ranks=(), cause=cause, sentence="", evidence=found_by)
-    assert is_undecided(found, now) is undecided
+    assert bool(find_undecided(found, now)) is undecided
+    assert find_undecided(found, now).items() <= found_by.items()
