@@ -10,11 +10,7 @@ acknowledgements; if no collector was ever reached it waits only for a connectio
 
 import atexit
 import os
-import sys
-from collections import deque
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, Final
 
 from rankscope.agent.agent_thread import AgentThread
 from rankscope.agent.config import AgentConfig
@@ -33,11 +29,6 @@ from rankscope.agent.user_calls import UserCalls
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import Hello
 from rankscope.measure.units import s_to_ns
-
-EXECUTED_KEPT: Final = 1024
-"""So many of the latest code objects that were executed are kept: the code of modules, of `exec` and of `eval`, without
-the functions in it, which their modules keep. 2.5 MB at most, where that many modules of torch and SymPy were imported.
-"""
 
 
 class Session:
@@ -114,10 +105,6 @@ class Session:
         atexit.unregister(self.stop)
 
     def _begin(self) -> None:
-        try:
-            keep_executed_code()
-        except Exception as error:  # noqa: BLE001 - another audit hook may forbid it in any way
-            self._guard.record("start", error)
         self._training.start()
         atexit.register(self.stop)
         os.register_at_fork(before=self._training.sessions.close, after_in_child=self._training.stop_in_child)
@@ -153,22 +140,3 @@ class Session:
                 log_line(text)
         except Exception as error:  # noqa: BLE001 - the process is ending; the rest is still delivered
             self._guard.record("stop", error)
-
-
-@cache
-def keep_executed_code() -> deque[Any]:
-    """Keep the latest code objects that this process executes from now on, and return those kept now. Once a process.
-
-    With stacks torch 2.13 notes where the names of Python's files and functions are in memory, and reads them when the
-    profiler ends. The code of a module is freed once it is imported, and so are its names: the process may crash. It
-    does not matter whose session it is, and whether the script imports in it or a thread of ours (decision 047).
-    """
-    kept = deque[Any](maxlen=EXECUTED_KEPT)
-    keep = kept.append
-
-    def keep_code(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "exec":
-            keep(arguments[0])
-
-    sys.addaudithook(keep_code)
-    return kept

@@ -112,6 +112,7 @@ class Actions:
 
     def _churn(self) -> None:
         end_ns = time.monotonic_ns() + self._ms * 1_000_000
+        bytearray(CHURN_BYTES)
         while time.monotonic_ns() < end_ns:
             bytearray(CHURN_BYTES)
 

@@ -19,6 +19,7 @@ from rankscope.agent.steps.batch_size import BatchReader
 from rankscope.agent.steps.device_timers import DeviceTimers
 from rankscope.agent.steps.early_events import EarlyEvents
 from rankscope.agent.steps.event_buffer import BUFFERED_EVENTS_MAX, FIELDS, PART, HookEventBuffer
+from rankscope.agent.steps.executed_code import keep_executed_code
 from rankscope.agent.steps.graph_captures import GraphCaptures
 from rankscope.agent.steps.open_ranges import OpenRanges
 from rankscope.agent.steps.patches import Patch, hide_from_compiler
@@ -101,6 +102,7 @@ class TorchHooks:
             scaler = getattr(torch.amp, "GradScaler", None)
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
+            self._keep_executed_code()
             self._watch_user_profiler(torch)
             self._undo.append(self._ranges.watch(torch.autograd.profiler.record_function))
             self._watch_captures(torch)
@@ -270,6 +272,12 @@ class TorchHooks:
                 after(optimizer, (), {})
 
         return step
+
+    def _keep_executed_code(self) -> None:
+        try:
+            keep_executed_code()
+        except Exception as error:  # noqa: BLE001 - another audit hook may forbid it in any way
+            self._guard.record(PART, error)
 
     def _watch_user_profiler(self, torch: Any) -> None:
         """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV)."""

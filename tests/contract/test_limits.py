@@ -38,6 +38,7 @@ ONE_TABLE: Final = "one table a file, apart from the many others"
 ONE_COMMAND: Final = "one file a command, so that it is found by its name"
 ONE_LOGGER: Final = "one logger a file, which imports it"
 SMALL: Final = {
+    "agent/steps/executed_code.py": "works around a fault of torch, apart from the session that it is for",
     "agent/integrations/tensorboard.py": ONE_LOGGER,
     "agent/integrations/wandb.py": ONE_LOGGER,
     "collector/captures/incident_captures.py": "which incidents order a capture, apart from how one is taken",
