@@ -102,7 +102,6 @@ class TorchHooks:
             scaler = getattr(torch.amp, "GradScaler", None)
             if scaler is not None:
                 self._replace(scaler, "step", self._wrap_scaler_step)
-            self._keep_executed_code()
             self._watch_user_profiler(torch)
             self._undo.append(self._ranges.watch(torch.autograd.profiler.record_function))
             self._watch_captures(torch)
@@ -273,14 +272,14 @@ class TorchHooks:
 
         return step
 
-    def _keep_executed_code(self) -> None:
+    def _watch_user_profiler(self, torch: Any) -> None:
+        """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV). From now on
+        keep the code whose names a profiler reads.
+        """
         try:
             keep_executed_code()
         except Exception as error:  # noqa: BLE001 - another audit hook may forbid it in any way
             self._guard.record(PART, error)
-
-    def _watch_user_profiler(self, torch: Any) -> None:
-        """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV)."""
         profile = torch.autograd.profiler.profile
 
         def wrap_prepare(original: Hook) -> Hook:
