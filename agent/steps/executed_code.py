@@ -7,7 +7,7 @@ from typing import Any, Final
 
 EXECUTED_KEPT: Final = 1024
 """So many of the latest code objects that were executed are kept: the code of modules, of `exec` and of `eval`, without
-the functions in it, which their modules keep. 2.5 MB at most, where that many modules of torch and SymPy were imported.
+the functions in it, which their modules keep. 2.5 MB were measured, of modules of torch and SymPy.
 """
 
 

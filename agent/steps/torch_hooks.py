@@ -273,19 +273,20 @@ class TorchHooks:
         return step
 
     def _watch_user_profiler(self, torch: Any) -> None:
-        """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV). From now on
-        keep the code whose names a profiler reads.
+        """End our session before the user's profiler is prepared: two at once lose data or crash (SIGSEGV). From the
+        first one with stacks on, a capture's too, keep the code whose names it reads.
         """
-        try:
-            keep_executed_code()
-        except Exception as error:  # noqa: BLE001 - another audit hook may forbid it in any way
-            self._guard.record(PART, error)
         profile = torch.autograd.profiler.profile
 
         def wrap_prepare(original: Hook) -> Hook:
             @functools.wraps(original)
             def _prepare_trace(profiler: Any) -> Any:
                 self._notify_user_profiler(begins=True)
+                try:
+                    if profiler.with_stack:
+                        keep_executed_code()
+                except Exception as error:  # noqa: BLE001 - another audit hook may forbid it in any way
+                    self._guard.record(PART, error)
                 return original(profiler)
 
             return _prepare_trace

@@ -134,7 +134,9 @@ def build_report(history: RunHistory, incidents: Iterable[Incident]) -> RunRepor
         checkpoints=saved.checkpoints,
         mfu_ratio=average_known([process.flops.mfu for process in processes]),
         hfu_ratio=average_known([process.flops.hfu for process in processes]),
-        hfu_is_upper_bound=any(process.flops.executed_is_upper_bound for process in processes),
+        hfu_is_upper_bound=any(
+            process.flops.hfu is not None and process.flops.executed_is_upper_bound for process in processes
+        ),
         origin=find_origin(process.hello.identity for process in processes),
         injected_faults=describe_faults(
             {one.hello.identity.rank: one.hello.fault for one in processes if one.hello.fault}

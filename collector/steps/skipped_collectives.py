@@ -149,8 +149,10 @@ class Lags:
     def __init__(self) -> None:
         #: How far each rank is behind, since which step, and at the earliest.
         self._since: dict[Key, tuple[int, int, int]] = {}
-        #: The step after the last one whose calls all met by their numbers.
-        self._after_agreed = 0
+        #: The step after the last one whose calls all met by their numbers; the first step that was added without one.
+        self._after_agreed: int | None = None
+        #: The last step that was added.
+        self._last = -1
         #: The ends of its calls in the last steps in a row that have such; of STEPS_MIN at most.
         self._ends: dict[Key, deque[Ends]] = {}
         #: Those of the last step that are of numbers only.
@@ -171,16 +173,18 @@ class Lags:
         """Add what was found in a step, later than those before, with the ends of the calls in it (`find_ends`). Return
         those by which the numbers of the step are to be corrected.
         """
+        self._after_agreed = step if self._after_agreed is None else self._after_agreed
         kept: dict[Key, tuple[int, int, int]] = {}
         ends_kept: dict[Key, deque[Ends]] = {}
         for key, behind in found.items():
             before = self._since.get(key)
             is_same = before is not None and before[0] == behind
-            kept[key] = before if before is not None and is_same else (behind, step, self._after_agreed)
+            earliest = self._after_agreed if before is None else self._last + 1
+            kept[key] = before if before is not None and is_same else (behind, step, earliest)
             if ends is not None and key in ends:
                 ends_kept[key] = self._ends.get(key, deque(maxlen=STEPS_MIN)) if is_same else deque(maxlen=STEPS_MIN)
                 ends_kept[key].append(ends[key])
-        self._since, self._ends = kept, ends_kept
+        self._since, self._ends, self._last = kept, ends_kept, step
         self._matched = frozenset(key for key, some in ends_kept.items() if _show_places(some))
         return {key: found[key] for key in self._matched}
 

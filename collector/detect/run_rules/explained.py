@@ -27,7 +27,7 @@ def find_explained_ns(view: RunView, findings: Sequence[Finding]) -> Floats:
     """Return what these findings explain of each step, shape (n,) in ns, 0 before they began.
 
     What a slow rank explains is by how much its excess is larger than that of any healthy peer, which the step would
-    last for, and what a stall leaves over to the next step; in steps where its excess is not known, the usual one.
+    last for, and what a stall carries over to the next step; in steps where its excess is not known, the usual one.
     Anything else explains the share of the step that it costs.
     """
     healthiest = _Healthiest(view, find_slow_ranks(findings))
@@ -128,7 +128,7 @@ class _Healthiest:
 
 def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest) -> Floats:
     """Return the largest excess of the finding's ranks in each step since it began, less the largest of their peers
-    that are not slow, and of ranks that are slow in some steps what those before leave over; shape (n,) in ns.
+    that are not slow, and of ranks that are slow in some steps what those before carry over; shape (n,) in ns.
     """
     ranks = [rank for rank in finding.ranks if view.series.has(rank)]
     if not ranks or finding.since_step is None:
@@ -152,8 +152,12 @@ def _left_over_ns(view: RunView, ranks: Sequence[int], beyond_ns: Floats) -> Flo
     wait for it: which the rank ends with them, and has begun later than they by as much as it is shorter.
     """
     before_ns = np.concatenate([[beyond_ns.max(initial=0.0)], beyond_ns])[:-1]
-    shortest_ns = np.fmin.reduce(view.series.step_ns[:, view.series.columns_of(ranks)], axis=1)
-    shorter_ns = np.nan_to_num(view.longest_ns - shortest_ns, nan=0.0)
+    others = [rank for rank in view.series.ranks if rank not in ranks]
+    usual_ns, shortest_ns = (
+        combine(np.asarray(view.series.step_ns[:, view.series.columns_of(some)]), axis=1)
+        for combine, some in ((np.median, others or ranks), (np.min, ranks))
+    )
+    shorter_ns = np.maximum(np.nan_to_num(usual_ns - shortest_ns, nan=0.0), 0.0)
     return np.asarray(np.minimum(shorter_ns, before_ns))
 
 

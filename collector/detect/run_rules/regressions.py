@@ -95,7 +95,7 @@ OF_UNSEEN: Final = Blame(NOT_KNOWN, "and which rank is to blame is not known, as
 KNOWN_SHARE_MIN: Final = 0.5
 """Share of the steps since a change whose waits are known, below which the sentence says how many those are: a rank
 that is slow in some of the others would not show."""
-FOUND_EARLIER: Final = "it was found when the measurements from before the change were still kept"
+FOUND_EARLIER: Final = "it was found earlier, and what it was found by cannot be compared now"
 NOT_KEPT: Final = "the steps before were no longer kept when it was found"
 RANKED_MIN: Final = 4.0
 """Standard deviations by which the steps after a change must rank above those before. Where all ranks stall now and
@@ -233,17 +233,19 @@ class RunSlowdown:
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the steps, without what other findings explain now, are as short as before: for long enough,
-        or, where these findings are what makes the difference, in most steps since it began.
+        or, where these findings are what makes the difference, in most steps since it began, of the latest
+        ones as well.
         """
         others = [one for one in explained if one.kind not in NO_CHANGE]
         remaining_ns = _find_remaining_ns(view, others)
         if _is_back(view, remaining_ns, finding, self._thresholds):
             return True
         since = view.series.steps >= (finding.since_step or 0)
-        whole, remaining = (
-            _exceed_before(view, ns[since], finding, self._thresholds) for ns in (view.longest_ns, remaining_ns)
+        whole, remaining, latest = (
+            _exceed_before(view, ns, finding, self._thresholds)
+            for ns in (view.longest_ns[since], remaining_ns[since], remaining_ns[since][-view.steps_min :])
         )
-        return whole is True and remaining is False
+        return whole is True and remaining is False and latest is not True
 
 
 def _find_remaining_ns(view: RunView, others: Sequence[Finding]) -> Floats:

@@ -45,13 +45,14 @@ class UnmatchedCollectives:
 
 def _describe(lags: Sequence[Lag]) -> Candidate:
     earliest = min(lags, key=lambda one: one.since_step)
-    begin = describe_begin(earliest.since_step, (earliest.since_step_min, earliest.since_step), is_gradual=False)
+    since_min = min(one.since_step_min for one in lags)
+    begin = describe_begin(earliest.since_step, (since_min, earliest.since_step), is_gradual=False)
     finding = Finding(
         kind=UNMATCHED,
         ranks=tuple(sorted(one.rank for one in lags)),
         group=lags[0].group,
         since_step=earliest.since_step,
-        since_step_min=earliest.since_step_min,
+        since_step_min=since_min,
         since_step_max=earliest.since_step,
         cause=UNMATCHED,
         sentence=_write_sentence(lags, begin),

@@ -51,9 +51,9 @@ def test_lag_lasts_from_its_first_step_while_it_is_the_same() -> None:
     lags = Lags()
     lags.add(10, {("tp", 1): 1})
     lags.add(11, {("tp", 1): 1, ("dp", 2): 1})
-    assert lags.read() == (Lag("dp", 2, 1, 11, 0), Lag("tp", 1, 1, 10, 0))
+    assert lags.read() == (Lag("dp", 2, 1, 11, 10), Lag("tp", 1, 1, 10, 10))
     lags.add(12, {("tp", 1): 2})
-    assert lags.read() == (Lag("tp", 1, 2, 12, 0),)
+    assert lags.read() == (Lag("tp", 1, 2, 12, 12),)
     lags.add(13, {})
     assert lags.read() == ()
 
@@ -163,7 +163,7 @@ def test_lag_that_changes_or_has_a_step_without_ends_is_shown_anew() -> None:
     for step in range(STEPS_MIN - 1):
         assert lags.add(STEPS_MIN + 1 + step, behind, varied) == {}
     assert lags.add(2 * STEPS_MIN, {("tp", 1): 2}, varied) == {}
-    assert lags.read() == (Lag("tp", 1, 2, 2 * STEPS_MIN, 0),)
+    assert lags.read() == (Lag("tp", 1, 2, 2 * STEPS_MIN, 2 * STEPS_MIN),)
 
 
 def test_corrected_numbers_are_those_of_the_other_members() -> None:

@@ -355,9 +355,7 @@ def test_run_that_grows_slowly_is_found_with_the_begin_of_the_growth(ramp_steps:
     assert "growing slower gradually, from step" not in finding.past
 
 
-@pytest.mark.parametrize(
-    ("first", "because"), [(40, "they wait "), (80, "it was found when the measurements from before")]
-)
+@pytest.mark.parametrize(("first", "because"), [(40, "they wait "), (80, "it was found earlier, and")])
 def test_slow_growth_that_is_held_keeps_its_cause(first: int, because: str) -> None:
     # Data loaders take longer and longer, by 0 to 50 ms, at first slowly: 12.5 ms in the middle.
     self_ms, added_ms = times(steps=200), np.zeros((200, 12))
