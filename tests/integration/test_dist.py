@@ -250,12 +250,13 @@ def test_source_distribution_installs_and_watches_a_training_with_torch(built: l
     lend_torch(programs)
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\n"
+        "import time, torch\n"
         "model = torch.nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for _ in range(30):\n"
         "    model(torch.ones(2, 4)).sum().backward()\n"
         "    optimizer.step()\n"
+        "    time.sleep(0.1)\n"  # the collector beside it takes a while to start
     )
     environment = clean_environment(**ALONE, RANKSCOPE_RUN="from-sdist")
     done = run(programs / "python", "-m", "rankscope.agent", script, env=environment, cwd=tmp_path)
