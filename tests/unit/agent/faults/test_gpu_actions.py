@@ -163,9 +163,10 @@ def test_line_of_a_helper_is_read_in_a_process_with_many_open_files() -> None:
     if files_max <= FIRST_REFUSED_BY_SELECT:
         pytest.skip("this machine allows no more open files")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FIRST_REFUSED_BY_SELECT + 64, files_max))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(FIRST_REFUSED_BY_SELECT)]
-    try:
+    held: list[int] = []
+    try:  # other tests of this process may hold files, too
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(FIRST_REFUSED_BY_SELECT))
         with subprocess.Popen(["/bin/echo", "ok 700000 200000"], stdout=subprocess.PIPE) as helper:
             assert helper.stdout is not None
             assert helper.stdout.fileno() >= FIRST_REFUSED_BY_SELECT
