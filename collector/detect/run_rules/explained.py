@@ -140,11 +140,11 @@ def _explained_by_ranks(view: RunView, finding: Finding, healthiest: _Healthiest
     beyond_ns = np.maximum(largest_ns - healthiest.of(ranks[0]), 0.0)
     if finding.pattern == "intermittent":
         most_ns = finding.evidence.get("self_ns", 0.0) - finding.evidence.get("peers_self_ns", 0.0)
-        beyond_ns += _left_over_ns(view, ranks, np.where(view.is_known, beyond_ns, most_ns))
+        beyond_ns += _carried_over_ns(view, ranks, np.where(view.is_known, beyond_ns, most_ns))
     return np.where(view.series.steps >= finding.since_step, beyond_ns, 0.0)
 
 
-def _left_over_ns(view: RunView, ranks: Sequence[int], beyond_ns: Floats) -> Floats:
+def _carried_over_ns(view: RunView, ranks: Sequence[int], beyond_ns: Floats) -> Floats:
     """Return by how much each step is longer because these ranks began it late, by no more than the step before was
     longer by them (`beyond_ns`); shape (n,) in ns. That before the first step kept is the most that any was.
 

@@ -233,17 +233,18 @@ class RunSlowdown:
 
     def has_passed(self, view: RunView, finding: Finding, explained: Sequence[Finding]) -> bool:
         """Return whether the steps, without what other findings explain now, are as short as before: for long enough,
-        or, where these findings are what makes the difference, in most steps since it began, of the latest
-        ones as well.
+        or, where these findings are what makes the difference, in most steps since it began, and in
+        most of the latest ones.
         """
         others = [one for one in explained if one.kind not in NO_CHANGE]
         remaining_ns = _find_remaining_ns(view, others)
         if _is_back(view, remaining_ns, finding, self._thresholds):
             return True
         since = view.series.steps >= (finding.since_step or 0)
+        whole_ns, remaining_ns = view.longest_ns[since], remaining_ns[since]
         whole, remaining, latest = (
             _exceed_before(view, ns, finding, self._thresholds)
-            for ns in (view.longest_ns[since], remaining_ns[since], remaining_ns[since][-view.steps_min :])
+            for ns in (whole_ns, remaining_ns, remaining_ns[-view.steps_min :])
         )
         return whole is True and remaining is False and latest is not True
 
