@@ -20,7 +20,7 @@ EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format demo score score-changing score-quick bench screenshots docs release dist clean
+.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick bench screenshots docs release dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ coverage: packages $(STAMP) ## fails under 100 % of the branches of measure/ and
 format: $(STAMP) ## format the code and mend what can be mended by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix-only .
+
+counts: $(STAMP) ## lines, methods, imports, arguments, callbacks: where the code is hard to carry on, to be looked at
+	$(BIN)/python -m tests.counts
 
 demo: $(DEMO_STAMP) ## a small training on this machine with one slow rank
 	$(BIN)/rankscope demo

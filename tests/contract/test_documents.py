@@ -19,8 +19,6 @@ README_ORDER = (
     "Install, and one line", "What is found", "What is supported, and what has been tried", "Into your stack",
     "Documentation",
 )  # fmt: skip
-README_LINES_MAX = 120
-GLOSSARY_TERMS_MAX = 60
 
 
 def find_anchors(path: Path) -> set[str]:
@@ -45,9 +43,8 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
     assert find_broken_links(path) == []
 
 
-def test_readme_is_short_and_in_order() -> None:
+def test_readme_is_in_order() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= README_LINES_MAX
     assert tuple(line.removeprefix("## ") for line in lines if line.startswith("## ")) == README_ORDER
 
 
@@ -63,10 +60,9 @@ def test_decisions_are_numbered_complete_and_listed() -> None:
         assert f"({path.name})" in index
 
 
-def test_glossary_has_few_terms_each_once() -> None:
+def test_glossary_has_each_term_once() -> None:
     terms = re.findall(r"^\| (?!term \|)(\w[^|]*?) \|", GLOSSARY.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert 0 < len(terms) <= GLOSSARY_TERMS_MAX
-    assert len(set(terms)) == len(terms)
+    assert len(set(terms)) == len(terms) > 0
 
 
 def test_ci_runs_the_one_test_command() -> None:
