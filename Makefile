@@ -68,7 +68,7 @@ test-integration: packages $(STAMP) ## real sockets and real torchrun
 soak: export SOAK := 1
 soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults
 	$(PYTEST) --timeout 1800 tests/integration/test_faults_*.py tests/integration/test_selftest.py tests/integration/test_relay.py tests/integration/test_bad_peers.py tests/integration/test_fake_gpu_ranks.py tests/integration/test_fake_gpu_faults.py tests/integration/test_lost_store.py tests/integration/test_ordered_captures_of_jobs.py tests/integration/test_preflight.py tests/integration/test_first_minutes.py tests/integration/test_capture_uploads.py tests/integration/test_pipeline_traces.py tests/integration/test_demo.py
-	$(BIN)/python -m tests.benchmarks.soak
+	$(BIN)/python -m bench.soak
 
 # With the torch of PYTHON, which fits the machine's driver, and nothing installed: the tree itself is what is imported.
 test-gpu: export PYTHONPATH := $(CURDIR)/.typing:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -121,21 +121,21 @@ score-quick: $(STAMP) ## simulated runs in files, with a score of any tool's ans
 	$(BIN)/python -m tests.simulation.exchange example $(SCORED)
 	$(BIN)/python -m tests.simulation.exchange score $(SCORED)
 
-bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes tests/benchmarks/results
-	$(BIN)/python -m tests.benchmarks.overhead
-	$(BIN)/python -m tests.benchmarks.start
-	$(BIN)/python -m tests.benchmarks.wire
-	$(BIN)/python -m tests.benchmarks.windows
-	$(BIN)/python -m tests.benchmarks.shared_windows
-	$(BIN)/python -m tests.benchmarks.captures
-	$(BIN)/python -m tests.benchmarks.fan_in
-	$(BIN)/python -m tests.benchmarks.tick
-	$(BIN)/python -m tests.benchmarks.ingest
-	$(BIN)/python -m tests.benchmarks.load
-	$(BIN)/python -m tests.benchmarks.load --storm
-	$(BIN)/python -m tests.benchmarks.memory
-	$(BIN)/python -m tests.benchmarks.exposition
-	$(BIN)/python -m tests.benchmarks.otlp
+bench: $(STAMP) ## what agent and collector cost, up to 16,384 ranks; writes bench/results
+	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.start
+	$(BIN)/python -m bench.wire
+	$(BIN)/python -m bench.windows
+	$(BIN)/python -m bench.shared_windows
+	$(BIN)/python -m bench.captures
+	$(BIN)/python -m bench.fan_in
+	$(BIN)/python -m bench.tick
+	$(BIN)/python -m bench.ingest
+	$(BIN)/python -m bench.load
+	$(BIN)/python -m bench.load --storm
+	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.exposition
+	$(BIN)/python -m bench.otlp
 
 screenshots: packages $(STAMP) ## the pictures of the docs, taken during the demo; needs chromium
 	$(BIN)/python -m tests.screenshots.live_page

@@ -163,7 +163,7 @@ COSTS: Final = {
     MEMORY: EventCost(3_700, 2_800, 1.0),
     MODULES: EventCost(2_500, 1_700, 1.05),
 }
-"""Measured with torch 2.13 (tests/benchmarks/results/captures.md). Modules add one event for each call: 1 % there, more
+"""Measured with torch 2.13 (bench/results/captures.md). Modules add one event for each call: 1 % there, more
 where they are small.
 """
 SCALE_MAX: Final = 8.0

@@ -17,10 +17,10 @@ from rankscope.measure.records import StepRecord
 
 COST_TIMES: Final = 3
 """How often the cost of a full window must be left in the budget for one with shapes: measured 2.0 times, for
-end, reading and recording (`tests/benchmarks/results/flops-windows.md`)."""
+end, reading and recording (`bench/results/flops-windows.md`)."""
 COST_TIMES_ON_DEVICE: Final = 6
 """The same on a device, where a full window without shapes has no operators, or not the backward's own: measured 5.0
-times (`tests/benchmarks/results/gpu-nvidia-h200.md`)."""
+times (`bench/results/gpu-nvidia-h200.md`)."""
 CHANGED_STEPS: Final = 16
 """Steps in a row with another size of the batch after which it has changed. The last batch of an epoch is one step."""
 REFRESH_TIMES: Final = 12

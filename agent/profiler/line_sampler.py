@@ -3,7 +3,7 @@
 A thread of its own does it, which sleeps without a limit between windows: the agent's thread cannot, since it sends
 and waits for minutes of windows at a time, and a thread for each window would have to be started at a step boundary.
 It only walks Python frames (`thread_frames.py` says how), about 80 us of CPU a sample with the GIL held, and calls
-nothing of torch or CUDA (tests/benchmarks/results/line_sampler.md). Where a frame that it walks returns meanwhile, the
+nothing of torch or CUDA (bench/results/line_sampler.md). Where a frame that it walks returns meanwhile, the
 variables of that frame end on this thread, a walk later.
 
 Names of files, functions and line numbers are kept, of the frames' variables only `__name__` is read.

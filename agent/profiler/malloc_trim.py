@@ -3,7 +3,7 @@
 The events of a profiler session occupy heap memory that a buffer of training has just freed, so that the next buffer
 needs new memory. Once the window has been read this memory is free again, but malloc keeps the fragments. With FSDP2
 on a CPU a rank held 21 to 45 MiB more than without the agent, and 7 MiB more with malloc_trim
-(`tests/benchmarks/results/overhead.md`).
+(`bench/results/overhead.md`).
 
 Training waits only where it calls malloc meanwhile, some ms; the time counts as the windows' cost.
 """

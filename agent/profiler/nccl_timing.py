@@ -6,7 +6,7 @@ init_process_group; later it has no effect. It is set in this process, so childr
 With `nccl_timing = measured` the variable stays unset, and timing is switched on later (`measured_timing.py`).
 
 torch then records one more CUDA event before each collective and makes both events timed: 2.5 to 3.7 us a collective on
-an H200 (`tests/benchmarks/results/gpu-nvidia-h200-first-run.md`). Its flight recorder has the duration of each.
+an H200 (`bench/results/gpu-nvidia-h200-first-run.md`). Its flight recorder has the duration of each.
 """
 
 from collections.abc import Mapping, MutableMapping

@@ -18,7 +18,7 @@ from rankscope.measure.units import NS_PER_MS
 
 COST_ASSUMED_NS: Final = 150 * NS_PER_MS
 """Cost assumed until one session has been measured: two steps of 3,000 operators at 25 us each, twice what was measured
-(`tests/benchmarks/results/host-operators.md`)."""
+(`bench/results/host-operators.md`)."""
 
 
 class OperatorGate:

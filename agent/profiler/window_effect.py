@@ -3,7 +3,7 @@ training. Pure: step times in, decisions out.
 
 The first session that records an NVIDIA GPU attaches CUPTI to the process. It stays after the session, and makes every
 later launch of a kernel slower. On an H200 a step bound by its 650 launches took 11 ms before, 15 to 17 ms after it,
-and 12 ms once CUPTI was detached; a step bound by the GPU took the same (`tests/benchmarks/results/gpu-*.md`). The
+and 12 ms once CUPTI was detached; a step bound by the GPU took the same (`bench/results/gpu-*.md`). The
 agent's own clock cannot see that.
 
     REFERENCE   no window yet: a stretch of steps is timed

@@ -25,12 +25,12 @@ from rankscope.measure.units import NS_PER_S
 RECORDED_EVENT_NS = 500
 """Estimated time of the training thread for each activity that a window records, beside the window's begin and end.
 Measured: 210 to 320 ns, by blocks of steps within a profiler session and without
-(`tests/benchmarks/results/moments.md`). Rounded up, for machines that are slower.
+(`bench/results/moments.md`). Rounded up, for machines that are slower.
 """
 WITHOUT_WINDOWS_NS = 60 * NS_PER_S
 """Time after a full window from which times of enqueuing are read, as long as the collector waits for another one."""
 SHAPED_EVENT_NS = 1000
-"""The same of a window with shapes, which adds 310 ns (`tests/benchmarks/results/flops-windows.md`). Rounded up."""
+"""The same of a window with shapes, which adds 310 ns (`bench/results/flops-windows.md`). Rounded up."""
 
 if TYPE_CHECKING:
     from rankscope.agent.profiler.window_reduction import WindowReduction

@@ -52,7 +52,7 @@ WRITE_NS_MAX: Final = 20_000
 WRITE_COST_FACTOR: Final = 3
 """The timed write is only a part of the cost of an event: it includes neither the call before the clock is read, nor
 the cache misses of torch's own code afterwards. Loops with and without hooks differ by 2.6 times the timed writes
-(`tests/benchmarks/moments.py`)."""
+(`bench/moments.py`)."""
 PROCESSING_COST_FACTOR: Final = 2
 """Processing events, or reading the clock, costs torch once more the time it takes: 1.2 to 2.1 times the measured time,
 by the same comparison."""

@@ -1,7 +1,7 @@
 """Install the hooks into torch that write hook events; `remove()` restores torch.
 
 A hook event costs the training thread far more during training than in a bare loop, since torch has evicted our code
-from the caches (`tests/benchmarks/results/moments.md`). So a hook only checks its thread, reads the clock and writes to
+from the caches (`bench/results/moments.md`). So a hook only checks its thread, reads the clock and writes to
 a list, without a call of ours. The state machine processes the list later (`event_buffer.py`). Module hooks are not
 used: a global one costs 2 to 5 us per module call and makes torch.compile warn.
 """

@@ -24,7 +24,9 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path
 @each_document
 def test_every_file_a_document_names_exists(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:agent|collector|measure|uplink|tests|docs|configs|deploy|\.github)/[\w./-]*)`", text))
+    named = set(
+        re.findall(r"`((?:agent|collector|measure|uplink|tests|bench|docs|configs|deploy|\.github)/[\w./-]*)`", text)
+    )
     assert named or path not in GUIDES
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 

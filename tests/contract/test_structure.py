@@ -24,7 +24,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    files = [path for path in find_files(*PACKAGES, "tests") if parse(path).body]
+    files = [path for path in find_files(*PACKAGES, "bench", "tests") if parse(path).body]
     assert [str(path.relative_to(ROOT)) for path in files if ast.get_docstring(parse(path)) is None] == []
 
 

@@ -107,7 +107,12 @@ def become_root(machine: Machine) -> None:
 def test_list_has_every_program_that_the_tests_find() -> None:
     # amtool and prometheus come with prometheus-alertmanager and promtool; bash, make and coreutils are there before.
     named = re.compile(r"find_program\(\"([\w-]+)\"\)")
-    asked = {name for path in (ROOT / "tests").rglob("*.py") for name in named.findall(path.read_text())}
+    asked = {
+        name
+        for folder in ("bench", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in named.findall(path.read_text())
+    }
     assert asked - {program for program, _ in LISTED} <= {"amtool", "prometheus", "bash", "make", "sha256sum", "true"}
 
 

@@ -1,7 +1,7 @@
 // A GPU inside torch's own Kineto. Operators of torch launch work on its streams by rules; it can also replay the work
 // of a recorded trace. Everything is on the real clocks, and the list of all work is the truth that tests compare with.
 //
-// It behaves as an H200 with CUDA 13.0 did where an agent could be wrong about it (tests/benchmarks/results):
+// It behaves as an H200 with CUDA 13.0 did where an agent could be wrong about it (bench/results):
 //   - a session gets no work at all when some of it still runs at its end;
 //   - the first session attaches it to the process, and every later launch takes the host longer, until a session with
 //     TEARDOWN_CUPTI=1 has ended;

@@ -104,7 +104,7 @@ def render(head: str, outcomes: list[Outcome], seconds: int) -> str:
 
 
 def _describe(minutes: float, seed: int) -> str:
-    from tests.benchmarks.machine import describe_run  # noqa: PLC0415 - it imports torch, which no target needs
+    from bench.machine import describe_run  # noqa: PLC0415 - it imports torch, which no target needs
 
     return describe_run(f"python -m tests.fuzz --minutes {minutes:g} --seed {seed}")
 

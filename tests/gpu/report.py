@@ -36,14 +36,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench import flops_windows
+from bench.machine import RESULTS, ROOT, describe_run
 from rankscope.agent.profiler.kineto_events import read_saved
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.agent.sample.nvml import NvmlSampler
 from rankscope.measure.clock import SystemClock
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
-from tests.benchmarks import flops_windows
-from tests.benchmarks.machine import RESULTS, ROOT, describe_run
 from tests.gpu import agent_effect
 from tests.gpu.captures import OPTIONS, SECONDS, measure_captures
 from tests.gpu.nvidia_smi import find_nvidia_smi, read_gpu
@@ -396,7 +396,7 @@ def describe_effects(name: str, how: str, find_left_s: Callable[[], float]) -> I
 def main() -> int:
     """Test, measure, print and write the result; 0 also where there is nothing to measure."""
     parser = argparse.ArgumentParser(description="What the agent sees and costs on this machine's GPU.")
-    parser.add_argument("--out", type=Path, help="the file to write [tests/benchmarks/results/gpu-MODEL.md]")
+    parser.add_argument("--out", type=Path, help="the file to write [bench/results/gpu-MODEL.md]")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(f"no report: torch {torch.__version__} finds no CUDA device here")

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from bench.machine import ROOT
 from rankscope.agent.profiler.kineto_events import read_saved
 from rankscope.agent.profiler.torch_profiler import TorchProfiler
 from rankscope.measure.kineto import Category
 from rankscope.measure.kineto_columns import read_trace
-from tests.benchmarks.machine import ROOT
 from tests.integration.torchrun import started
 
 HOWS = ("eager", "busy", "compiled", "graph", "window_first", "empty_first")

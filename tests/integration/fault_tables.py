@@ -80,7 +80,7 @@ def _name_test(one: Figure) -> str:
 
 def main() -> None:
     """Read the figures, write the page."""
-    from tests.benchmarks.machine import describe_run  # noqa: PLC0415 - loads torch
+    from bench.machine import describe_run  # noqa: PLC0415 - loads torch
 
     parser = argparse.ArgumentParser(description="Write the tables of docs/faults.md.")
     parser.add_argument("files", type=Path, nargs="+", help="what FAULT_FIGURES named when the tests ran")

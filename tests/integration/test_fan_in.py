@@ -1,7 +1,7 @@
 """The smallest size of the benchmark of relays: what its nodes make arrives, once, in far fewer batches."""
 
-from tests.benchmarks.fan_in import FanIn, measure, render
-from tests.benchmarks.load_probe import Scrape
+from bench.fan_in import FanIn, measure, render
+from bench.load_probe import Scrape
 
 RANKS = 32
 

@@ -1,11 +1,11 @@
-"""The smallest load test: what `python -m tests.benchmarks.load` measures was made, sent and taken in."""
+"""The smallest load test: what `python -m bench.load` measures was made, sent and taken in."""
 
 import pytest
 
-from tests.benchmarks.load import measure_load, measure_storm
-from tests.benchmarks.load_results import find_quantile, render
-from tests.benchmarks.memory import measure as measure_memory
-from tests.benchmarks.memory import render as render_growth
+from bench.load import measure_load, measure_storm
+from bench.load_results import find_quantile, render
+from bench.memory import measure as measure_memory
+from bench.memory import render as render_growth
 
 RANKS = 64
 SECONDS = 3.0

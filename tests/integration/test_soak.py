@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from tests.benchmarks.soak.fleet import LeftDelivered
-from tests.benchmarks.soak.node import LifeAccount
-from tests.benchmarks.soak.plan import COLLECTOR_KILLED, KILLS_UNTIL, KINDS, plan, shape_of
-from tests.benchmarks.soak.result import render
-from tests.benchmarks.soak.run import SoakSettings, find_errors, find_missing, run_soak
-from tests.benchmarks.soak.watch import (
+from bench.soak.fleet import LeftDelivered
+from bench.soak.node import LifeAccount
+from bench.soak.plan import COLLECTOR_KILLED, KILLS_UNTIL, KINDS, plan, shape_of
+from bench.soak.result import render
+from bench.soak.run import SoakSettings, find_errors, find_missing, run_soak
+from bench.soak.watch import (
     ERRORS,
     MemorySample,
     Settling,

@@ -1,7 +1,7 @@
 """Worlds in which faults change: they move, grow, meet, last long, begin while reports are lost, or come now and then;
 and in which something else than speed changes: batches grow on purpose, or a rank leaves out a collective.
 
-`python -m tests.simulation.changing` writes tests/benchmarks/results/changing.md; `parts.py` says how to judge a
+`python -m tests.simulation.changing` writes bench/results/changing.md; `parts.py` says how to judge a
 selection, or all runs in parts. Rules may be tuned on the runs with even seeds; those with odd seeds are held out. A
 run's seed is its index.
 """
@@ -254,7 +254,7 @@ def write_report(scored: Sequence[Scored], head: str, took_s: float) -> str:
         for name, odd in (("even seeds", 0), ("odd seeds (held out)", 1))
         if (some := [one for one in scored if one.trial.scenario.seed % 2 == odd])
     ]
-    rivals = "The same runs by the rules of other tools, by the same judge (tests/simulation/rivals.py)."
+    rivals = "The same runs by the rules of other tools, by the same judge (bench/rivals.py)."
     faulty = [one for one in scored if one.trial.scenario.faults]
     parts = [
         "# How well changing slowness is found",

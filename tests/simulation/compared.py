@@ -1,6 +1,6 @@
 """Simulate pairs of runs, keep them in a store as the collector does, compare them, and judge what was said.
 
-python -m tests.simulation.compared fresh    the rows of tests/benchmarks/results/compare.md: 660 pairs, 7 minutes
+python -m tests.simulation.compared fresh    the rows of bench/results/compare.md: 660 pairs, 7 minutes
 
 The truth is that of the simulated steps themselves: how long they took, and what the ranks did in them. Of the first
 pairs those with an even number were looked at while the first limits were chosen, those with an odd number were not;

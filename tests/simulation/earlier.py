@@ -1,6 +1,6 @@
 """Simulate many runs of the same work, one after the other, and compare each with those before it.
 
-python -m tests.simulation.earlier > tests/benchmarks/results/earlier_runs.md      200 healthy runs, 40 planted, minutes
+python -m tests.simulation.earlier > bench/results/earlier_runs.md      200 healthy runs, 40 planted, minutes
 
 Each run has other chance, and is faster or slower as a whole by START_SIGMA, as runs on other nodes of one kind are. In
 planted runs all work on the devices takes longer from the first step on, so that a step is 1.1 times as long.

@@ -21,12 +21,12 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
+from bench.rivals import STAGES
 from rankscope.collector.config import CollectorConfig
 from tests.simulation.collector_end import Opened
 from tests.simulation.engine import Floats
 from tests.simulation.matrix import Trial, trials
 from tests.simulation.program import KERNEL
-from tests.simulation.rivals import STAGES
 from tests.simulation.scoring import ACCUSING
 from tests.simulation.world import Outcome, World
 from tests.validated_run import RunValidatedByPass

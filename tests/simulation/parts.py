@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from bench.machine import RESULTS, describe_run
+from bench.rivals import judge_rivals
 from rankscope.collector.config import CollectorConfig
-from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation.checkers import check_loss_identity
 from tests.simulation.claims import find_begin_ranges, find_wrongs
 from tests.simulation.cost_truth import compare_costs
 from tests.simulation.ideal import find_ideal_z
 from tests.simulation.matrix import Trial
-from tests.simulation.rivals import judge_rivals
 from tests.simulation.scoring import Judged, judge
 from tests.simulation.world import World
 from tests.simulation.wrongs import Wrong

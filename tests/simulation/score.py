@@ -1,6 +1,6 @@
 """Score detection: the runs of `matrix.py`, our findings and other tools' rules. `python -m tests.simulation.score`.
 
-Writes tests/benchmarks/results/score.md. `parts.py` says how to judge a selection, or all runs in parts.
+Writes bench/results/score.md. `parts.py` says how to judge a selection, or all runs in parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -114,7 +114,7 @@ def _rival_tables(scored: Sequence[Scored]) -> list[str]:
     healthy = _about(scored, matrix.HEALTHY)
     explanation = (
         "The same runs by the rules of other tools, at the same passes, by the same judge; rules and inputs are in "
-        "tests/simulation/rivals.py. Recall and precision are over every run with one slow rank, "
+        "bench/rivals.py. Recall and precision are over every run with one slow rank, "
         f"{SURELY_SEEN:g} x and above, in all layouts and noises; healthy runs are counted apart."
     )
     return ["## Beside the rules of others", explanation, rival_table(asked, healthy)]

@@ -4,10 +4,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from bench.rivals import RIVALS
 from tests.simulation.cost_truth import TOLERANCE
 from tests.simulation.ideal import DECIDED_Z
 from tests.simulation.parts import Scored
-from tests.simulation.rivals import RIVALS
 from tests.simulation.scoring import Judged, Row, bound_count, summarise
 from tests.simulation.wrongs import KINDS
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.rivals import RIVALS
 from tests.simulation import parts
 from tests.simulation.__main__ import main
 from tests.simulation.faults import EFFECTS
 from tests.simulation.matrix import HEALTHY, NOISE, trials
 from tests.simulation.noise import NOISES
 from tests.simulation.parts import Part, Scored, Suite, carry_out, choose_part, join, run_suite, save, select
-from tests.simulation.rivals import RIVALS
 from tests.simulation.scenarios import PATTERNS, SCENARIOS
 from tests.simulation.score import write_report
 from tests.simulation.scoring import FaultJudged, Judged

@@ -1,6 +1,6 @@
 """Simulated runs are compared from the store: what is slower in the second is named, and nothing where they are equal.
 
-The whole score is `python -m tests.simulation.compared` (tests/benchmarks/results/compare.md).
+The whole score is `python -m tests.simulation.compared` (bench/results/compare.md).
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Simulated runs are compared with earlier ones: one that is slower from the start is found, healthy ones are not.
 
-The whole score is `python -m tests.simulation.earlier` (tests/benchmarks/results/earlier_runs.md).
+The whole score is `python -m tests.simulation.earlier` (bench/results/earlier_runs.md).
 """
 
 import pytest

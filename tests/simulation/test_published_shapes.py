@@ -1,4 +1,4 @@
-"""Simulated runs of the shape of three recorded jobs with published results (tests/published), which are not committed:
+"""Simulated runs of the shape of three recorded jobs with published results (bench/published), which are not committed:
 one slowed worker of a pipeline, a long last stage, and sequences of different lengths.
 """
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from bench.rivals import RIVALS, STAGES, find_slow, judge_rivals
 from rankscope.collector.config import CollectorConfig
 from tests.simulation.engine import Floats
 from tests.simulation.faults import Fault
-from tests.simulation.rivals import RIVALS, STAGES, find_slow, judge_rivals
 from tests.simulation.topology import Topology
 from tests.simulation.world import Outcome, Scenario, run
 

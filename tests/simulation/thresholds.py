@@ -1,7 +1,7 @@
 """Measure the effect of each threshold of detection: `python -m tests.simulation.thresholds [--seeds 2] [--workers 2]`.
 
 The same small runs, healthy ones and ones with a slow rank, in four kinds of noise, are judged repeatedly: with the
-defaults, and with one threshold at a time set lower or higher. Writes tests/benchmarks/results/thresholds.md, the
+defaults, and with one threshold at a time set lower or higher. Writes bench/results/thresholds.md, the
 reason of the defaults in collector/config.py.
 """
 
@@ -11,8 +11,8 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from bench.machine import RESULTS, describe_run
 from rankscope.collector.config import CollectorConfig
-from tests.benchmarks.machine import RESULTS, describe_run
 from tests.simulation.scenarios import BEGIN, LAYOUTS, slow_rank
 from tests.simulation.scoring import Judged, judge, summarise
 from tests.simulation.world import Scenario, run
