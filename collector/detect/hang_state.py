@@ -186,6 +186,10 @@ class RankHangState:
         status = self._statuses.get(group)
         return status.completed or 0 if status is not None else 0
 
+    def unchanged_in(self, group: str) -> int | None:
+        """Return for how long its counters of a group had been the same by its last message; None when not known."""
+        return self.group_unchanged_ns.get(group, self.progress_unchanged_ns)
+
     def started_in(self, group: str) -> int | None:
         """Return the last sequence that its device has started in a group; None where the backend does not report
         it.

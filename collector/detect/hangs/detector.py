@@ -326,8 +326,7 @@ def _is_entered_lately(group: str, waiting: Iterable[RankHangState], members: It
     of those that wait there may be older: it is that of their wait for this member.
     """
     limit_ns = max((one.stall.limit_ns for one in waiting if one.stall is not None), default=0)
-    running = (one for one in members if one is not None and one.ended is None)
-    ages = (one.group_unchanged_ns.get(group, one.progress_unchanged_ns) for one in running)
+    ages = (one.unchanged_in(group) for one in members if one is not None and one.ended is None)
     return any(age_ns is not None and age_ns < limit_ns for age_ns in ages)
 
 

@@ -256,7 +256,7 @@ def test_step_of_two_micro_batches_has_the_products_of_both() -> None:
 
 
 def test_steps_with_other_batches_have_no_figure() -> None:
-    model, sizes = nn.Linear(16, 32), iter([B, B, 2 * B])
+    model, sizes = nn.Linear(16, 32), itertools.cycle([B, B, 2 * B])
 
     def run() -> None:
         model(torch.randn(next(sizes), 16)).sum().backward()
