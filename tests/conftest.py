@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # The test machine is shared and slow at times: an example has no deadline of its own, the test has (pytest's timeout).
@@ -29,6 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Search for no garbage while tests are imported, and not among what stays to the end: the collection of tests/unit took
 # 23 s of a core with it and takes 13 s without.
 gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse to leave a test out of `make test` without a reason."""
+    unfounded = [item.nodeid for item in items for mark in item.iter_markers("rest") if not mark.args]
+    if unfounded:
+        raise pytest.UsageError(f'say why make test leaves it out, as @pytest.mark.rest("...") does: {unfounded[0]}')
 
 
 def pytest_collection_finish() -> None:
