@@ -30,13 +30,13 @@ import psutil
 from rankscope.collector.detect.hang_state import EXIT_UNKNOWN
 from rankscope.collector.runs.snapshot import RankSnapshot, RunSnapshot
 
-START_S_MAX = 60.0
+START_S_MAX = 180.0
 """How long a collector may take to say where it listens. On two busy cores it has taken 6 s."""
-END_S_MAX = 30.0
-DEADLINE_S = 120.0
+END_S_MAX = 120.0
+DEADLINE_S = 300.0
 """How long a test waits for what a job must do. On two busy cores the imports of two ranks alone have taken 20 s."""
 LOOK_AGAIN_S = 0.05
-HTTP_TIMEOUT_S = 10.0
+HTTP_TIMEOUT_S = 60.0
 FIXED_PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to whoever asks for any: nobody gets one of these by chance."""
 

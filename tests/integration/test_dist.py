@@ -22,6 +22,7 @@ from deploy.dist import even_out
 from rankscope.measure import __version__
 from tests.integration.docker_builds import read_instructions
 from tests.integration.environments import LONGEST_S, clean_environment, lend_torch, make_environment, run, run_pip
+from tests.integration.serving import wait_for
 from tests.integration.torchrun import ALONE
 from tests.lowest_versions import read_lowest, render
 from tests.programs import find_program
@@ -238,8 +239,12 @@ def test_wheel_serves_without_torch(empty: Path, tmp_path: Path) -> None:
             announced = json.loads(server.stdout.readline())
             assert announced["endpoint"].startswith("tcp://127.0.0.1:")
             url = announced["metrics_url"].removesuffix("/metrics")
-            done = run(empty / "rankscope", "status", "--url", url, env=clean_environment())
-            assert done.stdout == "no run has reported to this collector\n"
+
+            def look() -> str | None:  # its publisher answers somewhat later than it announces itself
+                done = run(empty / "rankscope", "status", "--url", url, env=clean_environment())
+                return done.stdout if done.returncode == 0 else None
+
+            assert wait_for(look, lambda: "no answer") == "no run has reported to this collector\n"
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(LONGEST_S) == 0
@@ -250,18 +255,33 @@ def test_source_distribution_installs_and_watches_a_training_with_torch(built: l
     lend_torch(programs)
     script = tmp_path / "train.py"
     script.write_text(
-        "import time, torch\n"
+        "import os, time, torch\n"
         "model = torch.nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(30):\n"
+        "steps = 0\n"
+        "while steps < 30 or not os.path.exists('watched'):\n"
         "    model(torch.ones(2, 4)).sum().backward()\n"
         "    optimizer.step()\n"
-        "    time.sleep(0.1)\n"  # the collector beside it takes a while to start
+        "    steps += 1\n"
+        "    time.sleep(0.1)\n"
+        "print(steps)\n"
     )
+    said, printed = tmp_path / "stderr", tmp_path / "stdout"
+    command = [str(programs / "python"), "-m", "rankscope.agent", str(script)]
     environment = clean_environment(**ALONE, RANKSCOPE_RUN="from-sdist")
-    done = run(programs / "python", "-m", "rankscope.agent", script, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "30 steps" in done.stderr
+    with (
+        said.open("w") as stderr,
+        printed.open("w") as stdout,
+        subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=stdout, stderr=stderr) as training,
+    ):
+        # The collector beside it takes a while to start, and a job that ends before has no summary.
+        try:
+            wait_for(lambda: True if "watching run" in said.read_text() else None, said.read_text)
+            (tmp_path / "watched").touch()
+            assert training.wait(LONGEST_S) == 0, said.read_text()
+        finally:
+            training.kill()
+    assert f"{printed.read_text().strip()} steps" in said.read_text()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the oldest numpy that is asked for has no build for it")

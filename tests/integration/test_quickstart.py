@@ -15,7 +15,7 @@ from tests.integration.serving import find_fixed_port
 
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", QUICKSTART.read_text(), flags=re.MULTILINE | re.DOTALL)
-LONGEST_S = 200.0
+LONGEST_S = 500.0
 (SCRIPT,) = re.findall(r"^```python\n(.*?)^```", QUICKSTART.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 

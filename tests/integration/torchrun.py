@@ -25,10 +25,10 @@ CHECKOUT = f"{ROOT / '.typing'}{os.pathsep}{ROOT}"
 """PYTHONPATH of jobs that import `tests`: this checkout's package and tests, whatever the environment has installed."""
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE = str(Path(rankscope.agent.__file__).parent)
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 """How long a job may take. On two busy cores the imports of two ranks alone have taken 20 s."""
 
-LEAVING_S = 10.0
+LEAVING_S = 60.0
 """How long after the launcher's end its helpers, such as multiprocessing's resource tracker, may take to see it."""
 
 MARK = "JOB_OF_A_TEST"
