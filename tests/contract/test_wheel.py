@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     # Without build isolation, which would fetch setuptools anew: the tests have it installed.
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return zipfile.ZipFile(built)

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-DEADLINE_S = 60
+DEADLINE_S = 300.0
 """How long a test waits for what a page must do."""
 
 T = TypeVar("T")

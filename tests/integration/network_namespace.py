@@ -75,4 +75,4 @@ def laid() -> Iterator[Cable]:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=500)

@@ -19,7 +19,7 @@ from rankscope.collector.traces import analyze
 
 TRACES = Path(__file__).parents[1] / "traces"
 GLOO = TRACES / "gloo-2.13" / "ddp_2r_slow1_data"
-LIMIT_S = 120
+LIMIT_S = 500
 DOCUMENT = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}, '
 
 

@@ -19,7 +19,7 @@ from rankscope.collector.publish.http_server import HttpServer
 from rankscope.collector.runs.snapshot import Snapshot
 from rankscope.measure.errors import SettingError, UnavailableError
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 300.0
 READ: Final = "read-0123456789abcdef"
 CONTROL: Final = "control-0123456789abcdef"
 ORDERS: Final = "/api/v1/runs/bert/captures"

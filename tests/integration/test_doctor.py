@@ -30,7 +30,7 @@ def doctor(*arguments: str, **environment: str) -> dict[str, dict[str, Any]]:
     """Run the doctor and return its checks by name."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("RANKSCOPE")}
     command = [*COMMAND, "doctor", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given | environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given | environment, timeout=500)
     checks = json.loads(done.stdout)
     assert done.returncode == int(any(check["state"] == "problem" for check in checks)), done.stderr
     return {check["name"]: check for check in checks}

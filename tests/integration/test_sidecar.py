@@ -42,7 +42,7 @@ class Rank:
         """End it: by that signal, else by the end of its input."""
         if number is not None:
             self._child.send_signal(number)
-        self._child.communicate(timeout=60)
+        self._child.communicate(timeout=500)
 
     def _read_line(self) -> str:
         assert self._child.stdout is not None

@@ -32,7 +32,7 @@ addEventListener("message", async event => {
   document.title = [title, fileName, buffer.byteLength, hex].join(" ");
 });
 </script>"""
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 class _Perfetto(http.server.BaseHTTPRequestHandler):

@@ -8,8 +8,8 @@ import pytest
 
 HERE: Final = Path(__file__).parent
 CASES_PER_CHOSEN: Final = 3
-"""A simulated run takes a second or so of a core, and its cases differ by kind of job, noise, seed and cause in turn: so
-each third one meets all of them."""
+"""A simulated run takes a second or so of a core. Cases differ by kind of job, noise, seed and cause in turn, and each
+third one meets all of them."""
 NO_RUNS: Final = frozenset({"test_command", "test_exchange", "test_rivals", "test_scoring", "test_wrongs"})
 """Their cases are made by hand, and take milliseconds."""
 

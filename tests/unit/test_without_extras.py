@@ -20,7 +20,7 @@ HELP = "from rankscope.collector.commands.main import main\nmain([{command!r}, '
 
 def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BLOCKER + code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
 
 
 @pytest.mark.parametrize("module", ["agent", "agent.launch", "collector.embedded", "collector.service"])

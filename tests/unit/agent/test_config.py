@@ -97,7 +97,7 @@ def test_reading_the_settings_loads_nothing_heavy() -> None:
         "import sys; from rankscope.agent.config import read_config; read_config({});"
         "print(*sorted({'msgspec', 'numpy', 'tomllib', 'torch', 'zmq', 'difflib', 'textwrap'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=500)
     assert done.stdout.split() == []
 
 

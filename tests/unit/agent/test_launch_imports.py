@@ -33,7 +33,7 @@ def test_unwanted_agent_imports_almost_nothing() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != "RANKSCOPE"}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=environment
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=500, env=environment
     )
     assert done.stdout.split() == [
         "rankscope.agent", "rankscope.agent.guard", "rankscope.agent.launch", "rankscope.agent.scopes",
@@ -54,5 +54,5 @@ def test_no_standard_modules_are_imported_after_the_start() -> None:
         "[importlib.import_module(name) for name in names if not any(part in name for part in left_out)];"
         "print('then', *sorted(m for m in set(sys.modules) - before if m.partition('.')[0] in sys.stdlib_module_names))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=500)
     assert done.stdout.split() == ["then"]

@@ -23,7 +23,7 @@ def say_in_another_rank(text: str, environment: Mapping[str, str]) -> str:
         name: value for name, value in os.environ.items() if name not in RUN_VARIABLES
     }  # the tests may run under a launcher
     done = subprocess.run(
-        command, env={**outside, **environment}, capture_output=True, text=True, check=True, timeout=60
+        command, env={**outside, **environment}, capture_output=True, text=True, check=True, timeout=500
     )
     return done.stderr
 

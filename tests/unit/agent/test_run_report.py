@@ -86,5 +86,5 @@ def test_process_that_is_not_measured_says_so() -> None:
 
 def test_call_is_not_hidden_by_a_folder_of_its_name() -> None:
     script = "import rankscope.agent as r, rankscope.agent.session; print(r.report()['absent']['mfu'])"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500)
     assert (ended.stdout, ended.stderr) == (f"{NOT_MEASURED}\n", "")

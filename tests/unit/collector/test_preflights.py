@@ -18,7 +18,7 @@ from rankscope.measure.clock import SystemClock
 from rankscope.measure.messages import PreflightAnswer, PreflightEnded, PreflightPastWanted
 from rankscope.measure.preflights import NodeDevice, NodeOutcome, NodePast
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 300.0
 WANTED = PreflightPastWanted(number=7, nodes=(NodeDevice("a", "EPYC"),))
 ENDED = PreflightEnded(
     number=8,

@@ -26,7 +26,7 @@ def start(folder: Path, python_path: str) -> list[object]:
     environment = {**os.environ, "PYTHONPATH": python_path}
     command = build_child_command(sys.executable, "program", "--all", "1")
     done = subprocess.run(
-        command, cwd=folder / "job", env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=folder / "job", env=environment, capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stderr
     answer: list[object] = json.loads(done.stdout)

@@ -18,7 +18,7 @@ from rankscope.agent.faults.actions import CHURN_BYTES, HOGS, Actions
 
 MS = 40
 NS = MS * 1_000_000
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 
 
 def actions_of(kind: str, words: str = "") -> Actions:

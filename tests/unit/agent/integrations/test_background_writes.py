@@ -79,7 +79,7 @@ def test_process_ends_while_a_write_never_does() -> None:
         "module.EXIT_WAIT_S = 0.2\n"
         "module.BackgroundWrites().start(threading.Event().wait)"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -88,7 +88,7 @@ def test_write_that_has_just_begun_is_finished_at_the_end() -> None:
         "import time; from rankscope.agent.integrations.background_writes import BackgroundWrites\n"
         "BackgroundWrites().start(lambda: (time.sleep(0.1), print('written', flush=True)))"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "written\n", "")
 
 

@@ -194,6 +194,6 @@ def test_other_rank_needs_no_writer(world: World) -> None:
 @pytest.mark.parametrize(("logger", "cure"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
 def test_missing_logger_is_named_with_the_cure(logger: str, cure: str) -> None:
     script = f"import sys; sys.modules[{logger!r}] = None; import rankscope.agent.integrations.{logger}"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=500)
     assert f"ImportError: rankscope.agent.integrations.{logger} needs " in ended.stderr
     assert f"`pip install {cure}` installs it." in ended.stderr

@@ -13,7 +13,7 @@ import torch.distributed
 
 from rankscope.agent.preflight.meeting import IncompleteError, Meeting
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def meet(store: Any, ranks: list[int], world_size: int, call: Callable[[Meeting, int], str]) -> list[Any]:

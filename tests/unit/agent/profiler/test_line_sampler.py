@@ -26,7 +26,7 @@ from rankscope.agent.profiler.thread_frames import ThreadFrames, ThreadState
 from rankscope.measure.bounds import NAME_LENGTH_MAX
 from tests.no_threads import allow_no_threads
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 SCRIPT = "/home/me/train.py"
 TORCH_FOLDER = Path(torch.__file__).parent
 TORCH = f"{TORCH_FOLDER}/_tensor.py"

@@ -142,5 +142,5 @@ thread.start()
 thread.join()
 print(*trimmed)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout.split() == ["True"] * 4

@@ -28,7 +28,7 @@ from rankscope.agent.spawned_child import Child, Ended, SpawnedChild
 from rankscope.measure.units import NS_PER_S
 from rankscope.measure.window_columns import WindowColumns
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 ALWAYS_A_CHILD = -1
 """Events up to which a window is reduced in place: none is."""
 

@@ -22,7 +22,7 @@ from tests.unit.agent.profiler.window_training import (
     Training,
 )
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 # Torch before 2.13 warns so at the first of its profilers in a process, with the default.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")

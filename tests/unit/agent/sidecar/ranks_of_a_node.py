@@ -11,7 +11,7 @@ from rankscope.agent.sidecar.exit_status import read_start_ticks
 from rankscope.measure.identity import BootId, RankIdentity, RunId
 from rankscope.measure.machine import read_machine_id
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 MS = 1_000_000
 S = 1_000_000_000
 

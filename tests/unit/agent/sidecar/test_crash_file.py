@@ -58,7 +58,7 @@ else:
 
 def run(folder: Path, *who: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, str(folder), *who]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 def read(folder: Path) -> str:

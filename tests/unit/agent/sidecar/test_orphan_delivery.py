@@ -17,7 +17,7 @@ from rankscope.measure.errors import SettingError
 from tests.no_threads import allow_no_threads
 from tests.unit.agent.reporting.spilled_reports import BOOT_ID, RUN, frame_of, hello_of, spill_in
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 ENDPOINT = "tcp://collector:1"
 
 

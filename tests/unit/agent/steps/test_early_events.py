@@ -14,7 +14,7 @@ from rankscope.agent.steps.event_buffer import HookEventBuffer
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Early:

@@ -23,7 +23,7 @@ from rankscope.agent.steps.step_boundaries import NextBoundary
 from rankscope.agent.steps.step_timer import StepTimer
 from rankscope.measure.records import StepRecord
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 EVERY = 4
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.agent.steps.graph_captures import GraphCaptures
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def graph(captures: GraphCaptures, fails: tuple[str, ...] = ()) -> Any:

@@ -23,7 +23,7 @@ from rankscope.measure.records import StepRecord
 # Torch before 2.13 warns so at the first of its profilers in a process, with the default.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 BATCHES = 5
 EVENTS_PER_STEP = 6
 """Begin and end of the batch, of the backward and of the optimizer step."""

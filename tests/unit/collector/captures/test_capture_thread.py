@@ -16,7 +16,7 @@ from rankscope.measure.messages import Message
 from tests.unit.collector.captures.answering_ranks import AnsweringRank, AnsweringRanks
 from tests.unit.collector.runs.run_stories import Story, boot_of
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Collector:

@@ -99,7 +99,7 @@ def test_hook_that_blocks_is_said(module: str) -> None:
     blocking.prepare()
     thread = threading.Thread(target=blocking, args=(an_event(), NEVER_CANCELLED))
     thread.start()
-    line = said.lines.get(timeout=60.0)
+    line = said.lines.get(timeout=500.0)
     log.removeHandler(said)
     sys.modules[module].gate.set()
     thread.join()

@@ -14,7 +14,7 @@ from rankscope.collector.publish.http_listener import HttpListener
 from rankscope.collector.publish.liveness import PATH, answering_liveness
 from rankscope.measure.units import NS_PER_S
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 GET = f"GET {PATH} HTTP/1.1\r\n\r\n".encode()
 
 

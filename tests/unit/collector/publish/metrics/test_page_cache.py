@@ -12,7 +12,7 @@ from rankscope.collector.publish.metrics.pages import Page
 from rankscope.collector.runs.snapshot import Snapshot
 from tests.unit.collector.publish.metrics.page_world import CLASSIC, METRICS, OPENMETRICS, RANKS, World
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 @pytest.fixture
